@@ -16,6 +16,16 @@ from seko_export.families.seko_talk.presets import evenly
 REFERENCES = 1  # the portrait
 # What `ar_config` says besides about how LightX2V itself runs the model.
 _ITS_OWN = frozenset({"kv_offload", "async_vae_decode", "kv_quant"})
+# Of portrait and voice, which are built in one way: a run configuration that says another one is of another model.
+_ONE_WAY: dict[str, float] = {
+    "ref_state": 1,
+    "use_31_block": True,
+    "audio_sr": 16_000,
+    "audio_feat_fps": 50,
+    "audio_window": 1.0,
+    "look_ahead": 0.0,
+    "audio_feat_window_neighbor_frame": 0,
+}
 _WINDOWS = re.compile(r"W[1-9][0-9]{0,3}(-W[1-9][0-9]{0,3})*", re.ASCII)
 
 
@@ -45,9 +55,10 @@ def read_run_config(where: str, told: Mapping[str, Any]) -> tuple[dict[str, Any]
         ("enable_cfg", False, told.get("enable_cfg", False)),
         ("sample_guide_scale", 1, told.get("sample_guide_scale", 1)),
         ("ar_config.step_kv_cache", True, cache.get("step_kv_cache", True)),
+        *((name, built, told.get(name, built)) for name, built in _ONE_WAY.items()),
     ):
         if found != needed:
-            raise UsageError(f"--run-config {where}: {name} is {found}, and only {needed} is built")
+            raise UsageError(f"--run-config {where}: {name} is {str(found)[:40]}, and only {needed} is built")
     if "speakers" in told:
         raise UsageError(
             f"--run-config {where}: speakers is {str(told['speakers'])[:40]}, which no run configuration of LightX2V "

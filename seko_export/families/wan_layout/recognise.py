@@ -44,6 +44,7 @@ _HEAD_DIM, _WINDOW, _SINK, _CHUNK = (
     "sink_size",
     "num_frame_per_block",
 )
+_ATTENTION_WINDOW = "window_size"  # Wan's, of tokens before and behind; the stream's is local_attn_size
 _TIMES = "timesteps"
 _SHIFTS = ("timestep_shift", "flow_shift", "shift")
 _PARTS = ("model", "stream", "schedule")  # of the config.json that lies beside our sample
@@ -81,6 +82,7 @@ def recognise(
             told = {**model, **times}
             learn_config(stream, layout, {name: (name,) for name in STREAM_FIELDS})
         learn_config(facts, told, _MODEL_FIELDS)
+        _check_attention(where, told)
         _learn_head_dim(facts, told)
         _learn_window(stream, told)
         schedule = _schedule(where, told)
@@ -127,6 +129,16 @@ def is_config(told: Mapping[str, Any]) -> bool:
     known = {name for names in _MODEL_FIELDS.values() for name in names}
     known |= {_HEAD_DIM, _WINDOW, _SINK, _CHUNK, *_SHIFTS}
     return bool(known & set(model if isinstance(model, dict) else told))
+
+
+def _check_attention(where: str, told: Mapping[str, Any]) -> None:
+    """Refuse a config.json of a model that attends to a window along each axis, which is not built."""
+    size = told.get(_ATTENTION_WINDOW)
+    if size is not None and size != [-1, -1]:
+        raise NotACheckpointError(
+            f"{_ATTENTION_WINDOW} in the config.json of {where} is {shown(repr(size))}, and only models that attend to "
+            "all tokens, [-1, -1], are built"
+        )
 
 
 def _learn_head_dim(facts: Facts, told: Mapping[str, Any]) -> None:
