@@ -27,6 +27,7 @@ from seko_export.families.recognition import Recognised
 from seko_export.families.registry import families, family_named
 
 _SHOWN_KEYS = 5
+_SPEAKERS = "speakers"
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | 
         if found is None:
             hints += family.keys.hints(opened)
             continue
+        _check_speakers(path, told, found)
         model = ModelFile(opened, found, file, ignored)
         if not found.foreign:
             return model
@@ -130,6 +132,16 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | 
         f"{path} holds no model of a known family ({', '.join(known)}); its keys begin with {', '.join(keys)}"
         + "".join(f"\n  hint: {hint}" for hint in hints)
     )
+
+
+def _check_speakers(path: Path, told: Mapping[str, Any] | None, found: Recognised) -> None:
+    """Refuse a config.json with speakers beside a model that hears none."""
+    speakers = (told or {}).get(_SPEAKERS)
+    if speakers is not None and _SPEAKERS not in found.model and not found.foreign:
+        raise NotACheckpointError(
+            f"{_SPEAKERS} in the config.json of {path} is {shown(repr(speakers))}, and a {found.family} hears "
+            "no voice: take it out"
+        )
 
 
 def _config_of(

@@ -19,6 +19,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 
 NAMES = ("name", "family")  # fields of `ModelConfig` that are no dimensions
+CHOSEN = ("camera", "speakers")  # fields of `ModelConfig` that a build chooses, whatever the weights are
 _NOT_WHOLE = ("norm_eps", "rope_theta")
 STREAM_FIELDS = ("height", "width", "chunk_frames", "sink_frames", "ring_frames", "fps")
 _STRIDES = (
@@ -85,6 +86,22 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Question:
+    """What neither the files nor the family tell of a stream, and a wrong answer to which shows in the video alone.
+
+    Parameters
+    ----------
+    usual : str
+        The option that fits most often; `inspect` puts it into its command.
+    sentence : str
+        Which options answer it, and when each is right.
+    """
+
+    usual: str
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Recognised:
     """What a family recognised in a checkpoint.
 
@@ -104,6 +121,10 @@ class Recognised:
         The family's own, if its models have sizes that others have not, such as the channels of a camera.
     foreign : tuple of str
         Keys that the family does not know. Another family that knows all of them is preferred.
+    questions : mapping of str to Question
+        Fields of `StreamConfig` that a user must decide if neither ``stream`` nor a preset has them.
+    unused : tuple of str
+        Fields of config.json that look as if they decided something, and decide nothing here: ``shift 3.0``.
     """
 
     family: str
@@ -113,6 +134,8 @@ class Recognised:
     schedule: Fact | None = None
     kind: type[ModelConfig] = ModelConfig
     foreign: tuple[str, ...] = ()
+    questions: Mapping[str, Question] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
 
     @property
     def own_schedule(self) -> Schedule | None:

@@ -120,14 +120,15 @@ def preset_of(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> str
 
 
 def with_sample(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> tuple[BuildOptions, Path]:
-    """Return options, and the folder of their sample: a checkpoint that is a sample's folder also counts."""
-    folder = options.checkpoint
-    if folder is None or options.preset not in (None, SAMPLE) or not _is_sample(folder):
+    """Return options, and the folder of their sample: a checkpoint or a model folder that is a sample's also counts."""
+    folder = options.checkpoint or options.model_folder
+    if folder is None or options.preset not in (None, SAMPLE) or not is_sample(folder):
         return options, sample_folder
-    return replace(options, checkpoint=None, preset=SAMPLE), folder
+    return replace(options, checkpoint=None, model_folder=None, preset=SAMPLE), folder
 
 
-def _is_sample(folder: Path) -> bool:
+def is_sample(folder: Path) -> bool:
+    """Return whether a folder is that of a sample: a whole model, whose config.json also describes its media."""
     return {"format_version", "model", "stream"} <= set(_config_in(folder))
 
 

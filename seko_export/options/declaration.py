@@ -139,6 +139,13 @@ class BuildOptions:
         plan=True,
     )
 
+    speakers: int | None = _option(
+        "For models that speak: voices that a session gives; several have a mask each. Default: what config.json says "
+        "(speakers), else 1.",
+        "model",
+        plan=True,
+    )
+
     kv: str | None = _option(
         f"KV cache: {KV_FORMATS[0]} (exact; fp32 on a CPU), {', '.join(KV_FORMATS[1:-1])} or {KV_FORMATS[-1]}. "
         "Two formats for keys and values: int8-fp4. With exact sink frames: fp4-sink.",

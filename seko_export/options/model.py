@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
 from seko_export.families.base import Preset
 from seko_export.families.model_files import ModelFile, recognise_checkpoint
-from seko_export.families.recognition import NAMES, Fact, Recognised, Source
+from seko_export.families.recognition import CHOSEN, NAMES, Fact, Recognised, Source
 from seko_export.families.registry import family_named
 from seko_export.options.declaration import BuildOptions
 
@@ -71,7 +71,7 @@ def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenMode
         return ChosenModel(preset.model, stream, schedule)
     told = file.recognised
     # A preset of another family lacks some of what the file says.
-    shared = [one for one in told.model if hasattr(preset.model, one)]
+    shared = [one for one in told.model if hasattr(preset.model, one) and one not in CHOSEN]
     pairs = [(one, getattr(preset.model, one), told.model[one]) for one in shared]
     pairs += [
         (one, getattr(preset.stream, one), fact)
@@ -90,7 +90,10 @@ def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenMode
             f"{options.checkpoint} contradicts --preset {name}: {'; '.join(odd)}; leave --preset out, or give what "
             "belongs to the stream as options"
         )
-    return ChosenModel(preset.model, stream, schedule or told.own_schedule)
+    config = {one: told.model[one] for one in CHOSEN if one in told.model and hasattr(preset.model, one)}
+    stated: dict[str, Any] = {one: fact.value for one, fact in config.items() if fact.source is Source.CONFIG}
+    model = replace(preset.model, **stated)
+    return ChosenModel(model, stream, schedule or told.own_schedule, _unused_note(options.checkpoint, told))
 
 
 def with_aspect(chosen: ChosenModel, aspect: str | None) -> ChosenModel:
@@ -123,6 +126,24 @@ def with_camera(chosen: ChosenModel, camera: str | None) -> ChosenModel:
     if not hasattr(chosen.model, "camera"):
         raise UsageError(f"--camera {camera}: {chosen.model.name!r} has no camera; leave it out")
     changed: dict[str, Any] = {"camera": camera}
+    return replace(chosen, model=replace(chosen.model, **changed))
+
+
+def with_speakers(chosen: ChosenModel, speakers: int | None) -> ChosenModel:
+    """Return the model with ``--speakers`` applied.
+
+    Raises
+    ------
+    UsageError
+        If it does not speak, or with fewer than one voice.
+    """
+    if speakers is None:
+        return chosen
+    if not hasattr(chosen.model, "speakers"):
+        raise UsageError(f"--speakers {speakers}: {chosen.model.name!r} hears no voice; leave it out")
+    if speakers < 1:
+        raise UsageError(f"--speakers {speakers}: expected at least 1")
+    changed: dict[str, Any] = {"speakers": speakers}
     return replace(chosen, model=replace(chosen.model, **changed))
 
 
@@ -188,7 +209,7 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
     file = _recognised(options, checkpoint)
     model, stream = _with_heads(checkpoint, file.recognised, options.heads), file.recognised.stream
     family = file.recognised.family
-    read = {name: fact.value for name, fact in model.items() if fact.is_read}
+    read = {name: fact.value for name, fact in model.items() if fact.is_read and name not in CHOSEN}
     layout = {name: fact.value for name, fact in stream.items() if fact.is_read}
     alike = {
         name: preset
@@ -224,11 +245,17 @@ def read_model(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
     told = facts.recognised
     if told.lacking:
         raise UsageError(f"{checkpoint} {lacking_sentence(told)}")
+    answered = {*(told.questions if options.run_config else ()), *options.layout}
+    for name, question in told.questions.items():
+        if name not in told.stream and name not in answered:
+            raise UsageError(
+                f"{checkpoint} does not tell {name} of its streams, and no preset has its sizes: {question.sentence}"
+            )
     return ChosenModel(
         model_of(checkpoint, facts),
         StreamConfig(**{one: fact.value for one, fact in told.stream.items()} | {**options.layout}),
         told.own_schedule,
-        notes_on(checkpoint, facts),
+        notes_on(checkpoint, facts, answered),
     )
 
 
@@ -263,14 +290,25 @@ def model_of(checkpoint: Path, facts: ReadFacts) -> ModelConfig:
 
 def lacking_sentence(told: Recognised) -> str:
     """Say which fields the checkpoint does not state and its family does not assume."""
-    return (
-        f"does not tell its {', '.join(told.lacking)}, and {told.family} has no rule for a width of "
-        f"{told.model['dim'].value}: give {HEADS} N, or a config.json beside the weights"
+    widths = " and ".join(
+        f"{name} {told.model[name].value}" for name in ("dim", "audio_width") if name in told.model
     )
+    file = "config.json beside the weights"
+    give = f"a {file} that says it"
+    if "heads" in told.lacking:
+        give = (
+            f"{HEADS} N, or a {file}"
+            if told.lacking == ("heads",)
+            else f"{HEADS} N, and a {file} with the rest"
+        )
+    return f"does not tell its {', '.join(told.lacking)}, and {told.family} has no rule for {widths}: give {give}"
 
 
-def notes_on(checkpoint: Path, facts: ReadFacts) -> tuple[str, ...]:
-    """Return sentences on what a checkpoint leaves open, and what is assumed instead."""
+def notes_on(checkpoint: Path, facts: ReadFacts, answered: Set[str] = frozenset()) -> tuple[str, ...]:
+    """Return sentences on what a checkpoint leaves open, and what is assumed instead.
+
+    Options have ``answered`` these fields of the stream.
+    """
     taken: dict[str, list[str]] = {}
     for name, fact in facts.model.items():
         if not fact.is_read:
@@ -284,9 +322,29 @@ def notes_on(checkpoint: Path, facts: ReadFacts) -> tuple[str, ...]:
             f"{checkpoint} does not tell all of its model; taken: {listed}; {option}a config.json beside the weights "
             "says otherwise"
         )
+    for name, question in facts.recognised.questions.items():
+        answer = facts.stream.get(name)
+        if name in answered:
+            continue
+        if answer is None:
+            notes.append(f"{checkpoint} does not tell {name} of its streams: {question.sentence}")
+        elif not answer.is_read:
+            notes.append(
+                f"{name} {answer.value} is taken ({answer.origin}); if the weights have others: {question.sentence}"
+            )
+    notes += _unused_note(checkpoint, facts.recognised)
     if facts.file.ignored_config is not None:
         notes.append(f"{facts.file.ignored_config} is of something else than {checkpoint}, and was not read")
     return tuple(notes)
+
+
+def _unused_note(checkpoint: Path, told: Recognised) -> tuple[str, ...]:
+    if not told.unused:
+        return ()
+    return (
+        f"not used of the config.json of {checkpoint}: {', '.join(told.unused)}; "
+        + ("--run-config or the options of the stream say it" if told.questions else "a --preset says it"),
+    )
 
 
 def _with_heads(path: Path, told: Recognised, heads: int | None) -> dict[str, Fact]:

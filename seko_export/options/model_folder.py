@@ -30,7 +30,7 @@ from seko_export.options.declaration import BuildOptions, flag
 
 # Fields of `BuildOptions`.
 _BESIDE = ("audio_adapter", "vae", "text_encoder", "tokenizer", "audio_encoder", "image_encoder")
-_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 _SHARD = "-of-"  # in the name of a shard, which its folder stands for
 
 
@@ -179,7 +179,7 @@ def _places(folder: Path) -> Iterator[Path]:
     beside = _companions()
     for path in sorted(folder.iterdir()):
         if path.is_dir() or (
-            path.suffix in _SUFFIXES and _SHARD not in path.name and path.name not in beside
+            path.suffix in WEIGHT_SUFFIXES and _SHARD not in path.name and path.name not in beside
         ):
             yield path
 

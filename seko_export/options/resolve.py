@@ -27,7 +27,14 @@ from seko_export.media.vaes import vae_config_of
 from seko_export.options.build_files import MediaSources, find_tokenizer
 from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of, with_sample
 from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
-from seko_export.options.model import preset_model, read_model, with_aspect, with_camera, with_run_config
+from seko_export.options.model import (
+    preset_model,
+    read_model,
+    with_aspect,
+    with_camera,
+    with_run_config,
+    with_speakers,
+)
 from seko_export.options.model_folder import with_model_folder
 from seko_export.options.sample import Sample, read_sample
 from seko_kernels.errors import KernelsError, KvSchemeError
@@ -101,7 +108,8 @@ def resolve_build(
         named = Preset(sample.model, sample.stream, sample.schedule) if sample else known[preset or RANDOM]
         chosen = preset_model(preset or RANDOM, named, options)
     chosen = with_run_config(chosen, options)
-    chosen = with_aspect(with_camera(chosen, options.camera), options.aspect)
+    chosen = with_speakers(with_camera(chosen, options.camera), options.speakers)
+    chosen = with_aspect(chosen, options.aspect)
     check_sink(chosen.stream)
     if image_encoder is None and options.image_encoder and not getattr(chosen.model, "image_dim", 0):
         found = (

@@ -16,19 +16,20 @@ from seko_export.checkpoints.keycheck import match_sources
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
 from seko_export.families.base import Preset
-from seko_export.families.recognition import Fact
+from seko_export.families.recognition import CHOSEN, Fact
 from seko_export.families.registry import family_named, presets
 from seko_export.media.load import load_text_encoder, load_vae
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.umt5.layout import TEXT_LAYOUT
 from seko_export.media.vaes import vae_config_of, vaes
-from seko_export.options.checks import SAMPLE_FOLDER
+from seko_export.options.checks import SAMPLE_FOLDER, is_sample
 from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
-from seko_export.options.model_folder import find_files
+from seko_export.options.model_folder import WEIGHT_SUFFIXES, find_files
 from seko_export.options.sample import read_sample
 from seko_runtime.format.manifest import MANIFEST_FILE
 
+_ENGINES = "engines"  # the folder of every artifact, even of one that lost its manifest
 _TAR_MARK = (257, b"ustar")
 
 
@@ -37,8 +38,10 @@ def is_checkpoint(path: Path) -> bool:
     if path.is_dir():
         if (path / MANIFEST_FILE).exists():
             return False
-        return any(
-            any(path.glob(one)) for one in ("*.safetensors*", "transformer/*.safetensors*", "*.pth", "*.pt")
+        return not (path / _ENGINES).is_dir() and any(
+            file.suffix in WEIGHT_SUFFIXES or ".safetensors" in file.suffixes
+            for pattern in ("*", "*/*")
+            for file in path.glob(pattern)
         )
     if not path.is_file():
         return False
@@ -73,7 +76,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         If it cannot be read, is of no known family, contradicts its config.json, or has other keys than its model.
     """
     beside: dict[str, Path] = {}
-    adapter = None
+    home, adapter = path, None
     odd: list[str] = []
     if path.is_dir():
         try:
@@ -97,7 +100,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         notes.append(f"{path} {lacking_sentence(told)}; its keys were not compared")
     else:
         model = model_of(path, facts)
-        preset = _preset_of(model, known)
+        preset = _preset_of(model, facts.name, known)
         match_sources(path, facts.file.opened, model, family_named(told.family).keys)
     return {
         "checkpoint": path.name or path.resolve().name,
@@ -112,7 +115,9 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         "preset": preset,
         "beside": {option: str(file) for option, file in beside.items()},
         "notes": notes,
-        "command": _command(path, options, facts, preset, beside),
+        "command": _sample_command(home)
+        if is_sample(home)
+        else _command(path, options, facts, preset, beside),
     }
 
 
@@ -120,12 +125,22 @@ def _shown(facts: Mapping[str, Fact]) -> dict[str, dict[str, Any]]:
     return {name: {"value": fact.value, "from": fact.origin} for name, fact in facts.items()}
 
 
-def _preset_of(model: ModelConfig, known: Mapping[str, Preset]) -> str | None:
-    """Return the preset with these dimensions, the sample included."""
+def _preset_of(model: ModelConfig, usual: str, known: Mapping[str, Preset]) -> str | None:
+    """Return the preset with these dimensions, the sample included; of several the one that the build takes."""
     models = {name: preset.model for name, preset in known.items()}
+    if usual in models:
+        models = {usual: models.pop(usual), **models}
     if SAMPLE_FOLDER.is_dir():
         models[SAMPLE] = read_sample().model
-    return next((name for name, one in models.items() if replace(one, name=model.name) == model), None)
+    held = {name: one for name, one in vars(model).items() if name in CHOSEN}
+    return next(
+        (
+            name
+            for name, one in models.items()
+            if type(one) is type(model) and replace(one, name=model.name, **held) == model
+        ),
+        None,
+    )
 
 
 def _media_hint(path: Path) -> str:
@@ -139,16 +154,25 @@ def _media_hint(path: Path) -> str:
     return ""
 
 
+def _sample_command(folder: Path) -> str:
+    """Return the command that builds a sample: its config.json describes its encoders, too."""
+    return shlex.join(["seko-export", "build", str(folder), "-o", f"artifacts/{SAMPLE}"])
+
+
 def _command(
     path: Path, options: BuildOptions, facts: ReadFacts, preset: str | None, beside: Mapping[str, Path]
 ) -> str:
-    """Return the command that builds a checkpoint; it includes ``--heads`` if the file does not tell them."""
+    """Return the command that builds a checkpoint; it includes ``--heads`` and the answers to questions of its family
+    if the file does not tell them.
+    """
     words = ["seko-export", "build", str(path)]
     heads = facts.model.get("heads")
     if heads is None or not heads.is_read:
         words += [HEADS, "N" if heads is None else str(heads.value)]
     if options.no_ema:
         words.append("--no-ema")
+    questions = facts.recognised.questions
+    words += [one.usual for name, one in questions.items() if name not in facts.stream]
     if preset == SAMPLE:  # named, it brings its VAE and text encoder
         words += ["--preset", SAMPLE]
     folders = {name: "--vae" for one in vaes() for name in one.layout.subfolders}

@@ -135,6 +135,14 @@ def test_any_size_is_taken_with_the_options_that_belong_to_the_stream(format: st
     assert made.stream == replace(usual, height=32, width=48)
 
 
+def test_a_model_that_attends_to_windows_of_tokens_is_refused(tiny: Path) -> None:
+    put_config(tiny.parent, num_heads=2, window_size=[-1, -1])
+    assert resolved(checkpoint=tiny).config.model == TINY.model
+    put_config(tiny.parent, num_heads=2, window_size=[128, 0])
+    with pytest.raises(NotACheckpointError, match=r"window_size .* is \[128, 0\], and only"):
+        resolved(checkpoint=tiny)
+
+
 # -- window, sink, shift ----------------------------------------------------------------------------------------
 
 

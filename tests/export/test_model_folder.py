@@ -59,7 +59,7 @@ def test_each_file_is_found_by_its_content(whole: Path) -> None:
 
 def test_a_build_takes_them_all_and_says_so(whole: Path) -> None:
     """Options that name a file come first, and those that leave one out leave it out."""
-    made = resolve_build(BuildOptions(model_folder=whole, target="cpu"))
+    made = resolve_build(BuildOptions(model_folder=whole, window_positions=True, target="cpu"))
     assert made.checkpoint == whole
     assert made.config.model.family == "seko_talk"
     assert made.config.vae == VAE
@@ -73,10 +73,14 @@ def test_a_build_takes_them_all_and_says_so(whole: Path) -> None:
         for note in made.notes
     )
     assert any("models_clip.pth" in note for note in made.notes)
-    bare = resolve_build(BuildOptions(model_folder=whole, no_vae=True, no_text=True, target="cpu"))
+    bare = resolve_build(
+        BuildOptions(model_folder=whole, window_positions=True, no_vae=True, no_text=True, target="cpu")
+    )
     assert (bare.config.vae, bare.config.text, bare.media.tokenizer) == (None, None, None)
     assert bare.config.audio is not None
-    named = BuildOptions(whole, model_folder=whole, vae=whole / "missing", target="cpu")
+    named = BuildOptions(
+        whole, model_folder=whole, vae=whole / "missing", window_positions=True, target="cpu"
+    )
     with pytest.raises(CheckpointNotFoundError, match="missing"):
         resolve_build(named)
     with pytest.raises(UsageError, match="contradicts the checkpoint"):

@@ -36,17 +36,21 @@ def turn(axis: str, degrees: float) -> np.ndarray:
 
 
 def poses_by_formula(keys: list[frozenset[str]], how: KeySettings) -> np.ndarray:
-    """The original's tool: one more pose than there are rows of keys, turned first, then moved."""
+    """The original's tool in float64: one more pose than there are rows of keys, turned first, then moved.
+
+    A step of pitch that would pass the limit is left out, and 1e-6 is added to a length before it divides.
+    """
     rotation, place, total = np.eye(3), np.zeros(3), 0.0
     poses = [np.eye(4)]
     for held in keys:
-        wish = how.pitch * (("i" in held) - ("k" in held))
-        pitch = np.clip(total + wish, -how.pitch_limit, how.pitch_limit) - total
-        total += pitch
+        pitch = how.pitch * (("i" in held) - ("k" in held))
+        if not -np.radians(how.pitch_limit) <= total + np.radians(pitch) <= np.radians(how.pitch_limit):
+            pitch = 0.0
+        total += np.radians(pitch)
         rotation = turn("y", how.yaw * (("l" in held) - ("j" in held))) @ rotation @ turn("x", pitch)
         forward, right = rotation[:, 2].copy(), rotation[:, 0].copy()
         forward[1] = right[1] = 0
-        forward, right = forward / np.linalg.norm(forward), right / np.linalg.norm(right)
+        forward, right = (axis / (np.linalg.norm(axis) + 1e-6) for axis in (forward, right))
         place = place + how.move * (
             ("w" in held) * forward - ("s" in held) * forward + ("d" in held) * right - ("a" in held) * right
         )
@@ -131,6 +135,29 @@ def test_it_never_looks_further_up_than_the_limit(keys, chunk_frames) -> None:
         assert abs(np.degrees(np.arcsin(camera.pose[1, 2]))) <= 40.0 + 1e-9
 
 
+def test_a_step_that_would_pass_the_limit_does_not_turn_the_camera() -> None:
+    """Steps of 2 degrees end at 84 below a limit of 85, whichever way; a walk after that is the authors'."""
+    for key, sign in (("i", -1.0), ("k", 1.0)):
+        keys = [frozenset(key)] * 60 + [frozenset({"w", key})] * 8 + [frozenset("d")] * 8
+        camera = KeyboardCamera(64, 96, 1, keys=keys)
+        while camera.steps_left:
+            camera.next_chunk()
+        wanted = poses_by_formula(keys, KeySettings())[-1]
+        assert np.degrees(np.arcsin(camera.pose[1, 2])) == pytest.approx(sign * 84, abs=1e-9)
+        assert np.abs(camera.pose - wanted).max() <= 1e-12
+
+
+def test_a_move_is_divided_by_a_millionth_more_than_its_length() -> None:
+    """Steeply down, where the axis ahead is short over the ground: 5e-7 of a step of 0.05 are missing."""
+    keys = [frozenset("k")] * 42 + [frozenset("w")] * 400
+    camera = KeyboardCamera(64, 96, 1, keys=keys)
+    while camera.steps_left:
+        camera.next_chunk()
+    walked, level = np.linalg.norm(camera.pose[:3, 3]), np.cos(np.radians(84))
+    assert walked == pytest.approx(400 * 0.05 * level / (level + 1e-6), abs=1e-9)
+    assert np.abs(camera.pose - poses_by_formula(keys, KeySettings())[-1]).max() <= 1e-12
+
+
 def test_a_long_turn_stays_a_rotation() -> None:
     camera = KeyboardCamera(64, 96, 4)
     camera.press("jwi")
@@ -162,6 +189,7 @@ def test_a_state_goes_on_where_it_was_taken(keys, chunks) -> None:
     [
         {"place": [0, 0]},
         {"yaw": float("nan")},
+        {"pitch": 1.5},  # beyond the limit, from where no step would turn it back
         {"held": "x"},
         {"steps_left": 3},
         {"begun": 1},
@@ -179,10 +207,31 @@ def test_states_of_others_are_refused(change) -> None:
 def test_key_strings() -> None:
     walk = key_rows("w-10, iw-15,none-5")
     assert walk == [frozenset("w")] * 10 + [frozenset("iw")] * 15 + [frozenset()] * 5
+    for same in (
+        "W-10,Iw-15,NONE-5",
+        "w-10,iw-15,None-5".replace(",", "\N{FULLWIDTH COMMA}"),
+        " w - 1 0 ,\tIW-15\n,none-5 ",
+    ):
+        assert key_rows(same) == walk
 
 
 @pytest.mark.parametrize(
-    "text", ["", "w", "w-", "x-3", "w-0", "w-3,", "w--3", "W-3", "w-99999999", "nonew-3", "w-٣"]
+    "text",
+    [
+        "",
+        "w",
+        "w-",
+        "x-3",
+        "w-0",
+        "w-3,",
+        "w--3",
+        "X-3",
+        "w-3;s-3",
+        "w-99999999",
+        "nonew-3",
+        "w-٣",
+        "\N{LATIN SMALL LETTER LONG S}-3",
+    ],
 )
 def test_key_strings_that_cannot_be(text: str) -> None:
     with pytest.raises(UsageError, match="keys"):

@@ -51,6 +51,15 @@ def test_numbers_of_the_published_model() -> None:
     assert shapes["patch_embedding_wancamctrl.weight"] == (5120, 1536)
 
 
+def test_times_of_a_config_json_are_not_used_and_told(tmp_path: Path) -> None:
+    """Those of its version are, as no config.json of the authors has any; the window is used, and is not told."""
+    plain = resolved(checkpoint=written(tmp_path / "plain", local_attn_size=9, sink_size=1))
+    assert not any("not used" in note for note in plain.notes)
+    made = resolved(checkpoint=written(tmp_path / "small", shift=3.0))
+    assert made.config.schedule == plain.config.schedule
+    assert any("not used of the config.json" in note and "shift 3.0" in note for note in made.notes)
+
+
 @pytest.mark.parametrize("form", ["lingbot", "lingbot-sharded"])
 def test_what_was_written_is_recognised_and_loaded(form: str, tmp_path: Path) -> None:
     told = recognise_checkpoint(written(tmp_path / "small", form)).recognised

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import seko_runtime
 from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
 from seko_export.config.build import BuildConfig
@@ -29,13 +33,16 @@ from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.media.wan_vae.modules import VaeEncode, latent_statistics
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.camera import camera_inputs
+from seko_runtime.cli.conditioning import Conditioning, fit_conditioning
 from seko_runtime.errors import UsageError
+from seko_runtime.executor.buffers_check import _check_condition
 from seko_runtime.format.manifest import Manifest, Weight
 from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
 from seko_runtime.video.session import Session
 from tests.asked import resolved
 from tests.export.vae_oracle import SMALL
 from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint
+from tests.tolerances import ORACLE, relative_error
 
 PICTURE = np.random.default_rng(5).integers(0, 256, (32, 48, 3), np.uint8)
 
@@ -84,6 +91,41 @@ def test_the_table_of_a_picture_is_made_by_the_engines(weights) -> None:
     assert made.shape == (20, TABLE_FRAMES, 4, 6)
     assert not torch.equal(made[4:, 1], made[4:, 2])
     assert torch.equal(made[:4, 0], torch.ones(4, 4, 6))
+
+
+def test_a_picture_of_another_size_is_encoded_as_the_resize_leaves_it(weights) -> None:
+    """As the original does: the bicubic resize of a picture in -1..1 goes beyond that range, and is not rounded."""
+    photo = 255 * np.random.default_rng(8).integers(0, 2, (54, 80, 3), np.uint8)
+    pixels = torch.from_numpy(photo).permute(2, 0, 1).float().div(255).sub(0.5).div(0.5)
+    resized = torch.nn.functional.interpolate(pixels[None], size=(32, 48), mode="bicubic")[0]
+    assert resized.abs().max() > 1.1
+    own = {name.removeprefix("vae."): one for name, one in weights.items() if name.startswith("vae.")}
+    own = {name: own[name] for name in VaeEncode(SMALL, first=True, frames=1).state_dict()}
+    wanted = condition_table(own, SMALL, resized)
+    as_bytes = condition_table(own, SMALL, ((resized + 1) * 127.5).round().clamp(0, 255) / 127.5 - 1)
+    manifest = manifest_of(lingbot_config(vae=SMALL), weights)
+    options = argparse.Namespace(device="cpu", steps=None, shift=None, seed=0, image=Path("photo.png"))
+    fitted = fit_conditioning(Conditioning([], None, photo, None), options, manifest).image
+    with opened(weights, image=fitted) as session:
+        made = held(session)
+        assert relative_error(made, wanted) <= ORACLE[torch.float32]
+        assert relative_error(made, as_bytes) > 100 * ORACLE[torch.float32]
+        with pytest.raises(UsageError, match="a level that is not finite"):
+            session.restart_row(0, image=np.full((32, 48, 3), np.nan, np.float32))
+        with pytest.raises(UsageError, match="image is float64"):
+            session.restart_row(0, image=PICTURE.astype(np.float64))
+
+
+def test_an_artifact_from_before_takes_the_picture_as_bytes(weights) -> None:
+    """Its program condition reads the buffer `image`, and its manifest is still valid."""
+    manifest = manifest_of(lingbot_config(vae=SMALL), weights)
+    assert "picture.levels" in {one.name for one in manifest.buffers}
+    buffers = tuple(one for one in manifest.buffers if one.name != "picture.levels")
+    older = replace(manifest, buffers=buffers)
+    _check_condition(older, {one.name: one for one in buffers})
+    options = argparse.Namespace(device="cpu", steps=None, shift=None, seed=0, image=Path("photo.png"))
+    photo = np.zeros((54, 80, 3), np.uint8)
+    assert fit_conditioning(Conditioning([], None, photo, None), options, older).image.dtype == np.uint8
 
 
 def test_a_stream_from_a_picture_is_the_stream_from_its_table(weights) -> None:
@@ -147,6 +189,35 @@ def test_a_path_goes_on_from_its_state() -> None:
     for odd in ({}, {"next_chunk": len(path) + 1}, {"next_chunk": True}):
         with pytest.raises(UsageError, match="does not fit this camera's path"):
             path.load(odd)
+
+
+def test_rows_of_a_batch_get_cameras_of_their_own_as_the_page_says(
+    weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's second snippet, run: each row's video is that of the camera that steered it."""
+    page = (Path(__file__).parents[2] / "docs" / "world-models.md").read_text(encoding="utf-8")
+    (snippet,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.S) if "cameras" in one]
+    config = lingbot_config(vae=SMALL, layout={"batch": 2})
+    tables = weights | config.schedule.tables(config.stream)
+    engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
+    manifest = manifest_of(config, tables)
+
+    def open_session(*, prompt: str, **more: object) -> Session:
+        assert prompt
+        return Session(manifest, engines, tables, CpuMemory(), text=golden_text(config), **more)  # type: ignore[arg-type]
+
+    made: dict[str, Any] = {"picture": PICTURE}
+    stub = SimpleNamespace(manifest=manifest, open_session=open_session)
+    monkeypatch.setattr(seko_runtime, "open_artifact", lambda _: nullcontext(stub), raising=False)
+    with torch.no_grad():
+        exec(snippet, made)
+        for row, keys in enumerate(("w", "sj")):
+            with open_session(prompt="a room", seeds=[0, 1], image=PICTURE) as session:
+                camera = KeyboardCamera(32, 48, 2)
+                camera.press(keys)
+                alike = session.run_chunk(camera=camera).video()
+            assert np.array_equal(made["frames"][row], alike[row])
+            assert not np.array_equal(made["frames"][1 - row], alike[1 - row])
 
 
 def asked(**changes: object) -> argparse.Namespace:

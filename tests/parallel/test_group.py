@@ -20,7 +20,7 @@ import pytest
 
 from scripts.bench.rank_faults import is_running
 from seko_runtime.errors import RankLostError, UsageError
-from seko_runtime.parallel.channel import MAX_DEPTH
+from seko_runtime.parallel.channel import MAX_DEPTH, MAX_PARTS
 from seko_runtime.parallel.group import SILENT_S, RankGroup
 from tests.parallel.test_faults import PATIENCE_S, await_all
 
@@ -141,6 +141,14 @@ def linked_to_itself() -> Linked:
     return linked
 
 
+def wide(doublings: int) -> list[Any]:
+    """Return lists that hold one another twice: few objects, 2**doublings parts."""
+    inner: list[Any] = [1]
+    for _ in range(doublings):
+        inner = [inner, inner]
+    return inner
+
+
 class Unreadable:
     """Something whose conversion to an array raises what nobody expects."""
 
@@ -153,12 +161,13 @@ class Unreadable:
     [
         (nested(600), f"text is nested more than {MAX_DEPTH} deep"),
         (nested(100_000), f"text is nested more than {MAX_DEPTH} deep"),
+        (wide(30), f"text has more than {MAX_PARTS} parts"),
         (in_itself(), f"own is nested more than {MAX_DEPTH} deep, or contains itself"),
         (linked_to_itself(), f"next is nested more than {MAX_DEPTH} deep"),
         (Unreadable(), "text is no array of numbers"),
         (10**5000, "text is an integer of 16610 bits"),
     ],
-    ids=["600", "100000", "mapping", "dataclass", "conversion", "integer"],
+    ids=["600", "100000", "wide", "mapping", "dataclass", "conversion", "integer"],
 )
 def test_an_argument_that_cannot_be_sent_is_refused_and_the_group_goes_on(
     group: RankGroup, wrong: object, message: str
@@ -187,7 +196,7 @@ group = RankGroup({MODULE!r}, 2, {{}}, seconds=60)
 child = os.fork()
 if not child:
     time.sleep(600)
-print(child, *group.processes, flush=True)
+print(group._folder, child, *group.processes, flush=True)
 time.sleep(600)
 """
 
@@ -196,10 +205,12 @@ def test_no_process_outlives_a_killed_caller_whose_own_child_lives_on() -> None:
     """The child has inherited the sockets, so their other ends stay open."""
     command = [sys.executable, "-W", "ignore", "-c", FORKING_CALLER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
-        child, *members = map(int, caller.stdout.readline().split())
+        folder, *processes = caller.stdout.readline().split()
+        child, *members = map(int, processes)
         caller.kill()
     try:
         await_all(tuple(members))
+        assert not Path(folder).exists()
         assert is_running(child)
     finally:
         os.kill(child, signal.SIGKILL)

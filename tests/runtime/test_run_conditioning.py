@@ -15,7 +15,7 @@ import pytest
 from seko_runtime.cli import run as run_command
 from seko_runtime.cli.commands import main
 from seko_runtime.errors import UsageError
-from seko_runtime.video.fitting import fit_pictures
+from seko_runtime.video.fitting import fit_levels, fit_pictures
 from seko_runtime.video.reference_frames import check_reference
 from seko_runtime.video.text import PromptIds
 
@@ -232,8 +232,12 @@ def test_bicubic_is_torchs(size: tuple[int, int]) -> None:
     assert "crop" not in done
     pixels = torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 127.5 - 1
     wanted = torch.nn.functional.interpolate(pixels, size=(48, 64), mode="bicubic")[0].permute(1, 2, 0)
-    bytes_of = ((wanted + 1) * 127.5).clamp(0, 255)
-    assert np.abs(found - bytes_of.numpy()).max() <= 0.501
+    wanted_levels = ((wanted + 1) * 127.5).numpy()
+    assert np.abs(found - wanted_levels.clip(0, 255)).max() <= 0.501
+    levels, _ = fit_levels(picture, 48, 64, bicubic=True, stretch=1000)
+    assert levels.dtype == np.float32 if size != (48, 64) else np.uint8
+    assert np.abs(levels - wanted_levels).max() <= 1e-3
+    assert levels.min() < 0
 
 
 def test_a_picture_is_stretched_rather_than_cropped_by_less_than_a_token() -> None:

@@ -89,7 +89,9 @@ def test_it_is_built_verified_and_replayed(
         with pytest.raises(UsageError, match="audio_times was computed for the times"):
             artifact.open_session(**opening, shift=3.0)
         with artifact.open_session(**opening) as session:
-            with pytest.raises(UsageError, match="input 'audio' is required for every chunk"):
+            with pytest.raises(
+                UsageError, match=r"input 'audio' is required for every chunk|none was pushed: push_audio"
+            ):
                 session.run_chunk()
             made = [session.run_chunk({"audio": one.numpy()}).to_host() for one in voices]
         if config.audio is not None:

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
+import seko_export
 from seko_export import inspect
 from seko_export.checkpoints.errors import (
     CheckpointNotFoundError,
     CompanionError,
     ContradictionError,
     NonFiniteWeightError,
+    NotACheckpointError,
     WeightKeysError,
     WeightTypeError,
 )
+from seko_export.cli import main
 from seko_export.errors import UsageError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
 from seko_export.families.recognition import Source
+from seko_export.families.registry import graph_of
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.keys import seko_shapes, to_ours, to_theirs
 from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.families.seko_talk.presets import FULL, PRESETS, TINY
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
+from seko_runtime import open_artifact
 from tests.seko_talk.streams import talk_config
+from tests.seko_talk.test_run_config import LOCAL
+from tests.shared import UNCOMPILED
 
 MODEL = PRESETS[TINY].model
 ADAPTER = "audio_adapter_model.safetensors"
@@ -96,6 +106,160 @@ def test_what_no_shape_tells_is_told_as_assumed(folder: Path) -> None:
     (folder / "config.json").unlink()
     resolved = resolve_build(BuildOptions(checkpoint=folder, target="cpu", heads=2))
     assert any("audio_eps 1e-06" in note for note in resolved.notes)
+
+
+# As TINY, but of sizes that no preset has: decoder heads of 64 channels, as the original's.
+ODD = replace(MODEL, name="seko_talk-128x3", layers=3, audio_width=128, audio_heads=2)
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """The folder of a model that no preset has."""
+    write_random_checkpoint(tmp_path / "odd", ODD, seed=0, dtype=torch.float32)
+    return tmp_path / "odd"
+
+
+def test_positions_of_a_model_that_no_preset_has_are_asked_for(odd: Path, tmp_path: Path) -> None:
+    """Wrong ones show in the video alone. A run configuration or config.json answers too."""
+    with pytest.raises(UsageError, match=r"does not tell window_positions .* give --window-positions"):
+        resolve_build(BuildOptions(odd, target="cpu"))
+    for wish, changed in (
+        ({"window_positions": True}, {"window_positions": True}),
+        ({"window_positions": False}, {"window_positions": False}),
+        (
+            {"window_positions": True, "rope_max_frames": 40},
+            {"window_positions": True, "rope_max_frames": 40},
+        ),
+    ):
+        stream = resolve_build(BuildOptions(odd, target="cpu", **wish)).config.stream
+        assert stream == replace(PRESETS[FULL].stream, **changed)
+    run = tmp_path / "run.json"
+    cache = LOCAL["ar_config"] | {"rope_position_mode": "global", "rope_max_frames": 40}
+    run.write_text(json.dumps(LOCAL | {"ar_config": cache}))
+    assert resolve_build(BuildOptions(odd, run_config=run, target="cpu")).config.stream.rope_max_frames == 40
+    changed_config(odd, rope_position_mode="local")
+    assert resolve_build(BuildOptions(odd, target="cpu")).config.stream == PRESETS[FULL].stream
+    changed_config(
+        odd,
+        rope_position_mode=None,
+        ar_config={"rope_position_mode": "global", "rope_max_frames": 40},
+    )
+    assert resolve_build(BuildOptions(odd, target="cpu")).config.stream.rope_max_frames == 40
+    changed_config(odd, ar_config={"rope_position_mode": "older"})
+    with pytest.raises(NotACheckpointError, match="rope_position_mode is 'older', expected local or global"):
+        resolve_build(BuildOptions(odd, target="cpu"))
+
+
+def test_positions_of_a_preset_are_told(folder: Path) -> None:
+    (note,) = resolve_build(BuildOptions(folder, target="cpu")).notes
+    assert note.startswith(
+        "window_positions True is taken (preset seko-talk-tiny); if the weights have others"
+    )
+
+
+def test_every_stream_has_a_cache_for_each_pass_and_a_portrait(odd: Path) -> None:
+    with pytest.raises(UsageError, match="give --pass-caches, not --context-pass"):
+        graph_of(
+            resolve_build(BuildOptions(odd, window_positions=True, pass_caches=False, target="cpu")).config
+        )
+    with pytest.raises(UsageError, match="give --reference-frames 1, not 0"):
+        graph_of(
+            resolve_build(BuildOptions(odd, window_positions=True, reference_frames=0, target="cpu")).config
+        )
+
+
+@pytest.mark.parametrize(("width", "heads"), [(64, 1), (128, 2), (320, 5)])
+def test_the_projectors_heads_are_64_channels_wide_as_the_originals(
+    width: int, heads: int, tmp_path: Path
+) -> None:
+    model = replace(ODD, audio_width=width, audio_heads=heads)
+    write_random_checkpoint(tmp_path / "any", model, seed=0, dtype=torch.float32)
+    changed_config(tmp_path / "any", audio_heads=None)
+    assert recognise_checkpoint(tmp_path / "any").recognised.model_named(ODD.name) == model
+    changed_config(tmp_path / "any", audio_heads=4)
+    assert recognise_checkpoint(tmp_path / "any").recognised.model["audio_heads"].value == 4
+
+
+def test_heads_of_another_width_are_asked_for(tmp_path: Path) -> None:
+    """No multiple of 64: neither a rule nor a preset says them, so config.json must."""
+    model = replace(ODD, audio_width=96, audio_heads=3)
+    write_random_checkpoint(tmp_path / "any", model, seed=0, dtype=torch.float32)
+    assert recognise_checkpoint(tmp_path / "any").recognised.model["audio_heads"].value == 3
+    changed_config(tmp_path / "any", audio_heads=None)
+    asked = BuildOptions(tmp_path / "any", window_positions=True, target="cpu")
+    with pytest.raises(UsageError, match=r"tell its audio_heads, .* audio_width 96: give a config\.json"):
+        resolve_build(asked)
+
+
+def test_speakers_are_read_from_config_json_and_asked_for(folder: Path, odd: Path, tmp_path: Path) -> None:
+    """A choice of the build, whatever the weights: presets still fit, named or not."""
+
+    def speakers(**options: object) -> int:
+        return resolve_build(BuildOptions(**options, target="cpu")).config.model.speakers
+
+    assert speakers(preset=TINY, random_weights=0, speakers=3) == 3
+    for checkpoint, more in ((folder, {}), (folder, {"preset": TINY}), (odd, {"window_positions": True})):
+        changed_config(checkpoint, speakers=None)
+        assert speakers(checkpoint=checkpoint, **more) == 1
+        changed_config(checkpoint, speakers=2)
+        assert speakers(checkpoint=checkpoint, **more) == 2
+        assert speakers(checkpoint=checkpoint, speakers=1, **more) == 1
+    assert resolve_build(BuildOptions(folder, target="cpu")).config.model == replace(MODEL, speakers=2)
+    assert inspect(folder)["preset"] == TINY
+    changed_config(folder, speakers=0)
+    with pytest.raises(NotACheckpointError, match=r"speakers in the config\.json of .* is 0"):
+        resolve_build(BuildOptions(folder, target="cpu"))
+    with pytest.raises(UsageError, match="--speakers 0: expected at least 1"):
+        speakers(preset=TINY, random_weights=0, speakers=0)
+    with pytest.raises(UsageError, match="--speakers 2: 'tiny' hears no voice"):
+        resolve_build(BuildOptions(preset="tiny", speakers=2, target="cpu"))
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps(LOCAL | {"speakers": 2}))
+    with pytest.raises(UsageError, match=r"speakers is 2, .* give --speakers N"):
+        resolve_build(BuildOptions(preset=TINY, random_weights=0, run_config=run, target="cpu"))
+
+
+def test_speakers_in_the_config_of_a_model_that_hears_nothing_are_refused(tmp_path: Path) -> None:
+    from seko_export.families.wan.presets import PRESETS as WAN
+
+    write_random_checkpoint(tmp_path / "wan", WAN["tiny"].model, seed=0, format="wan-sharded")
+    changed_config(tmp_path / "wan", speakers=2)
+    with pytest.raises(
+        NotACheckpointError, match=r"speakers in the config\.json .* is 2, .* a wan hears no voice"
+    ):
+        resolve_build(BuildOptions(tmp_path / "wan", target="cpu"))
+
+
+def test_fields_of_config_json_that_are_not_used_are_told(folder: Path, odd: Path) -> None:
+    """Windows, which Wan counts otherwise, and times; what says nothing is not worth a sentence."""
+    changed_config(folder, local_attn_size=-1, sink_size=0)
+    notes = resolve_build(BuildOptions(folder, target="cpu")).notes
+    assert not any("not used" in note for note in notes)
+    for checkpoint, more in ((folder, {}), (folder, {"preset": TINY}), (odd, {"window_positions": True})):
+        changed_config(checkpoint, local_attn_size=9, sink_size=2, shift=3.0)
+        notes = resolve_build(BuildOptions(checkpoint, target="cpu", **more)).notes
+        assert any("shift 3.0, local_attn_size 9, sink_size 2; --run-config or" in note for note in notes)
+
+
+def test_the_command_that_inspect_prints_builds(
+    odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model that no preset has, as it is printed; only the sizes of the stream are added, for the test's time."""
+    monkeypatch.setenv(UNCOMPILED, "1")
+    monkeypatch.setattr(seko_export, "build", partial(seko_export.build, compiler_cache=False))
+    monkeypatch.chdir(tmp_path)
+    report = inspect(odd)
+    assert report["preset"] is None
+    assert any("--rope-max-frames M for its global ones" in note for note in report["notes"])
+    program, *words = shlex.split(report["command"])
+    assert program == "seko-export"
+    small = ["--height", "32", "--width", "48", "--ring-frames", "2", "--backend", "compile"]
+    made = CliRunner().invoke(main, [*words, *small, "--target", "cpu", "--speakers", "2", "--json"])
+    assert made.exit_code == 0, made.stderr
+    with open_artifact(tmp_path / "artifacts" / ODD.name) as artifact:
+        inputs = {one.name: one.shape for one in artifact.manifest.inputs}
+        assert inputs["audio"] == (2, 1, 13, 48)
+        assert inputs["speaker_masks"][0] == 2
 
 
 def test_the_picture_branch_is_read_off_the_keys(tmp_path: Path) -> None:

@@ -133,13 +133,17 @@ def test_a_model_folder_has_it_and_a_model_without_the_branch_leaves_it(
         write_random_checkpoint(tmp_path / name, config.model, seed=0, dtype=torch.float32)
         kept = tmp_path / name / clip[0].name
         kept.write_bytes(clip[0].read_bytes())
-        resolved = resolve_build(BuildOptions(model_folder=tmp_path / name, target="cpu"))
+        resolved = resolve_build(
+            BuildOptions(model_folder=tmp_path / name, window_positions=True, target="cpu")
+        )
         assert resolved.media.image_encoder == (kept if width else None)
         assert resolved.config.image == (clip_config_of(kept) if width else None)
         assert any("has no picture branch" in note for note in resolved.notes) == (not width)
         resolved.media.open(resolved.config)
     with pytest.raises(UsageError, match="takes no features of a picture"):
-        resolve_build(BuildOptions(tmp_path / "blind", image_encoder=clip[0], target="cpu"))
+        resolve_build(
+            BuildOptions(tmp_path / "blind", window_positions=True, image_encoder=clip[0], target="cpu")
+        )
 
 
 def test_its_weights_are_counted(clip: tuple[Path, Any]) -> None:

@@ -234,8 +234,12 @@ def test_fused_layers_are_the_plain_ones(
 
 
 def test_a_build_with_a_context_pass_or_without_a_portrait_is_refused() -> None:
-    for odd in ({"pass_caches": False}, {"reference_frames": 0}):
-        with pytest.raises(UsageError, match="Seko-Talk has a cache for each denoise pass"):
+    refused = {
+        "has a cache for each denoise pass: give --pass-caches": {"pass_caches": False},
+        "begins with a reference picture: give --reference-frames 1": {"reference_frames": 0},
+    }
+    for why, odd in refused.items():
+        with pytest.raises(UsageError, match=why):
             FAMILY.graph(talk_config(layout=odd))
 
 

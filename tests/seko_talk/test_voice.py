@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,7 @@ from seko_export.backends import EAGER
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, WeightKeysError
 from seko_export.config.build import BuildConfig
 from seko_export.config.media import HubertConfig
-from seko_export.engines.piece import on_meta
+from seko_export.engines.piece import dtype_name, on_meta
 from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors
 from seko_export.families.seko_talk import audio
@@ -31,9 +32,11 @@ from seko_export.families.seko_talk.keys import PROJECTOR
 from seko_export.goldens.record import eager_session, golden_text
 from seko_export.media.hubert.encoder import HubertFeatures
 from seko_export.media.hubert.files import hubert_config_of, hubert_shapes, load_hubert
-from seko_runtime.cli.audio import mask_inputs, read_masks
+from seko_runtime.cli.audio import fit_audio, mask_inputs, read_masks
 from seko_runtime.errors import UsageError as RuntimeUsageError
+from seko_runtime.format.manifest import InputSpec, Weight
 from seko_runtime.video.conditioning import voice as voice_module
+from seko_runtime.video.conditioning.speaker_masks import speaker_masks
 from seko_runtime.video.conditioning.voice import AudioWindows, Voice
 from tests.asked import resolved
 from tests.seko_talk.streams import (
@@ -233,7 +236,9 @@ def test_a_session_hears_what_is_pushed(
                 first, end = session.audio_needed()
                 assert (first, end) == (max(0, 1000 * (8 * number - 1) - 8000), 1000 * (8 * number + 5))
                 session.push_audio(pushed[:, at : end - 1])
-                with pytest.raises(RuntimeUsageError, match=f"hears samples {first} to {end}.*push 1 more"):
+                with pytest.raises(
+                    RuntimeUsageError, match=f"hears samples {first} to {end}.*push_audio 1 more"
+                ):
                     session.run_chunk()
                 session.push_audio(pushed[:, end - 1 : end])
                 at = end
@@ -275,7 +280,7 @@ def test_rows_hear_their_own_voices_and_forget_them(hubert: tuple[Path, Any]) ->
         assert relative_error(*map(torch.from_numpy, first)) > 100 * STREAM_BAR
         session.restart_row(0)
         session.restart_row(1)
-        with pytest.raises(RuntimeUsageError, match="input 'audio' is required for every chunk"):
+        with pytest.raises(RuntimeUsageError, match="none was pushed: push_audio"):
             session.run_chunk()
         session.push_audio((one * 32767).astype(np.int16))
         again = session.run_chunk().to_host()
@@ -293,9 +298,52 @@ def test_features_have_no_samples() -> None:
         eager_session(
             config, weights, golden_text(config), [3], reference=random_reference(config)
         ) as session,
-        pytest.raises(RuntimeUsageError, match="hears no audio; its inputs: audio, picture"),
+        pytest.raises(RuntimeUsageError, match=r"give them as the input 'audio', float32 \[1, 2, 13, 48\] "),
     ):
         session.push_audio(sound()[0])
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_file_of_sound_for_an_artifact_that_takes_none_is_told_what_to_do(hears: bool) -> None:
+    """One that takes features, and one whose model hears nothing."""
+    config = talk_config()
+    table = tuple(
+        Weight(name, tuple(one.shape), dtype_name(one.dtype))
+        for name, one in weights_of(config, random_checkpoint(config)).items()
+    )
+    manifest = describe(config, EAGER, table, {})
+    if not hears:
+        manifest = replace(manifest, inputs=())
+    words, masks = "hears features of a voice, not its sound: give .* --audio-encoder", "has one speaker"
+    if not hears:
+        words, masks = "this artifact's model hears no audio; its inputs: none", "hears no speakers"
+    options = argparse.Namespace(chunks=None)
+    with pytest.raises(RuntimeUsageError, match=f"--audio: .*{words}"):
+        fit_audio(np.zeros((1, 9000), np.float32), options, manifest, {})
+    with pytest.raises(RuntimeUsageError, match=masks):
+        speaker_masks([np.zeros((8, 8, 3), np.uint8)], manifest)
+
+
+def test_a_mask_is_not_rounded_on_its_way() -> None:
+    """A token counts if its red is above the middle of the range; exactly the middle is not, and no byte."""
+    config = talk_config(model={"speakers": 2})
+    s = config.stream
+    fine = np.zeros((2 * s.height, 2 * s.width, 3), np.uint8)
+    fine[:, 0::2], fine[:, 1::2] = 127, 128  # its mean, 127.5, would be rounded to 128
+    spec = InputSpec(
+        "masks", (2, s.frame_tokens), "float32", "input.masks", per="session", kind="speaker_masks"
+    )
+    manifest = SimpleNamespace(
+        caller_inputs=(spec,),
+        stream=SimpleNamespace(
+            latent_shape=(16, s.latent_height, s.latent_width),
+            frame_tokens=s.frame_tokens,
+            height=s.height,
+            width=s.width,
+        ),
+    )
+    masks = speaker_masks([fine, np.full_like(fine, 128)], manifest)  # type: ignore[arg-type]
+    assert (masks[0].max(), masks[1].min()) == (0, 1)
 
 
 def test_a_pause_keeps_the_voice_and_a_snapshot_does_not(hubert: tuple[Path, Any], tmp_path: Path) -> None:
@@ -317,7 +365,7 @@ def test_a_pause_keeps_the_voice_and_a_snapshot_does_not(hubert: tuple[Path, Any
                 if interrupted and number == 0:
                     session.pause()
                     other = pool.open_session(**opening)  # takes the row
-                    with pytest.raises(RuntimeUsageError, match="input 'audio' is required"):
+                    with pytest.raises(RuntimeUsageError, match="none was pushed: push_audio"):
                         other.run_chunk()
                     session.resume()
                     other.close()
@@ -325,7 +373,7 @@ def test_a_pause_keeps_the_voice_and_a_snapshot_does_not(hubert: tuple[Path, Any
                     session.save(tmp_path / "stream")
                     session.close()
                     session = pool.restore(tmp_path / "stream")
-                    with pytest.raises(RuntimeUsageError, match="input 'audio' is required"):
+                    with pytest.raises(RuntimeUsageError, match="none was pushed: push_audio"):
                         session.run_chunk()
                     first, _ = session.audio_needed()
                     session.push_audio(voice[first:], at=first)

@@ -51,11 +51,7 @@ def fit_audio(
     windows = AudioWindows.of(manifest)
     if windows is None:
         if voices is not None:
-            names = ", ".join(one.name for one in manifest.caller_inputs) or "none"
-            raise UsageError(
-                f"--audio: this artifact hears no audio; its inputs: {names}. One that hears is built with "
-                "--audio-encoder"
-            )
+            raise UsageError(f"--audio: {AudioWindows.missing(manifest)}")
         return
     given = windows.name in files
     if voices is None and not given:

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 from seko_runtime.backends.host import check_device
 from seko_runtime.cli.output import note
 from seko_runtime.errors import ManifestError, UsageError, one_line
-from seko_runtime.executor.buffers_check import IMAGE, TEXT_BUFFER, picture_input, text_vocabulary
+from seko_runtime.executor.buffers_check import (
+    IMAGE,
+    PICTURE_LEVELS,
+    TEXT_BUFFER,
+    picture_input,
+    text_vocabulary,
+)
 from seko_runtime.format.json_fields import Fields, as_integer, as_items, as_number, as_text, parse_json
 from seko_runtime.format.manifest import Manifest, Stream
 from seko_runtime.media_files.arrays import load_array
@@ -22,7 +28,7 @@ from seko_runtime.media_files.pictures import load_image
 from seko_runtime.opening.checked_artifact import read_file
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import NO_ENCODER, per_row
-from seko_runtime.video.fitting import fit_pictures
+from seko_runtime.video.fitting import fit_levels, fit_pictures
 from seko_runtime.video.reference_frames import check_reference
 from seko_runtime.video.schedule import rescheduled
 from seko_runtime.video.text import NO_TEXT_ENCODER, PromptIds, clean_prompt
@@ -58,7 +64,7 @@ class Conditioning:
 
     prompts: list[PromptAt]
     text: NDArray[np.float32] | None
-    image: NDArray[np.uint8] | None
+    image: NDArray[Any] | None
     reference: NDArray[Any] | None
 
 
@@ -112,8 +118,10 @@ def fit_conditioning(
     if image is not None:
         if IMAGE not in shapes or not {"encode", "condition"} & set(manifest.programs):
             raise UsageError(NO_ENCODER)
-        image = _fit("image", options.image, image, shapes[IMAGE], told=picture_input(manifest) is not None)
-        per_row(image, shapes[IMAGE], np.uint8, f"--image {options.image}", rows)
+        told = picture_input(manifest) is not None
+        as_resized = told and PICTURE_LEVELS in shapes
+        image = _fit("image", options.image, image, shapes[IMAGE], told=told, as_resized=as_resized)
+        per_row(image, shapes[IMAGE], image.dtype.type, f"--image {options.image}", rows)
     if reference is not None:
         if reference.dtype == np.uint8 and IMAGE in shapes:
             reference = _fit("reference", options.reference, reference, shapes[IMAGE])
@@ -122,12 +130,19 @@ def fit_conditioning(
 
 
 def _fit(
-    name: str, path: Path, pictures: NDArray[Any], shape: Sequence[int], *, told: bool = False
-) -> NDArray[np.uint8]:
+    name: str,
+    path: Path,
+    pictures: NDArray[Any],
+    shape: Sequence[int],
+    *,
+    told: bool = False,
+    as_resized: bool = False,
+) -> NDArray[Any]:
     if pictures.ndim < 3 or pictures.shape[-1] != 3 or 0 in pictures.shape:
         raise UsageError(f"--{name} {path} is {list(pictures.shape)}, expected [rows, columns, 3]")
     # Models that are told a picture: as their authors resize it. Their sizes follow the picture's aspect, by tokens.
-    found, done = fit_pictures(pictures, *shape[:2], bicubic=told, stretch=TOKEN_SIDE if told else 0)
+    fit = fit_levels if as_resized else fit_pictures
+    found, done = fit(pictures, *shape[:2], bicubic=told, stretch=TOKEN_SIDE if told else 0)
     if done:
         note(one_line(f"{name:8} {path.name} {done}"))
     return found

@@ -15,6 +15,7 @@ OF_ONE_PROMPT = (TEXT_IDS, TEXT_ENCODED, IMAGE, IMAGE_LATENTS)  # worked on for 
 _OF_ONE_PICTURE = (
     "picture.",
 )  # begins the names of what the program condition works on, for one row at a time
+PICTURE_LEVELS = "picture.levels"  # the picture; artifacts from before it have it in IMAGE, rounded to bytes
 PICTURE_CONDITION = "picture.condition"  # its result
 _PICTURE_KINDS = ("picture_condition",)  # of the input per session that takes it
 REFERENCE_LATENTS = "reference.latents"
@@ -276,9 +277,10 @@ def _check_condition(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     spec = picture_input(manifest)
     if spec is None:
         return
-    image = buffers.get(IMAGE)
+    name, dtype = (PICTURE_LEVELS, "float32") if PICTURE_LEVELS in buffers else (IMAGE, "uint8")
+    image = buffers.get(name)
     height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
-    _expect(buffers, IMAGE, "prompt", (height, width, PICTURE_CHANNELS), "uint8")
+    _expect(buffers, name, "prompt", (height, width, PICTURE_CHANNELS), dtype)
     _expect(buffers, PICTURE_CONDITION, "prompt", spec.shape, spec.dtype)
 
 

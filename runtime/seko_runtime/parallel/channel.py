@@ -23,6 +23,7 @@ from seko_runtime.errors import UsageError
 
 _NUMBERS = "biuf"  # of numpy's dtypes: bool, integers, floats
 MAX_DEPTH = 32  # of mappings and sequences in each other
+MAX_PARTS = 1 << 20  # of a message: numbers, words, and what holds them
 _MAX_BITS = 1024  # of an integer: Python writes and reads no number of many thousand digits
 
 
@@ -96,9 +97,9 @@ class Packed:
 
         What was packed is not packed again.
         """
-        arrays = list(self.arrays)
-        more = _packed(message, within, arrays, 0)
-        return Packed({within: {**self.parts, **more}}, arrays)  # type: ignore[dict-item]
+        packer = _Packer(list(self.arrays))
+        more = packer.part(message, within, 0)
+        return Packed({within: {**self.parts, **more}}, packer.arrays)  # type: ignore[dict-item]
 
 
 def pack(message: Mapping[str, Any]) -> Packed:
@@ -109,38 +110,54 @@ def pack(message: Mapping[str, Any]) -> Packed:
     Raises
     ------
     UsageError
-        If it holds anything else, is nested deeper than `MAX_DEPTH`, or has an integer of very many bits.
+        If it holds anything else, is nested deeper than `MAX_DEPTH`, has more than `MAX_PARTS` parts, or an integer of
+        very many bits.
     """
-    arrays: list[NDArray[Any]] = []
-    return Packed(_packed(message, "message", arrays, 0), arrays)  # type: ignore[arg-type]  # a mapping gives one
+    packer = _Packer([])
+    return Packed(packer.part(message, "message", 0), packer.arrays)  # type: ignore[arg-type]  # a mapping gives one
 
 
-def _packed(part: object, name: str, arrays: list[NDArray[Any]], depth: int) -> object:
-    """Return a part of a message as JSON can hold it, and append its arrays; ``name`` is for errors."""
-    if isinstance(part, int) and part.bit_length() > _MAX_BITS:
-        raise UsageError(f"{name} is an integer of {part.bit_length()} bits, expected at most {_MAX_BITS}")
-    if part is None or isinstance(part, str | int | float):
-        return part
-    if depth > MAX_DEPTH:
-        raise UsageError(f"{name} is nested more than {MAX_DEPTH} deep, or contains itself")
-    if is_dataclass(part) and not isinstance(part, type):
-        part = {field.name: getattr(part, field.name) for field in fields(part)}
-    if isinstance(part, Mapping):
-        if odd := [key for key in part if not isinstance(key, str) or not key]:
-            raise UsageError(f"{name} has the name {odd[0]!r}, expected words")
-        return {key: _packed(value, key, arrays, depth + 1) for key, value in part.items()}
-    if isinstance(part, Sequence):
-        return [_packed(value, name, arrays, depth + 1) for value in part]
-    try:
-        array = np.asarray(part, order="C")
-    except Exception as fault:  # `__array__` of somebody's class may raise anything
-        raise UsageError(f"{name} is no array of numbers: {fault}") from None
-    if array.dtype.kind not in _NUMBERS:
-        raise UsageError(f"{name} is a {type(part).__name__}, expected an array of numbers")
-    if isinstance(part, np.generic):
-        return array.item()
-    arrays.append(array)
-    return {"": len(arrays) - 1}
+class _Packer:
+    """Packs the parts of one message: ``arrays`` are appended to, the parts are counted."""
+
+    def __init__(self, arrays: list[NDArray[Any]]) -> None:
+        self.arrays = arrays
+        self._left = MAX_PARTS
+
+    def part(self, part: object, name: str, depth: int) -> object:
+        """Return a part of the message as JSON can hold it; ``name`` is for errors."""
+        self._left -= 1
+        if self._left < 0:
+            raise UsageError(f"{name} has more than {MAX_PARTS} parts; give numbers as an array")
+        if isinstance(part, int) and part.bit_length() > _MAX_BITS:
+            raise UsageError(
+                f"{name} is an integer of {part.bit_length()} bits, expected at most {_MAX_BITS}"
+            )
+        if part is None or isinstance(part, str | int | float):
+            return part
+        if depth > MAX_DEPTH:
+            raise UsageError(f"{name} is nested more than {MAX_DEPTH} deep, or contains itself")
+        if is_dataclass(part) and not isinstance(part, type):
+            part = {field.name: getattr(part, field.name) for field in fields(part)}
+        if isinstance(part, Mapping):
+            if odd := [key for key in part if not isinstance(key, str) or not key]:
+                raise UsageError(f"{name} has the name {odd[0]!r}, expected words")
+            return {key: self.part(value, key, depth + 1) for key, value in part.items()}
+        if isinstance(part, Sequence):
+            return [self.part(value, name, depth + 1) for value in part]
+        return self._array(part, name)
+
+    def _array(self, part: object, name: str) -> object:
+        try:
+            array = np.asarray(part, order="C")
+        except Exception as fault:  # `__array__` of somebody's class may raise anything
+            raise UsageError(f"{name} is no array of numbers: {fault}") from None
+        if array.dtype.kind not in _NUMBERS:
+            raise UsageError(f"{name} is a {type(part).__name__}, expected an array of numbers")
+        if isinstance(part, np.generic):
+            return array.item()
+        self.arrays.append(array)
+        return {"": len(self.arrays) - 1}
 
 
 def _unpacked(one: Any, arrays: Sequence[NDArray[Any]]) -> Any:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from select import POLLRDHUP, poll, select
+from select import POLLIN, POLLRDHUP, poll
 
 from seko_runtime.errors import HostFaultError, RankLostError, UsageError
 from seko_runtime.parallel.channel import Channel, inherited_channel, peer_of
@@ -79,19 +79,24 @@ class Meeting:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(address)
             listener.listen(self.ranks)
-            silent: dict[
-                socket.socket, int
-            ] = {}  # connected, and have not said which rank they are; their process
+            calls = poll()
+            calls.register(listener, POLLIN)
+            # By descriptor: who connected and has not said which rank it is, and its process.
+            silent: dict[int, tuple[socket.socket, int]] = {}
             while missing := [rank for rank in range(1, self.ranks) if rank not in joined]:
-                ready, _, _ = select([listener, *silent], [], [], max(0.0, deadline - time.monotonic()))
+                left = deadline - time.monotonic()
+                ready = calls.poll(left * 1000) if left > 0 else []
                 if not ready:
                     raise self._late(missing[0], seconds)
-                for member in ready:
-                    if member is listener:
+                for descriptor, _ in ready:
+                    if descriptor == listener.fileno():
                         newcomer = stack.enter_context(listener.accept()[0])
-                        silent[newcomer] = _peer(newcomer)
+                        silent[newcomer.fileno()] = (newcomer, _peer(newcomer))
+                        calls.register(newcomer, POLLIN)
                         continue
-                    process, rank = silent.pop(member), _said_rank(member)
+                    calls.unregister(descriptor)
+                    member, process = silent.pop(descriptor)
+                    rank = _said_rank(member)
                     if rank in missing and rank not in joined:
                         joined[rank] = Joined(process, inherited_channel(member.detach()))
                     else:  # it has ended, is another program, or says what another process has said

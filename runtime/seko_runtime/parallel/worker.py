@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from seko_runtime.errors import SekoRuntimeError
 from seko_runtime.host.faults import of_machine, told
@@ -31,13 +33,12 @@ def serve(channel: Channel, begin: Callable[[int, Mapping[str, Any]], tuple[Hand
     begin : callable
         Takes the rank and the facts of the first command; returns what handles all others, and its answer.
     """
-    caller = channel.peer()
-    born = started_at(caller)
+    caller = _Caller(channel)
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     ended = threading.Event()
-    beats = threading.Thread(target=_beat, args=(channel, ended, caller, born), daemon=True)
+    beats = threading.Thread(target=_beat, args=(channel, ended, caller), daemon=True)
     beats.start()
-    threading.Thread(target=_read, args=(channel, waiting), daemon=True).start()
+    threading.Thread(target=_read, args=(channel, waiting, caller), daemon=True).start()
     handler: Handler | None = None
     while True:
         message = waiting.get()
@@ -47,6 +48,7 @@ def serve(channel: Channel, begin: Callable[[int, Mapping[str, Any]], tuple[Hand
             if handler is not None:
                 return handler(message["command"], message["facts"])  # noqa: B023 - called at once
             if message["command"] != "end":  # noqa: B023
+                caller.folder = Path(message["facts"]["meeting"]).parent  # noqa: B023
                 handler, said = begin(message["rank"], message["facts"])  # noqa: B023
                 return said
             return None
@@ -70,23 +72,48 @@ def _answered(channel: Channel, answer: Callable[[], object], number: int) -> No
         channel.send({"number": number, "fault": said})
 
 
-def _read(channel: Channel, waiting: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Queue messages up to the last; end this process when the caller is gone, whatever it does just now."""
+class _Caller:
+    """The process that this one answers.
+
+    Attributes
+    ----------
+    folder : Path or None
+        The group's folder, once it is known. The caller removes it; if the caller is gone, its processes do.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._process = channel.peer()
+        self._born = started_at(self._process)
+        self.folder: Path | None = None
+
+    def lives(self) -> bool:
+        """Return whether it is still there: not only a later process with its id."""
+        return started_at(self._process) == self._born
+
+    def is_gone(self) -> NoReturn:
+        """End this process, whatever it does just now."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        os._exit(0)
+
+
+def _read(channel: Channel, waiting: queue.SimpleQueue[dict[str, Any]], caller: _Caller) -> None:
+    """Queue messages up to the last; end this process when the caller is gone."""
     command = None
     while command != "end":
         try:
             message = channel.receive()
         except (EOFError, OSError):
-            os._exit(0)
+            caller.is_gone()
         command = message["command"]
         waiting.put(message)
 
 
-def _beat(channel: Channel, ended: threading.Event, caller: int, born: int | None) -> None:
+def _beat(channel: Channel, ended: threading.Event, caller: _Caller) -> None:
     while not ended.wait(BEAT_S):
-        if started_at(caller) != born:
-            os._exit(0)
+        if not caller.lives():
+            caller.is_gone()
         try:
             channel.send({})
         except OSError:
-            os._exit(0)
+            caller.is_gone()

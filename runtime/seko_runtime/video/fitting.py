@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +14,32 @@ Weights = Callable[[int, int], NDArray[np.float32]]  # of a resize: [wanted, fou
 def fit_pictures(
     pictures: NDArray[np.uint8], height: int, width: int, *, bicubic: bool = False, stretch: int = 0
 ) -> tuple[NDArray[np.uint8], str]:
+    """Return pictures in the wanted size as bytes, and a description of what was done.
+
+    Parameters are those of `fit_levels`; a resize is rounded and kept within 0 to 255.
+
+    Returns
+    -------
+    numpy.ndarray
+        uint8 [..., height, width, 3].
+    str
+        As of `fit_levels`.
+    """
+    levels, done = fit_levels(pictures, height, width, bicubic=bicubic, stretch=stretch)
+    if levels.dtype == np.uint8:
+        return levels, done
+    return np.clip(levels.round(), 0, 255).astype(np.uint8), done
+
+
+def fit_levels(
+    pictures: NDArray[Any], height: int, width: int, *, bicubic: bool = False, stretch: int = 0
+) -> tuple[NDArray[Any], str]:
     """Return pictures in the wanted size, and a description of what was done.
 
     Parameters
     ----------
     pictures : numpy.ndarray
-        uint8 [..., rows, columns, 3], all of one size.
+        uint8 or float32 [..., rows, columns, 3], all of one size.
     height, width : int
         Wanted size in pixels.
     bicubic : bool
@@ -30,8 +51,8 @@ def fit_pictures(
     Returns
     -------
     numpy.ndarray
-        uint8 [..., height, width, 3]: the largest centred crop with the wanted aspect, resized. Pictures of the right
-        size are returned unchanged.
+        [..., height, width, 3]: the largest centred crop with the wanted aspect, resized. Float32 if it was resized:
+        neither rounded nor kept within 0 to 255, which a bicubic resize may leave. Otherwise as it was given.
     str
         Such as ``640x480: centre crop to 480x480, resized to 96x96``; empty if nothing was done.
     """
@@ -52,7 +73,7 @@ def fit_pictures(
         weights: Weights = _cubics if bicubic else _triangles
         down = np.einsum("hr,...rck->...hck", weights(cut_rows, height), cut, optimize=True)
         across = np.einsum("wc,...hck->...hwk", weights(cut_columns, width), down, optimize=True)
-        cut = np.clip(across.round(), 0, 255).astype(np.uint8)
+        cut = across.astype(np.float32, copy=False)
     return np.ascontiguousarray(cut), f"{columns}x{rows}: {', '.join(done)}"
 
 

@@ -123,7 +123,8 @@ class Session:
             The caller's inputs per chunk: [*shape] for all rows, or [B, *shape], in the input's dtype (float32 for
             bfloat16).
         camera : Camera, optional
-            A `KeyboardCamera` or `CameraPath`, whose next chunk is taken for all rows.
+            A `KeyboardCamera` or `CameraPath`, whose next chunk is taken for all rows. For rows with cameras of their
+            own, stack what `next_chunk` of each gives, and pass it as ``inputs``.
 
         Returns
         -------

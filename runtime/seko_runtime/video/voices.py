@@ -24,7 +24,7 @@ class Voices:
 
     def __init__(self, manifest: Manifest) -> None:
         self._windows = AudioWindows.of(manifest)
-        self._names = [spec.name for spec in manifest.caller_inputs]
+        self._manifest = manifest
         self._required = any(
             spec.default == "required"
             for spec in manifest.caller_inputs
@@ -36,10 +36,7 @@ class Voices:
     def windows(self) -> AudioWindows:
         """The range of samples that each latent frame uses; UsageError if the model takes no sound."""
         if self._windows is None:
-            raise UsageError(
-                f"this artifact hears no audio; its inputs: {', '.join(self._names) or 'none'}. A model that speaks is "
-                "built with its audio encoder"
-            )
+            raise UsageError(AudioWindows.missing(self._manifest))
         return self._windows
 
     def push(self, rows: Sequence[int], samples: object, at: int | None, *, last: bool) -> None:

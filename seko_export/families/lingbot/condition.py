@@ -15,7 +15,7 @@ from seko_export.families.lingbot.model import MASK_CHANNELS
 from seko_export.media.pieces import VAE_ENCODE, VAE_WEIGHTS
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeEncode, encoder_cache_shapes
-from seko_runtime.executor.buffers_check import IMAGE, PICTURE_CHANNELS, PICTURE_CONDITION
+from seko_runtime.executor.buffers_check import PICTURE_CHANNELS, PICTURE_CONDITION, PICTURE_LEVELS
 from seko_runtime.format.manifest import Buffer, Call
 
 TABLE, ROWS = "condition", "condition_frames"
@@ -68,8 +68,11 @@ class EncodePicture(VaeEncode):
     """Encodes a picture to the first latent frame of its table."""
 
     def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        """Return the latents [z, 1, h, w] float32 of a picture [H, W, 3] uint8, and the caches of `EncodeGrey`."""
-        pixels = video.permute(2, 0, 1).float() / _HALF_RANGE - 1
+        """Return the latents [z, 1, h, w] float32 of a picture [H, W, 3] float32, and the caches of `EncodeGrey`.
+
+        Its levels are 0 to 255, and beyond where a bicubic resize left that range, as the original encodes them.
+        """
+        pixels = video.permute(2, 0, 1) / _HALF_RANGE - 1
         return tuple(one.squeeze(0) for one in super().forward(pixels[None, :, None], *caches))
 
 
@@ -115,7 +118,7 @@ def picture_pieces(config: BuildConfig, vae: WanVaeConfig) -> list[Piece]:
             on_meta(lambda: EncodePicture(vae, first=True, frames=1, dtype=config.dtype)),
             VAE_WEIGHTS,
             0,
-            (Argument("image", f"buffer:{IMAGE}", (s.height, s.width, PICTURE_CHANNELS), torch.uint8),),
+            (Argument("image", f"buffer:{PICTURE_LEVELS}", (s.height, s.width, PICTURE_CHANNELS), f32),),
             (first, *caches),
             positional=True,
         ),
@@ -159,6 +162,7 @@ def picture_buffers(config: BuildConfig, vae: WanVaeConfig) -> tuple[Buffer, ...
     latent = (z, 1, s.latent_height, s.latent_width)
     whole = (MASK_CHANNELS + z, TABLE_FRAMES, *latent[2:])
     return (
+        Buffer(PICTURE_LEVELS, (s.height, s.width, PICTURE_CHANNELS), "float32", "prompt"),
         *(
             Buffer(_cache_name(slot), shape, dtype_name(config.dtype), "prompt")
             for slot, shape in enumerate(_cache_shapes(config, vae))

@@ -14,6 +14,7 @@ from seko_export.families.lingbot.model import CONTROLS, PER_CHUNK, LingbotModel
 from seko_export.families.lingbot.presets import PRESETS, V1, V2
 from seko_export.families.recognition import Fact, Facts, Recognised, Source, stream_facts
 from seko_export.families.wan_layout.recognise import recognise as recognise_wan
+from seko_export.families.wan_layout.recognise import unused_fields
 
 _VERSIONS = {"lingbot_world_fast": V1, "transformers": V2}  # the authors' folder of each
 _CONTROL = "control_type"
@@ -49,6 +50,7 @@ def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -
         stream=usual | stated,
         schedule=Fact(preset.schedule, Source.ASSUMED, version),
         kind=LingbotModel,
+        unused=unused_fields(told, window=False),
     )
 
 

@@ -32,7 +32,7 @@ from seko_export.families.wan_layout.recognise import is_config
 from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER
 from seko_runtime.executor.buffers_check import PICTURE_CHANNELS
 from seko_runtime.format.manifest import InputSpec
-from seko_runtime.video.conditioning.voice import NORMALISED, PLAIN, WINDOW
+from seko_runtime.video.conditioning.voice import FEATURES, NORMALISED, PLAIN, WINDOW
 from seko_runtime.video.reference_frames import PORTRAIT
 from seko_runtime.video.schedule import OF_TIMES
 
@@ -127,15 +127,18 @@ def layer_choice(config: BuildConfig) -> LayerChoice:
         If the build has one cache for all passes, or no reference frame.
     """
     model, s, dtype = talk_model(config.model), config.stream, config.dtype
-    if not s.pass_caches or not s.reference_frames:
+    if not s.pass_caches:
         raise UsageError(
-            "Seko-Talk has a cache for each denoise pass and begins with a reference picture: leave out "
-            "--context-pass, and give --reference-frames 1"
+            "Seko-Talk has a cache for each denoise pass: give --pass-caches, not --context-pass"
+        )
+    if not s.reference_frames:
+        raise UsageError(
+            f"Seko-Talk begins with a reference picture: give --reference-frames 1, not {s.reference_frames}"
         )
     voices = (model.speakers, s.chunk_frames)
     heads = (model.heads, model.head_dim)
     features = (*voices, model.audio_frames, model.audio_dim)
-    heard = InputSpec(audio.AUDIO, features, "float32", f"input.{audio.AUDIO}", kind="audio_features")
+    heard = InputSpec(audio.AUDIO, features, "float32", f"input.{audio.AUDIO}", kind=FEATURES)
     encoder: tuple[ChunkModule, ...] = ()
     if config.audio is not None:
         encoded = {audio.HEARD: (features, dtype)}

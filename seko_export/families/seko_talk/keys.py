@@ -81,6 +81,7 @@ def seko_config(config: ModelConfig) -> dict[str, object]:
         "ref_state": m.ref_state,
         "audio_frames": m.audio_frames,
         "audio_heads": m.audio_heads,
+        "speakers": m.speakers,
         "audio_eps": m.audio_eps,
         "image_eps": m.image_eps,
     }

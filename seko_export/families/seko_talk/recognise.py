@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from seko_export.checkpoints.errors import CheckpointNotFoundError, ContradictionError
+from seko_export.checkpoints.errors import (
+    CheckpointNotFoundError,
+    ContradictionError,
+    NotACheckpointError,
+)
 from seko_export.checkpoints.key_table import Dimension, Shapes
 from seko_export.checkpoints.sources import OpenedFiles
+from seko_export.errors import UsageError
 from seko_export.families.recognition import (
     Fact,
     Facts,
+    Question,
     Recognised,
     Source,
     config_number,
@@ -21,7 +27,9 @@ from seko_export.families.recognition import (
 from seko_export.families.seko_talk.keys import ADAPTER, DECODER, KEYS, PICTURE, PROJECTOR, SEKO, TIME
 from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.families.seko_talk.presets import FULL, PRESETS
+from seko_export.families.seko_talk.run_config import positions
 from seko_export.families.wan_layout.recognise import recognise as recognise_wan
+from seko_export.families.wan_layout.recognise import unused_fields
 
 _ADAPTER = (
     Dimension("audio_dim", f"{PROJECTOR}.proj_in.weight", 1),
@@ -31,9 +39,18 @@ _ADAPTER = (
     Dimension("audio_freq_dim", f"{TIME}.linear_1.weight", 1),
 )
 # No shape tells these; a config.json may. Those of the second line are numbers of any size.
-_WHOLE = {"ref_state": 0, "image_tokens": 1, "audio_frames": 1, "audio_heads": 1}
+_WHOLE = {"ref_state": 0, "image_tokens": 1, "audio_frames": 1, "audio_heads": 1, "speakers": 1}
 _NUMBERS = ("audio_eps", "image_eps")
 _USE_PICTURE = "use_image_encoder"
+_AUDIO_HEAD_CHANNELS = 64  # the original gives its decoder audio_width // 64 heads
+_EVERY_STREAM = ("pass_caches", "reference_frames")  # of every model of the family
+_CACHE, _MODE = "ar_config", "rope_position_mode"
+POSITIONS = Question(
+    "--window-positions",
+    "give --window-positions for LightX2V's local positions, which most of its models have, beside it "
+    "--rope-max-frames M for its global ones or --references-apart for its first ones, --stream-positions for frames "
+    "counted from the start of the stream, or --run-config FILE.json of LightX2V, which says it",
+)
 
 
 def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
@@ -67,17 +84,24 @@ def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -
         if value is not None:
             facts.learn(name, Fact(value if whole else float(value), Source.CONFIG, name))
     preset = PRESETS[FULL]
-    usual = {name: getattr(preset.model, name) for name in (*_WHOLE, *_NUMBERS)}
-    fill(facts, usual, Source.ASSUMED, FULL)
+    width = facts.known["audio_width"].value
+    heads = {} if width % _AUDIO_HEAD_CHANNELS else {"audio_heads": width // _AUDIO_HEAD_CHANNELS}
+    fill(facts, heads, Source.FAMILY, f"audio_width // {_AUDIO_HEAD_CHANNELS}")
     fill(facts, {"speakers": 1}, Source.FAMILY, "Seko-Talk")
+    usual = {name: getattr(preset.model, name) for name in (*_WHOLE, *_NUMBERS) if name != "audio_heads"}
+    fill(facts, usual, Source.ASSUMED, FULL)
     # A window of a Wan config.json counts otherwise than here: `--ring-frames` and `--sink-frames` say it.
     stream = stream_facts(preset.stream, Source.ASSUMED, FULL)
+    stream |= {name: Fact(getattr(preset.stream, name), Source.FAMILY, "Seko-Talk") for name in _EVERY_STREAM}
+    stream |= _positions(where, told)
     return replace(
         found,
         model=facts.known,
         stream=stream,
         schedule=Fact(preset.schedule, Source.ASSUMED, FULL),
         kind=SekoTalkModel,
+        questions={"window_positions": POSITIONS},
+        unused=unused_fields(told, window=True),
     )
 
 
@@ -91,6 +115,19 @@ def _sizes(shapes: Shapes) -> dict[str, int]:
     }
     picture = shapes.get(f"{PICTURE}.1.weight", ())
     return sizes | {"audio_layers": len(layers), "image_dim": picture[0] if picture else 0}
+
+
+def _positions(where: str, told: Mapping[str, Any] | None) -> dict[str, Fact]:
+    """Return the positions that config.json says, at its top or in ``ar_config``; empty if it says none."""
+    cache = (told or {}).get(_CACHE)
+    held = {**(told or {}), **(cache if isinstance(cache, dict) else {})}
+    if _MODE not in held:
+        return {}
+    try:
+        fields = positions(f"the config.json of {where}", held)
+    except UsageError as fault:
+        raise NotACheckpointError(str(fault)) from None
+    return {name: Fact(value, Source.CONFIG, _MODE) for name, value in fields.items()}
 
 
 def _check_picture(facts: Facts, told: Mapping[str, Any] | None) -> None:

@@ -16,6 +16,16 @@ from seko_export.families.seko_talk.presets import evenly
 REFERENCES = 1  # the portrait
 # What `ar_config` says besides about how LightX2V itself runs the model.
 _ITS_OWN = frozenset({"kv_offload", "async_vae_decode", "kv_quant"})
+# Of portrait and voice, which are built in one way: a run configuration that says another one is of another model.
+_ONE_WAY: dict[str, float] = {
+    "ref_state": 1,
+    "use_31_block": True,
+    "audio_sr": 16_000,
+    "audio_feat_fps": 50,
+    "audio_window": 1.0,
+    "look_ahead": 0.0,
+    "audio_feat_window_neighbor_frame": 0,
+}
 _WINDOWS = re.compile(r"W[1-9][0-9]{0,3}(-W[1-9][0-9]{0,3})*", re.ASCII)
 
 
@@ -45,9 +55,15 @@ def read_run_config(where: str, told: Mapping[str, Any]) -> tuple[dict[str, Any]
         ("enable_cfg", False, told.get("enable_cfg", False)),
         ("sample_guide_scale", 1, told.get("sample_guide_scale", 1)),
         ("ar_config.step_kv_cache", True, cache.get("step_kv_cache", True)),
+        *((name, built, told.get(name, built)) for name, built in _ONE_WAY.items()),
     ):
         if found != needed:
-            raise UsageError(f"--run-config {where}: {name} is {found}, and only {needed} is built")
+            raise UsageError(f"--run-config {where}: {name} is {str(found)[:40]}, and only {needed} is built")
+    if "speakers" in told:
+        raise UsageError(
+            f"--run-config {where}: speakers is {str(told['speakers'])[:40]}, which no run configuration of LightX2V "
+            "says; take it out and give --speakers N"
+        )
     height, width = _sides(where, told)
     chunk, sink = _whole(where, cache, "num_frame_per_chunk"), _whole(where, cache, "sink_size")
     rings = _rings(where, cache, chunk, sink)
@@ -61,7 +77,7 @@ def read_run_config(where: str, told: Mapping[str, Any]) -> tuple[dict[str, Any]
         "ring_frames": max(rings),
         "layer_rings": rings if len(rings) > 1 else (),
         "pass_caches": True,
-        **_positions(where, cache),
+        **positions(f"--run-config {where}", cache),
     }
     return fields, evenly(_whole(where, told, "infer_steps"), _number(where, told, "sample_shift"))
 
@@ -79,15 +95,20 @@ def _rings(where: str, cache: Mapping[str, Any], chunk: int, sink: int) -> tuple
     return tuple(int(one[1:]) * chunk for one in hybrid.split("-"))
 
 
-def _positions(where: str, cache: Mapping[str, Any]) -> dict[str, Any]:
+def positions(where: str, cache: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the layout that say which positions RoPE gives to frames; without a mode, LightX2V's local.
+
+    Raises
+    ------
+    UsageError
+        If ``rope_position_mode`` is another one, or ``global`` has no ``rope_max_frames``.
+    """
     mode = cache.get("rope_position_mode", "local")
     if mode == "local":
         return {"window_positions": True, "rope_max_frames": 0}
     if mode != "global":
-        raise UsageError(
-            f"--run-config {where}: rope_position_mode is {str(mode)[:40]!r}, expected local or global"
-        )
-    return {"window_positions": True, "rope_max_frames": _whole(where, cache, "rope_max_frames")}
+        raise UsageError(f"{where}: rope_position_mode is {str(mode)[:40]!r}, expected local or global")
+    return {"window_positions": True, "rope_max_frames": _whole_number(where, cache, "rope_max_frames")}
 
 
 def _sides(where: str, told: Mapping[str, Any]) -> tuple[int, int]:
@@ -100,11 +121,13 @@ def _sides(where: str, told: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _whole(where: str, told: Mapping[str, Any], name: str) -> int:
+    return _whole_number(f"--run-config {where}", told, name)
+
+
+def _whole_number(where: str, told: Mapping[str, Any], name: str) -> int:
     value = told.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 16:
-        raise UsageError(
-            f"--run-config {where}: {name} is {str(value)[:40]}, expected a whole number of at least 1"
-        )
+        raise UsageError(f"{where}: {name} is {str(value)[:40]}, expected a whole number of at least 1")
     return value
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from seko_export.checkpoints.errors import ContradictionError, NotACheckpointError
 from seko_export.checkpoints.key_table import KeyTable
-from seko_export.checkpoints.sources import OpenedFiles
+from seko_export.checkpoints.sources import OpenedFiles, shown
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
@@ -44,6 +44,7 @@ _HEAD_DIM, _WINDOW, _SINK, _CHUNK = (
     "sink_size",
     "num_frame_per_block",
 )
+_ATTENTION_WINDOW = "window_size"  # Wan's, of tokens before and behind; the stream's is local_attn_size
 _TIMES = "timesteps"
 _SHIFTS = ("timestep_shift", "flow_shift", "shift")
 _PARTS = ("model", "stream", "schedule")  # of the config.json that lies beside our sample
@@ -81,6 +82,7 @@ def recognise(
             told = {**model, **times}
             learn_config(stream, layout, {name: (name,) for name in STREAM_FIELDS})
         learn_config(facts, told, _MODEL_FIELDS)
+        _check_attention(where, told)
         _learn_head_dim(facts, told)
         _learn_window(stream, told)
         schedule = _schedule(where, told)
@@ -99,6 +101,23 @@ def recognise(
     )
 
 
+def unused_fields(told: Mapping[str, Any] | None, *, window: bool) -> tuple[str, ...]:
+    """Return the fields of times, and with ``window`` of the window, that a config.json has, with their values.
+
+    For a family that takes these from elsewhere, so that it can say so. -1 as a window, and a sink of 0, say nothing.
+    """
+    held = told or {}
+    parts = (held.get("stream"), held.get("schedule"))
+    held = {**held, **{name: one for part in parts if isinstance(part, dict) for name, one in part.items()}}
+    names = (*_SHIFTS, _TIMES, *((_WINDOW, _SINK, _CHUNK) if window else ()))
+    nothing = {_WINDOW: -1, _SINK: 0}
+    return tuple(
+        shown(f"{name} {held[name]}")
+        for name in names
+        if held.get(name) is not None and held[name] != nothing.get(name)
+    )
+
+
 def is_config(told: Mapping[str, Any]) -> bool:
     """Return whether a config.json may be a Wan model's, rather than a VAE's, a scheduler's or transformers'."""
     name = told.get("_class_name")
@@ -110,6 +129,16 @@ def is_config(told: Mapping[str, Any]) -> bool:
     known = {name for names in _MODEL_FIELDS.values() for name in names}
     known |= {_HEAD_DIM, _WINDOW, _SINK, _CHUNK, *_SHIFTS}
     return bool(known & set(model if isinstance(model, dict) else told))
+
+
+def _check_attention(where: str, told: Mapping[str, Any]) -> None:
+    """Refuse a config.json of a model that attends to a window along each axis, which is not built."""
+    size = told.get(_ATTENTION_WINDOW)
+    if size is not None and size != [-1, -1]:
+        raise NotACheckpointError(
+            f"{_ATTENTION_WINDOW} in the config.json of {where} is {shown(repr(size))}, and only models that attend to "
+            "all tokens, [-1, -1], are built"
+        )
 
 
 def _learn_head_dim(facts: Facts, told: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.backends.device_tensor import host_dtype
 from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import (
@@ -14,6 +15,7 @@ from seko_runtime.executor.buffers_check import (
     IMAGE,
     IMAGE_LATENTS,
     PICTURE_CONDITION,
+    PICTURE_LEVELS,
     picture_input,
 )
 from seko_runtime.format.manifest import Manifest
@@ -51,23 +53,30 @@ class ConditioningFrames:
         rows : sequence of int
             k of them.
         image : array
-            uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue.
+            uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue. Of a model that is told the picture also float32,
+            levels of 0 to 255 and, of a bicubic resize, beyond.
 
         Raises
         ------
         UsageError
-            If the artifact encodes no pictures, or the picture's shape or dtype does not fit.
+            If the artifact encodes no pictures, the picture's shape or dtype does not fit, or a level is not finite.
         """
         told = picture_input(self._manifest)
         program = "encode" if told is None else "condition"
         if program not in live.once:
             raise UsageError(NO_ENCODER)
-        pictures = per_row(as_array(image, "image"), live.specs[IMAGE].shape, np.uint8, "image", rows)
+        name = IMAGE if told is None or PICTURE_LEVELS not in live.specs else PICTURE_LEVELS
+        found, spec = as_array(image, "image"), live.specs[name]
+        levels = name == PICTURE_LEVELS and found.dtype == np.float32
+        pictures = per_row(found, spec.shape, np.float32 if levels else np.uint8, "image", rows)
+        if levels and not np.isfinite(found).all():
+            raise UsageError("image holds a level that is not finite")
+        pictures = [(row, one.astype(host_dtype(spec.dtype), copy=False)) for row, one in pictures]
         previous: NDArray[np.generic] | None = None
         with self._memory.ordered():
             for target, picture in pictures:
                 if previous is None or not np.array_equal(previous, picture):
-                    self._memory.write(live.buffers[IMAGE], picture)
+                    self._memory.write(live.buffers[name], picture)
                     live.once[program].run()
                 previous = picture
                 if told is not None:

@@ -18,7 +18,9 @@ from seko_runtime.video.conditioning.poses import Array, framewise, inputs_of, r
 KEYS = "wasdijkl"
 NONE = "none"
 MAX_STEPS = 1_000_000  # of a key string
-_PART = re.compile(rf"({NONE}|[{KEYS}]+)-([0-9]{{1,7}})", re.ASCII)
+_PART = re.compile(rf"({NONE}|[{KEYS}]+)-([0-9]{{1,7}})", re.ASCII | re.IGNORECASE)
+_FULL_WIDTH_COMMA = "\N{FULLWIDTH COMMA}"
+_LEAST_LENGTH = 1e-6  # that the original adds to a length before it divides by it
 _USUAL_FOCAL_LENGTH = 500.0  # pixels, at any size
 
 
@@ -36,7 +38,8 @@ class KeySettings:
     yaw, pitch : float
         Degrees of a step.
     pitch_limit : float
-        Degrees that the camera looks up or down at most.
+        Degrees that the camera looks up or down at most. A step that would pass it does not turn the camera at all,
+        as in the authors' tool: steps of 2 degrees end at 84 below a limit of 85.
     unit : float or None
         Length that is 1 for the model. Default: what a latent frame's steps straight on come to.
 
@@ -75,22 +78,25 @@ REALTIME = KeySettings(steps_per_frame=1, yaw=6.0, pitch=4.0)
 def key_rows(text: str) -> list[frozenset[str]]:
     """Return the keys of every step that a string such as ``w-10,iw-15,none-5`` names: keys, a dash, steps.
 
+    As in the authors' tool, letters may be upper case, blanks count for nothing, and a comma may be a full-width one.
+
     Raises
     ------
     UsageError
         If a part has another form, or the steps are too many.
     """
     rows: list[frozenset[str]] = []
-    for part in text.split(","):
-        found = _PART.fullmatch(part.strip())
+    for part in "".join(text.replace(_FULL_WIDTH_COMMA, ",").split()).split(","):
+        found = _PART.fullmatch(part)
         if found is None or not int(found[2]):
             raise UsageError(
-                f"keys {part.strip()[:40]!r}: expected keys of {KEYS}, or {NONE}, a dash and a number of steps, as in "
+                f"keys {part[:40]!r}: expected keys of {KEYS}, or {NONE}, a dash and a number of steps, as in "
                 "w-10,iw-15,none-5"
             )
         if len(rows) + int(found[2]) > MAX_STEPS:
             raise UsageError(f"keys for more than {MAX_STEPS} steps: give fewer")
-        rows += [frozenset() if found[1] == NONE else frozenset(found[1])] * int(found[2])
+        keys = found[1].lower()
+        rows += [frozenset() if keys == NONE else frozenset(keys)] * int(found[2])
     return rows
 
 
@@ -224,7 +230,8 @@ class KeyboardCamera:
             ) from None
         numbers = np.array([*place.ravel(), yaw, pitch])
         whole = type(left) is int and 0 <= left <= len(self._script) and type(begun) is bool
-        if place.shape != (3,) or not np.isfinite(numbers).all() or not whole:
+        level = abs(pitch) <= math.radians(self.settings.pitch_limit)  # beyond it no step would turn it back
+        if place.shape != (3,) or not np.isfinite(numbers).all() or not whole or not level:
             raise UsageError(
                 "this state does not fit this camera; take what state() gave, with the same first steps"
             )
@@ -239,12 +246,14 @@ class KeyboardCamera:
         def signed(forward: str, back: str) -> int:
             return (forward in held) - (back in held)
 
-        limit = math.radians(s.pitch_limit)
         pitch = self._pitch + math.radians(s.pitch) * signed("i", "k")
-        self._pitch = min(max(pitch, -limit), limit)
+        if abs(pitch) <= math.radians(s.pitch_limit):
+            self._pitch = pitch
         self._yaw += math.radians(s.yaw) * signed("l", "j")
-        ahead = np.array([math.sin(self._yaw), 0.0, math.cos(self._yaw)])
-        right = np.array([math.cos(self._yaw), 0.0, -math.sin(self._yaw)])
+        # The camera's own axes over the ground: the one ahead is as long as the cosine of the pitch, the right one 1.
+        level = math.cos(self._pitch)
+        ahead = np.array([math.sin(self._yaw), 0.0, math.cos(self._yaw)]) * (level / (level + _LEAST_LENGTH))
+        right = np.array([math.cos(self._yaw), 0.0, -math.sin(self._yaw)]) / (1 + _LEAST_LENGTH)
         self._place = self._place + s.move * (signed("w", "s") * ahead + signed("d", "a") * right)
 
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import InputSpec, Manifest
-from seko_runtime.video.fitting import fit_pictures
+from seko_runtime.video.conditioning.voice import FEATURES, KINDS
+from seko_runtime.video.fitting import fit_levels
 
 KIND = "speaker_masks"  # of an input per session, float32 [speakers, tokens of a latent frame]
 _MIDDLE = 127.5
@@ -37,8 +38,10 @@ def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: Manifest) -> 
         If it takes no masks, or they are too few or too many, or no pictures.
     """
     spec = masks_input(manifest)
-    if spec is None:
+    if spec is None and any(one.kind in (*KINDS, FEATURES) for one in manifest.caller_inputs):
         raise UsageError("this artifact has one speaker, who is the whole picture: it takes no masks")
+    if spec is None:
+        raise UsageError("this artifact's model hears no speakers: it takes no masks")
     if len(pictures) != spec.shape[0]:
         raise UsageError(f"{len(pictures)} masks given for {spec.shape[0]} speakers, expected one each")
     stream = manifest.stream
@@ -48,7 +51,7 @@ def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: Manifest) -> 
     for one in pictures:
         if one.dtype != np.uint8 or one.ndim != 3 or one.shape[-1] != 3 or 0 in one.shape:
             raise UsageError(f"a mask is {one.dtype} {list(one.shape)}, expected uint8 [rows, columns, 3]")
-        fitted, _ = fit_pictures(one, stream.height, stream.width)
-        small, _ = fit_pictures(fitted, rows // side, columns // side, bicubic=True)
+        fitted, _ = fit_levels(one, stream.height, stream.width)
+        small, _ = fit_levels(fitted, rows // side, columns // side, bicubic=True)
         masks.append((small[..., 0] > _MIDDLE).astype(np.float32).ravel())
     return np.stack(masks)

@@ -20,6 +20,7 @@ WINDOW = 16_000  # samples that are heard for one latent frame
 # Kinds of inputs [speakers, F, WINDOW] float32, and whether their numbers are brought to mean 0 and variance 1.
 NORMALISED, PLAIN = "audio_windows", "audio_windows_plain"
 KINDS = {NORMALISED: True, PLAIN: False}
+FEATURES = "audio_features"  # of an artifact without the encoder: what it would make of the windows
 _LEAST_VARIANCE = 1e-7  # is added, as transformers' feature extractor does
 _INT16 = 32768.0
 MAX_HELD_S = 1800  # seconds of a voice that a row holds: heard by the last chunks, and pushed ahead
@@ -82,6 +83,18 @@ class AudioWindows:
             per_latent,
             KINDS[spec.kind or PLAIN],
         )
+
+    @staticmethod
+    def missing(manifest: Manifest) -> str:
+        """Return why an artifact without windows takes no sound, as a sentence."""
+        spec = next((one for one in manifest.caller_inputs if one.kind == FEATURES), None)
+        if spec is not None:
+            return (
+                f"this artifact hears features of a voice, not its sound: give them as the input {spec.name!r}, "
+                f"{spec.dtype} {list(spec.shape)} for every chunk, or rebuild it with --audio-encoder"
+            )
+        names = ", ".join(one.name for one in manifest.caller_inputs) or "none"
+        return f"this artifact's model hears no audio; its inputs: {names}"
 
     def end(self, frame: int) -> int:
         """Return the sample behind the last one that a latent frame hears."""

@@ -1,0 +1,166 @@
+"""What `inspect` prints as a checkpoint's command: it parses, and builds the model that was inspected."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import seko_export
+from seko_export.checkpoints import random as random_weights
+from seko_export.cli import main
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.families.model_files import write_random_checkpoint
+from seko_export.families.registry import families, family_named, graph_of, presets
+from seko_export.options.checks import SAMPLE_FOLDER
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.resolve import resolve_build
+
+
+class StopError(RuntimeError):
+    """Raised where a build would begin."""
+
+
+@pytest.fixture
+def headers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have files of weights hold their header and a hole: those of 14 billion numbers take no room."""
+
+    def write(path: Path, names: Mapping[str, str], weights: Any) -> None:
+        header, end = {}, 0
+        for key, name in names.items():
+            begin, end = end, end + weights.bytes_of(name)
+            header[key] = {"dtype": "BF16", "shape": weights.shapes[name], "data_offsets": [begin, end]}
+        encoded = json.dumps(header).encode()
+        with path.open("wb") as file:
+            file.write(len(encoded).to_bytes(8, "little") + encoded)
+            file.truncate(8 + len(encoded) + end)
+
+    monkeypatch.setattr(random_weights, "_write_safetensors", write)
+    monkeypatch.setattr(random_weights.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 60))
+
+
+def built_by(command: str, monkeypatch: pytest.MonkeyPatch, *more: str) -> BuildConfig:
+    """Return what a printed command builds; its options are those of the command line."""
+    asked: list[BuildOptions] = []
+
+    def stop(options: BuildOptions, *_: object, **__: object) -> None:
+        asked.append(options)
+        raise StopError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(seko_export, "build", stop)
+        program, *words = shlex.split(command)
+        assert program == "seko-export"
+        result = CliRunner().invoke(main, [*words, *more])
+    assert asked, result.output
+    config = resolve_build(replace(asked[0], target="cpu")).config
+    graph_of(config)  # a family refuses layouts of its own here
+    return config
+
+
+def stated(report: Mapping[str, Any], part: str, kind: type) -> dict[str, Any]:
+    """Return the fields of a report's ``model`` or ``stream`` that a config of this kind has."""
+    names = {one.name for one in fields(kind)}
+    return {name: one["value"] for name, one in report[part].items() if name in names}
+
+
+# Of each family a model that no preset has; heads of 128 channels, as the family assumes without a config.json.
+ODD: dict[str, ModelConfig] = {
+    name: replace(
+        next(
+            preset.model
+            for preset in presets().values()
+            if preset.model.family == name and preset.model.dim < 512
+        ),
+        name="odd",
+        layers=3,
+        dim=256,
+        heads=2,
+        text_tokens=512,
+        **({"audio_width": 128, "audio_heads": 2} if name == "seko_talk" else {}),
+    )
+    for name in families()
+}
+MODELS = {name: preset.model for name, preset in presets().items()} | {
+    f"{family} of no preset": model for family, model in ODD.items()
+}
+FORMS = [
+    (name, form)
+    for name, model in MODELS.items()
+    for form, how in family_named(model.family).keys.random_forms.items()
+    # One file of a large model is mapped whole, for which not every machine has the memory; shards are smaller.
+    if how.container == "sharded" or (how.container == "safetensors" and model.dim < 1024)
+]
+
+
+@pytest.mark.usefixtures("headers_alone")
+@pytest.mark.parametrize("config_file", [True, False])
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_the_printed_command_builds_what_was_inspected(
+    name: str, form: str, config_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every preset's sizes and of others, in every form, with and without a config.json."""
+    model, path = MODELS[name], tmp_path / "model"
+    write_random_checkpoint(path, model, seed=0, format=form)
+    files = sorted(path.glob("**/config.json"))
+    if not config_file and not files:
+        pytest.skip("written without one anyway")
+    for file in files if not config_file else ():
+        file.unlink()
+    report = seko_export.inspect(path)
+    config = built_by(report["command"], monkeypatch)
+    inspected = stated(report, "model", type(config.model))
+    assert {one: getattr(config.model, one) for one in inspected} == inspected
+    stream = stated(report, "stream", StreamConfig)
+    assert {one: getattr(config.stream, one) for one in stream} == stream
+    if report["preset"] is not None:
+        known = presets()[report["preset"]]
+        assert config.model == replace(known.model, name=config.model.name)
+        assert config.stream == known.stream
+    if config_file and files:
+        assert config.model == replace(model, name=config.model.name)
+
+
+@pytest.mark.parametrize("checkpoint", [SAMPLE_FOLDER / "dit.safetensors", SAMPLE_FOLDER])
+def test_the_printed_command_of_the_sample_builds_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not checkpoint.exists():
+        pytest.skip("the sample is not here")
+    report = seko_export.inspect(checkpoint)
+    sample = resolve_build(BuildOptions(preset="sample", target="cpu")).config
+    assert built_by(report["command"], monkeypatch) == sample
+    assert resolve_build(BuildOptions(model_folder=SAMPLE_FOLDER, target="cpu")).config == sample
+
+
+@pytest.mark.usefixtures("headers_alone")
+@pytest.mark.parametrize("subfolder", ["transformers", "lingbot_world_fast"])
+def test_a_folder_that_build_takes_is_inspected(
+    subfolder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lingbot's transformer lies in a folder of its model's folder, and nothing else need be there."""
+    write_random_checkpoint(tmp_path / "base" / subfolder, ODD["lingbot"], seed=0)
+    report = seko_export.inspect(tmp_path / "base")
+    assert (report["family"], report["checkpoint"]) == ("lingbot", "base")
+    config = built_by(report["command"], monkeypatch)
+    assert config.stream.chunk_frames == (4 if subfolder == "transformers" else 3)
+    assert config.model == replace(ODD["lingbot"], name=config.model.name)
+
+
+def test_an_artifact_without_its_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+    from seko_runtime.errors import ArtifactError
+
+    for folder in ("engines", "weights"):
+        (tmp_path / "artifact" / folder).mkdir(parents=True)
+    (tmp_path / "artifact" / "weights" / "0.safetensors").write_bytes(b"")
+    with pytest.raises(ArtifactError, match=r"manifest\.json"):
+        seko_export.inspect(tmp_path / "artifact")
