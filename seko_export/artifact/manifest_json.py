@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 
+from seko_runtime.executor.buffers_check import PICTURE_LEVELS
 from seko_runtime.format.manifest import (
     COPIES_VERSION,
     FIRST_LAYER_VERSION,
     INPUT_VERSION,
+    LEVELS_VERSION,
     OFFLOADED_VERSION,
     PASS_CACHE_VERSION,
     POOL_VERSION,
@@ -70,6 +72,7 @@ def _least_of_fields(manifest: Manifest) -> int:
     s = manifest.stream
     ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames, s.reference_frames)
     needed = (
+        (LEVELS_VERSION, any(one.name == PICTURE_LEVELS for one in manifest.buffers)),
         (SHARED_DECODE_VERSION, manifest.shares_decoding),
         (COPIES_VERSION, ring.repeats_references),
         (RANK_VERSION, manifest.ranks > 1),

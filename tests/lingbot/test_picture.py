@@ -18,6 +18,7 @@ import torch
 
 import seko_runtime
 from seko_export.artifact.describe import describe
+from seko_export.artifact.manifest_json import least_version
 from seko_export.backends import EAGER
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import dtype_name
@@ -36,7 +37,7 @@ from seko_runtime.cli.camera import camera_inputs
 from seko_runtime.cli.conditioning import Conditioning, fit_conditioning
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import _check_condition
-from seko_runtime.format.manifest import Manifest, Weight
+from seko_runtime.format.manifest import INPUT_VERSION, LEVELS_VERSION, Manifest, Weight
 from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
 from seko_runtime.video.session import Session
 from tests.asked import resolved
@@ -122,6 +123,8 @@ def test_an_artifact_from_before_takes_the_picture_as_bytes(weights) -> None:
     assert "picture.levels" in {one.name for one in manifest.buffers}
     buffers = tuple(one for one in manifest.buffers if one.name != "picture.levels")
     older = replace(manifest, buffers=buffers)
+    # A runtime from before would leave the new buffer empty: it must refuse the artifact.
+    assert (least_version(manifest), least_version(older)) == (LEVELS_VERSION, INPUT_VERSION)
     _check_condition(older, {one.name: one for one in buffers})
     options = argparse.Namespace(device="cpu", steps=None, shift=None, seed=0, image=Path("photo.png"))
     photo = np.zeros((54, 80, 3), np.uint8)

@@ -19,7 +19,7 @@ from seko_runtime.errors import (
     ProgramError,
 )
 from seko_runtime.executor.programs_check import resolve_programs
-from seko_runtime.format.manifest import Call, FileEntry, Manifest
+from seko_runtime.format.manifest import FORMAT_VERSION, Call, FileEntry, Manifest
 from seko_runtime.format.manifest_reader import parse_manifest
 
 from . import toy, toy_whole
@@ -69,8 +69,10 @@ def test_unknown_fields_are_ignored_and_optional_ones_may_be_absent() -> None:
 
 
 def test_a_newer_format_is_named_before_anything_else_is_read() -> None:
-    with pytest.raises(FormatVersionError, match="format version 10, this runtime reads up to 9; install"):
-        read({"format_version": 10, "everything": "else changed"})
+    known = FORMAT_VERSION
+    told = f"format version {known + 1}, this runtime reads up to {known}; install"
+    with pytest.raises(FormatVersionError, match=told):
+        read({"format_version": known + 1, "everything": "else changed"})
 
 
 @pytest.mark.parametrize(

@@ -234,12 +234,11 @@ def test_fused_layers_are_the_plain_ones(
 
 
 def test_a_build_with_a_context_pass_or_without_a_portrait_is_refused() -> None:
-    refused = {
-        "has a cache for each denoise pass: give --pass-caches": {"pass_caches": False},
-        "begins with a reference picture: give --reference-frames 1": {"reference_frames": 0},
-    }
-    for why, odd in refused.items():
-        with pytest.raises(UsageError, match=why):
+    for odd, words in (
+        ({"pass_caches": False}, "give --pass-caches, not --context-pass"),
+        ({"reference_frames": 0}, "give --reference-frames 1, not 0"),
+    ):
+        with pytest.raises(UsageError, match=words):
             FAMILY.graph(talk_config(layout=odd))
 
 

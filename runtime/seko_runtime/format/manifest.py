@@ -13,18 +13,20 @@ from seko_runtime.format.paths import as_path
 from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.format.records import Limit, Mark, Since, one_of, within
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 # What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
 # begin with another layer than 0, and layers with rings of their own; caches that are offloaded; reference
 # frames; context passes that read what begin makes of the cache, in layered state; declared inputs and the workload;
-# several ranks; chunks of reference frames that are filled up with copies; decoding that ranks share. An artifact
-# without them is written as the version before, for older runtimes.
+# several ranks; chunks of reference frames that are filled up with copies; decoding that ranks share; start
+# pictures in float32, of models that are told them. An artifact without them is written as the version before, for
+# older runtimes.
 POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, OFFLOADED_VERSION, REFERENCE_VERSION = 2, 3, 3, 3, 4
 WINDOW_VERSION = 5
 INPUT_VERSION = 6
 RANK_VERSION = 7
 COPIES_VERSION = 8
 SHARED_DECODE_VERSION = 9
+LEVELS_VERSION = 10
 GPU_SEPARATOR = "-"  # between the GPUs of a `Target.arch`
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
