@@ -4,8 +4,10 @@
 
 ARTIFACT was built with ``--sessions``. Figures: ``soak_mismatches`` (chunks of random schedules that are not those of
 the session alone, byte for byte, all in calls of one size), ``busy_pool_p99``, ``stream_slope``,
-``offload_bandwidth_share`` (GPU alone), the milliseconds of open, prompt, pause, resume and close, and
-``batch_scaling``: a call of each size against as many calls of one, rows at different chunks.
+``offload_bandwidth_share`` (GPU alone), the milliseconds of open, prompt, pause, resume and close,
+``batch_scaling``: a call of each size against as many calls of one, rows at different chunks, and
+``read_threads_vs_one``: time of a chunk where two threads run and read a session each, against one thread that queues
+both sessions' chunks ahead by hand (an artifact with a VAE).
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import random
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +30,9 @@ from rows import append_row
 
 from seko_export.tools.inspection import percentile
 from seko_runtime import Pool, PooledSession, open_artifact
+from seko_runtime.video.chunk import Chunk
 
-FIGURES = ("soak", "busy", "slope", "offload", "latencies", "batch")
+FIGURES = ("soak", "busy", "slope", "offload", "latencies", "batch", "reading")
 SLOPE_CHUNKS = 5000
 
 
@@ -109,6 +114,8 @@ def main() -> None:
             latencies(load, options.rows, shape)
         if "batch" in figures:
             batch(load, options.rows, shape)
+        if "reading" in figures:
+            reading(load, options.rows, shape)
         for session in pool.sessions:
             session.close()
 
@@ -285,6 +292,41 @@ def batch(load: Load, rows: Path, shape: str, repeats: int = 8) -> None:
             rows, "batch_scaling", f"{shape}, calls of {size}", ms / (size * alone), f"of {size} calls of one", None,
             call_ms=ms, one_ms=alone,
         )  # fmt: skip
+    for session in sessions:
+        session.close()
+
+
+def reading(load: Load, rows: Path, shape: str, chunks: int = 60, repeats: int = 5) -> None:
+    """Two sessions whose frames are read: a thread for each, against one thread that keeps three chunks queued."""
+    sessions = [load.open(row, row) for row in range(2)]
+
+    def by_hand() -> None:
+        queued: deque[Chunk] = deque()
+        for _ in range(chunks):
+            for session in sessions:
+                queued.append(session.run_chunk())
+                if len(queued) > 3:
+                    queued.popleft().video()
+        while queued:
+            queued.popleft().video()
+
+    def stream(session: PooledSession) -> None:
+        for _ in session.stream(chunks=chunks):
+            pass
+
+    def in_threads() -> None:
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(stream, sessions))
+
+    times: dict[str, list[float]] = {"by_hand": [], "in_threads": []}
+    for _ in range(repeats + 1):
+        times["by_hand"].append(_timed(by_hand))
+        times["in_threads"].append(_timed(in_threads))
+    hand, threads = (statistics.median(times[way][1:]) / (2 * chunks) for way in ("by_hand", "in_threads"))
+    append_row(
+        rows, "read_threads_vs_one", shape, threads / hand, "time of a chunk / of one thread by hand", None,
+        by_hand_ms=hand, in_threads_ms=threads, chunks=2 * chunks, repeats=repeats,
+    )  # fmt: skip
     for session in sessions:
         session.close()
 
