@@ -23,11 +23,12 @@ def test_a_long_folder_for_temporary_files_has_no_room_for_the_servers_socket(
     assert workers._started_by(export_backend("aoti")).get_start_method() == method
 
 
-def test_an_interrupt_that_another_thread_takes_waits_until_all_workers_are_started() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_another_thread_takes_waits_until_all_workers_are_started(number: signal.Signals) -> None:
     begun, over = threading.Event(), threading.Event()
 
     def other() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         begun.set()
         over.wait()
 
@@ -35,21 +36,29 @@ def test_an_interrupt_that_another_thread_takes_waits_until_all_workers_are_star
     thread.start()
     begun.wait()
     reached: list[str] = []
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    before = signal.signal(number, signal.default_int_handler)  # a job in the background ignores SIGINT
     try:
         with pytest.raises(KeyboardInterrupt):
-            _interrupted(thread, reached)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            _interrupted(thread, number, reached)
+        assert signal.getsignal(number) is signal.default_int_handler
     finally:
         over.set()
         thread.join()
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
     assert reached == ["the end of the block"]
 
 
-def _interrupted(thread: threading.Thread, reached: list[str]) -> None:
-    with workers._put_off(signal.SIGINT):
-        signal.pthread_kill(thread.ident or 0, signal.SIGINT)
+def test_workers_inherit_that_sigint_alone_is_blocked() -> None:
+    """A terminal sends it to the whole group; SIGTERM is what ends a worker."""
+    with workers._workers_starting():
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & blocked == {signal.SIGINT}
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def _interrupted(thread: threading.Thread, number: signal.Signals, reached: list[str]) -> None:
+    with workers._workers_starting():
+        signal.pthread_kill(thread.ident or 0, number)
         for _ in range(1000):  # Python looks for signals between two of its instructions
             time.sleep(0)
         reached.append("the end of the block")
