@@ -28,6 +28,7 @@ from seko_export.host.progress import Progress
 from seko_export.host.workshop import workshop
 from seko_export.media.pieces import VAE_DECODE, VAE_DECODE_FIRST, VAE_ENCODE
 from seko_runtime.host.end_signals import held_signals
+from seko_runtime.host.faults import told_by_the_system
 
 # Roles of the engines with kernels enough to compile for long: these begin first.
 SLOW_ROLES = (BLOCK, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE)
@@ -133,7 +134,8 @@ def _told(make: EngineMaker | None, config: BuildConfig, name: str, workplace: P
             raise ExportError("this backend runs pieces as they are and makes no engine files")
         workplace.mkdir()
         made = workplace / goal.name
-        seconds = make(config, name, str(made))
+        with told_by_the_system():
+            seconds = make(config, name, str(made))
         shutil.move(made, goal)
         return seconds
     except (ExportError, OSError):  # these travel

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +56,20 @@ def test_workers_inherit_that_sigint_alone_is_blocked() -> None:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & blocked == {signal.SIGINT}
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_full_disk_below_a_librarys_own_fault_is_the_systems(tmp_path: Path) -> None:
+    """As `torch.export.save` has it: `whole_folder` then says which disk, and how much of it is free."""
+
+    def make(_config: object, _name: str, _path: str) -> float:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        finally:
+            raise RuntimeError("unexpected pos 64 vs 0")
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        workers._told(make, SimpleNamespace(), "step", tmp_path / "place", tmp_path / "step.pt2")  # type: ignore[arg-type]
+    assert caught.value.errno == errno.ENOSPC
 
 
 def _interrupted(thread: threading.Thread, number: signal.Signals, reached: list[str]) -> None:
