@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.video.inputs import as_array
+from seko_runtime.video.inputs import as_array, check_magnitude
 
 RATE = 16_000  # samples a second
 WINDOW = 16_000  # samples that are heard for one latent frame
@@ -253,7 +253,8 @@ def checked_samples(samples: object, speakers: int) -> NDArray[np.float32]:
         raise UsageError(
             f"audio is {found.dtype} {list(found.shape)}, expected int16 or float32 {wanted} at {RATE} Hz"
         )
-    made = shaped.astype(np.float32) / np.float32(_INT16 if found.dtype == np.int16 else 1)
-    if not np.isfinite(made).all():
-        raise UsageError("audio holds a number that is not finite")
+    check_magnitude(found, "audio")
+    made: NDArray[np.float32] = shaped.astype(np.float32) / np.float32(
+        _INT16 if found.dtype == np.int16 else 1
+    )
     return made
