@@ -26,7 +26,9 @@ def test_a_long_folder_for_temporary_files_has_no_room_for_the_servers_socket(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_another_thread_takes_waits_until_all_workers_are_started(number: signal.Signals) -> None:
+def test_a_signal_that_another_thread_takes_waits_until_all_workers_are_started(
+    number: signal.Signals,
+) -> None:
     begun, over = threading.Event(), threading.Event()
 
     def other() -> None:
