@@ -35,9 +35,9 @@ def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float,
         If there are no or too many steps, or a number is out of range.
     """
     # A shift below a rounding of 1 makes the formula's divisor 0.
-    shift = real_number(shift, "shift", "a positive number")
+    shift = real_number(shift, "shift", "a positive shift")
     if 1.0 + (shift - 1.0) <= 0:
-        raise UsageError(f"shift is {shift}, expected a positive number")
+        raise UsageError(f"shift is {shift}, expected a positive shift")
     if not isinstance(steps, Sequence) or isinstance(steps, str | bytes):
         steps = whole_number(steps, "steps", 1, MAX_PASSES)
         steps = tuple(LAST_TIME * (1 - i / steps) for i in range(steps))
