@@ -63,6 +63,10 @@ class BuildResult:
         Largest error of a token in the cache afterwards, as in `seko_runtime.opening.golden.cache_error`.
     golden_video_error : float or None
         Root mean square difference of the video frames in the worst chunk, in levels of 255; None without a VAE.
+    golden_rounding : float or None
+        How far rounding alone moves the eager model, to compare ``golden_error`` with: its relative error against
+        itself with other last bits, over the golden chunks, or with an exact cache over the first one. None without
+        goldens.
     device : str
         ``cpu`` or ``cuda``.
     kernels : str
@@ -81,6 +85,7 @@ class BuildResult:
     golden_error: float | None
     golden_cache_error: float | None
     golden_video_error: float | None = None
+    golden_rounding: float | None = None
     device: str = "cpu"
     kernels: str = "plain"
     attention: str = "torch"
@@ -218,6 +223,7 @@ def _result(
         golden_error=None if report is None else report["worst"]["golden"],
         golden_cache_error=max((row["cache"] for row in errors), default=None),
         golden_video_error=max(videos, default=None),
+        golden_rounding=None if record is None else record.rounding,
         device=config.device,
         kernels="fused" if config.fused else "plain",
         attention=config.attention,

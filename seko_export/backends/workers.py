@@ -27,6 +27,8 @@ from seko_export.families.registry import graph_of
 from seko_export.host.progress import Progress
 from seko_export.host.workshop import workshop
 from seko_export.media.pieces import VAE_DECODE, VAE_DECODE_FIRST, VAE_ENCODE
+from seko_runtime.host.end_signals import held_signals
+from seko_runtime.host.faults import told_by_the_system
 
 # Roles of the engines with kernels enough to compile for long: these begin first.
 SLOW_ROLES = (BLOCK, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE)
@@ -81,7 +83,7 @@ def compiled_beside(
     finished = False
     with workshop("seko-") as bench:
         try:
-            with _put_off(signal.SIGINT):  # workers never see it: the parent alone answers Ctrl-C, afterwards
+            with _workers_starting():
                 futures: dict[Future[float], str] = {
                     pool.submit(
                         _told,
@@ -132,7 +134,8 @@ def _told(make: EngineMaker | None, config: BuildConfig, name: str, workplace: P
             raise ExportError("this backend runs pieces as they are and makes no engine files")
         workplace.mkdir()
         made = workplace / goal.name
-        seconds = make(config, name, str(made))
+        with told_by_the_system():
+            seconds = make(config, name, str(made))
         shutil.move(made, goal)
         return seconds
     except (ExportError, OSError):  # these travel
@@ -205,26 +208,22 @@ class _Watch:
 
 
 @contextmanager
-def _put_off(number: signal.Signals) -> Iterator[None]:
-    """Answer a signal behind the block; it is blocked in processes started from here.
+def _workers_starting() -> Iterator[None]:
+    """Answer signals behind the block, in which workers are started; SIGINT is blocked in the workers.
 
-    It is blocked in this thread alone. Where another takes it, Python would call the handler in the main thread, in the
-    middle of the block; so the handler waits, too.
+    A worker is known, and can be ended, when the start of its process has returned. For the first one that takes as
+    long as the server takes to import torch. A signal that ended the build meanwhile would leave behind a worker that
+    nobody ends, and that finds its pool's semaphores gone.
+
+    SIGINT is blocked in this thread, because processes that are started from here inherit that: the terminal sends
+    Ctrl-C to the whole group, and only this process shall answer it.
     """
-    came = threading.Event()
-    answer = signal.getsignal(number)
-    handled = callable(answer) and threading.current_thread() is threading.main_thread()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        if handled:
-            signal.signal(number, lambda *_: came.set())
-        yield
-    finally:
-        if handled:
-            signal.signal(number, answer)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if came.is_set():
-            signal.raise_signal(number)
+    with held_signals():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_with_children(worker: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -18,6 +19,7 @@ from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.key_table import KeyTable, RandomForm, plain_spread
 from seko_export.config.model import ModelConfig
 from seko_export.errors import MachineError, UsageError
+from seko_runtime.host.faults import told_by_the_system
 
 STEM = "diffusion_pytorch_model"  # as diffusers and Wan name the file
 SHARD_BYTES = 5_000_000_000  # of weights in one shard at most, as the Hugging Face Hub cuts them
@@ -85,7 +87,8 @@ def write_random_model(
         _write(temporary, weights)
         temporary.rename(path)
     except OSError as fault:
-        raise MachineError(f"{path} cannot be written: {fault.strerror or fault}") from fault
+        limited = "; raise this process's limit (ulimit -f)" if fault.errno == errno.EFBIG else ""
+        raise MachineError(f"{path} cannot be written: {fault.strerror or fault}{limited}") from fault
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary)
@@ -208,7 +211,8 @@ def _write(path: Path, weights: _RandomWeights) -> None:
 
 def _write_pt(path: Path, weights: _RandomWeights) -> None:
     state = {key: weights.draw(name) for key, name in weights.keyed(weights.shapes).items()}
-    with path.open("wb") as file:  # torch.save names the archive after a path; a file keeps the bytes equal
+    # torch.save names the archive after a path; a file keeps the bytes equal
+    with path.open("wb") as file, told_by_the_system():
         torch.save(dict.fromkeys(weights.form.parts, state) or state, file)
         _sync(file)
 

@@ -124,6 +124,9 @@ def _told(result: BuildResult) -> Iterator[str]:
     video = result.golden_video_error
     pictures = "" if video is None else f", video frames {video:.2f} levels of 255"
     yield f"verified  engines against the eager model: relative error {result.golden_error:.2e}{pictures}"
+    if result.golden_rounding is not None:
+        where = "" if lossy else " in the first chunk"
+        yield f"          other last bits alone move the eager model by {result.golden_rounding:.2e}{where}"
 
 
 for command in (*QUESTIONS, *DELIVERY):

@@ -23,7 +23,7 @@ from seko_export.backends.aoti import attention_backends
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import FlatModule, Piece, dtype_name
 from seko_export.families.registry import family_of, graph_of
-from seko_export.goldens.bounds import EagerChunk, golden_bound
+from seko_export.goldens.bounds import EagerChunk, difference, golden_bound
 from seko_export.goldens.cache_room import buffer_room, home_bytes, placed_buffers
 from seko_export.goldens.calibration import KvStatistics, layer_constants
 from seko_export.goldens.sensitivity import perturbed
@@ -74,6 +74,9 @@ class Record:
         [B, C, R, h, w] float32, the reference frames; None if the build has none.
     inputs : mapping of str to Tensor
         The caller's inputs of every chunk up to the last recorded one, by their names in the golden file.
+    rounding : float
+        How far changed last bits of each pass's input alone move the eager model, as a relative error of latents: the
+        largest of the recorded chunks; with an exact cache of the first one, since the others would take as long again.
     """
 
     text: Tensor
@@ -87,6 +90,7 @@ class Record:
     prompt: str | None
     reference: Tensor | None = None
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    rounding: float = 0.0
 
     @property
     def error_vs_exact(self) -> list[float]:
@@ -151,7 +155,9 @@ def record(
         scales |= layer_constants(config, {**weights, **scales})
         on_device |= {name: tensor.to(config.eager_device) for name, tensor in scales.items()}
         made = run_eager(config, on_device, text, seeds, chunks, progress, None)
-        other = run_eager(config, on_device, text, seeds, chunks, progress, None, shake=True)
+        other = shaken = run_eager(config, on_device, text, seeds, chunks, progress, None, shake=True)
+    else:
+        shaken = run_eager(config, on_device, text, seeds, chunks[:1], progress, None, shake=True)
     on_device.clear()
     if config.eager_device == "cuda":
         torch.cuda.empty_cache()  # what compiles engines and verifies the artifact are other processes
@@ -165,6 +171,7 @@ def record(
         cache_step=stream.frame_tokens,
         video_step=video_step(config),
         prompt=None if ids is None else GOLDEN_PROMPT,
+        rounding=max(difference(config, one, made[number]).latents for number, one in shaken.items()),
         reference=golden_reference(config),
         inputs={
             input_tensor(name, chunk): tensor

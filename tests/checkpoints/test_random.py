@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,21 @@ def test_no_space_and_no_folder_are_told(tmp_path: Path, model: ModelConfig) -> 
     with pytest.raises(MachineError, match="are free"):
         write_random_checkpoint(tmp_path / "huge.pt", huge, format="wan", seed=0)
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("format", ["self-forcing", "wan", "diffusers"])
+def test_a_file_larger_than_the_process_may_write_is_told(
+    tmp_path: Path, model: ModelConfig, format: str
+) -> None:
+    """`torch.save` ends its archive in spite of the fault, and then says "unexpected pos"."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(MachineError, match=r"cannot be written: File too large; .*\(ulimit -f\)"):
+            write_random_checkpoint(tmp_path / "large", model, format=format, seed=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == []
 
 
 def test_unknown_format_and_dtype_are_refused(tmp_path: Path, model: ModelConfig) -> None:

@@ -15,6 +15,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -25,6 +26,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from seko_export.backends.aoti import local_prefixes
+from seko_export.build_steps import BuildResult
+from seko_export.cli.commands import _told
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
@@ -85,6 +88,20 @@ def test_report_says_what_is_on_disk(fp4):
     assert 0 < evicting < 0.1
     assert report["golden_error"] <= TOLERANCES[torch.float32]["lossy"]
     assert set(report["engine_s"]) == set(make_pieces(FP4))
+    assert 0 < report["golden_rounding"] < TOLERANCES[torch.float32]["lossy"]
+
+
+def test_the_error_of_the_engines_stands_beside_that_of_rounding(fp4):
+    """Without it a reader cannot tell whether 1e-2 of a model in bfloat16 is a fault."""
+    made = BuildResult(**fp4.report | {"golden_error": 1.17e-2, "golden_rounding": 1.05e-2})
+    *_, engines, rounding = _told(made)
+    assert engines.startswith("verified  engines against the eager model: relative error 1.17e-02")
+    assert rounding.strip() == "other last bits alone move the eager model by 1.05e-02"
+    exact = {key: value for key, value in made.kv.items() if key != "error_vs_exact"}
+    *_, rounding = _told(replace(made, kv=exact))
+    assert rounding.endswith("by 1.05e-02 in the first chunk")
+    *_, engines = _told(replace(made, golden_rounding=None))
+    assert engines.startswith("verified")
 
 
 def test_exact_cache_on_a_cpu_is_fp32(rows):
@@ -93,6 +110,7 @@ def test_exact_cache_on_a_cpu_is_fp32(rows):
     assert (kv["scheme"], kv["bits_per_number"]) == ("fp32", 32.0)
     assert kv["pool_bytes"] == 2 * kv["bf16_pool_bytes"]
     assert "error_vs_exact" not in kv
+    assert 0 < rows.report["golden_rounding"] < TOLERANCES[torch.float32]["lossy"]
 
 
 @pytest.mark.parametrize("name", ["fp4", "rows", "media"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,11 +25,14 @@ def test_a_long_folder_for_temporary_files_has_no_room_for_the_servers_socket(
     assert workers._started_by(export_backend("aoti")).get_start_method() == method
 
 
-def test_an_interrupt_that_another_thread_takes_waits_until_all_workers_are_started() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_another_thread_takes_waits_until_all_workers_are_started(
+    number: signal.Signals,
+) -> None:
     begun, over = threading.Event(), threading.Event()
 
     def other() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         begun.set()
         over.wait()
 
@@ -35,21 +40,43 @@ def test_an_interrupt_that_another_thread_takes_waits_until_all_workers_are_star
     thread.start()
     begun.wait()
     reached: list[str] = []
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    before = signal.signal(number, signal.default_int_handler)  # a job in the background ignores SIGINT
     try:
         with pytest.raises(KeyboardInterrupt):
-            _interrupted(thread, reached)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            _interrupted(thread, number, reached)
+        assert signal.getsignal(number) is signal.default_int_handler
     finally:
         over.set()
         thread.join()
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
     assert reached == ["the end of the block"]
 
 
-def _interrupted(thread: threading.Thread, reached: list[str]) -> None:
-    with workers._put_off(signal.SIGINT):
-        signal.pthread_kill(thread.ident or 0, signal.SIGINT)
+def test_workers_inherit_that_sigint_alone_is_blocked() -> None:
+    """A terminal sends it to the whole group; SIGTERM is what ends a worker."""
+    with workers._workers_starting():
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & blocked == {signal.SIGINT}
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_full_disk_below_a_librarys_own_fault_is_the_systems(tmp_path: Path) -> None:
+    """As `torch.export.save` has it: `whole_folder` then says which disk, and how much of it is free."""
+
+    def make(_config: object, _name: str, _path: str) -> float:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        finally:
+            raise RuntimeError("unexpected pos 64 vs 0")
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        workers._told(make, SimpleNamespace(), "step", tmp_path / "place", tmp_path / "step.pt2")  # type: ignore[arg-type]
+    assert caught.value.errno == errno.ENOSPC
+
+
+def _interrupted(thread: threading.Thread, number: signal.Signals, reached: list[str]) -> None:
+    with workers._workers_starting():
+        signal.pthread_kill(thread.ident or 0, number)
         for _ in range(1000):  # Python looks for signals between two of its instructions
             time.sleep(0)
         reached.append("the end of the block")

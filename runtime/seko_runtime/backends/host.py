@@ -6,6 +6,7 @@ import os
 import platform
 from pathlib import Path
 
+from seko_runtime.arguments import shown
 from seko_runtime.errors import (
     CpuFeatureError,
     CudaVersionError,
@@ -79,6 +80,8 @@ def check_device(target: Target, device: str) -> str:
     DeviceArchError
         If the artifact was built for the other kind of device.
     """
+    if not isinstance(device, str):
+        raise UsageError(f"device is {shown(device)}, expected auto, cpu, cuda or cuda:N")
     if device == "auto":
         return target.device
     kind, _, number = device.partition(":")

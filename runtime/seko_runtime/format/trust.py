@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from seko_runtime.arguments import path_of
 from seko_runtime.errors import (
     ManifestError,
     RevokedArtifactError,
@@ -97,7 +98,7 @@ def check_signature(document: bytes, signature: bytes | None, trust: str | Path 
     named = os.environ.get(TRUST_VARIABLE) if trust is None else trust
     if named is None:
         return
-    trust_file = read_trust(Path(named))
+    trust_file = read_trust(path_of(named, "trust"))
     digest = hashlib.sha256(document).hexdigest()
     if digest in trust_file.revoked:
         raise RevokedArtifactError(

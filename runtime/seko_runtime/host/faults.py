@@ -24,6 +24,8 @@ _LACKING = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN)
 )
 
+_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+
 
 class Recorder(Protocol):
     """Something that can capture work and launch it again: a `Memory` or a `Lane`."""
@@ -110,6 +112,33 @@ def of_machine(fault: Exception) -> SekoRuntimeError | None:
         )
     if _DEVICE_FAULT in kinds:
         return DeviceFaultError(f"the device failed: {told(fault)}; the process lost it, start it again")
+    return None
+
+
+@contextmanager
+def told_by_the_system() -> Iterator[None]:
+    """Context that raises the OSError of a full disk with which another exception of a library began.
+
+    ``torch.save`` and ``torch.export.save`` end their archive whatever went wrong; then that is what fails, in words
+    that say nothing of the disk.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as fault:
+        begun = _disk_fault_behind(fault)
+        if begun is None:
+            raise
+        raise OSError(begun.errno, begun.strerror, begun.filename) from fault
+
+
+def _disk_fault_behind(fault: BaseException | None) -> OSError | None:
+    """Return the fault of a disk that was being handled when an exception was raised."""
+    while fault is not None:
+        if isinstance(fault, OSError) and fault.errno in _DISK:
+            return fault
+        fault = fault.__cause__ or fault.__context__
     return None
 
 

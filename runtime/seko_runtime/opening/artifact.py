@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from seko_runtime.arguments import flag, shown, whole_number
 from seko_runtime.backends import open_backend, runtime_backend
 from seko_runtime.backends.base import Backend
 from seko_runtime.backends.memory import Engine
@@ -37,8 +38,9 @@ def open_artifact(
     ranks: int | None = None,
 ) -> OpenArtifact:
     """Check an artifact and load it; see `seko_runtime.open_artifact`."""
-    if ranks is not None and ranks < 1:
-        raise UsageError(f"ranks is {ranks}, expected at least 1")
+    if ranks is not None:
+        ranks = whole_number(ranks, "ranks", 1)
+    copy_weights = flag(copy_weights, "copy_weights")
     manifest, digest = read_manifest(path, trust=trust)
     check_ranks(manifest, ranks)
     if manifest.ranks > 1:
@@ -110,7 +112,7 @@ def check_ranks(manifest: Manifest, ranks: int | None) -> None:
     built = manifest.ranks
     if ranks is not None and ranks != built:
         raise UsageError(
-            f"ranks is {ranks}, this artifact was built for {built}: rebuild it with --ranks {ranks}"
+            f"ranks is {shown(ranks)}, this artifact was built for {built}: rebuild it with --ranks {shown(ranks)}"
         )
     if built > 1 and not runtime_backend(manifest.backend).several_ranks:
         raise BackendMissingError(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from seko_runtime.arguments import path_of
 from seko_runtime.backends import runtime_backend
 from seko_runtime.backends.host import check_cpu, check_device, free_host_bytes
 from seko_runtime.errors import HostMemoryError
@@ -41,7 +42,7 @@ class CheckedArtifact:
 @machine_faults()
 def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple[Manifest, str]:
     """Read and check only an artifact's manifest; see `seko_runtime.read_manifest`."""
-    files = ArtifactFiles(Path(path))
+    files = ArtifactFiles(path_of(path, "path"))
     try:
         document = files.read_manifest()
         check_signature(document, files.read_signature(), trust)
@@ -59,7 +60,7 @@ def read_file(path: str | Path, manifest: Manifest, name: str) -> memoryview:
     ArtifactError
         A subclass for the cause.
     """
-    files = ArtifactFiles(Path(path))
+    files = ArtifactFiles(path_of(path, "path"))
     try:
         files.open_all(manifest.files)
         return files.verified({name: manifest.files[name]}, frozenset({name}))[name]
@@ -82,7 +83,7 @@ def check_artifact(
     Without ``fits_here`` the machine is not checked: the artifact may be for another one. With ``may_be_unsigned``
     the trust file is not checked, for the tool that signs. ``copy_weights`` is as in `open_artifact`.
     """
-    folder = ArtifactFiles(Path(path))
+    folder = ArtifactFiles(path_of(path, "path"))
     try:
         document, signature = folder.read_manifest(), folder.read_signature()
         if not may_be_unsigned:

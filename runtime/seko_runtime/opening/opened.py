@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import whole_number
 from seko_runtime.backends.base import Backend
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import ArtifactError, DeviceMemoryError, UsageError
@@ -268,7 +269,7 @@ class OpenArtifact:
         ``chunk`` None: inputs per session or prompt. A number: inputs per chunk or pass; after the last recorded chunk
         they repeat from the first, so that a stream of any length has some.
         """
-        return self._recording.inputs(chunk)
+        return self._recording.inputs(None if chunk is None else whole_number(chunk, "chunk", 0))
 
     def verify(self) -> list[ChunkError]:
         """Replay the golden's chunks and compare.
@@ -333,7 +334,7 @@ class OpenArtifact:
         manifest, programs, weights = self.manifest, self._programs, self._weights
         memory = self._backend.memory()
         memory.captures = memory.captures and self._captures
-        if (steps, shift) != (None, None):
+        if steps is not None or shift is not None:
             try:
                 manifest, tables = rescheduled(manifest, steps, shift)
                 programs = _resolved_anew(manifest)

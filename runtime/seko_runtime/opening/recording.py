@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import shown, whole_number
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.format.safetensors_map import MappedTensor
@@ -19,6 +20,7 @@ from seko_runtime.opening.golden import (
     video_tensor,
     worst_cache_error,
 )
+from seko_runtime.video.inputs import as_array
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,22 @@ class Recording:
     ) -> ChunkError:
         """Return how far a chunk is from the recorded one; UsageError if it was not recorded."""
         golden, tensors = self.manifest.golden, self.tensors
+        number = whole_number(number, "number", 0)
         if golden is None or number not in golden.chunks:
-            raise UsageError(f"chunk {number} is not in this artifact's golden")
+            raise UsageError(f"chunk {shown(number)} is not in this artifact's golden")
+        found, recorded = as_array(latents, "latents"), tensors[f"latents.{number}"].to_numpy()
+        if found.shape != recorded.shape or found.dtype.kind != "f":
+            raise UsageError(
+                f"latents are {found.dtype} {list(found.shape)}, expected float32 {list(recorded.shape)} of to_host()"
+            )
+        if video is not None and ((seen := as_array(video, "video")).dtype != np.uint8 or seen.ndim != 5):
+            raise UsageError("video is no uint8 [B, T, H, W, 3]; take what Chunk.video() gave")
         bound, exact = golden.bound(number), tensors.get(f"exact.{number}")
         frames = tensors.get(video_tensor(number)) if golden.video_step and video is not None else None
         return ChunkError(
             chunk=number,
-            golden=relative_error(latents, tensors[f"latents.{number}"].to_numpy()),
-            exact=None if exact is None else relative_error(latents, exact.to_numpy()),
+            golden=relative_error(found, recorded),
+            exact=None if exact is None else relative_error(found, exact.to_numpy()),
             tolerance=bound.latents,
             cache=None if cache is None else worst_cache_error(cache, tensors, number, self.manifest.buffers),
             cache_tolerance=bound.cache,

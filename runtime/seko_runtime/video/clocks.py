@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import is_whole, items_of, shown
 from seko_runtime.errors import SnapshotError, UsageError
 from seko_runtime.video.ring import Ring
 
@@ -217,11 +218,10 @@ class RowClocks:
 
 def checked_seeds(seeds: Sequence[int], rows: int) -> NDArray[np.int64]:
     """Return int64 [rows]; UsageError unless there is an integer within 62 bits for each."""
-    if not isinstance(seeds, Sequence | np.ndarray):
-        raise UsageError(f"seeds are {type(seeds).__name__}, expected a list of {rows}")
-    if len(seeds) != rows:
-        raise UsageError(f"{len(seeds)} seeds given for {rows} rows, expected one each")
-    for seed in seeds:
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or abs(int(seed)) >= 1 << 62:
-            raise UsageError(f"seed {seed!r} is no integer within 62 bits")
-    return np.array(seeds, dtype=np.int64)
+    each = items_of(seeds, f"seeds are {type(seeds).__name__}, expected a list of {rows}")
+    if len(each) != rows:
+        raise UsageError(f"{len(each)} seeds given for {rows} rows, expected one each")
+    for seed in each:
+        if not is_whole(seed) or abs(int(seed)) >= 1 << 62:
+            raise UsageError(f"seed {shown(seed)} is no integer within 62 bits")
+    return np.array(each, dtype=np.int64)

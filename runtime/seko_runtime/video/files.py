@@ -188,8 +188,10 @@ def output_form(path: Path, asked: str | None = None) -> str:
         return path.suffix[1:]
     if path == STDOUT or is_pipe(path):
         return "y4m"
+    ending = f"has the suffix {path.suffix}" if path.suffix else "has no suffix"
     raise UsageError(
-        f"{path.name} ends in {path.suffix!r}, expected one of {', '.join(SUFFIXES)}; or name the format by --format"
+        f"-o {path} {ending}: expected one of {', '.join(SUFFIXES)}; or name the format by --format, one of "
+        f"{', '.join(FORMS)}"
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import mapping_of, shown
 from seko_runtime.backends.device_tensor import BFLOAT16, host_dtype, to_bytes
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import saved_input
@@ -17,6 +19,9 @@ from seko_runtime.video.clocks import KeptChunk
 Array = NDArray[Any]
 Inputs = Mapping[str, object]  # arrays by the input's name
 Rows = Sequence[int]
+# Magnitude of the numbers that a model is given: those of any model's input are far below. The square of 1e20 is no
+# float32 any more; a norm then makes NaN of it, and a decoder makes black pictures of NaN without a word.
+LARGEST = 1e6
 
 
 class CallerInputs:
@@ -103,10 +108,11 @@ class CallerInputs:
         """Raise a UsageError if an input that a session must begin with is missing, or is given beside the picture
         that it is ``made`` of.
         """
-        if made in (inputs or {}):
+        given = mapping_of(inputs, "inputs")
+        if made in given:
             raise UsageError(f"found both image and the input {made!r}, which is made of it; give one")
         for name, spec in self._steady.items():
-            if spec.default == "required" and name not in (inputs or {}) and name != made:
+            if spec.default == "required" and name not in given and name != made:
                 raise UsageError(f"input {name!r} is required per {spec.per}; {self._told()}")
 
     def fill(self, host: Mapping[str, Array], values: Mapping[str, Array]) -> None:
@@ -182,15 +188,12 @@ class CallerInputs:
         bits: bool = True,
     ) -> dict[str, Array]:
         """Return the supplied arrays as [k, *shape]; with ``bits`` as integers if numpy lacks the dtype."""
-        inputs = {} if inputs is None else inputs
-        if not isinstance(inputs, Mapping):
-            raise UsageError(f"inputs are a {type(inputs).__name__}, expected a mapping of names to arrays")
         found = {}
-        for name, value in inputs.items():
+        for name, value in mapping_of(inputs, "inputs").items():
             if name not in specs:
                 known = self._all.get(name)
                 why = f"is per {known.per}: {elsewhere}" if known else "does not exist"
-                raise UsageError(f"input {str(name)[:80]!r} {why}; {self._told()}")
+                raise UsageError(f"input {shown(name)} {why}; {self._told()}")
             found[name] = as_rows(specs[name], value, len(rows), bits=bits)
         return found
 
@@ -207,8 +210,7 @@ def check_call(rows: Rows, inputs: object) -> None:
     """Raise a UsageError unless a call's inputs are a mapping, None, or as many of both as it has rows."""
     each = inputs if isinstance(inputs, Sequence) else [inputs]
     for one in each:
-        if one is not None and not isinstance(one, Mapping):
-            raise UsageError(f"inputs are a {type(one).__name__}, expected a mapping of names to arrays")
+        mapping_of(one, "inputs")
     if each is inputs and len(each) != len(rows):
         raise UsageError(f"{len(each)} inputs given for {len(rows)} sessions, expected one mapping each")
 
@@ -217,9 +219,31 @@ def as_array(value: object, what: str) -> Array:
     """Return an array; UsageError for what is none, such as a ragged list or a tensor on a device."""
     try:
         array: Array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as fault:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as fault:
         raise UsageError(f"{what} is no array: {fault}") from None
     return array
+
+
+def check_magnitude(array: Any, what: str) -> None:
+    """Raise a UsageError unless all numbers of an array are finite and at most `LARGEST` in magnitude.
+
+    Parameters
+    ----------
+    array : array or tensor
+        Real numbers of any shape, on the host.
+    what : str
+        Its name in the message.
+    """
+    if not math.prod(array.shape):
+        return
+    largest = max(float(array.max()), -float(array.min()))  # NaN is the greatest and the least of all
+    if not math.isfinite(largest):
+        raise UsageError(f"{what} holds a number that is not finite")
+    if largest > LARGEST:
+        raise UsageError(
+            f"{what} holds a number of magnitude {largest:.3g}, expected at most {LARGEST:g}: a model computes no "
+            "video of such numbers, only NaN"
+        )
 
 
 def as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:
@@ -240,8 +264,8 @@ def as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:
             f"input {spec.name!r} is {array.dtype} {list(array.shape)}, expected {wanted} {list(spec.shape)} or "
             f"{list(each)}"
         )
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise UsageError(f"input {spec.name!r} holds a number that is not finite")
+    if array.dtype.kind == "f":
+        check_magnitude(array, f"input {spec.name!r}")
     array = np.array(np.broadcast_to(array, each))
     if bits and spec.dtype == BFLOAT16:
         return to_bytes(array, BFLOAT16).view(host_dtype(BFLOAT16)).reshape(each)

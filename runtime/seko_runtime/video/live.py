@@ -21,7 +21,7 @@ from seko_runtime.host.faults import captured
 from seko_runtime.video.chunk_programs import ChunkCall, chunk_programs
 from seko_runtime.video.clocks import KeptChunk, RowClocks
 from seko_runtime.video.decoding import Decoder
-from seko_runtime.video.inputs import CallerInputs
+from seko_runtime.video.inputs import CallerInputs, check_magnitude
 from seko_runtime.video.positions import Positions
 from seko_runtime.video.rank_place import ALONE, RankPlace
 
@@ -133,11 +133,11 @@ class Live:
         found = None if text is None else tuple(getattr(text, "shape", ()))
         if found != wanted:
             raise UsageError(f"text has shape {found}, this artifact takes {wanted}")
-        if isinstance(text, np.ndarray):
-            if text.dtype.kind not in "fiu":
-                raise UsageError(f"text is {text.dtype}, expected numbers")
-            if not np.isfinite(text).all():
-                raise UsageError("text holds a number that is not finite")
+        if isinstance(text, np.ndarray) and text.dtype.kind not in "fiu":
+            raise UsageError(f"text is {text.dtype}, expected numbers")
+        on_host = isinstance(text, np.ndarray) or str(getattr(text, "device", "")) == "cpu"
+        if spec is not None and on_host:  # to look at a GPU's tensor would wait for the device
+            check_magnitude(text, "text")
         with self.prompting(rows):
             if spec is not None and len(rows) == spec.shape[0]:
                 self._memory.write(self.buffers[TEXT_BUFFER], text)

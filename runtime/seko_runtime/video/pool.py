@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from seko_runtime.arguments import iterates, path_of
 from seko_runtime.errors import PoolFullError, UsageError
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import by_either_name
 from seko_runtime.video.inputs import Inputs
-from seko_runtime.video.pooled_session import PooledSession, SessionLeakWarning, checked_lease
+from seko_runtime.video.pooled_session import PooledSession, SessionLeakWarning, checked_lease, checked_name
 from seko_runtime.video.prompts import checked_tenant
 from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.snapshot import checked_key, read_snapshot, stream_content
@@ -120,6 +121,7 @@ class Pool:
             If the pool is closed.
         """
         checked_seed = int(checked_seeds([seed], 1)[0])
+        name = checked_name(name)
         lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
         latents = by_either_name(conditioning_latents, given_latents)
         with self._call_lock.take():
@@ -154,12 +156,13 @@ class Pool:
         UsageError
             If ``lease_s`` is no finite number above 0, or ``tenant`` no name.
         """
+        path, name = path_of(path, "path"), checked_name(name)
         lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
         with self._call_lock.take():
             self.reap()
             self._vacant_row()  # a full pool says so before it reads anything
             layout = self._streams.layout()
-        state = read_snapshot(Path(path), self._digests, layout, self._snapshot_key)
+        state = read_snapshot(path, self._digests, layout, self._snapshot_key)
         with self._call_lock.take():
             self.reap()
             row = self._free_row(tenant)
@@ -194,7 +197,8 @@ class Pool:
         SessionClosedError
             If one has ended.
         """
-        if not isinstance(sessions, Collection) or not all(isinstance(s, PooledSession) for s in sessions):
+        several = isinstance(sessions, Collection) and iterates(sessions)
+        if not several or not all(isinstance(s, PooledSession) for s in sessions):
             raise UsageError("expected a list of the pool's sessions")
         with self._call_lock.take():
             self.reap()

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import path_of, shown
 from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk
@@ -185,11 +186,12 @@ class PooledSession:
         DiskError
             If it cannot be written.
         """
+        path = path_of(path, "path")
         self._pool._call_lock.check_process()
         state = self._place
         if not isinstance(state, RowState):
             state = self._stored()
-        write_snapshot(Path(path), self._pool._digests, state, self._pool._snapshot_key)
+        write_snapshot(path, self._pool._digests, state, self._pool._snapshot_key)
 
     def renew(self) -> None:
         """Restart the lease; no effect on a session that has ended."""
@@ -249,6 +251,13 @@ class PooledSession:
             state = "paused; call resume()" if self.paused else "closed; open another one"
             raise SessionClosedError(f"session {self.name!r} is {state}")
         return row
+
+
+def checked_name(name: object) -> str:
+    """Return a session's name, which may be empty; UsageError for what is no text."""
+    if isinstance(name, str):
+        return name
+    raise UsageError(f"name is {shown(name)}, expected a text")
 
 
 def checked_lease(lease_s: object) -> float | None:

@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from seko_runtime.arguments import whole_number
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import TEXT_BUFFER, TEXT_ENCODED, TEXT_IDS
@@ -36,9 +37,7 @@ class PromptCache:
     """
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 0:
-            raise UsageError(f"prompt_cache is {capacity}, expected at least 0 entries")
-        self._capacity = capacity
+        self._capacity = whole_number(capacity, "prompt_cache", 0)
         self._entries: OrderedDict[PromptKey, list[Tensor]] = OrderedDict()
         self.hits = self.misses = 0
 

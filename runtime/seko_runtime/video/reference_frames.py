@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import mapping_of
 from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.buffers_check import IMAGE, IMAGE_LATENTS, REFERENCE_LATENTS
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.conditioning import NO_ENCODER, per_row
-from seko_runtime.video.inputs import Inputs, as_array
+from seko_runtime.video.inputs import Inputs, as_array, check_magnitude
 from seko_runtime.video.live import Live
 
 PORTRAIT = (
@@ -22,7 +23,7 @@ PORTRAIT = (
 
 def with_portrait(manifest: Manifest, inputs: Inputs | None, reference: object) -> Inputs:
     """Return the caller's inputs with the portrait, unless they have it or the reference is latents."""
-    found, given = as_array(reference, "reference"), {} if inputs is None else inputs
+    found, given = as_array(reference, "reference"), mapping_of(inputs, "inputs")
     name = next((one.name for one in manifest.caller_inputs if one.kind == PORTRAIT), None)
     if name is None or name in given or found.dtype != np.uint8 or found.ndim < 3:
         return given
@@ -99,8 +100,8 @@ def check_reference(
             f"--reference-frames {given}"
         )
     parts = per_row(found, shape, np.uint8 if pictures else np.float32, "reference", rows)
-    if not pictures and not np.isfinite(found).all():
-        raise UsageError("reference holds a number that is not finite")
+    if not pictures:
+        check_magnitude(found, "reference")
     return parts
 
 

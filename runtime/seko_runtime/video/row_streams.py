@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from seko_runtime.arguments import shown
 from seko_runtime.backends.memory import Memory, Parked, Tensor
 from seko_runtime.errors import TornStreamError, UsageError
 from seko_runtime.format.manifest import COPIES_VERSION, Manifest, TensorSpec
@@ -170,7 +171,7 @@ class RowStreams:
             )
         if isinstance(chunk, bool) or not isinstance(chunk, int) or not earliest <= chunk <= made:
             raise UsageError(
-                f"a row that has made {made} chunks cannot step back to chunk {str(chunk)[:40]}, expected {earliest} "
+                f"a row that has made {made} chunks cannot step back to chunk {shown(chunk)}, expected {earliest} "
                 f"to {made}" + (f": before that {why}" if earliest else "")
             )
 

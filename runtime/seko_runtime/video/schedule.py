@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -10,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import real_number, whole_number
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Manifest, Schedule
 
@@ -35,14 +35,11 @@ def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float,
         If there are no or too many steps, or a number is out of range.
     """
     # A shift below a rounding of 1 makes the formula's divisor 0.
-    usable = isinstance(shift, int | float) and math.isfinite(shift) and 1.0 + (shift - 1.0) > 0
-    if isinstance(steps, bool) or not usable:
-        raise UsageError(
-            f"steps {steps!r}, shift {shift!r}: expected a number of passes and a positive shift"
-        )
-    if isinstance(steps, int):
-        if not 1 <= steps <= MAX_PASSES:
-            raise UsageError(f"steps is {steps}, expected 1 to {MAX_PASSES} denoise passes")
+    shift = real_number(shift, "shift", "a positive shift")
+    if 1.0 + (shift - 1.0) <= 0:
+        raise UsageError(f"shift is {shift}, expected a positive shift")
+    if not isinstance(steps, Sequence) or isinstance(steps, str | bytes):
+        steps = whole_number(steps, "steps", 1, MAX_PASSES)
         steps = tuple(LAST_TIME * (1 - i / steps) for i in range(steps))
     parts = tuple(step / 1000.0 for step in steps)
     times = (1000.0 * shift * s / (1.0 + (shift - 1.0) * s) for s in parts)
@@ -136,7 +133,8 @@ def rescheduled(
     shift = old.shift if shift is None else shift
     if shift is None:
         raise UsageError("this artifact does not say the shift of its schedule; give shift beside steps")
-    timesteps = warped_timesteps(old.denoise_passes if steps is None else steps, shift)
+    passes = old.denoise_passes if steps is None else whole_number(steps, "steps", 1, MAX_PASSES)
+    timesteps = warped_timesteps(passes, shift)
     if not manifest.has_context and len(timesteps) != old.denoise_passes:
         raise UsageError(
             f"steps is {len(timesteps)}, but this artifact has a cache for each of its {old.denoise_passes} passes"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import flag, is_whole, iterates, shown, whole_number
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.resolved import Programs
@@ -24,6 +25,9 @@ from seko_runtime.video.text import TokenIds
 from seko_runtime.video.video_stream import QueuedChunks, VideoStream
 
 __all__ = ["Chunk", "Session", "SessionStats"]
+
+
+MAX_STEP = 1 << 31  # between two tokens of a sample of the cache
 
 
 class Session:
@@ -356,8 +360,7 @@ class Session:
         UsageError
             If ``step`` is less than 1.
         """
-        if step < 1:
-            raise UsageError(f"step is {step}, expected at least 1")
+        step = min(whole_number(step, "step", 1), MAX_STEP)
         with self._streams.call_lock.take():
             return self._streams.cache_sample(step)
 
@@ -366,8 +369,8 @@ class Session:
         return self._rows if row is None else [self._checked_row(row)]
 
     def _checked_row(self, row: int) -> int:
-        if row not in self._rows:
-            raise UsageError(f"row {row} does not exist, expected 0 to {self._rows[-1]}")
+        if not is_whole(row) or row not in self._rows:
+            raise UsageError(f"row {shown(row)} does not exist, expected 0 to {self._rows[-1]}")
         return row
 
     @property
@@ -411,6 +414,13 @@ def video_stream(
     inputs: Iterable[Inputs] | None,
 ) -> VideoStream:
     """Return the iterator of `Session.stream`, for a session of its own or in a pool."""
+    if chunks is not None:
+        chunks = whole_number(chunks, "chunks", 0)
+    if isinstance(inputs, str | bytes | Mapping) or (inputs is not None and not iterates(inputs)):
+        raise UsageError(
+            f"inputs are a {type(inputs).__name__}, expected a mapping for each chunk, in a list"
+        )
+    recache = flag(recache, "recache")
     with streams.call_lock.take():
         ahead = int(streams.decoder().overlaps)
         if prompt is not None:

@@ -6,12 +6,12 @@ Independent of torch: tensors and capture belong to the memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import flag, items_of
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.executor.buffers_check import made_of
@@ -89,6 +89,7 @@ class Streams:
         self.call_lock = CallLock(CLOSED)
         self._live: Live | None = None
         try:
+            overlap = flag(overlap, "overlap")
             programs = resolve_programs(manifest) if programs is None else programs
             self._rows = RowStreams(manifest, memory)
             self.clocks, self.seeds = self._rows.clocks, self._rows.seeds
@@ -214,8 +215,13 @@ class Streams:
         if self._prompts is None:
             raise UsageError(NO_TEXT_ENCODER)
         # What is no sentence is refused where each is cleaned.
-        several = isinstance(prompt, Iterable) and not isinstance(prompt, str)
-        prompts: list[Any] = [*prompt] if several else [prompt] * len(rows)
+        prompts = (
+            [prompt] * len(rows)
+            if isinstance(prompt, str)
+            else items_of(
+                prompt, f"a prompt is a text, got {type(prompt).__name__}; give one, or a list of one each"
+            )
+        )
         if len(prompts) != len(rows):
             raise UsageError(f"{len(prompts)} prompts given for {len(rows)} rows, expected one, or one each")
         with self.memory.ordered():
@@ -404,7 +410,7 @@ class Streams:
     def _live_for(self, *, recache: bool) -> Live:
         """Return the device side if it can do what is asked; UsageError if a cache cannot be rebuilt."""
         live = self.live()
-        if recache and not self.manifest.has_context:
+        if flag(recache, "recache") and not self.manifest.has_context:
             raise UsageError(
                 "this artifact has a cache for each denoise pass and no context pass that could rebuild them; set the "
                 "prompt without recache, or restart the row"

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import flag, shown, whole_number
 from seko_runtime.errors import UsageError
 from seko_runtime.video.conditioning.poses import (
     VIDEO_PER_LATENT,
     checked_poses,
+    checked_size,
+    checked_unit,
     framewise,
     inputs_of,
     recorded_intrinsics,
@@ -56,6 +59,7 @@ class CameraPath:
         unit: float | None = None,
         own_intrinsics: bool = False,
     ) -> None:
+        height, width, chunk_frames = checked_size(height, width, chunk_frames)
         every = checked_poses(poses)
         seen = recorded_intrinsics(intrinsics, height, width, len(every))
         chunks = ((len(every) - 1) // VIDEO_PER_LATENT + 1) // chunk_frames
@@ -67,7 +71,9 @@ class CameraPath:
         taken = slice(0, VIDEO_PER_LATENT * chunks * chunk_frames, VIDEO_PER_LATENT)
         self._frames = framewise(every[taken][: chunks * chunk_frames])
         self._intrinsics = (
-            seen[taken][: len(self._frames)] if own_intrinsics else seen[:1].repeat(len(self._frames), 0)
+            seen[taken][: len(self._frames)]
+            if flag(own_intrinsics, "own_intrinsics")
+            else seen[:1].repeat(len(self._frames), 0)
         )
         longest = float(np.linalg.norm(self._frames[:, :, 3], axis=1).max()) or 1.0
         self._frames[:, :, 3] /= checked_unit(longest if unit is None else unit)
@@ -99,7 +105,7 @@ class CameraPath:
         UsageError
             If it is not one.
         """
-        found = state.get("next_chunk")
+        found = state.get("next_chunk") if isinstance(state, Mapping) else None
         if type(found) is not int or not 0 <= found <= len(self):
             raise UsageError("this state does not fit this camera's path; take what state() gave")
         self._next = found
@@ -112,20 +118,9 @@ class CameraPath:
         UsageError
             If the path is shorter.
         """
-        if not 0 <= number < len(self):
-            raise UsageError(f"chunk {number} of a camera's path of {len(self)} chunks: give more poses")
+        if whole_number(number, "number", 0) >= len(self):
+            raise UsageError(
+                f"chunk {shown(number)} of a camera's path of {len(self)} chunks: give more poses"
+            )
         part = slice(number * self._chunk_frames, (number + 1) * self._chunk_frames)
         return inputs_of(self._frames[part], self._intrinsics[part])
-
-
-def checked_unit(unit: float) -> float:
-    """Return a length that is positive and finite.
-
-    Raises
-    ------
-    UsageError
-        If it is not.
-    """
-    if not (np.isfinite(unit) and unit > 0):
-        raise UsageError(f"unit is {unit}, expected a positive length")
-    return unit

@@ -19,7 +19,7 @@ from seko_runtime.executor.buffers_check import (
     picture_input,
 )
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.video.inputs import as_array
+from seko_runtime.video.inputs import as_array, check_magnitude
 from seko_runtime.video.live import Live
 
 NO_ENCODER = "this artifact encodes no pictures; rebuild it with a VAE (--vae), or give latents"
@@ -117,8 +117,7 @@ class ConditioningFrames:
             )
         shape = (stream.latent_shape[0], count, *stream.latent_shape[1:])
         parts = per_row(found, shape, np.float32, "conditioning latents", rows)
-        if not np.isfinite(found).all():
-            raise UsageError("conditioning latents hold a number that is not finite")
+        check_magnitude(found, "conditioning_latents")
         with self._memory.ordered():
             for row, part in parts:
                 whole = np.zeros((1, *live.specs[CONDITIONING_LATENTS].shape[1:]), np.float32)

@@ -5,15 +5,25 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import iterates, real_number, shown, whole_number
 from seko_runtime.errors import UsageError
-from seko_runtime.video.conditioning.poses import Array, framewise, inputs_of, recorded_intrinsics
+from seko_runtime.video.conditioning.poses import (
+    Array,
+    checked_size,
+    checked_unit,
+    framewise,
+    inputs_of,
+    recorded_intrinsics,
+)
+from seko_runtime.video.inputs import LARGEST
 
 KEYS = "wasdijkl"
 NONE = "none"
@@ -21,6 +31,7 @@ MAX_STEPS = 1_000_000  # of a key string
 _PART = re.compile(rf"({NONE}|[{KEYS}]+)-([0-9]{{1,7}})", re.ASCII | re.IGNORECASE)
 _FULL_WIDTH_COMMA = "\N{FULLWIDTH COMMA}"
 _LEAST_LENGTH = 1e-6  # that the original adds to a length before it divides by it
+MAX_STEPS_PER_FRAME = 1000
 _USUAL_FOCAL_LENGTH = 500.0  # pixels, at any size
 
 
@@ -57,13 +68,13 @@ class KeySettings:
     unit: float | None = None
 
     def __post_init__(self) -> None:
-        if self.steps_per_frame < 1:
-            raise UsageError(f"steps_per_frame is {self.steps_per_frame}, expected 1 or more")
-        for name, most in (("move", math.inf), ("yaw", 180.0), ("pitch", 90.0), ("pitch_limit", 90.0)):
-            if not 0 <= getattr(self, name) < math.inf or getattr(self, name) > most:
-                raise UsageError(f"{name} is {getattr(self, name)}, expected a number from 0 to {most:g}")
-        if self.unit is not None and not 0 < self.unit < math.inf:
-            raise UsageError(f"unit is {self.unit}, expected a positive length")
+        whole_number(self.steps_per_frame, "steps_per_frame", 1, MAX_STEPS_PER_FRAME)
+        for name, most in (("move", LARGEST), ("yaw", 180.0), ("pitch", 90.0), ("pitch_limit", 90.0)):
+            expected = f"a number from 0 to {most:g}"
+            if not 0 <= real_number(getattr(self, name), name, expected) <= most:
+                raise UsageError(f"{name} is {getattr(self, name)}, expected {expected}")
+        if self.unit is not None:
+            checked_unit(self.unit)
 
     @property
     def length(self) -> float:
@@ -85,6 +96,8 @@ def key_rows(text: str) -> list[frozenset[str]]:
     UsageError
         If a part has another form, or the steps are too many.
     """
+    if not isinstance(text, str):
+        raise UsageError(f"keys are {shown(text)}, expected a text such as w-10,iw-15,none-5")
     rows: list[frozenset[str]] = []
     for part in "".join(text.replace(_FULL_WIDTH_COMMA, ",").split()).split(","):
         found = _PART.fullmatch(part)
@@ -136,15 +149,14 @@ class KeyboardCamera:
         intrinsics: object = None,
         keys: str | Iterable[Iterable[str]] = (),
     ) -> None:
-        if min(height, width, chunk_frames) < 1:
-            raise UsageError(
-                f"height {height}, width {width} and chunk_frames {chunk_frames}: expected 1 or more"
-            )
+        height, width, chunk_frames = checked_size(height, width, chunk_frames)
+        if not isinstance(settings, KeySettings):
+            raise UsageError(f"settings are {shown(settings)}, expected KeySettings")
         usual = np.array([_USUAL_FOCAL_LENGTH, _USUAL_FOCAL_LENGTH, width / 2, height / 2])
         own = usual if intrinsics is None else recorded_intrinsics(intrinsics, height, width)[0]
         self._intrinsics = np.broadcast_to(own, (chunk_frames, 4))
         self._chunk_frames, self.settings = chunk_frames, settings
-        rows = key_rows(keys) if isinstance(keys, str) else [_checked(row) for row in keys]
+        rows = key_rows(keys) if isinstance(keys, str) else _checked_rows(keys)
         self._script = tuple(rows)
         self.reset()
 
@@ -220,11 +232,14 @@ class KeyboardCamera:
             If it is not one.
         """
         try:
+            if not isinstance(state, Mapping):
+                raise TypeError(f"a {type(state).__name__}")
             place = np.array(state["place"], np.float64)
-            yaw, pitch, left = float(state["yaw"]), float(state["pitch"]), state["steps_left"]
+            yaw, pitch = real_number(state["yaw"], "yaw"), real_number(state["pitch"], "pitch")
+            left = state["steps_left"]
             held, pulses = _checked(state["held"]), _checked(state["pulses"])
             begun = state["begun"]
-        except (KeyError, TypeError, ValueError) as fault:
+        except (KeyError, TypeError, ValueError, OverflowError) as fault:
             raise UsageError(
                 f"this is no state of a keyboard's camera: {fault}; take what state() gave"
             ) from None
@@ -257,11 +272,29 @@ class KeyboardCamera:
         self._place = self._place + s.move * (signed("w", "s") * ahead + signed("d", "a") * right)
 
 
+def _checked_rows(rows: object) -> list[frozenset[str]]:
+    """Return the keys of each step; refuse what has no order or gives no keys: sets, mappings, bytes."""
+    if not iterates(rows) or isinstance(rows, Set | Mapping | bytes | bytearray):
+        raise UsageError(
+            f"keys are {shown(rows)}, expected a text such as w-10, or a list with the keys of each step"
+        )
+    found = [_checked(row) for row in islice(cast("Iterable[Iterable[str]]", rows), MAX_STEPS + 1)]
+    if len(found) > MAX_STEPS:
+        raise UsageError(f"keys for more than {MAX_STEPS} steps: give fewer")
+    return found
+
+
 def _checked(keys: Iterable[str]) -> frozenset[str]:
-    found = frozenset(keys)
+    if (
+        not isinstance(keys, Collection)
+        or not iterates(keys)
+        or isinstance(keys, Mapping | bytes | bytearray)
+    ):
+        raise UsageError(f"keys are {shown(keys)}, expected some of {', '.join(KEYS)}, as a text or a set")
+    found = {key if isinstance(key, str) else shown(key) for key in keys}
     if odd := sorted(key for key in found if key not in tuple(KEYS)):
         raise UsageError(f"key {str(odd[0])[:40]!r} is not known, expected one of {', '.join(KEYS)}")
-    return found
+    return frozenset(found)
 
 
 def _about_x(angle: float) -> Array:

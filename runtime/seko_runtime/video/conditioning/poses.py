@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import real_number, whole_number
 from seko_runtime.errors import UsageError
-from seko_runtime.video.inputs import as_array
+from seko_runtime.video.inputs import as_array, check_magnitude
 
 Array = NDArray[np.float64]
 REFERENCE_HEIGHT, REFERENCE_WIDTH = (
@@ -18,6 +19,7 @@ REFERENCE_HEIGHT, REFERENCE_WIDTH = (
 )  # of the picture that recorded intrinsics are for, whatever it is
 VIDEO_PER_LATENT = 4  # video frames, each with a pose, for each latent frame after the first
 POSES, INTRINSICS = "camera", "intrinsics"  # a model's inputs: [F, 3, 4] and [F, 4] float32
+MAX_SIDE, MAX_CHUNK_FRAMES = 1 << 16, 1 << 12
 _ROUNDED = 1e-3  # how far a rotation in a file may be from one
 
 
@@ -42,6 +44,29 @@ def framewise(poses: Array, before: Array | None = None) -> Array:
     turn = back @ poses[:, :3, :3]
     move = back @ (poses[:, :3, 3:] - earlier[:, :3, 3:])
     return np.concatenate((turn, move), 2)
+
+
+def checked_size(height: object, width: object, chunk_frames: object) -> tuple[int, int, int]:
+    """Return a video's height and width in pixels, and latent frames of a chunk; UsageError for what cannot be."""
+    return (
+        whole_number(height, "height", 1, MAX_SIDE),
+        whole_number(width, "width", 1, MAX_SIDE),
+        whole_number(chunk_frames, "chunk_frames", 1, MAX_CHUNK_FRAMES),
+    )
+
+
+def checked_unit(unit: object) -> float:
+    """Return a length that is positive and finite.
+
+    Raises
+    ------
+    UsageError
+        If it is not.
+    """
+    found = real_number(unit, "unit", "a positive length")
+    if found <= 0:
+        raise UsageError(f"unit is {found}, expected a positive length")
+    return found
 
 
 def checked_poses(poses: object) -> Array:
@@ -83,10 +108,9 @@ def checked_intrinsics(intrinsics: object, count: int) -> Array:
             "lengths x and y, centre x and y"
         )
     made = np.broadcast_to(found.astype(np.float64), (count, 4))
-    if not np.isfinite(made).all() or (made[:, :2] <= 0).any():
-        raise UsageError(
-            "intrinsics hold a focal length that is not positive, or a number that is not finite"
-        )
+    check_magnitude(made, "intrinsics")
+    if (made[:, :2] <= 0).any():
+        raise UsageError("intrinsics hold a focal length that is not positive")
     return made
 
 
@@ -121,5 +145,13 @@ def recorded_intrinsics(intrinsics: object, height: int, width: int, count: int 
 
 
 def inputs_of(poses: Array, intrinsics: Array) -> dict[str, NDArray[np.float32]]:
-    """Return a chunk's inputs by name, from framewise poses [F, 3, 4] and intrinsics [F, 4]."""
+    """Return a chunk's inputs by name, from framewise poses [F, 3, 4] and intrinsics [F, 4].
+
+    Raises
+    ------
+    UsageError
+        If a number is larger than a model is given.
+    """
+    check_magnitude(poses, "the camera's way, in its unit,")
+    check_magnitude(intrinsics, "intrinsics, in pixels of the video,")
     return {POSES: poses.astype(np.float32), INTRINSICS: intrinsics.astype(np.float32)}

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import items_of
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import InputSpec, Manifest
 from seko_runtime.video.conditioning.voice import FEATURES, KINDS
 from seko_runtime.video.fitting import fit_levels
+from seko_runtime.video.inputs import as_array
 
 KIND = "speaker_masks"  # of an input per session, float32 [speakers, tokens of a latent frame]
 _MIDDLE = 127.5
@@ -42,13 +44,17 @@ def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: Manifest) -> 
         raise UsageError("this artifact has one speaker, who is the whole picture: it takes no masks")
     if spec is None:
         raise UsageError("this artifact's model hears no speakers: it takes no masks")
-    if len(pictures) != spec.shape[0]:
-        raise UsageError(f"{len(pictures)} masks given for {spec.shape[0]} speakers, expected one each")
+    given = [
+        as_array(one, "a mask")
+        for one in items_of(pictures, "expected a list of masks, one for each speaker")
+    ]
+    if len(given) != spec.shape[0]:
+        raise UsageError(f"{len(given)} masks given for {spec.shape[0]} speakers, expected one each")
     stream = manifest.stream
     _, rows, columns = stream.latent_shape
     side = round((rows * columns / stream.frame_tokens) ** 0.5)  # of a token, in latent cells
     masks = []
-    for one in pictures:
+    for one in given:
         if one.dtype != np.uint8 or one.ndim != 3 or one.shape[-1] != 3 or 0 in one.shape:
             raise UsageError(f"a mask is {one.dtype} {list(one.shape)}, expected uint8 [rows, columns, 3]")
         fitted, _ = fit_levels(one, stream.height, stream.width)

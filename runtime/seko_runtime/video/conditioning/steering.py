@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from seko_runtime.arguments import mapping_of
 from seko_runtime.errors import UsageError
 
 MadeT = TypeVar("MadeT")
@@ -48,9 +49,10 @@ def steered(
     before = camera.state()
     try:
         moved = camera.next_chunk()
-        if both := sorted(set(moved) & set(inputs or {})):
+        given = mapping_of(inputs, "inputs")
+        if both := sorted(set(moved) & set(given)):
             raise UsageError(f"found the input {both[0]!r} and a camera, which gives it; give one")
-        return run({**(inputs or {}), **moved})
+        return run({**given, **moved})
     except BaseException:
         camera.load(before)
         raise

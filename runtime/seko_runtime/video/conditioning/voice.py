@@ -11,9 +11,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import whole_number
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Manifest
-from seko_runtime.video.inputs import as_array
+from seko_runtime.video.inputs import as_array, check_magnitude
 
 RATE = 16_000  # samples a second
 WINDOW = 16_000  # samples that are heard for one latent frame
@@ -272,12 +273,7 @@ class Voice:
             raise UsageError(
                 f"the voice has ended at sample {self.end}; say with at=... which of its samples are replaced"
             )
-        if at is None:
-            begin = self.end
-        elif isinstance(at, bool) or not isinstance(at, int | np.integer) or not 0 <= at <= MAX_SAMPLE:
-            raise UsageError(f"at is {_short(at)}, expected the number of a sample, 0 to {MAX_SAMPLE}")
-        else:
-            begin = int(at)
+        begin = self.end if at is None else whole_number(at, "at", 0, MAX_SAMPLE)
         first = self.first if len(self._samples) else begin
         if at is not None and not first <= begin <= max(first, self.end):
             raise UsageError(
@@ -369,20 +365,12 @@ def checked_samples(samples: object, speakers: int) -> NDArray[np.float32]:
         raise UsageError(
             f"audio is {found.dtype} {list(found.shape)}, expected int16 or float32 {wanted} at {RATE} Hz"
         )
-    if (
-        shaped.shape[1] > MAX_HELD
-    ):  # before it is converted: an array of one repeated number may have any size
+    if shaped.shape[1] > MAX_HELD:  # before it is converted: one repeated number may stand for any many
         raise UsageError(
             f"audio has {shaped.shape[1]} samples, at most {MAX_HELD} are held ({MAX_HELD_S} s): push it in parts"
         )
-    made = shaped.astype(np.float32) / np.float32(_INT16 if found.dtype == np.int16 else 1)
-    if not np.isfinite(made).all():
-        raise UsageError("audio holds a number that is not finite")
+    check_magnitude(found, "audio")
+    made: NDArray[np.float32] = shaped.astype(np.float32) / np.float32(
+        _INT16 if found.dtype == np.int16 else 1
+    )
     return made
-
-
-def _short(value: object) -> str:
-    """Return a value for a message; an integer that Python would not write by its size."""
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"an integer of {value.bit_length()} bits"
-    return f"{value!r:.40}"

@@ -1,0 +1,314 @@
+"""Every public call takes an argument of a wrong type or size with an error of ours, and can be used afterwards."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import seko_runtime
+from seko_runtime.errors import SekoRuntimeError, UsageError
+from seko_runtime.video.conditioning.camera_path import CameraPath
+from seko_runtime.video.conditioning.keyboard import KeyboardCamera, KeySettings, key_rows
+from seko_runtime.video.conditioning.speaker_masks import speaker_masks
+from seko_runtime.video.conditioning.voice import AudioWindows, Voice
+
+from . import toy, toy_inputs, toy_pool, toy_whole
+from .eager_backend import EagerBackend, write_whole
+
+SIZE = {"height": toy_whole.HEIGHT, "width": toy_whole.WIDTH, "chunk_frames": toy.CHUNK}
+POSES = np.stack([np.eye(4)] * 21)
+INTRINSICS = np.array([500.0, 500.0, 416.0, 240.0])
+
+
+def circular() -> list[Any]:
+    inner: list[Any] = []
+    inner.append(inner)
+    return inner
+
+
+WRONG: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "true": lambda: True,
+    "seven": lambda: 7,
+    "negative": lambda: -7,
+    "beyond int64": lambda: 2**70,
+    "of 5000 digits": lambda: 10**5000,
+    "of 5000 digits below 0": lambda: -(10**5000),
+    "nan": lambda: float("nan"),
+    "infinite": lambda: float("inf"),
+    "fraction": lambda: 0.5,
+    "1e308": lambda: 1e308,
+    "complex": lambda: 1j,
+    "empty text": lambda: "",
+    "text": lambda: "x",
+    "text with a zero byte": lambda: "a\0b",
+    "surrogate": lambda: "\ud800",
+    "long text": lambda: "x" * 5000,
+    "bytes": lambda: b"x",
+    "bytearray": lambda: bytearray(b"x"),
+    "empty list": list,
+    "empty tuple": lambda: (),
+    "empty mapping": dict,
+    "mapping": lambda: {"a": 1},
+    "mapping of numbers": lambda: {1: 2},
+    "mapping of 5000 digits": lambda: {10**5000: 1},
+    "list of none": lambda: [None],
+    "list of texts": lambda: ["x"],
+    "list of 5000 digits": lambda: [10**5000],
+    "list of nan": lambda: [float("nan")],
+    "ragged": lambda: [[1], [1, 2]],
+    "in itself": circular,
+    "set": lambda: {"x"},
+    "generator": lambda: (letter for letter in "xyz"),
+    "object": object,
+    "type": lambda: int,
+    "function": lambda: len,
+    "path": lambda: Path("x"),
+    "lock": threading.Lock,
+    "nan array": lambda: np.array([np.nan]),
+    "scalar array": lambda: np.array(3),
+    "object array": lambda: np.array([object()], object),
+    "array of texts": lambda: np.array(["x"]),
+    "array of times": lambda: np.array(["2020-01-01"], "datetime64[s]"),
+    "structured array": lambda: np.zeros(1, [("a", "i4")]),
+    "empty array": lambda: np.zeros((0, 4, 4), np.float32),
+    "time difference": lambda: np.timedelta64(3, "s"),
+    "numpy integer": lambda: np.int64(1),
+    "huge numbers": lambda: np.full((1, 5, 4), 3e38, np.float32),
+}
+
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    # the package
+    "open_artifact path": lambda _, x: seko_runtime.open_artifact(x),
+    "open_artifact device": lambda at, x: seko_runtime.open_artifact(at.folder, x).close(),
+    "open_artifact trust": lambda at, x: seko_runtime.open_artifact(at.folder, trust=x).close(),
+    "open_artifact copy_weights": lambda at, x: seko_runtime.open_artifact(at.folder, copy_weights=x).close(),
+    "open_artifact ranks": lambda at, x: seko_runtime.open_artifact(at.folder, ranks=x).close(),
+    "read_manifest path": lambda _, x: seko_runtime.read_manifest(x),
+    "read_manifest trust": lambda at, x: seko_runtime.read_manifest(at.folder, trust=x),
+    # an artifact
+    **{
+        f"artifact.open_session {name}": lambda at, x, name=name: at.artifact.open_session(
+            **{name: x}
+        ).close()
+        for name in (
+            *("seeds", "text", "prompt", "steps", "shift", "image", "conditioning_latents", "reference"),
+            *("inputs", "prompt_cache", "overlap", "given_latents"),
+        )
+    },
+    "artifact.open_pool": lambda at, x: at.artifact.open_pool(snapshot_key=x),
+    "artifact.golden_inputs": lambda at, x: at.artifact.golden_inputs(x),
+    "artifact.chunk_error number": lambda at, x: at.artifact.chunk_error(x, at.latents),
+    "artifact.chunk_error latents": lambda at, x: at.artifact.chunk_error(0, x),
+    "artifact.chunk_error video": lambda at, x: at.artifact.chunk_error(0, at.latents, video=x),
+    # a session
+    "session.run_chunk inputs": lambda at, x: at.session.run_chunk(x),
+    "session.run_chunk camera": lambda at, x: at.session.run_chunk(camera=x),
+    "session.stream prompt": lambda at, x: next(at.session.stream(x, chunks=1)),
+    "session.stream chunks": lambda at, x: next(at.session.stream(chunks=x), None),
+    "session.stream recache": lambda at, x: next(at.session.stream("red", chunks=1, recache=x)),
+    "session.stream inputs": lambda at, x: next(at.session.stream(chunks=1, inputs=x), None),
+    "session.set_prompt": lambda at, x: at.session.set_prompt(x),
+    "session.set_text": lambda at, x: at.session.set_text(x),
+    "session.set_inputs": lambda at, x: at.session.set_inputs(x),
+    "session.rewind": lambda at, x: at.session.rewind(x),
+    "session.rewind row": lambda at, x: at.session.rewind(0, row=x),
+    "session.push_audio": lambda at, x: at.session.push_audio(x),
+    "session.push_audio row": lambda at, x: at.session.push_audio(np.zeros(3, np.float32), row=x),
+    "session.audio_needed": lambda at, x: at.session.audio_needed(x),
+    "session.restart_row": lambda at, x: at.session.restart_row(x),
+    "session.restart_row seed": lambda at, x: at.session.restart_row(0, seed=x),
+    "session.restart_row image": lambda at, x: at.session.restart_row(0, image=x),
+    "session.restart_row reference": lambda at, x: at.session.restart_row(0, reference=x),
+    "session.cache_sample": lambda at, x: at.session.cache_sample(x),
+    # a pool and its sessions
+    **{
+        f"pool.open_session {name}": lambda at, x, name=name: at.pool.open_session(
+            **{"prompt": "red"} | {name: x}
+        ).close()
+        for name in (
+            *("seed", "text", "prompt", "image", "conditioning_latents", "reference", "inputs", "name"),
+            *("lease_s", "tenant", "given_latents"),
+        )
+    },
+    "pool.run sessions": lambda at, x: at.pool.run(x),
+    "pool.run inputs": lambda at, x: at.pool.run([at.pooled], x),
+    "pool.run input": lambda at, x: at.pool.run([at.pooled], [x]),
+    "pool.restore": lambda at, x: at.pool.restore(x).close(),
+    "pool.restore name": lambda at, x: at.pool.restore(at.saved, name=x).close(),
+    "pool.restore lease_s": lambda at, x: at.pool.restore(at.saved, lease_s=x).close(),
+    "pool.restore tenant": lambda at, x: at.pool.restore(at.saved, tenant=x).close(),
+    "pooled.run_chunk inputs": lambda at, x: at.pooled.run_chunk(x),
+    "pooled.run_chunk camera": lambda at, x: at.pooled.run_chunk(camera=x),
+    "pooled.stream inputs": lambda at, x: next(at.pooled.stream(chunks=1, inputs=x), None),
+    "pooled.set_prompt": lambda at, x: at.pooled.set_prompt(x),
+    "pooled.set_text": lambda at, x: at.pooled.set_text(x),
+    "pooled.set_inputs": lambda at, x: at.pooled.set_inputs(x),
+    "pooled.rewind": lambda at, x: at.pooled.rewind(x),
+    "pooled.push_audio": lambda at, x: at.pooled.push_audio(x),
+    "pooled.restart seed": lambda at, x: at.pooled.restart(seed=x),
+    "pooled.restart image": lambda at, x: at.pooled.restart(image=x),
+    "pooled.save": lambda at, x: at.pooled.save(x),
+    # inputs of the caller, and a voice
+    **{
+        f"steered.run_chunk {one.name}": lambda at, x, name=one.name: at.steered.run_chunk(
+            {"camera": np.zeros(toy_inputs.CHANNELS, np.float32)} | {name: x}
+        )
+        for one in toy_inputs.INPUTS
+    },
+    **{
+        f"steered.set_inputs {one.name}": lambda at, x, name=one.name: at.steered.set_inputs({name: x})
+        for one in toy_inputs.INPUTS
+    },
+    "voice.push": lambda at, x: at.voice.push(x),
+    "voice.push at": lambda at, x: at.voice.push(np.zeros(0, np.float32), at=x),
+    # cameras
+    **{
+        f"KeyboardCamera {name}": lambda _, x, name=name: KeyboardCamera(**SIZE | {name: x}).next_chunk()
+        for name in (*SIZE, "settings", "intrinsics", "keys")
+    },
+    "keyboard.press": lambda at, x: at.keyboard.press(x),
+    "keyboard.release": lambda at, x: at.keyboard.release(x),
+    "keyboard.load": lambda at, x: at.keyboard.load(x),
+    **{
+        f"keyboard.load {name}": lambda at, x, name=name: at.keyboard.load(at.keyboard.state() | {name: x})
+        for name in ("place", "yaw", "pitch", "held", "pulses", "steps_left", "begun")
+    },
+    "key_rows": lambda _, x: key_rows(x),
+    **{
+        f"KeySettings {name}": lambda _, x, name=name: KeyboardCamera(
+            **SIZE, settings=KeySettings(**{name: x}), keys="w-1"
+        ).next_chunk()
+        for name in ("steps_per_frame", "move", "yaw", "pitch", "pitch_limit", "unit")
+    },
+    **{
+        f"CameraPath {name}": lambda _, x, name=name: CameraPath(
+            **{"poses": POSES, "intrinsics": INTRINSICS} | SIZE | {name: x}
+        ).next_chunk()
+        for name in ("poses", "intrinsics", *SIZE, "unit", "own_intrinsics")
+    },
+    "path.chunk": lambda at, x: at.path.chunk(x),
+    "path.load": lambda at, x: at.path.load(x),
+    "path.load next_chunk": lambda at, x: at.path.load({"next_chunk": x}),
+    "speaker_masks": lambda at, x: speaker_masks(x, at.speaking),
+    "speaker_masks picture": lambda at, x: speaker_masks([x] * 2, at.speaking),
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """One of everything that has public methods."""
+    place = tmp_path_factory.mktemp("made")
+    folder = write_whole(place / "whole", toy_whole.whole_manifest(golden=toy_whole.GOLDEN))
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as opened:
+        patch.chdir(tmp_path_factory.mktemp("here"))  # where a file that is named `x` may be made
+        patch.setattr("seko_runtime.opening.artifact.open_backend", lambda *_: EagerBackend())
+        at = SimpleNamespace(folder=folder)
+        at.artifact = opened.enter_context(seko_runtime.open_artifact(folder))
+        at.session = opened.enter_context(at.artifact.open_session())
+        at.latents = at.session.run_chunk().to_host()
+        at.pool = opened.enter_context(toy_pool.open_pool())
+        at.pooled = opened.enter_context(at.pool.open_session(prompt="red"))
+        at.saved = place / "saved.seko"
+        at.pooled.save(at.saved)
+        inputs = {"place": np.zeros(toy_inputs.CHANNELS, np.float32)}
+        steering = opened.enter_context(toy_inputs.open_pool())
+        at.steered = opened.enter_context(steering.open_session(text=toy.toy_text(), inputs=inputs))
+        at.voice = Voice(AudioWindows("audio", 1, 1, 1000, 4, False))
+        at.keyboard, at.path = KeyboardCamera(**SIZE), CameraPath(POSES, INTRINSICS, **SIZE)
+        at.speaking = toy_whole.whole_manifest()
+        yield at
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_only_errors_of_ours_come_out(world: SimpleNamespace, call: str) -> None:
+    foreign = {}
+    for name, made in WRONG.items():
+        try:
+            CALLS[call](world, made())
+        except SekoRuntimeError:
+            pass
+        except Exception as fault:
+            foreign[name] = f"{type(fault).__name__}: {fault}"[:160]
+    assert foreign == {}
+    for session in (world.session, world.pooled):  # a refused call leaves them as they were
+        assert np.isfinite(session.run_chunk().to_host()).all()
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        {"red": 1},
+        b"red",
+        {"red"},
+        (word for word in ["red"]),
+        {"red": 1}.keys(),
+        7,
+        np.array("red"),
+        [b"red"],
+    ],
+)
+def test_a_prompt_is_a_text_or_a_list_of_texts(world: SimpleNamespace, prompts: Any) -> None:
+    """All but the numbers can be iterated: a mapping's keys were taken for prompts."""
+    for call in (world.session.set_prompt, world.pooled.set_prompt):
+        with pytest.raises(UsageError, match="a prompt is a text"):
+            call(prompts)
+    for prompt in ("red", ["red"], ("red",), np.array(["red"])):
+        world.session.set_prompt(prompt)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "words"),
+    [
+        ("height", float("nan"), "height is nan, expected a whole number, 1 to"),
+        ("width", "24", "width is '24', expected a whole number"),
+        ("chunk_frames", 2**70, "chunk_frames is 1180591620717411303424, expected 1 to"),
+        ("keys", 7, "keys are 7, expected a text such as w-10"),
+        ("keys", {"w": 1}, "keys are {'w': 1}, expected a text such as w-10"),
+        ("keys", [{"w": 1}], "keys are {'w': 1}, expected some of w, a, s"),
+        ("keys", [3], "keys are 3, expected some of w, a, s"),
+    ],
+)
+def test_what_a_keyboards_camera_cannot_be_made_of(argument: str, value: object, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        KeyboardCamera(**SIZE | {argument: value})
+    KeyboardCamera(**SIZE, keys=(row for row in [{"w"}, "iw", ()])).next_chunk()
+
+
+def test_a_prompt_of_numbers_that_overflow_is_refused(world: SimpleNamespace) -> None:
+    """The squares of 1e38 are infinite, and NaN decodes to black pictures without a word."""
+    text = toy.toy_text()
+    for huge in (np.full_like(text, 1e38), -np.full_like(text, 1e38), torch.full(text.shape, 1e38)):
+        with pytest.raises(
+            UsageError, match=r"text holds a number of magnitude 1e\+38, expected at most 1e\+06"
+        ):
+            world.session.set_text(huge)
+    world.session.set_text(text * 1e6)
+    assert np.isfinite(world.session.run_chunk().to_host()).all()
+
+
+def test_pictures_cameras_and_voices_of_numbers_that_overflow_are_refused(world: SimpleNamespace) -> None:
+    latents = np.full((toy.CHANNELS, 1, toy.ROWS, toy.COLUMNS), -1e38, np.float32)
+    shaken = POSES.copy()
+    shaken[3:, 0, 3] = 1e38
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: world.artifact.open_session(conditioning_latents=latents), "conditioning_latents holds"),
+        (lambda: world.voice.push(np.full(9, 1e38, np.float32)), "audio holds"),
+        (lambda: CameraPath(shaken, INTRINSICS, unit=1.0, **SIZE).next_chunk(), "way, in its unit, holds"),
+        (lambda: CameraPath(POSES, INTRINSICS * 1e38, **SIZE), "intrinsics holds"),
+        (lambda: KeyboardCamera(**SIZE, intrinsics=INTRINSICS * 1e38), "intrinsics holds"),
+        (lambda: KeySettings(move=1e38), r"move is 1e\+38"),
+        (lambda: world.steered.run_chunk({"camera": np.full(4, 1e38, np.float32)}), "input 'camera' holds"),
+    ]
+    for call, words in refused:
+        with pytest.raises(UsageError, match=words):
+            call()
