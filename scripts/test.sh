@@ -1,8 +1,14 @@
 #!/usr/bin/env bash
-# The whole check: lint, format, types, import rules, tests. Makes its own venv. Further arguments go to pytest.
+# The check before a commit: lint, format, types, import rules, and the tests that are not marked slow. Makes its own venv.
+#     bash scripts/test.sh [--all] [PYTEST ARGUMENTS...]       with --all every test, as CI runs it
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
+tier=(-m "not slow")
+if [ "${1:-}" = --all ]; then
+    tier=()
+    shift
+fi
 seko_make_venv dev
 seko_try_extra tensorrt-rtx
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the models are tiny: on a busy machine spinning threads stall each other
@@ -17,4 +23,4 @@ export TORCHINDUCTOR_VEC_ISA_OK=${TORCHINDUCTOR_VEC_ISA_OK:-0}
 "$(dirname "$PYTHON")/lint-imports" --no-cache
 # Two processes, as the tests use one core each; a file's tests stay together, so that its artifacts are built once.
 # In their order, as the longest files have few tests: those would come last.
-"$PYTHON" -m pytest -n "${SEKO_TEST_PROCESSES:-2}" --dist loadfile --no-loadscope-reorder --durations 25 "$@"
+"$PYTHON" -m pytest -n "${SEKO_TEST_PROCESSES:-2}" --dist loadfile --no-loadscope-reorder --durations 25 "${tier[@]}" "$@"

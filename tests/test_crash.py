@@ -14,6 +14,8 @@ from scripts.crash_test import Scenario, crash
 from scripts.failing_os import run_failing
 from seko_runtime.format.whole_files import whole_file
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 FEWEST_CALLS = {"build, replacing": 50, "pack": 30, "unpack": 50, "snapshot": 5, "sign": 5, "compile": 10}
 

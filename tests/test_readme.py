@@ -21,7 +21,12 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PERFORMANCE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 INDEX = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
 COMMANDS = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "SECURITY.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 TABLE = load_script(ROOT / "scripts" / "bench" / "table.py")
 rows, missed = TABLE.newest_rows, TABLE.missed
 

@@ -15,6 +15,8 @@ import pytest
 
 from tests.lone_runtime import build_wheel, make_venv
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 

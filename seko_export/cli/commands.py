@@ -21,16 +21,7 @@ if TYPE_CHECKING:
     from seko_export.build_steps import BuildResult
 
 
-_OLD_SPELLINGS = {"stream-cache": "offload-cache"}  # still taken, and not in the help
-
-
-def _today(option: str) -> str:
-    return _OLD_SPELLINGS.get(option, option)
-
-
-@click.group(
-    cls=SekoGroup, context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _today}
-)
+@click.group(cls=SekoGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="seko-export")
 def main() -> None:
     """Turn checkpoints of causal video diffusion transformers into artifacts that replay chunk by chunk."""

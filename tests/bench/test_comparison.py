@@ -16,6 +16,8 @@ from scripts import bench_peers
 from scripts.bench.peers import figures, plot, running
 from scripts.bench.peers.shapes import BF16_FLOPS, SHAPES
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 QUERIES_AND_KEYS = {
     "S1": (4680, 32760),

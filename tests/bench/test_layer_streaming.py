@@ -16,6 +16,8 @@ from seko_export.config.schedule import Schedule
 from seko_export.families.wan.presets import PRESETS
 from tests.loaded import load_script
 
+pytestmark = pytest.mark.slow
+
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 LAYERS = 4
 

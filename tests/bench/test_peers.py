@@ -29,7 +29,7 @@ ALIGNED, MISALIGNED = (
 # Compilers without code generation: Dynamo and the functional form of in-place writes are what can go wrong on a CPU.
 EAGER_COMPILERS = {"B2": Compiler("eager"), "B3": Compiler("aot_eager"), "B7": Compiler("aot_eager")}
 # Raised by torch's own modules when its compiler is first imported.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.loaded import load_script
 
+pytestmark = pytest.mark.slow
+
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 
 

@@ -138,6 +138,7 @@ def test_weights_are_mapped_and_the_file_stays(
     assert {file: file.read_bytes() for file in files} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["self-forcing", "wan-sharded"])
 def test_opening_reads_no_weights(format: str, tmp_path: Path) -> None:
     # 128 MB of weights; opening may touch the headers and one page of each tensor.

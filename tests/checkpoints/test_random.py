@@ -144,6 +144,7 @@ def test_drawn_on_the_gpu(tmp_path: Path, model: ModelConfig) -> None:
     assert bytes_under(tmp_path / "one") == bytes_under(tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_script_ends_in_one_json_line(tmp_path: Path) -> None:
     path = tmp_path / "tiny.pt"
     command = [sys.executable, str(SCRIPT), "--preset", "tiny", "--seed", "4", "-o", str(path)]

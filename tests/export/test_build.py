@@ -113,7 +113,7 @@ def test_exact_cache_on_a_cpu_is_fp32(rows):
     assert 0 < rows.report["golden_rounding"] < TOLERANCES[torch.float32]["lossy"]
 
 
-@pytest.mark.parametrize("name", ["fp4", "rows", "media"])
+@pytest.mark.parametrize("name", ["fp4", "rows", pytest.param("media", marks=pytest.mark.slow)])
 def test_nothing_of_this_machine_is_in_the_artifact(name, request):
     """No folder of the installation, no home, no temporary place, no user, no host."""
     folder = request.getfixturevalue(name).folder
@@ -159,6 +159,7 @@ def workplace() -> Iterator[Path]:
             yield place
 
 
+@pytest.mark.slow
 def test_a_piece_compiled_again_elsewhere_has_equal_bytes(media, tmp_path, workplace):
     """Another process, folder, hash seed and cache. What goes into a package is not in the cache, where a build of the
     same code beside it would write the same files; and nothing lies where another user could have put it before."""

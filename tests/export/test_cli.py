@@ -322,6 +322,7 @@ def test_options_that_click_refuses(workplace, invoke, options):
     assert_nothing_left(workplace)
 
 
+@pytest.mark.slow
 def test_checkpoints_that_cannot_be(workplace, invoke, checkpoint):
     goal = workplace / "out/x"
     named = ["--preset", "tiny", "-o", goal]
@@ -387,6 +388,7 @@ def test_a_compiler_that_fails(workplace, invoke, monkeypatch):
     assert_nothing_left(workplace)
 
 
+@pytest.mark.slow
 def test_a_full_disk(workplace, checkpoint):
     """The command itself on a file system smaller than the weights: told before, and where it tries nevertheless."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(workplace / "out")]
@@ -456,6 +458,7 @@ def test_an_ended_build_leaves_nothing(workplace, checkpoint, number, to_group, 
     wait_until(lambda: not processes_with(mark))
 
 
+@pytest.mark.slow
 def test_what_a_killed_build_left_is_removed_by_the_next(workplace, checkpoint):
     """SIGKILL leaves no artifact; the next build of the same goal takes the rest away and says so, even if it fails."""
     mark = f"SEKO_TEST_MARK={workplace}"

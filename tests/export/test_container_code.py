@@ -46,6 +46,7 @@ def test_a_source_without_the_interface_stays_whole():
     assert split_source("int run();", INTERFACE) is None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning"
 )  # torch's own, in its packaging

@@ -396,6 +396,7 @@ def test_the_scratch_holds_whatever_the_cache_can() -> None:
 # -- builds ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Every room: model, lowering, manifest, replay by the runtime in a process of its own.
 

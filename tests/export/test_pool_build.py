@@ -152,12 +152,14 @@ def test_inspect_and_run_take_a_pool(pool_artifact: BuildResult, invoke, tmp_pat
     assert np.load(tmp_path / "out.npy").shape[:2] == (2, 2)  # chunks, and the largest call's rows
 
 
+@pytest.mark.slow
 def test_profile_takes_a_pool(pool_artifact: BuildResult, invoke) -> None:
     result = invoke("profile", pool_artifact.artifact, "--chunks", 1, "--json")
     assert result.exit_code == 0, result.output
     assert "block.2" in json.loads(result.stdout.splitlines()[-1])["engines"]
 
 
+@pytest.mark.slow
 def test_a_soak_finds_no_chunk_that_is_not_its_sessions_own(
     pool_artifact: BuildResult, tmp_path: Path
 ) -> None:

@@ -351,8 +351,6 @@ def test_the_plan_prints_what_lies_on_the_host(invoke):
     assert re.search(r"a session, on the host +MB\n  KV cache +6038\.3\n", shown)
     assert re.search(r"layers over PCIe, beside it +36\.230", shown)
     assert "PCIe" not in invoke(*wish).stdout
-    assert invoke(*wish, "--stream-cache").stdout == shown  # the old spelling, not in the help
-    assert "stream-cache" not in invoke("plan", "--help").stdout
 
 
 # -- what is refused -------------------------------------------------------------------------------------------

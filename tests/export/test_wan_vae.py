@@ -266,6 +266,7 @@ def test_the_traced_call_can_be_replayed(kind: type[VaeDecode] | type[VaeEncode]
     assert not program.graph_signature.user_inputs_to_mutate
 
 
+@pytest.mark.slow
 def test_the_engine_equals_the_eager_call(tmp_path, monkeypatch) -> None:
     """A steady chunk of two, built ahead of time for the CPU and opened by the runtime's loader."""
     if shutil.which("g++") is None:

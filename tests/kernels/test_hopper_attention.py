@@ -34,6 +34,7 @@ def compiled(source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
 
+@pytest.mark.slow
 @each_kernel
 @pytest.mark.parametrize("ones", [{}, ONES], ids=["as given", "ones are constants"])
 def test_the_twin_compiles_for_hopper(

@@ -222,7 +222,7 @@ def test_write_kernel_compiles_everywhere_without_spills(
 
 
 @EACH
-@pytest.mark.parametrize("slot_pairs", [0, 22])
+@pytest.mark.parametrize("slot_pairs", [0, pytest.param(22, marks=pytest.mark.slow)])
 def test_expand_kernel_compiles_everywhere_without_spills(
     form: NumberFormat,
     slot_pairs: int,
@@ -292,6 +292,7 @@ def same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(one, other)
 
 
+@pytest.mark.slow
 @TOGETHER
 @pytest.mark.usefixtures("vector_code")
 def test_cpu_package_gives_the_bytes_of_eager(

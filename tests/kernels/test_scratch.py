@@ -211,6 +211,7 @@ def test_assembly_of_the_package_has_nothing_that_a_copy_of_it_would_lose() -> N
     assert found >= 3
 
 
+@pytest.mark.slow
 def test_kernels_compile_without_spills_where_there_is_fp8(
     cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]], compile_archs: tuple[int, ...]
 ) -> None:

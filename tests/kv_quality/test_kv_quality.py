@@ -34,6 +34,8 @@ from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.video.ring import Ring
 from tests.tolerances import STEP
 
+pytestmark = pytest.mark.slow
+
 MODEL = ModelConfig("tiny", layers=2, dim=64, heads=2, ffn_dim=64, text_dim=32, text_tokens=48, freq_dim=32)
 STREAM = StreamConfig(
     96, 96, chunk_frames=3, sink_frames=3, ring_frames=6

@@ -9,6 +9,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from scripts.kv_quality.past_in_fp8 import WORDS, attend
 from tests.tolerances import STEP, relative_error
 
+pytestmark = pytest.mark.slow
+
 OWN = torch.arange(24) >= 16
 SCALES = {"k": torch.full((2,), 0.25), "v": torch.full((2,), 0.25)}
 

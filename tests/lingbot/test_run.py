@@ -22,6 +22,7 @@ KEYS = "w-9,jl-6"
 
 
 # Torch's own warnings, of what its compiler imports when a `compile` artifact is opened in this process.
+@pytest.mark.slow
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
 def test_a_walk_from_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -33,6 +33,7 @@ def case(request: pytest.FixtureRequest) -> tuple[str, str]:
     return str(scheme), str(name)
 
 
+@pytest.mark.slow
 def test_onnx_checks_it_in_full_and_knows_every_shape(case: tuple[str, str]) -> None:
     model = forms.model_of(case[0], ROWS, case[1])
     checker.check_model(model, full_check=True)
@@ -99,6 +100,7 @@ def test_a_value_without_a_shape_is_found() -> None:
     assert [*open_shapes(model)] == [f"{model.functions[0].name}/{inner.name}"]
 
 
+@pytest.mark.slow
 def test_the_newest_opset_gives_the_same_numbers() -> None:
     old, new = (forms.model_of("fp4", ROWS, "block", opset) for opset in (OPSET, NEWEST_OPSET))
     assert {entry.domain: entry.version for entry in new.opset_import}[""] == NEWEST_OPSET

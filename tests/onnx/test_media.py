@@ -22,6 +22,7 @@ STREAM = StreamConfig(32, 48, chunk_frames=2, sink_frames=1, ring_frames=3)
 CONFIG = BuildConfig(PRESETS["tiny"].model, STREAM, Schedule.warped(), "fp32", "cpu", TEXT, VAE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["text", "vae_encode", "vae_decode_first", "vae_decode"])
 def test_a_media_piece_gives_what_its_module_gives(name: str) -> None:
     piece = make_pieces(CONFIG)[name]

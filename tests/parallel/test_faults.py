@@ -17,6 +17,8 @@ from seko_runtime.errors import RankLostError, SessionClosedError
 from seko_runtime.video.pool import PooledSession
 from tests.conftest import Built
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 60.0  # until a test gives up; what it waits for takes seconds
 CALLER = """
 import signal, sys, time

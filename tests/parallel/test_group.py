@@ -204,7 +204,8 @@ time.sleep(600)
 def test_no_process_outlives_a_killed_caller_whose_own_child_lives_on() -> None:
     """The child has inherited the sockets, so their other ends stay open."""
     command = [sys.executable, "-W", "ignore", "-c", FORKING_CALLER]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as caller:
         folder, *processes = caller.stdout.readline().split()
         child, *members = map(int, processes)
         caller.kill()

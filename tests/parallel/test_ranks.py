@@ -22,6 +22,8 @@ from seko_runtime.opening.ranked_artifact import rank_devices
 from tests.conftest import Built
 from tests.parallel.conftest import SIDE, TARGET, one_gpu, weights_of
 
+pytestmark = pytest.mark.slow
+
 CHUNKS = 7  # the ring of six frames behind a sink of one wraps twice
 SEEDS = (3, 4)
 

@@ -72,6 +72,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_torchrun_starts_the_ranks_and_ends_well(two: Built, opened: OpenArtifact, script: Path) -> None:
     out = script.with_name("out.npz")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -92,6 +93,7 @@ def test_torchrun_starts_the_ranks_and_ends_well(two: Built, opened: OpenArtifac
     assert "under torchrun an artifact of several ranks is opened once" in str(found["again"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_ends_all_with_one_error(two: Built, script: Path, rank: int) -> None:
     with started(two, script, "endless") as processes:
@@ -104,6 +106,7 @@ def test_a_rank_that_dies_ends_all_with_one_error(two: Built, script: Path, rank
         await_all((members[0],))
 
 
+@pytest.mark.slow
 def test_the_others_end_when_the_callers_process_is_killed(two: Built, script: Path) -> None:
     with started(two, script, "endless") as processes:
         members = json.loads(processes[0].stdout.readline())
@@ -130,6 +133,7 @@ def started(two: Built, script: Path, what: str) -> Iterator[list[subprocess.Pop
             one.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "expected"),
     [

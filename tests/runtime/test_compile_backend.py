@@ -21,6 +21,8 @@ from seko_runtime.opening.artifact import open_artifact
 from . import toy
 from .conftest import Edit
 
+pytestmark = pytest.mark.slow
+
 # torch's compiler warns of its own future; a subprocess keeps that, and its global state, out of this one.
 REPLAY = """
 import sys, json, torch

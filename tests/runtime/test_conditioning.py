@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from seko_runtime.errors import EngineRunError, ProgramError, TornStreamError, UsageError
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest import Buffer, Manifest
-from seko_runtime.video.conditioning import by_either_name
 from seko_runtime.video.conditioning.poses import checked_poses, recorded_intrinsics
 from seko_runtime.video.conditioning.voice import checked_samples
 from seko_runtime.video.schedule import rescheduled, schedule_tables, warped_timesteps
@@ -251,11 +250,3 @@ def replace_gain(manifest: toy_whole.Manifest) -> toy_whole.Manifest:
         for one in manifest.weights
     )
     return toy_whole.replace(manifest, weights=weights)
-
-
-def test_the_older_name_is_taken_too() -> None:
-    latents = np.ones((1, 4, 1, 4, 4), np.float32)
-    assert by_either_name(latents, None) is by_either_name(None, latents) is latents
-    assert by_either_name(None, None) is None
-    with pytest.raises(UsageError, match="given_latents, its older name"):
-        by_either_name(latents, latents)

@@ -209,6 +209,7 @@ def test_a_closed_session_gives_no_frames() -> None:
             use()
 
 
+@pytest.mark.slow
 def test_memory_is_flat_however_long_the_stream() -> None:
     def live_bytes() -> int:
         gc.collect()

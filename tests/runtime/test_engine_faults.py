@@ -218,7 +218,7 @@ def test_memory_that_ends_in_a_session_is_told_to_who_uses_the_api(monkeypatch: 
     no_memory = pytest.raises(errors.HostMemoryError, match="no more memory")
     with open_whole() as session:
         chunk = session.run_chunk()
-        monkeypatch.setattr(CpuMemory, "read", refuse)
+        monkeypatch.setattr(CpuMemory, "park", refuse)
         with no_memory:
             chunk.to_host()
         monkeypatch.setattr(CpuMemory, "copy", refuse)

@@ -95,6 +95,7 @@ def killed_at(step: int, call: str, source: Path, goal: Path) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["pack", "unpack"])
 def test_a_process_killed_at_any_step_leaves_nothing_that_looks_whole(whole, tmp_path, call):
     """And the next one with the same goal removes what is left, says so, and does its work."""
@@ -210,6 +211,7 @@ def check_nothing_stays(folder: Path, device: str, tmp_path: Path) -> None:
     assert after["bytes"] - before["bytes"] < 200 * GROWTH_BYTES_AN_OPEN
 
 
+@pytest.mark.slow
 def test_two_hundred_opens_leave_no_file_no_thread_and_no_memory(built_toy, tmp_path):
     check_nothing_stays(built_toy, "cpu", tmp_path)
 

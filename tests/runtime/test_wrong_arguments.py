@@ -102,7 +102,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
         ).close()
         for name in (
             *("seeds", "text", "prompt", "steps", "shift", "image", "conditioning_latents", "reference"),
-            *("inputs", "prompt_cache", "overlap", "given_latents"),
+            *("inputs", "prompt_cache", "overlap"),
         )
     },
     "artifact.open_pool": lambda at, x: at.artifact.open_pool(snapshot_key=x),
@@ -137,7 +137,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
         ).close()
         for name in (
             *("seed", "text", "prompt", "image", "conditioning_latents", "reference", "inputs", "name"),
-            *("lease_s", "tenant", "given_latents"),
+            *("lease_s", "tenant"),
         )
     },
     "pool.run sessions": lambda at, x: at.pool.run(x),

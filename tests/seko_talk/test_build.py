@@ -38,7 +38,7 @@ STREAM_BAR = 5e-5
 CHUNKS = 5  # past the wrap: the cache holds a reference and 5 latent frames, a chunk is 2
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "fp4"])
+@pytest.mark.parametrize("scheme", ["fp32", pytest.param("fp4", marks=pytest.mark.slow)])
 def test_it_is_built_verified_and_replayed(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

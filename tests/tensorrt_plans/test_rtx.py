@@ -53,6 +53,7 @@ def _missing() -> str | None:
 
 _MISSING = _missing()
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
     pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING)),

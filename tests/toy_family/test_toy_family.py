@@ -101,7 +101,7 @@ def test_fused_layers_add_their_residual_before_the_tail() -> None:
 
 # Torch's own warnings, of what its compiler imports when a `compile` artifact is opened in this process.
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.:DeprecationWarning")
-@pytest.mark.parametrize("scheme", ["fp32", "fp4"])
+@pytest.mark.parametrize("scheme", ["fp32", pytest.param("fp4", marks=pytest.mark.slow)])
 def test_it_is_built_verified_and_replayed(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

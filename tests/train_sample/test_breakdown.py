@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
 from scripts.train_sample.breakdown import Judged, report_of
@@ -11,6 +12,8 @@ from scripts.train_sample.captions import Description, Figure, describe
 from scripts.train_sample.evaluate import append_figures
 from scripts.train_sample.judge import ATTRIBUTES, Verdict, judge
 from scripts.train_sample.shapes import draw_scenes, render
+
+pytestmark = pytest.mark.slow
 
 RED = Figure("red", "disc", "orbit", "small")
 BLUE = Figure("blue", "square", "spin", "small")

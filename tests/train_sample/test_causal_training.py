@@ -11,6 +11,8 @@ from seko_export.families.wan_layout.keys import wan_shapes
 from tests.tolerances import ORACLE, relative_error
 from tests.truth.eager_stream import EagerStream, Pass, random_text, random_wan_weights, small_config
 
+pytestmark = pytest.mark.slow
+
 # As for diffusers' forward: context frames go through their own chain of layers instead of the cache.
 BAR = ORACLE[torch.float32]
 

@@ -11,6 +11,8 @@ import pytest
 from scripts.train_sample import compare, train_dit, train_vae
 from scripts.train_sample.progress import read_ema
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TINY = ["--rehearse", "--device", "cpu"]
 

@@ -23,6 +23,8 @@ from seko_export.config.schedule import Schedule
 from seko_export.families.wan_layout.keys import wan_shapes
 from tests.train_sample.test_training import MICRO, MICRO_VAE, averaging_encoder, options
 
+pytestmark = pytest.mark.slow
+
 SHARES = {"clips": 2, "followed": 0.5, **dict.fromkeys(ATTRIBUTES, 1.0)}
 JUDGED = {"start": SHARES, "end": SHARES, "video_seconds": 60.0}
 

@@ -29,6 +29,8 @@ from scripts.train_sample.text import encode, encode_unwaited, make_encoder, tex
 from tests.tolerances import STEP, relative_error
 from tests.train_sample.test_training import MICRO, averaging_encoder, options
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 # The same kernels on the same numbers, but for sums in atomic order: a unit in the last place of bfloat16, 2**-8,
 # here and there. A loss is a mean over thousands of them. Adam turns a gradient that is all rounding into a whole

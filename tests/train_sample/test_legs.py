@@ -25,6 +25,8 @@ from scripts.train_sample.progress import (
 from scripts.train_sample.run_options import add_run_options, budget_of
 from scripts.train_sample.variant import summary
 
+pytestmark = pytest.mark.slow
+
 
 def go(folder: Path, budget: Budget, stop: int | None = None, rate: float = 0.05) -> tuple[Run, list[float]]:
     """Train one number towards 3 and save; return the run and the rate of each step."""

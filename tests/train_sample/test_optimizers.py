@@ -20,6 +20,8 @@ from scripts.train_sample.optimizers import (
 from scripts.train_sample.progress import Budget, Run, newest_state
 from tests.tolerances import STEP, relative_error
 
+pytestmark = pytest.mark.slow
+
 SHAPES = [(24, 24), (40, 24), (24, 40)]
 
 

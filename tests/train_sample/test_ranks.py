@@ -30,6 +30,8 @@ from scripts.train_sample.train_vae import VaeTraining
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TEACHER = DitTraining(
     model=ModelConfig(

@@ -23,6 +23,8 @@ from tests.tolerances import ORACLE, relative_error
 from tests.train_sample.test_training import MICRO, averaging_encoder, options
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 
+pytestmark = pytest.mark.slow
+
 BAR = ORACLE[torch.float32]  # a sequence against a cache: context frames go through their own chain of layers
 
 

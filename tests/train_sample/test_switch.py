@@ -41,6 +41,8 @@ from scripts.train_sample.train_switch import (
 from seko_export.options.sample import SAMPLE_FOLDER
 from tests.tolerances import ORACLE, relative_error
 
+pytestmark = pytest.mark.slow
+
 MODEL = dataclasses.replace(SAMPLE_MODEL, layers=2, dim=32, heads=2, ffn_dim=32, text_dim=8, text_tokens=4)
 STREAM = dataclasses.replace(SAMPLE_STREAM, height=32, width=32)
 SIGMAS, SIZE = warped(2, 5.0), STREAM.chunk_frames

@@ -37,6 +37,8 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.media.wan_vae.keys import vae_shapes
 
+pytestmark = pytest.mark.slow
+
 MICRO = DitTraining(
     model=ModelConfig(
         "micro", layers=2, dim=64, heads=2, ffn_dim=64, text_dim=32, text_tokens=48, freq_dim=32

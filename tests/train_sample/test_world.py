@@ -17,6 +17,8 @@ from seko_export.families.wan_layout.keys import wan_shapes
 from tests.lingbot.streams import Reference, given_of, lingbot_config, random_checkpoint
 from tests.tolerances import ORACLE, relative_error
 
+pytestmark = pytest.mark.slow
+
 BAR = ORACLE[torch.float32]
 
 

@@ -22,7 +22,6 @@ from seko_runtime.opening.checked_artifact import CheckedArtifact
 from seko_runtime.opening.golden import ChunkError
 from seko_runtime.opening.recording import Recording
 from seko_runtime.video.call_lock import CallLock, under_lock
-from seko_runtime.video.conditioning import by_either_name
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.prompts import PROMPT_CACHE
@@ -106,7 +105,6 @@ class OpenArtifact:
         inputs: Inputs | None = None,
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
-        given_latents: object = None,
     ) -> Session:
         """Open a session, which lives until its own `close()` or the artifact's.
 
@@ -128,8 +126,6 @@ class OpenArtifact:
             The caller's inputs per session or prompt; default: the golden's, but for one that is made of ``image``.
         image, conditioning_latents, prompt_cache, overlap
             As in `Session`.
-        given_latents
-            The older name of ``conditioning_latents``.
 
         Raises
         ------
@@ -140,10 +136,21 @@ class OpenArtifact:
         SessionClosedError
             If the artifact is closed.
         """
-        latents = by_either_name(conditioning_latents, given_latents)
         return self._opened(
             Opening(
-                *(seeds, text, prompt, steps, shift, image, latents, reference, inputs, prompt_cache, overlap)
+                *(
+                    seeds,
+                    text,
+                    prompt,
+                    steps,
+                    shift,
+                    image,
+                    conditioning_latents,
+                    reference,
+                    inputs,
+                    prompt_cache,
+                    overlap,
+                )
             )
         )
 

@@ -10,12 +10,12 @@ _STOPPED = "Tt"  # by a signal, or by a debugger
 
 def is_stopped(process: int) -> bool:
     """Return whether a process is stopped: by SIGSTOP, from a terminal, or by a debugger."""
-    return _fields(process)[0] in _STOPPED
+    return _stat(process)[0] in _STOPPED
 
 
 def used_ticks(process: int) -> int:
     """Return the clock ticks for which a process has used the processor; 0 if it is gone."""
-    fields = _fields(process)
+    fields = _stat(process)
     return int(fields[11]) + int(fields[12]) if fields[1:] else 0
 
 
@@ -24,11 +24,11 @@ def started_at(process: int) -> int | None:
 
     Together with its id it tells a process from a later one that got the same id.
     """
-    fields = _fields(process)
+    fields = _stat(process)
     return None if fields[0] in _GONE else int(fields[19])
 
 
-def _fields(process: int) -> list[str]:
+def _stat(process: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the state on, proc(5)'s third; of a process that is gone only "X"."""
     try:
         text = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")

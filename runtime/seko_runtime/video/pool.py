@@ -20,7 +20,6 @@ from seko_runtime.arguments import iterates, path_of
 from seko_runtime.errors import PoolFullError, UsageError
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seeds
-from seko_runtime.video.conditioning import by_either_name
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.pooled_session import PooledSession, SessionLeakWarning, checked_lease, checked_name
 from seko_runtime.video.prompts import checked_tenant
@@ -85,7 +84,6 @@ class Pool:
         name: str = "",
         lease_s: float | None = None,
         tenant: str | None = None,
-        given_latents: object = None,
     ) -> PooledSession:
         """Open a session on a free row; nothing of the row's last session remains.
 
@@ -108,8 +106,6 @@ class Pool:
         tenant : str, optional
             Sessions of one tenant share cached prompts; other tenants never see them. A session without a tenant
             finds its own prompts only.
-        given_latents
-            The older name of ``conditioning_latents``.
 
         Raises
         ------
@@ -123,7 +119,6 @@ class Pool:
         checked_seed = int(checked_seeds([seed], 1)[0])
         name = checked_name(name)
         lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
-        latents = by_either_name(conditioning_latents, given_latents)
         with self._call_lock.take():
             self.reap()
             row = self._free_row(tenant)
@@ -136,7 +131,7 @@ class Pool:
                 self._streams.set_prompt([row], prompt)
             else:
                 self._streams.set_text([row], text)
-            self._streams.set_conditioning([row], image, latents)
+            self._streams.set_conditioning([row], image, conditioning_latents)
             self._streams.set_reference([row], reference)
             return self._opened_on(row, name, lease_s, tenant)
 

@@ -4,7 +4,6 @@ from seko_runtime.video.conditioning.camera_path import CameraPath
 from seko_runtime.video.conditioning.conditioning_frames import (
     NO_ENCODER,
     ConditioningFrames,
-    by_either_name,
     per_row,
 )
 from seko_runtime.video.conditioning.keyboard import KeyboardCamera, KeySettings, key_rows
@@ -17,7 +16,6 @@ __all__ = [
     "ConditioningFrames",
     "KeySettings",
     "KeyboardCamera",
-    "by_either_name",
     "key_rows",
     "per_row",
     "steered",

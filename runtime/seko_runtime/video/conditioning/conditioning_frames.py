@@ -153,16 +153,3 @@ def per_row(
             f"{list(each)}"
         )
     return [(row, found if found.shape == shape else found[at]) for at, row in enumerate(rows)]
-
-
-def by_either_name(conditioning_latents: object, given_latents: object) -> object:
-    """Return the conditioning latents, given by their name or by their older one, ``given_latents``.
-
-    Raises
-    ------
-    UsageError
-        If both are there.
-    """
-    if conditioning_latents is not None and given_latents is not None:
-        raise UsageError("found both conditioning_latents and given_latents, its older name; give the first")
-    return given_latents if conditioning_latents is None else conditioning_latents
