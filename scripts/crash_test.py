@@ -37,8 +37,8 @@ from seko_runtime.format.unpacking import unpack_artifact
 from seko_runtime.format.whole_files import whole_file, whole_folder
 from seko_runtime.video.clocks import RowClock
 from seko_runtime.video.snapshot import RowNumbers, RowState, write_snapshot
+from tests.small_artifact import build_small_artifact
 
-SAMPLE = Path(__file__).parents[1] / "artifacts" / "format-1-sample"
 MAX_CALLS = 2000  # of one run; more means that it does not end
 REMOVING = frozenset({"open", "unlink", "remove", "rmdir", "listdir", "scandir", "close", "flock"})
 
@@ -126,18 +126,18 @@ def nothing(_place: Path) -> None:
     """Leave the folder empty."""
 
 
-def scenarios(archive: Path) -> dict[str, Scenario]:
-    """Return all scenarios by name; ``archive`` is a packed artifact."""
+def scenarios(artifact: Path, archive: Path) -> dict[str, Scenario]:
+    """Return all scenarios by name; ``archive`` is the packed artifact."""
     old = functools.partial(build, content="old")
     new = functools.partial(build, content="new one")
     by_two = functools.partial(new, exchange=False)
-    pack = functools.partial(_pack, replace=True)
+    pack = functools.partial(_pack, artifact=artifact, replace=True)
     return {
         "build": Scenario(nothing, functools.partial(new, replace=False), new),
         "build, replacing": Scenario(old, new, new),
         "build, replacing by two renames": Scenario(old, by_two, by_two, put_back=True),
         "build over leftovers": Scenario(leave_a_replacement_half_done, new, new, put_back=True),
-        "pack": Scenario(nothing, _pack, pack),
+        "pack": Scenario(nothing, functools.partial(pack, replace=False), pack),
         "pack, replacing": Scenario(lambda place: (place / "goal").write_text("old"), pack, pack),
         "unpack": Scenario(nothing, *[functools.partial(_unpack, archive=archive)] * 2),
         "sign": Scenario(old, *[functools.partial(sign, content=b"signed")] * 2),
@@ -255,9 +255,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found: dict[str, Found] = {}
     with tempfile.TemporaryDirectory(dir=options.place) as folder:
-        archive = Path(folder, "sample.tar")
-        pack_artifact(SAMPLE, archive)
-        for name, scenario in scenarios(archive).items():
+        artifact, archive = Path(folder, "small"), Path(folder, "small.tar")
+        build_small_artifact(artifact)
+        pack_artifact(artifact, archive)
+        for name, scenario in scenarios(artifact, archive).items():
             if options.only in (None, name):
                 found[name] = crash(scenario, Path(folder, "place"), options.step)
                 print(f"{name}: {found[name].calls} calls, {found[name].runs} runs", file=sys.stderr)
@@ -279,8 +280,8 @@ def _prepare(scenario: Scenario, place: Path) -> None:
         scenario.prepare(place)
 
 
-def _pack(place: Path, *, replace: bool = False) -> None:
-    pack_artifact(SAMPLE, place / "goal", replace=replace)
+def _pack(place: Path, *, artifact: Path, replace: bool) -> None:
+    pack_artifact(artifact, place / "goal", replace=replace)
 
 
 def _unpack(place: Path, archive: Path) -> None:

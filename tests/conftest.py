@@ -98,6 +98,14 @@ def fp4(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 @pytest.fixture(scope="session")
+def small_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest real artifact, of exported programs that nothing was compiled of. Not to be changed."""
+    from tests.small_artifact import small_artifact_once  # here: most tests need no exporter
+
+    return small_artifact_once(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The tiny model with an exact cache, `torch.compile` engines, two rows of 32x32 pixels."""
     return build_once(tmp_path_factory, "rows", "--backend", "compile", *ROWS_LAYOUT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from seko_export.artifact.manifest_json import least_version, manifest_json
+from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.format.manifest_reader import parse_manifest
 
 
@@ -33,8 +33,6 @@ def resident_copy(streamed: Path, goal: Path) -> Path:
             target.hardlink_to(path)
     manifest = parse_manifest((streamed / "manifest.json").read_bytes())
     buffers = tuple(replace(buffer, device_layers=0) for buffer in manifest.buffers)
-    resident = replace(manifest, buffers=buffers, format_version=1)
-    (goal / "manifest.json").write_bytes(
-        manifest_json(replace(resident, format_version=least_version(resident)))
-    )
+    resident = replace(manifest, buffers=buffers)
+    (goal / "manifest.json").write_bytes(manifest_json(resident))
     return goal

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 
-from seko_export.artifact.manifest_json import least_version
 from seko_export.backends.base import ExportBackend
 from seko_export.backends.onnx_form.functional import functional_graph
 from seko_export.config.build import BuildConfig
@@ -71,7 +70,7 @@ def describe(
         if config.archs
         else environment.resolve_target("cpu" if cpu else "auto")
     )
-    manifest = Manifest(
+    return Manifest(
         name=f"{config.model.name}-{config.kv_scheme}-{target.arch}",
         backend=backend.name,
         target=Target(
@@ -109,7 +108,6 @@ def describe(
         files=dict(files),
         extra={key: file for key, file in extra_files.items() if file in files} | backend.versions(config),
     )
-    return replace(manifest, format_version=least_version(manifest))
 
 
 def kv_pool(config: BuildConfig) -> KvPool:

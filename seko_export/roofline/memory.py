@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from seko_export.artifact.manifest_json import made_by_begin
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Piece
 from seko_export.families.registry import graph_of
@@ -102,7 +101,7 @@ def _held_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
         return sum(buffer.on_device.nbytes for buffer in buffers if buffer.role in roles)
 
     s = config.stream
-    window = sum(buffer.nbytes for buffer in buffers if made_by_begin(buffer))
+    window = sum(buffer.nbytes for buffer in buffers if buffer.role == "state" and buffer.layered)
     latents = next(buffer for buffer in buffers if buffer.name == "latents")
     kept = RowClocks(Ring(s.sink_frames, s.ring_frames, s.chunk_frames), config.rows).kept_slots
     return {

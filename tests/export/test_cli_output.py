@@ -28,7 +28,6 @@ from seko_export.roofline.gpus import GPUS
 from tests.conftest import SEKO_EXPORT
 
 ROOT = Path(__file__).parents[2]
-SAMPLE = ROOT / "artifacts" / "format-1-sample"
 
 
 # -- failures --------------------------------------------------------------------------------------------------
@@ -62,7 +61,7 @@ def test_a_failure_is_one_object_on_stdout_and_a_sentence_on_stderr(invoke, argu
     assert words in plain.stderr
 
 
-def test_a_report_and_a_failure_are_one_object(monkeypatch, invoke):
+def test_a_report_and_a_failure_are_one_object(monkeypatch, invoke, small_artifact):
     missed = NumericError("missed")
     missed.report = {"ok": False, "worst": 1.5}
 
@@ -70,17 +69,17 @@ def test_a_report_and_a_failure_are_one_object(monkeypatch, invoke):
         raise missed
 
     monkeypatch.setattr("seko_export.inspect", fail)
-    told = invoke("inspect", SAMPLE, "--json")
+    told = invoke("inspect", small_artifact, "--json")
     assert told.exit_code == 6
     assert json.loads(told.stdout) == {"ok": False, "worst": 1.5, "error": "missed", "exit": 6}
 
 
-def test_a_fault_of_ours_is_told_as_json_and_not_hidden(monkeypatch, invoke):
+def test_a_fault_of_ours_is_told_as_json_and_not_hidden(monkeypatch, invoke, small_artifact):
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("seko_export.inspect", fail)
-    told = invoke("inspect", SAMPLE, "--json")
+    told = invoke("inspect", small_artifact, "--json")
     assert isinstance(told.exception, ZeroDivisionError)
     assert json.loads(told.stdout) == {"error": "ZeroDivisionError: a bug", "exit": 1}
 
@@ -94,20 +93,20 @@ def run_into(stdout: Any, *arguments: object) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_a_full_stdout_is_one_sentence(options):
+def test_a_full_stdout_is_one_sentence(options, small_artifact):
     with Path("/dev/full").open("w") as full:
-        done = run_into(full, "inspect", SAMPLE, *options)
+        done = run_into(full, "inspect", small_artifact, *options)
     assert done.returncode == 5
     assert (
         done.stderr == "seko-export: stdout cannot be written (No space left on device): send it elsewhere\n"
     )
 
 
-def test_a_closed_pipe_is_one_sentence():
+def test_a_closed_pipe_is_one_sentence(small_artifact):
     read, write = os.pipe()
     os.close(read)
     try:
-        done = run_into(write, "inspect", SAMPLE)
+        done = run_into(write, "inspect", small_artifact)
     finally:
         os.close(write)
     assert done.returncode == 1

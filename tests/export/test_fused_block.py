@@ -37,7 +37,6 @@ from seko_export.lowering.trace import trace
 from seko_export.options.declaration import numbers
 from seko_kernels.scratch import scratch_constants
 from seko_runtime import open_artifact
-from seko_runtime.format.manifest import WINDOW_VERSION
 from tests.asked import resolved
 from tests.export.test_causal_dit import random_inputs
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL
@@ -425,7 +424,6 @@ def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.T
         with open_artifact(folder / "artifact", device="cpu") as artifact:
             blocks = {e.name for e in artifact.manifest.engines if e.name.startswith("block")}
             assert blocks == {"block", "block_wide", "block_context_wide", "block_last"}
-            assert artifact.manifest.format_version == WINDOW_VERSION
             told = json.loads((folder / "artifact" / artifact.manifest.extra["kernels"]).read_text())
             assert (told["layers"], told["matmuls"], told["fp8_except"]) == ("fused", "fp8", [0])
             assert told["resident_window"] is True

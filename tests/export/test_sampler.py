@@ -272,7 +272,7 @@ def test_the_first_latents_are_draw_zero():
 
 
 @pytest.mark.parametrize("given", [(0, 1), (2, 0), (1, 2)])
-def test_given_frames_are_neither_drawn_nor_moved(given):
+def test_conditioning_frames_are_neither_drawn_nor_moved(given):
     """Each row's leading frames are the given ones, the bytes of the others are those of none given."""
     model, stream, x, v, seeds, frames = make_advance()
     count, draw = torch.tensor(given), torch.tensor([0])

@@ -27,8 +27,8 @@ from seko_runtime.format.manifest import MANIFEST_FILE, Buffer, Golden, Manifest
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.opening.artifact import open_artifact
 from tests.runtime import toy, toy_pool, toy_whole
+from tests.small_artifact import build_small_artifact
 
-SAMPLE = Path(__file__).parents[2] / "artifacts" / "format-1-sample"
 STREAMED_LAYERS, STREAMED_SEATS = 4, 2
 MODEL = ModelConfig(
     name="test",
@@ -231,15 +231,12 @@ def _with_references() -> Manifest:
     shape = (2, toy.CHANNELS, 2, toy.ROWS, toy.COLUMNS)
     buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "prompt"))
     golden = replace(toy_whole.GOLDEN, seeds=(0, 1), chunks=(0,), reference="reference", bounds=())
-    return replace(base, stream=stream, buffers=buffers, golden=golden, format_version=4)
+    return replace(base, stream=stream, buffers=buffers, golden=golden)
 
 
 def _sample(folder: Path) -> Base:
-    """The committed artifact, whose graphs run without being compiled; said to be of the torch that is here."""
-    shutil.copytree(SAMPLE, folder)
-    tree = json.loads((folder / MANIFEST_FILE).read_bytes())
-    tree["target"]["torch"] = torch.__version__.split("+")[0]
-    (folder / MANIFEST_FILE).write_bytes(json.dumps(tree).encode())
+    """The smallest real artifact, whose graphs run without being compiled."""
+    build_small_artifact(folder)
     for spec in parse_manifest((folder / MANIFEST_FILE).read_bytes()).engines:
         content = (folder / spec.file).read_bytes()
         DoubleBackend.engines[hashlib.sha256(content).hexdigest()] = _eager(content)

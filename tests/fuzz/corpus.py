@@ -319,8 +319,8 @@ def snapshot_with_a_clock_at_the_end_of_time(bases: Bases, folder: Path) -> None
 
 
 @named(4)
-def snapshot_with_more_given_frames_than_a_chunk_has(bases: Bases, folder: Path) -> None:
-    _facts(bases, folder, lambda numbers: numbers.update(given=1 << 62))
+def snapshot_with_more_conditioning_frames_than_a_chunk_has(bases: Bases, folder: Path) -> None:
+    _facts(bases, folder, lambda numbers: numbers.update(conditioning_frames=1 << 62))
 
 
 @named(4, 5)

@@ -18,7 +18,6 @@ import torch
 
 import seko_runtime
 from seko_export.artifact.describe import describe
-from seko_export.artifact.manifest_json import least_version
 from seko_export.backends import EAGER
 from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import dtype_name
@@ -36,8 +35,7 @@ from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.camera import camera_inputs
 from seko_runtime.cli.conditioning import Conditioning, fit_conditioning
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.buffers_check import _check_condition
-from seko_runtime.format.manifest import INPUT_VERSION, LEVELS_VERSION, Manifest, Weight
+from seko_runtime.format.manifest import Manifest, Weight
 from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
 from seko_runtime.video.session import Session
 from tests.asked import resolved
@@ -115,20 +113,6 @@ def test_a_picture_of_another_size_is_encoded_as_the_resize_leaves_it(weights) -
             session.restart_row(0, image=np.full((32, 48, 3), np.nan, np.float32))
         with pytest.raises(UsageError, match="image is float64"):
             session.restart_row(0, image=PICTURE.astype(np.float64))
-
-
-def test_an_artifact_from_before_takes_the_picture_as_bytes(weights) -> None:
-    """Its program condition reads the buffer `image`, and its manifest is still valid."""
-    manifest = manifest_of(lingbot_config(vae=SMALL), weights)
-    assert "picture.levels" in {one.name for one in manifest.buffers}
-    buffers = tuple(one for one in manifest.buffers if one.name != "picture.levels")
-    older = replace(manifest, buffers=buffers)
-    # A runtime from before would leave the new buffer empty: it must refuse the artifact.
-    assert (least_version(manifest), least_version(older)) == (LEVELS_VERSION, INPUT_VERSION)
-    _check_condition(older, {one.name: one for one in buffers})
-    options = argparse.Namespace(device="cpu", steps=None, shift=None, seed=0, image=Path("photo.png"))
-    photo = np.zeros((54, 80, 3), np.uint8)
-    assert fit_conditioning(Conditioning([], None, photo, None), options, older).image.dtype == np.uint8
 
 
 def test_a_stream_from_a_picture_is_the_stream_from_its_table(weights) -> None:

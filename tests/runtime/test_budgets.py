@@ -49,7 +49,7 @@ Table = dict[str, Any]
 
 
 def whole() -> Manifest:
-    manifest = toy.toy_manifest(format_version=5)
+    manifest = toy.toy_manifest()
     paths = {one.file for one in (*manifest.weights, *manifest.engines)}
     return replace(manifest, files={path: FileEntry("0" * 64, 1) for path in paths})
 
@@ -185,7 +185,7 @@ def more_buffers(count: int) -> Manifest:
 
 def more_inputs(count: int) -> Manifest:
     added = tuple(InputSpec(f"i{at}", (1,), "uint8", "nowhere") for at in range(count))
-    return replace(whole(), inputs=added, format_version=6)
+    return replace(whole(), inputs=added)
 
 
 def more_weights(count: int) -> Manifest:

@@ -94,7 +94,7 @@ def test_a_ring_that_no_cache_holds_is_refused() -> None:
         resolve_programs(replace(manifest, stream=stream))
 
 
-@pytest.mark.parametrize("name", ["text.embeddings", "given.latents", "prompt.mean", "decode.latents"])
+@pytest.mark.parametrize("name", ["text.embeddings", "conditioning.latents", "prompt.mean", "decode.latents"])
 def test_a_buffer_of_rows_that_is_said_to_be_of_layers_is_refused(name: str) -> None:
     """The host would cut it along another axis than the programs do."""
     manifest = toy_pool.pool_manifest()

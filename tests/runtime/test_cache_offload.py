@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from seko_export.artifact.manifest_json import least_version, manifest_json
+from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.backends.in_order import InOrderCopies
 from seko_runtime.backends.numpy_memory import NumpyMemory
 from seko_runtime.backends.torch_memory import CpuMemory
@@ -186,20 +186,14 @@ def test_stale_seats_would_be_seen() -> None:
             assert life_of(session, 1) != expected
 
 
-def test_the_manifest_says_it_in_format_3_and_reads_back() -> None:
+def test_the_manifest_says_it_and_reads_back() -> None:
     manifest = streamed(toy.toy_manifest(layers=4), 2)
     used = {one.file for one in (*manifest.weights, *manifest.engines)}
     manifest = replace(manifest, files=dict.fromkeys(used, FileEntry("0" * 64, 0)))
     document = manifest_json(manifest)
-    assert replace(parse_manifest(document), format_version=1) == manifest
-    older = parse_manifest(document.replace(b'"format_version": 3', b'"format_version": 2'))
-    assert not older.offloads_cache  # an unknown field there: a newer one would have raised the version
-    assert b'"format_version": 3' in document
+    assert parse_manifest(document) == manifest
     assert b'"device_layers": 2' in document
-    assert least_version(manifest) == 3
     resident = toy.toy_manifest(layers=4)
-    assert least_version(resident) == 1
-    assert b"device_layers" not in manifest_json(resident)
     assert manifest.device_pool_bytes * 2 == manifest.kv.pool_bytes == resident.device_pool_bytes
 
 

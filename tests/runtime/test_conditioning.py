@@ -72,7 +72,7 @@ def reference_manifest() -> Manifest:
     stream = dataclasses.replace(base.stream, reference_frames=2, ring_frames=base.stream.ring_frames - 2)
     shape = (2, toy.CHANNELS, 2, toy.ROWS, toy.COLUMNS)
     buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "prompt"))
-    return dataclasses.replace(base, stream=stream, buffers=buffers, format_version=4)
+    return dataclasses.replace(base, stream=stream, buffers=buffers)
 
 
 def test_pictures_as_references_are_their_latents_each_encoded_alone() -> None:

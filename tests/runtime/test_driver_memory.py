@@ -24,7 +24,7 @@ from seko_runtime.backends.driver_memory import DriverMemory
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
-from seko_runtime.executor.buffers_check import IMAGE, PICTURE_CONDITION
+from seko_runtime.executor.buffers_check import PICTURE_CONDITION, PICTURE_LEVELS
 from seko_runtime.format.manifest import Buffer, InputSpec, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.video.conditioning import ConditioningFrames
@@ -226,7 +226,7 @@ def test_a_picture_that_a_model_is_told_reaches_its_row(driver: Any) -> None:
     spec = InputSpec(
         "condition", table.shape, "float32", "input.condition", "session", kind="picture_condition"
     )
-    picture = TensorSpec(IMAGE, (toy_whole.HEIGHT, toy_whole.WIDTH, 3), "uint8")
+    picture = TensorSpec(PICTURE_LEVELS, (toy_whole.HEIGHT, toy_whole.WIDTH, 3), "float32")
     base = toy_whole.whole_manifest(2)
     manifest = replace(base, inputs=(spec,), programs={**base.programs, "condition": ()})
     specs = [picture, replace(spec, name=PICTURE_CONDITION), replace(spec, name=spec.buffer, shape=(2, 3, 4))]
@@ -234,7 +234,7 @@ def test_a_picture_that_a_model_is_told_reaches_its_row(driver: Any) -> None:
     made = SimpleNamespace(run=lambda: memory.write(buffers[PICTURE_CONDITION], table))
     live: Any = SimpleNamespace(
         once={"condition": made},
-        specs={IMAGE: picture},
+        specs={PICTURE_LEVELS: picture},
         buffers=buffers,
         row_of=lambda name, row: memory.row(buffers[name], 0, row, 2),
     )

@@ -105,7 +105,7 @@ def camera_folder(whole_folder: Path, edit_manifest: Edit) -> Path:
 
     def with_camera(one: Manifest) -> Manifest:
         buffers = (*one.buffers, Buffer("input.camera", (one.call_rows, CHANNELS), "float32", "chunk"))
-        return replace(one, inputs=(spec,), buffers=buffers, format_version=6)
+        return replace(one, inputs=(spec,), buffers=buffers)
 
     edit_manifest(whole_folder, with_camera)
     return whole_folder

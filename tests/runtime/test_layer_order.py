@@ -71,7 +71,6 @@ def pass_caches(manifest: Manifest) -> Manifest:
         buffers=(*caches, *(one for one in manifest.buffers if one is not cache)),
         kv=replace(manifest.kv, pool_bytes=manifest.kv.pool_bytes * toy.PASSES),
         programs={**kept, "denoise": calls},
-        format_version=3,
     )
 
 

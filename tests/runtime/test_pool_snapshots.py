@@ -93,7 +93,7 @@ NUMBERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "frames of many chunks": lambda numbers: numbers["clock"].update(first=1 << 62),
     "more in the cache than made": lambda numbers: numbers["clock"].update(slot_first=1 << 40),
     "less in the cache than kept": lambda numbers: numbers["clock"].update(slot_first=0),
-    "more given than a chunk": lambda numbers: numbers.update(given=99),
+    "more given than a chunk": lambda numbers: numbers.update(conditioning_frames=99),
 }
 
 

@@ -254,7 +254,6 @@ def test_a_cached_prompt_brings_nothing_that_another_input_went_into() -> None:
     (call,) = base.programs["prompt"]
     manifest = replace(
         base,
-        format_version=6,
         inputs=(InputSpec("picture", (toy.CHANNELS,), "float32", "input.picture", "prompt"),),
         buffers=(*base.buffers, Buffer("input.picture", (2, toy.CHANNELS), "float32", "prompt")),
         engines=(

@@ -79,7 +79,6 @@ def input_manifest(sessions: int = toy_pool.SESSIONS, **changes: object) -> Mani
         "programs": programs,
         "buffers": buffers,
         "inputs": INPUTS,
-        "format_version": 6,
     }
     return replace(base, **{**fields, **changes})
 

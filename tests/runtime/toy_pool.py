@@ -40,10 +40,10 @@ class BeginRows(torch.nn.Module):
         frames: torch.Tensor,
         cell: torch.Tensor,
         given: torch.Tensor,  # [slots, C, F, h, w]
-        given_frames: torch.Tensor,
+        conditioning_frames: torch.Tensor,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        return toy_whole.BeginGiven()(seeds, frames, cell, given.index_select(0, rows), given_frames)
+        return toy_whole.BeginGiven()(seeds, frames, cell, given.index_select(0, rows), conditioning_frames)
 
 
 class StepRows(torch.nn.Module):
@@ -100,9 +100,9 @@ class StoreRows(torch.nn.Module):
     """store: as the whole toy's, with the given latents of the rows that it is for."""
 
     def forward(
-        self, hidden: torch.Tensor, given: torch.Tensor, given_frames: torch.Tensor, rows: torch.Tensor
+        self, hidden: torch.Tensor, given: torch.Tensor, conditioning_frames: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
-        return toy_whole.place_given(hidden, given.index_select(0, rows), given_frames)
+        return toy_whole.place_given(hidden, given.index_select(0, rows), conditioning_frames)
 
 
 def pool_manifest(
@@ -133,7 +133,7 @@ def pool_manifest(
     for b in buckets:
         x = TensorSpec("x", (b, *latent), f32)
         rows = TensorSpec("rows", (b,), i64)
-        given_frames = TensorSpec("given_frames", (b,), i64)
+        conditioning_frames = TensorSpec("conditioning_frames", (b,), i64)
         step = (
             replace(x, name="latents"),
             TensorSpec("weight", (CHANNELS, CHANNELS), f32),
@@ -149,7 +149,7 @@ def pool_manifest(
             TensorSpec("frames", (b, CHUNK), i64),
             TensorSpec("cell", (CHANNELS * ROWS * COLUMNS,), i64),
             given,
-            given_frames,
+            conditioning_frames,
             rows,
         )
         engines += [
@@ -162,11 +162,15 @@ def pool_manifest(
             EngineSpec(
                 f"store.{b}",
                 f"engines/store.{b}.pt2",
-                (x, given, given_frames, rows),
+                (x, given, conditioning_frames, rows),
                 (replace(x, name="out"),),
             ),
         ]
-        given_refs = ("buffer:given.latents", "buffer:given_frames[bucket]", "buffer:rows[bucket]")
+        given_refs = (
+            "buffer:conditioning.latents",
+            "buffer:conditioning_frames[bucket]",
+            "buffer:rows[bucket]",
+        )
         load = Call(f"copy.{b}", ("buffer:latents[bucket]",), ("value:hidden",))
         steps = Call(
             f"step.{b}",
@@ -198,7 +202,6 @@ def pool_manifest(
     fields: dict[str, Any] = {
         "stream": replace(base.stream, batch=slots),
         "pool": Pool(buckets),
-        "format_version": 2,
         "kv": replace(base.kv, pool_bytes=pool_bytes, bf16_pool_bytes=pool_bytes // 2),
         "engines": tuple(engines),
         "programs": programs,
@@ -214,14 +217,14 @@ def pool_manifest(
             Buffer("frames", (most, CHUNK), i64, "chunk"),
             Buffer("write_slots", (most, CHUNK), i64, "chunk"),
             Buffer("valid_tokens", (most,), i64, "chunk"),
-            Buffer("given_frames", (most,), i64, "chunk"),
+            Buffer("conditioning_frames", (most,), i64, "chunk"),
             Buffer("rows", (most,), i64, "chunk"),
             Buffer("latents", (most, *latent), f32, "state"),
             Buffer("text.ids", (1, TEXT_TOKENS), i64, "prompt"),
             Buffer("text.encoded", (1, TEXT_TOKENS, TEXT_DIM), f32, "prompt"),
             Buffer("image", picture, "uint8", "prompt"),
             Buffer("image.latents", (CHANNELS, 1, ROWS, COLUMNS), f32, "prompt"),
-            Buffer("given.latents", (slots, *latent), f32, "prompt"),
+            Buffer("conditioning.latents", (slots, *latent), f32, "prompt"),
             Buffer("decode.latents", (sessions, *latent), f32, "decode"),
             Buffer("vae.cache.00", (sessions, 2, ROWS, COLUMNS, CHANNELS), f32, "decode"),
             Buffer("vae.cache.01", (sessions, 1, 1, 1, CHANNELS), f32, "decode"),

@@ -89,16 +89,18 @@ class BeginGiven(torch.nn.Module):
         frames: torch.Tensor,
         cell: torch.Tensor,
         given: torch.Tensor,
-        given_frames: torch.Tensor,
+        conditioning_frames: torch.Tensor,
     ) -> torch.Tensor:
-        return place_given(self.noise(seeds, frames, cell), given, given_frames)
+        return place_given(self.noise(seeds, frames, cell), given, conditioning_frames)
 
 
 class Store(torch.nn.Module):
     """store: what a pass made, with the given latents in their place."""
 
-    def forward(self, hidden: torch.Tensor, given: torch.Tensor, given_frames: torch.Tensor) -> torch.Tensor:
-        return place_given(hidden, given, given_frames)
+    def forward(
+        self, hidden: torch.Tensor, given: torch.Tensor, conditioning_frames: torch.Tensor
+    ) -> torch.Tensor:
+        return place_given(hidden, given, conditioning_frames)
 
 
 class DecodeFirst(torch.nn.Module):
@@ -129,10 +131,12 @@ MODULES: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-def place_given(latents: torch.Tensor, given: torch.Tensor, given_frames: torch.Tensor) -> torch.Tensor:
-    """Latents [B, C, F, h, w] with the leading ``given_frames`` [B] frames of ``given``."""
+def place_given(
+    latents: torch.Tensor, given: torch.Tensor, conditioning_frames: torch.Tensor
+) -> torch.Tensor:
+    """Latents [B, C, F, h, w] with the leading ``conditioning_frames`` [B] frames of ``given``."""
     frame = torch.arange(CHUNK, device=latents.device)[None, None, :, None, None]
-    return torch.where(frame < given_frames[:, None, None, None, None], given, latents)
+    return torch.where(frame < conditioning_frames[:, None, None, None, None], given, latents)
 
 
 def decode_frames(
@@ -158,8 +162,8 @@ def whole_manifest(batch: int = 1, **changes: object) -> Manifest:
     base = toy.toy_manifest(batch)
     f32, latent = "float32", (batch, CHANNELS, CHUNK, ROWS, COLUMNS)
     row, last, total = latent[1:], (2, ROWS, COLUMNS, CHANNELS), (1, 1, 1, CHANNELS)
-    given_refs = ("buffer:given.latents", "buffer:given_frames")
-    given_specs = (TensorSpec("given", latent, f32), TensorSpec("given_frames", (batch,), "int64"))
+    given_refs = ("buffer:conditioning.latents", "buffer:conditioning_frames")
+    given_specs = (TensorSpec("given", latent, f32), TensorSpec("conditioning_frames", (batch,), "int64"))
     begin = next(engine for engine in base.engines if engine.name == "begin")
     caches = (TensorSpec("last", last, f32), TensorSpec("total", total, f32))
     cache_refs = ("buffer:vae.cache.00[row]", "buffer:vae.cache.01[row]")
@@ -191,12 +195,12 @@ def whole_manifest(batch: int = 1, **changes: object) -> Manifest:
     fields: dict[str, Any] = {
         "buffers": (
             *base.buffers,
-            Buffer("given_frames", (batch,), "int64", "chunk"),
+            Buffer("conditioning_frames", (batch,), "int64", "chunk"),
             Buffer("text.ids", (1, TEXT_TOKENS), "int64", "prompt"),
             Buffer("text.encoded", (1, TEXT_TOKENS, TEXT_DIM), f32, "prompt"),
             Buffer("image", picture, "uint8", "prompt"),
             Buffer("image.latents", (CHANNELS, 1, ROWS, COLUMNS), f32, "prompt"),
-            Buffer("given.latents", latent, f32, "prompt"),
+            Buffer("conditioning.latents", latent, f32, "prompt"),
             Buffer("decode.latents", latent, f32, "decode"),
             Buffer("vae.cache.00", (batch, *last), f32, "decode"),
             Buffer("vae.cache.01", (batch, *total), f32, "decode"),

@@ -164,7 +164,7 @@ def test_a_build_turns_its_forms_into_plans_and_leaves_no_form(
     monkeypatch.setattr(
         build, "_verify", lambda _: {"digest": "0", "worst": {"golden": 0.0}, "errors": [{"cache": 0.0}]}
     )
-    record = SimpleNamespace(scales={}, table=None, exact=False, error_vs_exact=())
+    record = SimpleNamespace(scales={}, table=None, exact=False, error_vs_exact=(), rounding=None)
     monkeypatch.setattr(build.golden, "record", lambda *_: record)
     monkeypatch.setattr(build.golden, "write", lambda *_: None)
 

@@ -91,10 +91,10 @@ class EagerStream:
         are compared pass by pass, not by the drift of two feedback loops. ``given``: how many leading frames of each
         row are given, and the latents [B, C, F, h, w] that they are taken from.
         """
-        self.buffers["given_frames"].zero_()
+        self.buffers["conditioning_frames"].zero_()
         if given is not None:
-            self.buffers["given_frames"].copy_(torch.tensor(given[0]))
-            self.buffers["given.latents"].copy_(given[1])
+            self.buffers["conditioning_frames"].copy_(torch.tensor(given[0]))
+            self.buffers["conditioning.latents"].copy_(given[1])
         s, latents = self.config.stream, self.buffers["latents"]
         self.buffers["seeds"].copy_(torch.tensor(seeds))
         self._stand_at(first_frames)
@@ -115,7 +115,7 @@ class EagerStream:
     def write_references(self, reference: Tensor) -> None:
         """Write the frames [B, C, R, h, w] that stand before every row's stream."""
         s = self.config.stream
-        self.buffers["given_frames"].fill_(s.chunk_frames)
+        self.buffers["conditioning_frames"].fill_(s.chunk_frames)
         for first in range(-s.reference_frames, 0, s.chunk_frames):
             self._stand_at([first] * s.batch)
             self._run(self.programs["begin"], number=0)

@@ -22,7 +22,7 @@ def some_latents(stream: EagerStream) -> torch.Tensor:
 
 @pytest.mark.parametrize("context", [0.0, 40.0])
 @pytest.mark.parametrize("given", [1, 3])
-def test_the_others_see_given_frames_at_the_context_time(given, context, worst):
+def test_the_others_see_conditioning_frames_at_the_context_time(given, context, worst):
     """Chunks after it too: the cache holds what the context pass wrote of the given frames."""
     config = small_config(3, 1, 6)
     config = dataclasses.replace(config, schedule=Schedule(config.schedule.timesteps, context))
@@ -48,7 +48,7 @@ def test_the_others_see_given_frames_at_the_context_time(given, context, worst):
         assert same_bytes(static.buffers["latents"][:, :, :count], latents[:, :, :count])
 
 
-def test_no_given_frames_leave_every_byte():
+def test_no_conditioning_frames_leave_every_byte():
     """Whatever lies in the buffer of given latents."""
     config = small_config(3, 1, 6, batch=2, passes=2)
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)
@@ -58,10 +58,10 @@ def test_no_given_frames_leave_every_byte():
         plain.run_chunk(firsts, [7, 8])
         offered.run_chunk(firsts, [7, 8], given=([0, 0], torch.full_like(some_latents(plain), torch.nan)))
         for name, tensor in plain.buffers.items():
-            assert name == "given.latents" or same_bytes(tensor, offered.buffers[name]), name
+            assert name == "conditioning.latents" or same_bytes(tensor, offered.buffers[name]), name
 
 
-def test_rows_are_given_frames_apart():
+def test_rows_are_conditioning_frames_apart():
     """Row 1 begins with a clip while row 0 goes on: row 0's bytes are those of none given."""
     config = small_config(3, 1, 6, batch=2, passes=2)
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)

@@ -18,12 +18,10 @@ from seko_export.config.build import BuildConfig
 from seko_export.config.stream import PoolConfig, StreamConfig
 from seko_export.errors import UsageError as BuildUsageError
 from seko_export.goldens.record import eager_session
-from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.errors import UsageError
-from seko_runtime.format.manifest import COPIES_VERSION, REFERENCE_VERSION, FileEntry
+from seko_runtime.format.manifest import FileEntry
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.video.pool import PooledSession
-from seko_runtime.video.row_streams import RowStreams
 from seko_runtime.video.session import Session
 from tests.export.test_pool_pieces import eager_pool
 from tests.tolerances import STEP, relative_error
@@ -262,26 +260,10 @@ def test_what_is_no_reference_is_refused():
         StreamConfig(64, 96, 2, 1, 4, reference_frames=-1)
 
 
-@pytest.mark.parametrize(("references", "version"), [(1, COPIES_VERSION), (2, REFERENCE_VERSION)])
-def test_a_chunk_of_copies_is_a_format_of_its_own_and_older_artifacts_keep_their_zeros(references, version):
-    """An older runtime would show engines without a mask the zeros; artifacts of before give the bytes of before."""
-    manifest = describe(config_of(2, 1, 4, references), export_backend("eager"), (), {})
-    assert manifest.format_version == version
-    memory = torch_memory(torch.device("cpu"))
-    for stated in (version, REFERENCE_VERSION):
-        clocks = RowStreams(dataclasses.replace(manifest, format_version=stated), memory).clocks
-        assert clocks.ring.repeats_references == (stated == COPIES_VERSION)
-
-
-def test_the_manifest_says_so_and_is_as_before_without():
+def test_the_manifest_says_so():
     config = config_of(2, 1, 4, 2)
     manifest = describe(config, export_backend("eager"), (), {})
     files = {engine.file: FileEntry("0" * 64, 1) for engine in manifest.engines}
     manifest = dataclasses.replace(manifest, backend="aoti", files=files)
-    assert manifest.format_version == REFERENCE_VERSION == 4
     assert parse_manifest(manifest_json(manifest)).stream == manifest.stream
     assert manifest.stream.cache_frames == 7
-    none = dataclasses.replace(config, stream=dataclasses.replace(config.stream, reference_frames=0))
-    plain = describe(none, export_backend("eager"), (), {})
-    assert plain.format_version == 1
-    assert b"reference" not in manifest_json(plain)

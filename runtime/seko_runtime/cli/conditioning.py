@@ -116,12 +116,12 @@ def fit_conditioning(
             )
     image, reference = conditioning.image, conditioning.reference
     if image is not None:
-        if IMAGE not in shapes or not {"encode", "condition"} & set(manifest.programs):
-            raise UsageError(NO_ENCODER)
         told = picture_input(manifest) is not None
-        as_resized = told and PICTURE_LEVELS in shapes
-        image = _fit("image", options.image, image, shapes[IMAGE], told=told, as_resized=as_resized)
-        per_row(image, shapes[IMAGE], image.dtype.type, f"--image {options.image}", rows)
+        shape = shapes.get(PICTURE_LEVELS if told else IMAGE)
+        if shape is None or not {"encode", "condition"} & set(manifest.programs):
+            raise UsageError(NO_ENCODER)
+        image = _fit("image", options.image, image, shape, told=told)
+        per_row(image, shape, image.dtype.type, f"--image {options.image}", rows)
     if reference is not None:
         if reference.dtype == np.uint8 and IMAGE in shapes:
             reference = _fit("reference", options.reference, reference, shapes[IMAGE])
@@ -136,12 +136,11 @@ def _fit(
     shape: Sequence[int],
     *,
     told: bool = False,
-    as_resized: bool = False,
 ) -> NDArray[Any]:
     if pictures.ndim < 3 or pictures.shape[-1] != 3 or 0 in pictures.shape:
         raise UsageError(f"--{name} {path} is {list(pictures.shape)}, expected [rows, columns, 3]")
     # Models that are told a picture: as their authors resize it. Their sizes follow the picture's aspect, by tokens.
-    fit = fit_levels if as_resized else fit_pictures
+    fit = fit_levels if told else fit_pictures
     found, done = fit(pictures, *shape[:2], bicubic=told, stretch=TOKEN_SIDE if told else 0)
     if done:
         note(one_line(f"{name:8} {path.name} {done}"))

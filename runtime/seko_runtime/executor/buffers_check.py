@@ -10,12 +10,12 @@ from seko_runtime.format.manifest import Buffer, InputSpec, Manifest, Stream
 TEXT_BUFFER = "text.embeddings"
 TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
 IMAGE, IMAGE_LATENTS = "image", "image.latents"
-CONDITIONING_LATENTS, CONDITIONING_FRAMES = "given.latents", "given_frames"  # the format's names are frozen
+CONDITIONING_LATENTS, CONDITIONING_FRAMES = "conditioning.latents", "conditioning_frames"
 OF_ONE_PROMPT = (TEXT_IDS, TEXT_ENCODED, IMAGE, IMAGE_LATENTS)  # worked on for one row at a time
 _OF_ONE_PICTURE = (
     "picture.",
 )  # begins the names of what the program condition works on, for one row at a time
-PICTURE_LEVELS = "picture.levels"  # the picture; artifacts from before it have it in IMAGE, rounded to bytes
+PICTURE_LEVELS = "picture.levels"  # the picture
 PICTURE_CONDITION = "picture.condition"  # its result
 _PICTURE_KINDS = ("picture_condition",)  # of the input per session that takes it
 REFERENCE_LATENTS = "reference.latents"
@@ -30,7 +30,7 @@ _OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, CONDITIONING_LATENTS, REFERENCE_LAT
 
 def saved_input(name: str) -> str:
     """Return the name of an input in a stream's saved state; a dot and the slot follow for one in a kept slot."""
-    return f"given.{name}"
+    return f"saved.{name}"
 
 
 def group_buffer(name: str, group: str) -> str:
@@ -277,10 +277,9 @@ def _check_condition(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     spec = picture_input(manifest)
     if spec is None:
         return
-    name, dtype = (PICTURE_LEVELS, "float32") if PICTURE_LEVELS in buffers else (IMAGE, "uint8")
-    image = buffers.get(name)
+    image = buffers.get(PICTURE_LEVELS)
     height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
-    _expect(buffers, name, "prompt", (height, width, PICTURE_CHANNELS), dtype)
+    _expect(buffers, PICTURE_LEVELS, "prompt", (height, width, PICTURE_CHANNELS), "float32")
     _expect(buffers, PICTURE_CONDITION, "prompt", spec.shape, spec.dtype)
 
 

@@ -14,7 +14,7 @@ from seko_runtime.executor.layer_visits import layer_visits
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.budgets import MAX_DISTINCT_REFERENCES, MAX_RESOLVED_CALLS, MAX_RESOLVED_REFERENCES
 from seko_runtime.format.json_fields import NAME_PATTERN
-from seko_runtime.format.manifest import PASS_CACHE_VERSION, Call, EngineSpec, Manifest, TensorSpec
+from seko_runtime.format.manifest import Call, EngineSpec, Manifest, TensorSpec
 from seko_runtime.format.program_key import ProgramKey
 
 CHUNK_PROGRAMS = (
@@ -330,8 +330,7 @@ def _check_fit(found: _Form, ref: Ref, wanted: TensorSpec, where: str) -> None:
 def _check_program_names(manifest: Manifest) -> None:
     names = set(manifest.programs)
     buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
-    context = manifest.has_context or manifest.format_version < PASS_CACHE_VERSION
-    chunk = CHUNK_PROGRAMS if context else CHUNK_PROGRAMS[:2]
+    chunk = CHUNK_PROGRAMS if manifest.has_context else CHUNK_PROGRAMS[:2]
     pair = chunk[1:]
     required = ["prompt", *(ProgramKey(role, bucket).name for bucket in buckets for role in chunk)]
     full = [tuple(ProgramKey(role, bucket, full=True).name for role in pair) for bucket in buckets]

@@ -11,22 +11,9 @@ from seko_runtime.errors import ManifestError
 from seko_runtime.format.json_fields import MAX_INTEGER, as_integer, as_name, as_text
 from seko_runtime.format.paths import as_path
 from seko_runtime.format.program_key import ProgramKey
-from seko_runtime.format.records import Limit, Mark, Since, one_of, within
+from seko_runtime.format.records import Limit, Mark, one_of, within
 
-FORMAT_VERSION = 10
-# What brought pools; artifacts without a context pass, whose denoise passes have a cache of their own each; calls that
-# begin with another layer than 0, and layers with rings of their own; caches that are offloaded; reference
-# frames; context passes that read what begin makes of the cache, in layered state; declared inputs and the workload;
-# several ranks; chunks of reference frames that are filled up with copies; decoding that ranks share; start
-# pictures in float32, of models that are told them. An artifact without them is written as the version before, for
-# older runtimes.
-POOL_VERSION, PASS_CACHE_VERSION, FIRST_LAYER_VERSION, OFFLOADED_VERSION, REFERENCE_VERSION = 2, 3, 3, 3, 4
-WINDOW_VERSION = 5
-INPUT_VERSION = 6
-RANK_VERSION = 7
-COPIES_VERSION = 8
-SHARED_DECODE_VERSION = 9
-LEVELS_VERSION = 10
+FORMAT_VERSION = 1  # the only one: no format was released before
 GPU_SEPARATOR = "-"  # between the GPUs of a `Target.arch`
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
@@ -131,8 +118,8 @@ class Buffer(TensorSpec):
 
     role: Annotated[str, one_of(ROLES), Mark.REQUIRED] = "state"
     layered: bool = False
-    device_layers: Annotated[Layers, Since(OFFLOADED_VERSION)] = 0
-    rank_axis: Annotated[int, within(0, MAX_RANK), Since(SHARED_DECODE_VERSION)] = 0
+    device_layers: Layers = 0
+    rank_axis: Annotated[int, within(0, MAX_RANK)] = 0
 
     @property
     def on_device(self) -> Buffer:
@@ -198,8 +185,8 @@ class Call:
     inputs: Annotated[tuple[str, ...], _REFERENCES]
     outputs: Annotated[tuple[str, ...], _REFERENCES]
     layers: Layers = 0
-    first_layer: Annotated[Layers, Since(FIRST_LAYER_VERSION)] = 0
-    first_place: Annotated[Layers, Since(FIRST_LAYER_VERSION)] = 0
+    first_layer: Layers = 0
+    first_place: Layers = 0
 
 
 @dataclass(frozen=True)
@@ -252,7 +239,7 @@ class Stream:
     video_frames_per_latent: Annotated[int, within(1, 1 << 16)]
     fps: Count
     rings: Annotated[Mapping[str, int], Limit("MAX_ENTRIES", "entries")] = field(default_factory=dict)
-    reference_frames: Annotated[int, within(1, 1 << 16), Mark.NULLABLE] = 0
+    reference_frames: Annotated[int, within(0, 1 << 16)] = 0
 
     @property
     def cache_frames(self) -> int:
@@ -364,8 +351,8 @@ class Golden:
     chunks: tuple[Annotated[int, within(0, 100_000)], ...]
     tolerance: float
     text: Name | None = None
-    cache_step: Annotated[int, Mark.NULLABLE] = 0
-    video_step: Annotated[int, Mark.NULLABLE] = 0
+    cache_step: int = 0
+    video_step: int = 0
     prompt: str | None = None
     bounds: tuple[GoldenBound, ...] = ()
     reference: Name | None = None
@@ -411,15 +398,11 @@ class Manifest:
     extra: Annotated[Mapping[str, str], Limit("MAX_ENTRIES", "entries"), Mark.REQUIRED] = field(
         default_factory=dict
     )
-    format_version: Annotated[int, within(1, FORMAT_VERSION), Mark.REQUIRED] = 1
-    pool: Annotated[Pool | None, Since(POOL_VERSION)] = None
-    ranks: Annotated[int, within(1, 64), Since(RANK_VERSION)] = 1
-    workload: Annotated[
-        str, one_of(WORKLOADS, complaint=_UNKNOWN_WORD), Since(INPUT_VERSION), Mark.REQUIRED
-    ] = "video"
-    inputs: Annotated[
-        tuple[InputSpec, ...], Limit("MAX_INPUTS", "inputs"), Since(INPUT_VERSION), Mark.REQUIRED
-    ] = ()
+    format_version: Annotated[int, within(FORMAT_VERSION, FORMAT_VERSION), Mark.REQUIRED] = FORMAT_VERSION
+    pool: Pool | None = None
+    ranks: Annotated[int, within(1, 64)] = 1
+    workload: Annotated[str, one_of(WORKLOADS, complaint=_UNKNOWN_WORD), Mark.REQUIRED] = "video"
+    inputs: Annotated[tuple[InputSpec, ...], Limit("MAX_INPUTS", "inputs"), Mark.REQUIRED] = ()
 
     @property
     def caller_inputs(self) -> tuple[InputSpec, ...]:

@@ -29,7 +29,7 @@ MAX_TENSOR_BYTES = 1 << 48
 
 
 def parse_manifest(document: bytes) -> Manifest:
-    """Read a manifest. Unknown fields are ignored if the format version is known.
+    """Read a manifest. Unknown fields are ignored.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def parse_manifest(document: bytes) -> Manifest:
     Raises
     ------
     FormatVersionError
-        If the format is newer than this runtime.
+        If it is of another format.
     PathEscapeError
         If a file name is no plain relative path.
     ManifestError
@@ -53,12 +53,12 @@ def parse_manifest(document: bytes) -> Manifest:
     """
     table = parse_json(document, MANIFEST_FILE)
     version = Fields(table, MANIFEST_FILE).integer("format_version", minimum=1)
-    if version > FORMAT_VERSION:  # before any other field: a newer format may have changed them all
+    if version != FORMAT_VERSION:  # before any other field: another format may have changed them all
         raise FormatVersionError(
-            f"artifact has format version {version}, this runtime reads up to {FORMAT_VERSION}; "
-            "install a newer seko-runtime"
+            f"artifact has format version {version}, this runtime reads {FORMAT_VERSION}; install the seko-runtime "
+            "that belongs to it, or rebuild the artifact"
         )
-    manifest = Document(version, _CHECKS).read(Manifest, table, MANIFEST_FILE, outermost=True)
+    manifest = Document(_CHECKS).read(Manifest, table, MANIFEST_FILE, outermost=True)
     Budget(budgets.MAX_BUFFER_BYTES, "bytes").take(sum(one.nbytes for one in manifest.buffers), "buffers")
     Budget(budgets.MAX_FILE_BYTES, "bytes").take(sum(one.size for one in manifest.files.values()), "files")
     _check_files(manifest)

@@ -2,7 +2,7 @@
 
 A field's type says how it is read: ``str``, ``int`` (from 0), ``float``, ``bool``, ``object``, ``tuple[T, ...]``,
 ``Mapping[str, T]``, ``T | None`` (may be null), another dataclass, or ``Annotated[T, note, ...]``. A note is a
-function that reads the value, a `Limit`, a `Since` or a `Mark`. A field with a default may be missing.
+function that reads the value, a `Limit` or a `Mark`. A field with a default may be missing.
 """
 
 from __future__ import annotations
@@ -43,14 +43,6 @@ class Mark(Enum):
     """Constraints of a field that its type does not express."""
 
     REQUIRED = "required, although the dataclass has a default"
-    NULLABLE = "null stands for the default"
-
-
-@dataclass(frozen=True)
-class Since:
-    """The format version that introduced a field; in older documents the field is not read."""
-
-    version: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,19 +71,17 @@ def one_of(known: tuple[str, ...], *, complaint: str = "expected one of {}") -> 
 
 
 class Document:
-    """Reads the dataclasses of one document, with its format version and its own budgets.
+    """Reads the dataclasses of one document, with its own budgets.
 
     Parameters
     ----------
-    version : int
-        The document's format version.
     checks : mapping of type to callable
         By class: called with each object of the class or a subclass and its place in the document, to check what
         types do not express.
     """
 
-    def __init__(self, version: int, checks: Mapping[type, Check]) -> None:
-        self._version, self._checks = version, checks
+    def __init__(self, checks: Mapping[type, Check]) -> None:
+        self._checks = checks
         self._budgets: dict[Limit, Budget] = {}
 
     def read(self, kind: type[T], value: object, where: str, *, outermost: bool = False) -> T:
@@ -115,7 +105,7 @@ class Document:
         """
         table, found = Fields(value, where), {}
         for one in _plan(kind):  # type: ignore[arg-type]  # a class is hashable
-            if one.since > self._version or (one.optional and one.name not in table):
+            if one.optional and one.name not in table:
                 continue
             item = table.value(one.name)
             if item is None and one.nullable:
@@ -146,7 +136,6 @@ class _Field:
     read: _Reader
     optional: bool
     nullable: bool
-    since: int
     is_object: bool  # a required one
 
 
@@ -163,8 +152,7 @@ def _plan(kind: type[Any]) -> tuple[_Field, ...]:
                 one.name,
                 _reader(hints[one.name]),
                 optional,
-                nullable=Mark.NULLABLE in notes or NoneType in get_args(type_),
-                since=next((note.version for note in notes if isinstance(note, Since)), 0),
+                nullable=NoneType in get_args(type_),
                 is_object=not optional and (is_dataclass(type_) or get_args(type_)[1:] == (object,)),
             )
         )

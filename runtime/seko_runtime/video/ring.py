@@ -22,8 +22,6 @@ class Ring:
         Frames written together; at most ``ring_frames``, or two frames of one chunk would share a slot.
     reference_frames : int
         Frames that are written before the stream begins, are never evicted, and are not part of the video.
-    copies : bool
-        Whether their chunk may be filled up with copies (`repeats_references`), as since format 8, or has zeros.
 
     Raises
     ------
@@ -35,7 +33,6 @@ class Ring:
     ring_frames: int
     chunk_frames: int
     reference_frames: int = 0
-    copies: bool = True
 
     def __post_init__(self) -> None:
         least = min(self.sink_frames, self.reference_frames)
@@ -86,7 +83,7 @@ class Ring:
         all of it gets what it would get of the frames alone.
         """
         references, chunk = self.reference_frames, self.chunk_frames
-        return self.copies and 0 < references < chunk and chunk % references == 0
+        return 0 < references < chunk and chunk % references == 0
 
     def latent_frames(self, first_frame: int) -> list[int]:
         """Return the frames of the chunk starting at ``first_frame``."""

@@ -10,7 +10,7 @@ import numpy as np
 from seko_runtime.arguments import shown
 from seko_runtime.backends.memory import Memory, Parked, Tensor
 from seko_runtime.errors import TornStreamError, UsageError
-from seko_runtime.format.manifest import COPIES_VERSION, Manifest, TensorSpec
+from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.video.chunk import Readable
 from seko_runtime.video.clocks import RowClocks, checked_seeds
 from seko_runtime.video.conditioning import ConditioningFrames
@@ -88,8 +88,7 @@ class RowStreams:
         stream = manifest.stream
         layout = (stream.sink_frames, stream.ring_frames, stream.chunk_frames)
         self._manifest, self._memory = manifest, memory
-        copies = manifest.format_version >= COPIES_VERSION
-        self.clocks = RowClocks(Ring(*layout, stream.reference_frames, copies), manifest.rows)
+        self.clocks = RowClocks(Ring(*layout, stream.reference_frames), manifest.rows)
         self.seeds = np.zeros(manifest.rows, np.int64)
         self.readable = Readable()
         self.rebuild_due: set[int] = set()
@@ -195,7 +194,7 @@ class RowStreams:
             live.decoder.check(row)
         numbers = RowNumbers(
             seed=int(self.seeds[row]),
-            given=int(self.conditioning.counts[row]),
+            conditioning_frames=int(self.conditioning.counts[row]),
             rebuild_due=row in self.rebuild_due,
             clock=self.clocks.state(row),
         )
@@ -219,7 +218,7 @@ class RowStreams:
             self._moves.unpark(row, state.tensors, live.state_of(row))
         self.inputs.load(row, state.inputs)
         self.voices.put(row, state.voice)
-        self.seeds[row], self.conditioning.counts[row] = numbers.seed, numbers.given
+        self.seeds[row], self.conditioning.counts[row] = numbers.seed, numbers.conditioning_frames
         self.rebuild_due.discard(row)
         if numbers.rebuild_due:
             self.rebuild_due.add(row)

@@ -45,8 +45,8 @@ class RowNumbers:
     ----------
     seed : int
         Seed of its noise.
-    given : int
-        Number of conditioning frames it began with. (The name is the snapshot format's.)
+    conditioning_frames : int
+        How many it began with.
     rebuild_due : bool
         Whether its cache is to be rebuilt before the next chunk.
     clock : RowClock
@@ -54,7 +54,7 @@ class RowNumbers:
     """
 
     seed: int
-    given: int
+    conditioning_frames: int
     rebuild_due: bool
     clock: RowClock
 
@@ -219,9 +219,9 @@ def check_numbers(numbers: RowNumbers, manifest: Manifest) -> None:
     set.
     """
     most = manifest.stream.chunk_frames
-    if numbers.given > most:
+    if numbers.conditioning_frames > most:
         raise SnapshotError(
-            f"{numbers.given} conditioning frames, expected at most {most}; take another snapshot"
+            f"{numbers.conditioning_frames} conditioning frames, expected at most {most}; take another snapshot"
         )
     if numbers.rebuild_due and numbers.clock.made and not manifest.has_context:
         raise SnapshotError(
@@ -303,7 +303,7 @@ def read_numbers(fields: Fields) -> RowNumbers:
         raise SnapshotError(f"{fields.where}.seed is {str(seed)[:40]}, expected an integer within 62 bits")
     return RowNumbers(
         seed=seed,
-        given=fields.integer("given"),
+        conditioning_frames=fields.integer("conditioning_frames"),
         rebuild_due=fields.flag("rebuild_due", default=False),
         clock=RowClock(
             first=clock.integer("first"),

@@ -70,7 +70,7 @@ class Embed(nn.Module):
         timestep: Tensor,
         frames: Tensor,
         write_slots: Tensor,
-        given_frames: Tensor,
+        conditioning_frames: Tensor,
         context_timestep: Tensor,
         slot_frames: Tensor | None = None,
         valid_tokens: Tensor | None = None,
@@ -90,7 +90,7 @@ class Embed(nn.Module):
             [B, F] int64, absolute latent-frame numbers, any size: angles are computed, not looked up.
         write_slots : Tensor
             [B, F] int64, the ring slot that each latent frame is written to.
-        given_frames : Tensor
+        conditioning_frames : Tensor
             [B] int64, how many leading frames of the chunk are conditioning frames: clean, with the context timestep
             in every pass.
         context_timestep : Tensor
@@ -131,7 +131,7 @@ class Embed(nn.Module):
         hidden = self.tokens(patches, frames)
         if self.split is not None and rank is not None:
             hidden = self.split.own_tokens(hidden, rank)
-        timestep = self.times(timestep, frames, given_frames, context_timestep)
+        timestep = self.times(timestep, frames, conditioning_frames, context_timestep)
         time = self.time_embedding(sinusoid(timestep, self.model.freq_dim))  # [B, F, d]
         modulation = self.time_projection(time).unflatten(-1, (6, self.model.dim))
         positions = chunk_positions(
@@ -154,10 +154,10 @@ class Embed(nn.Module):
         return embedded
 
     def times(
-        self, timestep: Tensor, frames: Tensor, given_frames: Tensor, context_timestep: Tensor
+        self, timestep: Tensor, frames: Tensor, conditioning_frames: Tensor, context_timestep: Tensor
     ) -> Tensor:
         """Return the time [B, F] of each frame: that of the pass, and of conditioning frames the context timestep."""
-        return torch.where(is_conditioning(given_frames, frames.shape[1]), context_timestep, timestep)
+        return torch.where(is_conditioning(conditioning_frames, frames.shape[1]), context_timestep, timestep)
 
 
 class Head(nn.Module):
@@ -229,9 +229,9 @@ def sinusoid(timestep: Tensor, width: int) -> Tensor:
     return torch.cat((angle.cos(), angle.sin()), dim=-1).float()
 
 
-def is_conditioning(given_frames: Tensor, chunk_frames: int) -> Tensor:
+def is_conditioning(conditioning_frames: Tensor, chunk_frames: int) -> Tensor:
     """Return [B, F] bool: whether each frame of the chunk is a conditioning frame, from their number [B]."""
-    return torch.arange(chunk_frames, device=given_frames.device) < given_frames[:, None]
+    return torch.arange(chunk_frames, device=conditioning_frames.device) < conditioning_frames[:, None]
 
 
 def patchify(latents: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
     latents = Argument("latents", f"buffer:latents{part}", (b, *latent), f32)
     seeds = Argument("seeds", f"buffer:seeds{part}", (b,), i64)
     frames = Argument("frames", f"buffer:frames{part}", (b, f), i64)
-    given_frames = Argument("given_frames", f"buffer:{CONDITIONING_FRAMES}{part}", (b,), i64)
+    conditioning_frames = Argument("conditioning_frames", f"buffer:{CONDITIONING_FRAMES}{part}", (b,), i64)
     rows = () if bucket is None else (Argument("rows", f"buffer:{CALL_ROWS}{part}", (b,), i64),)
     hidden = Argument("hidden", "value:hidden", (b, t, m.dim), dtype)
     state = (hidden, replace(hidden, name="update", ref="value:update")) if config.fused else (hidden,)
@@ -158,7 +158,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
                 Argument("timestep", f"weight:schedule.timestep[pass]{part}", (b, f), f32),
                 frames,
                 main.write_slots,
-                given_frames,
+                conditioning_frames,
                 Argument("context_timestep", "weight:schedule.context_timestep", (1,), f32),
                 *main.slot_frames,
                 *main.filled,
@@ -191,8 +191,8 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
                 seeds,
                 frames,
                 Argument("draw", "weight:schedule.first_draw", (1,), i64),
-                Argument("given_latents", f"buffer:{CONDITIONING_LATENTS}", (held, *latent), f32),
-                given_frames,
+                Argument("conditioning_latents", f"buffer:{CONDITIONING_LATENTS}", (held, *latent), f32),
+                conditioning_frames,
                 *rows,
             ),
             (latents,),
@@ -208,7 +208,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
                 Argument("sigma", "weight:schedule.sigma[pass]", (1,), f32),
                 Argument("sigma_next", "weight:schedule.sigma_next[pass]", (1,), f32),
                 *((seeds, frames, draw) if advance.draws else ()),
-                given_frames,
+                conditioning_frames,
             ),
             (latents,),
         ),

@@ -37,8 +37,8 @@ class Noise(nn.Module):
         seeds: Tensor,
         frames: Tensor,
         draw: Tensor,
-        given_latents: Tensor,
-        given_frames: Tensor,
+        conditioning_latents: Tensor,
+        conditioning_frames: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
         """Return the latents that the first pass starts from.
@@ -47,23 +47,23 @@ class Noise(nn.Module):
         ----------
         seeds, frames, draw : Tensor
             [B], [B, F], [1] int64; they select the noise.
-        given_latents : Tensor
+        conditioning_latents : Tensor
             [B, C, F, h, w] float32, latents of the conditioning frames.
-        given_frames : Tensor
+        conditioning_frames : Tensor
             [B] int64: how many leading frames of the chunk are conditioning frames.
         rows : Tensor, optional
-            [B] int64, only in a pool: the row of ``given_latents`` for each batch index.
+            [B] int64, only in a pool: the row of ``conditioning_latents`` for each batch index.
 
         Returns
         -------
         Tensor
             [B, C, F, h, w] float32.
         """
-        still = is_conditioning(given_frames, frames.shape[1])[:, None, :, None, None]
+        still = is_conditioning(conditioning_frames, frames.shape[1])[:, None, :, None, None]
         if rows is not None:
-            given_latents = given_latents.index_select(0, rows)
+            conditioning_latents = conditioning_latents.index_select(0, rows)
         noise = gaussian(seeds, frames, draw, self.latent_shape)
-        return torch.where(still, given_latents, in_bfloat16_steps(noise) if self.rounded else noise)
+        return torch.where(still, conditioning_latents, in_bfloat16_steps(noise) if self.rounded else noise)
 
 
 class Advance(nn.Module):
@@ -95,7 +95,7 @@ class Advance(nn.Module):
         seeds: Tensor,
         frames: Tensor,
         draw: Tensor,
-        given_frames: Tensor,
+        conditioning_frames: Tensor,
     ) -> Tensor:
         """Return the next latents [B, C, F, h, w] float32.
 
@@ -107,10 +107,10 @@ class Advance(nn.Module):
             [1] float32, noise level before and after.
         seeds, frames, draw : Tensor
             [B], [B, F], [1] int64; they select the noise.
-        given_frames : Tensor
+        conditioning_frames : Tensor
             [B] int64, as `Noise` takes it.
         """
-        still = is_conditioning(given_frames, frames.shape[1])[:, None, :, None, None]
+        still = is_conditioning(conditioning_frames, frames.shape[1])[:, None, :, None, None]
         clean = latents - sigma * velocity
         noise = gaussian(seeds, frames, draw, self.latent_shape)
         return torch.where(still, latents, (1 - sigma_next) * clean + sigma_next * noise)
@@ -129,10 +129,15 @@ class EulerAdvance(nn.Module):
         del model, stream
 
     def forward(
-        self, latents: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor, given_frames: Tensor
+        self,
+        latents: Tensor,
+        velocity: Tensor,
+        sigma: Tensor,
+        sigma_next: Tensor,
+        conditioning_frames: Tensor,
     ) -> Tensor:
         """Return the next latents [B, C, F, h, w] float32; parameters as `Advance.forward`."""
-        still = is_conditioning(given_frames, latents.shape[2])[:, None, :, None, None]
+        still = is_conditioning(conditioning_frames, latents.shape[2])[:, None, :, None, None]
         after = latents + (sigma_next - sigma) * velocity
         return torch.where(still, latents, in_bfloat16_steps(after) if self.rounded else after)
 

@@ -46,10 +46,10 @@ class ReferenceEmbed(Embed):
         return torch.where(before, reference, self.patch_embedding(patches))
 
     def times(
-        self, timestep: Tensor, frames: Tensor, given_frames: Tensor, context_timestep: Tensor
+        self, timestep: Tensor, frames: Tensor, conditioning_frames: Tensor, context_timestep: Tensor
     ) -> Tensor:
         """Return the time [B, F] of each frame; only conditioning frames of the stream have the context timestep."""
-        usual = super().times(timestep, frames, given_frames, context_timestep)
+        usual = super().times(timestep, frames, conditioning_frames, context_timestep)
         return torch.where(frames < 0, timestep, usual)
 
 

@@ -26,7 +26,7 @@ NO_ENCODER = "this artifact encodes no pictures; rebuild it with a VAE (--vae), 
 
 
 class ConditioningFrames:
-    """How many conditioning frames each row's stream begins with; their latents lie in the buffer ``given.latents``.
+    """How many conditioning frames each row's stream begins with; ``conditioning.latents`` holds their latents.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class ConditioningFrames:
         program = "encode" if told is None else "condition"
         if program not in live.once:
             raise UsageError(NO_ENCODER)
-        name = IMAGE if told is None or PICTURE_LEVELS not in live.specs else PICTURE_LEVELS
+        name = IMAGE if told is None else PICTURE_LEVELS
         found, spec = as_array(image, "image"), live.specs[name]
         levels = name == PICTURE_LEVELS and found.dtype == np.float32
         pictures = per_row(found, spec.shape, np.float32 if levels else np.uint8, "image", rows)

@@ -1,0 +1,38 @@
+"""The smallest real artifact: two layers, an FP4 cache, the backend `compile`, nothing compiled."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from seko_export.build_steps import build_artifact
+from seko_export.config.build import BuildConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import StreamConfig
+from seko_export.families.model_files import write_random_checkpoint
+from tests.shared import UNCOMPILED, made_once
+
+MODEL = ModelConfig(
+    name="small", layers=2, dim=32, heads=2, ffn_dim=48, in_channels=4, out_channels=4,
+    text_dim=16, text_tokens=4, freq_dim=16,
+)  # fmt: skip
+STREAM = StreamConfig(height=32, width=48, chunk_frames=2, sink_frames=1, ring_frames=3)
+
+
+def build_small_artifact(output: Path) -> None:
+    """Build it in this process. Its engines are exported programs, which torch runs op by op while it verifies."""
+    config = BuildConfig(MODEL, STREAM, Schedule.warped(), "fp4", "cpu")
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setenv(UNCOMPILED, "1")
+        checkpoint = Path(folder, "small.pt")
+        write_random_checkpoint(checkpoint, MODEL, format="self-forcing", seed=0, dtype=torch.float32)
+        build_artifact(config, checkpoint, output, backend="compile", compiler_cache=False)
+
+
+def small_artifact_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return its folder, built by the first process of this run that asks; not to be changed."""
+    return made_once(tmp_path_factory, "small", build_small_artifact)
