@@ -107,7 +107,7 @@ def sign(place: Path, content: bytes) -> None:
 def save(place: Path, seed: int) -> None:
     """Save a snapshot of a stream of a few bytes."""
     clock = RowClock(first=0, slot_first=0, made=seed, first_frames=(0,))
-    numbers = RowNumbers(seed=seed, given=0, rebuild_due=False, clock=clock)
+    numbers = RowNumbers(seed=seed, conditioning_frames=0, rebuild_due=False, clock=clock)
     write_snapshot(
         place / "goal", ("0" * 64, "1" * 64), RowState(numbers, HostBytes({"kv": np.full(9, seed, np.uint8)}))
     )
