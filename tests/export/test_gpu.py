@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from seko_export.build_steps import build_artifact
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
@@ -73,7 +74,7 @@ def fp4_artifact(
 def test_bf16_engines_keep_flash_attentions_rule(checkpoint: Path, exact_artifact: Path) -> None:
     """Their error against float32 is at most twice that of the same model in bf16 eager torch."""
     gpu = gpu_config("bf16", batch=1)
-    cpu = BuildConfig(gpu.model, gpu.stream, gpu.schedule, "fp32", "cpu")
+    cpu = VideoBuild(gpu.model, VideoConfig(gpu.stream, gpu.schedule, "fp32"), TargetConfig("cpu"))
     truth, eager = eager_chunks(cpu, checkpoint), eager_chunks(gpu, checkpoint)
     with open_artifact(exact_artifact) as artifact:
         engine = replayed_chunks(artifact, [0])
@@ -151,7 +152,7 @@ def test_fused_layers_of_full_width_are_as_near_to_the_exact_track_as_plain_ones
     preset = PRESETS["self-forcing-1.3b"]
     model = dataclasses.replace(preset.model, layers=2)
     stream = dataclasses.replace(preset.stream, ring_frames=6)
-    plain = BuildConfig(model, stream, Schedule.warped(2), "fp4", "cuda")
+    plain = VideoBuild(model, VideoConfig(stream, Schedule.warped(2), "fp4"), TargetConfig("cuda"))
     write_random_checkpoint(tmp_path / "wide.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     fused = build_artifact(
         dataclasses.replace(plain, fused=True, fp8=fp8, attention="fp8"),
@@ -159,7 +160,7 @@ def test_fused_layers_of_full_width_are_as_near_to_the_exact_track_as_plain_ones
         tmp_path / "artifact",
     )
     loaded = load_checkpoint(tmp_path / "wide.pt", model)
-    tensors = dict(model_weights(make_pieces(plain), loaded)) | plain.schedule.tables(stream)
+    tensors = dict(model_weights(make_pieces(plain), loaded)) | plain.workload.schedule.tables(stream)
     known = golden.record(plain, tensors, lambda *_: None).error_vs_exact
     for ours, theirs in zip(fused.kv["error_vs_exact"], known, strict=True):
         assert ours <= theirs + more
@@ -227,14 +228,17 @@ def model() -> ModelConfig:
     return PRESETS["tiny"].model
 
 
-def gpu_config(scheme: str, *, batch: int) -> BuildConfig:
+def gpu_config(scheme: str, *, batch: int) -> VideoBuild:
     stream = StreamConfig(height=64, width=96, chunk_frames=3, sink_frames=1, ring_frames=6, batch=batch)
-    return BuildConfig(model(), stream, Schedule.warped(), scheme, "cuda")
+    return VideoBuild(model(), VideoConfig(stream, Schedule.warped(), scheme), TargetConfig("cuda"))
 
 
-def eager_chunks(config: BuildConfig, checkpoint: Path) -> list[torch.Tensor]:
+def eager_chunks(config: VideoBuild, checkpoint: Path) -> list[torch.Tensor]:
     tensors = dict(model_weights(make_pieces(config), load_checkpoint(checkpoint, config.model)))
-    on_device = {n: t.to(config.device) for n, t in (tensors | config.schedule.tables(config.stream)).items()}
+    on_device = {
+        n: t.to(config.target.device)
+        for n, t in (tensors | config.workload.schedule.tables(config.workload.stream)).items()
+    }
     made = golden.run_eager(
         config, on_device, golden.golden_text(config), [0], range(CHUNKS), lambda *_: None, None
     )

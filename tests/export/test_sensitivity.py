@@ -67,7 +67,7 @@ def test_with_random_weights_rounding_stays_rounding():
     """So the tiny model's goldens keep the bounds that planted faults were measured against."""
     config = dataclasses.replace(small_config(3, 1, 6, passes=2), kv_scheme="fp4")
     weights = dict(model_weights(make_pieces(config), random_wan_weights(config.model)))
-    weights |= config.schedule.tables(config.stream)
+    weights |= config.workload.schedule.tables(config.workload.stream)
     known = known_channels(config.model)
     for layer in range(config.model.layers):
         weights |= {f"blocks.{layer}.kv.{n}": t for n, t in config.kv.calibrate(known, known).items()}

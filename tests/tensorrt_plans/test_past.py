@@ -131,9 +131,9 @@ def options(**more: Any) -> BuildOptions:
 
 def test_attention_in_8_bits_is_taken_where_it_is_asked_for_alone() -> None:
     asked = resolve_build(options(attention="fp8")).config
-    assert (asked.fused, asked.attention, asked.resident_window) == (True, "fp8", False)
+    assert (asked.target.fused, asked.target.attention, asked.target.resident_window) == (True, "fp8", False)
     plain = resolve_build(options()).config
-    assert (plain.fused, plain.attention) == (False, "torch")
+    assert (plain.target.fused, plain.target.attention) == (False, "torch")
 
 
 @pytest.mark.parametrize(
