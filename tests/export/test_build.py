@@ -323,7 +323,7 @@ def test_rows_at_different_chunks_equal_their_own_runs(rows):
                 session.restart_row(1, seed=5)
             got.append(session.run_chunk().to_host())
     stream = StreamConfig(32, 32, 3, 1, 6)
-    alone = VideoBuild(ROWS.model, VideoConfig(stream, ROWS.schedule, "fp32"), TargetConfig("cpu"))
+    alone = VideoBuild(ROWS.model, VideoConfig(stream, ROWS.workload.schedule, "fp32"), TargetConfig("cpu"))
     weights = _weights(rows.folder) | alone.workload.schedule.tables(stream)
     for row, seed in ((0, 3), (1, 5)):
         with eager_session(alone, weights, text[row : row + 1], [seed]) as session:

@@ -207,7 +207,7 @@ def test_every_piece_traces_and_equals_itself(name, scheme, batch):
     stream = config.workload.stream
     if scheme.endswith(WINDOW):
         stream = dataclasses.replace(config.workload.stream, window_positions=True, layer_rings=(3, 6))
-        config = dataclasses.replace(config, stream=stream)
+        config = config.changed(stream=stream)
         ring = 3 if name.endswith("ring3") else 6
         stream = dataclasses.replace(stream, ring_frames=ring, layer_rings=())
     piece = unmasked_block(config) if name == "block_full" else make_pieces(config)[name]
@@ -238,7 +238,7 @@ def test_pieces_take_every_weight_once():
 @pytest.mark.parametrize("scheme", ["bf16", "fp4"])
 def test_the_pieces_of_a_gpu_build_keep_their_signatures(scheme):
     """In bfloat16, run on the CPU: outputs have the dtypes that the manifest will name, and are finite."""
-    config = dataclasses.replace(small_config(3, 1, 6, batch=2, scheme=scheme), device="cuda")
+    config = small_config(3, 1, 6, batch=2, scheme=scheme).changed(device="cuda")
     pieces = make_pieces(config)
     assert "block_full" in pieces
     for piece in pieces.values():

@@ -49,7 +49,7 @@ def exact_artifact(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     goal = tmp_path_factory.mktemp("exact") / "artifact"
-    config = dataclasses.replace(gpu_config("bf16", batch=1), fused=request.param == "fused")
+    config = gpu_config("bf16", batch=1).changed(fused=request.param == "fused")
     assert build_artifact(config, checkpoint, goal).kernels == request.param
     return goal
 
@@ -63,8 +63,8 @@ def fp4_artifact(
     if in_8_bits:
         needs_fp8()
     goal = tmp_path_factory.mktemp("fp4") / "artifact"
-    config = dataclasses.replace(
-        gpu_config("fp4", batch=2), fused=fused, fp8=fp8, attention="fp8" if in_8_bits else "torch"
+    config = gpu_config("fp4", batch=2).changed(
+        fused=fused, fp8=fp8, attention="fp8" if in_8_bits else "torch"
     )
     result = build_artifact(config, checkpoint, goal)
     assert result.kernels == ("fused" if fused else "plain")
@@ -74,7 +74,9 @@ def fp4_artifact(
 def test_bf16_engines_keep_flash_attentions_rule(checkpoint: Path, exact_artifact: Path) -> None:
     """Their error against float32 is at most twice that of the same model in bf16 eager torch."""
     gpu = gpu_config("bf16", batch=1)
-    cpu = VideoBuild(gpu.model, VideoConfig(gpu.stream, gpu.schedule, "fp32"), TargetConfig("cpu"))
+    cpu = VideoBuild(
+        gpu.model, VideoConfig(gpu.workload.stream, gpu.workload.schedule, "fp32"), TargetConfig("cpu")
+    )
     truth, eager = eager_chunks(cpu, checkpoint), eager_chunks(gpu, checkpoint)
     with open_artifact(exact_artifact) as artifact:
         engine = replayed_chunks(artifact, [0])
@@ -97,7 +99,7 @@ def test_goldens_hold_where_a_window_fits_no_tile(checkpoint: Path, tmp_path: Pa
     """A window of 30 tokens: what attention and its bias are given is no multiple of 8."""
     config = gpu_config("bf16", batch=1)
     stream = StreamConfig(height=32, width=48, chunk_frames=2, sink_frames=1, ring_frames=4)
-    build_artifact(dataclasses.replace(config, stream=stream), checkpoint, tmp_path / "artifact")
+    build_artifact(config.changed(stream=stream), checkpoint, tmp_path / "artifact")
     with open_artifact(tmp_path / "artifact") as artifact:
         assert all(error.within for error in artifact.verify())
 
@@ -112,7 +114,7 @@ def test_a_chunk_is_one_launch_of_two_captured_graphs(exact_artifact: Path) -> N
 
 def test_full_and_filling_rows_share_one_graph_of_fused_layers(checkpoint: Path, tmp_path: Path) -> None:
     needs_fp8()
-    config = dataclasses.replace(gpu_config("fp4", batch=1), fused=True, attention="fp8")
+    config = gpu_config("fp4", batch=1).changed(fused=True, attention="fp8")
     build_artifact(config, checkpoint, tmp_path / "artifact")
     with open_artifact(tmp_path / "artifact") as artifact, artifact.open_session() as session:
         for _ in range(CHUNKS):
@@ -126,7 +128,7 @@ def test_full_and_filling_rows_share_one_graph_of_16_bit_attention(tmp_path: Pat
         pytest.skip("the kernel is for sm_90 alone")
     wide = dataclasses.replace(model(), dim=256, heads=2)
     write_random_checkpoint(tmp_path / "wide.pt", wide, format="self-forcing", seed=0, dtype=torch.float32)
-    config = dataclasses.replace(gpu_config("bf16", batch=2), model=wide, fused=True, attention="bf16")
+    config = gpu_config("bf16", batch=2).changed(model=wide, fused=True, attention="bf16")
     result = build_artifact(config, tmp_path / "wide.pt", tmp_path / "artifact")
     assert result.attention == "bf16"
     with open_artifact(tmp_path / "artifact") as artifact:
@@ -155,7 +157,7 @@ def test_fused_layers_of_full_width_are_as_near_to_the_exact_track_as_plain_ones
     plain = VideoBuild(model, VideoConfig(stream, Schedule.warped(2), "fp4"), TargetConfig("cuda"))
     write_random_checkpoint(tmp_path / "wide.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     fused = build_artifact(
-        dataclasses.replace(plain, fused=True, fp8=fp8, attention="fp8"),
+        plain.changed(fused=True, fp8=fp8, attention="fp8"),
         tmp_path / "wide.pt",
         tmp_path / "artifact",
     )
@@ -198,7 +200,7 @@ def test_two_runs_give_equal_bytes(fp4_artifact: Path) -> None:
 def test_text_and_video_in_bfloat16(checkpoint: Path, tmp_path: Path) -> None:
     """The build holds every engine to its module; frames are those of the latents, decoded in float32 at once."""
     vae, text = write_vae(tmp_path / "vae"), write_text_encoder(tmp_path / "text_encoder")
-    config = dataclasses.replace(gpu_config("bf16", batch=2), vae=VAE, text=TEXT)
+    config = gpu_config("bf16", batch=2).changed(vae=VAE, text=TEXT)
     media = MediaSources(vae, text, text / "tokenizer.json")
     build_artifact(config, checkpoint, tmp_path / "artifact", media=media)
     latents, frames = [], []

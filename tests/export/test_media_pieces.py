@@ -112,7 +112,7 @@ def test_text_is_the_encoder_of_one_prompt():
 
 def test_a_gpu_build_computes_in_bfloat16():
     """Run on the CPU: the signatures' dtypes are what comes out; statistics and latents stay float32."""
-    config = dataclasses.replace(CONFIG, device="cuda", kv_scheme="bf16")
+    config = CONFIG.changed(device="cuda", kv_scheme="bf16")
     for name in MEDIA:
         piece = make_pieces(config)[name]
         precise = {a.name for a in piece.parameters if a.dtype != torch.bfloat16}
@@ -140,7 +140,7 @@ def test_tables_hold_what_the_engines_take():
             assert buffer.shape == ((2, *argument.shape) if by_row else argument.shape)
             assert buffer.dtype == str(argument.dtype).removeprefix("torch.")
     pool = [b.nbytes for b in make_buffers(CONFIG) if b.role == "cache"]
-    plain = dataclasses.replace(CONFIG, text=None, vae=None)
+    plain = CONFIG.changed(text=None, vae=None)
     assert sum(pool) == sum(b.nbytes for b in make_buffers(plain) if b.role == "cache")
     assert {b.role for b in make_buffers(plain)} == {"cache", "prompt", "chunk", "state"}
     assert set(make_programs(make_pieces(plain))) == {"prompt", "begin", "denoise", "context"}

@@ -44,7 +44,7 @@ class Cache:
         base = small_config(1, 0, 1)
         pool = PoolConfig(sessions, tuple(range(1, sessions + 1)))
         self.config = VideoBuild(
-            MODEL, VideoConfig(stream, base.schedule, scheme, pool=pool), TargetConfig("cpu")
+            MODEL, VideoConfig(stream, base.workload.schedule, scheme, pool=pool), TargetConfig("cpu")
         )
         self.form, self.stream = self.config.kv, stream
         pieces = make_pieces(self.config)

@@ -41,7 +41,7 @@ def config_of(
 ) -> VideoBuild:
     """A small build whose layers take the rings in turn."""
     config = small_config(chunk, sink, max(rings), scheme=scheme, passes=2, layers=layers)
-    return dataclasses.replace(config, stream=dataclasses.replace(config.workload.stream, layer_rings=rings))
+    return config.changed(stream=dataclasses.replace(config.workload.stream, layer_rings=rings))
 
 
 @pytest.mark.parametrize("pass_caches", [False, True])
@@ -49,7 +49,7 @@ def config_of(
 def test_each_layer_sees_its_own_window(rings, chunk, sink, pass_caches, worst):
     config = config_of(rings, chunk, sink)
     stream = dataclasses.replace(config.workload.stream, pass_caches=pass_caches)
-    config = dataclasses.replace(config, stream=stream)
+    config = config.changed(stream=stream)
     weights, text = random_wan_weights(config.model), random_text(config.model, 1)
     static = EagerStream(config, weights, text)
     hold_to_naive(static, naive_models(config, weights, text), worst, "layers of different rings")
@@ -92,7 +92,7 @@ def test_sessions_replay_and_rebuild_their_caches(scheme):
 
 
 def test_a_pools_rows_are_streams_alone():
-    config = dataclasses.replace(config_of(), pool=PoolConfig(2, (1, 2)))
+    config = config_of().changed(pool=PoolConfig(2, (1, 2)))
     weights = session_weights(config.as_batch) | config.workload.schedule.tables(
         config.as_batch.workload.stream
     )
@@ -115,7 +115,7 @@ def test_a_pools_rows_are_streams_alone():
 
 
 def test_gpu_builds_have_engines_for_full_rows_of_each_kind():
-    config = dataclasses.replace(config_of(scheme="int8"), device="cuda")
+    config = config_of(scheme="int8").changed(device="cuda")
     pieces = make_pieces(config)
     assert {name for name in pieces if name.startswith("block")} == {
         *("block", "block_full", "block_ring2", "block_full_ring2"),
@@ -124,9 +124,7 @@ def test_gpu_builds_have_engines_for_full_rows_of_each_kind():
     assert [c.engine for c in programs["context_full"] if "block" in c.engine] == [
         *("block_full_ring2", "block_full", "block_full_ring2"),
     ]
-    fused = make_programs(
-        make_pieces(dataclasses.replace(config, kv_scheme="fp4", fused=True, attention="fp8"))
-    )
+    fused = make_programs(make_pieces(config.changed(kv_scheme="fp4", fused=True, attention="fp8")))
     assert [(c.engine, c.first_layer, c.layers, c.first_place) for c in fused["context"]][2:] == [
         ("block_context_ring2", 0, 2, 0),
         ("block_context", 2, 1, 0),

@@ -27,7 +27,7 @@ from tests.truth.naive_dit import ShiftingDit
 def config_of(chunk: int, sink: int, ring: int, scheme: str = "fp32", passes: int = 3) -> VideoBuild:
     """A small build with a cache for each pass."""
     config = small_config(chunk, sink, ring, scheme=scheme, passes=passes)
-    return dataclasses.replace(config, stream=dataclasses.replace(config.workload.stream, pass_caches=True))
+    return config.changed(stream=dataclasses.replace(config.workload.stream, pass_caches=True))
 
 
 @pytest.mark.parametrize(("chunk", "sink", "ring"), [(3, 1, 6), (2, 3, 5), (1, 2, 4)])
@@ -50,9 +50,7 @@ def test_each_pass_sees_its_own_past(chunk, sink, ring, worst):
 @pytest.mark.parametrize("scheme", ["fp32", "fp4", "int8-sink"])
 def test_there_is_a_cache_for_each_pass_and_no_context(scheme):
     config = config_of(3, 1, 6, scheme)
-    single = dataclasses.replace(
-        config, stream=dataclasses.replace(config.workload.stream, pass_caches=False)
-    )
+    single = config.changed(stream=dataclasses.replace(config.workload.stream, pass_caches=False))
     caches = [
         {b.name: b.nbytes for b in make_buffers(c) if b.role == "cache" and b.name != "kv.slot_frames"}
         for c in (config, single)
@@ -120,10 +118,10 @@ def test_another_number_of_passes_is_refused():
 
 
 def test_a_pool_has_them_too():
-    config = dataclasses.replace(config_of(2, 1, 4), pool=PoolConfig(3, (1, 2)))
+    config = config_of(2, 1, 4).changed(pool=PoolConfig(3, (1, 2)))
     programs = make_programs(make_pieces(config))
     assert {*programs} == {"prompt", "begin.1", "begin.2", "denoise.1", "denoise.2"}
-    fused = dataclasses.replace(config_of(2, 1, 4, "fp4"), device="cuda", fused=True)
+    fused = config_of(2, 1, 4, "fp4").changed(device="cuda", fused=True)
     block = next(call for call in make_programs(make_pieces(fused))["denoise"] if call.engine == "block")
     assert any("{pass}" in ref for ref in block.inputs)
     assert make_pieces(fused)["block"].mutates

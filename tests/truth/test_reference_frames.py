@@ -36,8 +36,8 @@ def config_of(
 ) -> VideoBuild:
     """A small build with reference frames."""
     config = small_config(chunk, sink, ring, scheme=scheme, passes=2, layers=4, batch=batch)
-    return dataclasses.replace(
-        config, stream=dataclasses.replace(config.workload.stream, reference_frames=references, **stream)
+    return config.changed(
+        stream=dataclasses.replace(config.workload.stream, reference_frames=references, **stream)
     )
 
 
@@ -51,7 +51,7 @@ def random_reference(config: VideoBuild, seed: int = 4) -> torch.Tensor:
 def weights_of(config: VideoBuild) -> dict[str, torch.Tensor]:
     """`session_weights` of one row, with the tables of a call of this build's."""
     stream = dataclasses.replace(config.workload.stream, batch=1)
-    made = session_weights(dataclasses.replace(config, stream=stream, pool=None))
+    made = session_weights(config.changed(stream=stream, pool=None))
     return made | config.workload.schedule.tables(config.as_batch.workload.stream)
 
 
@@ -88,11 +88,11 @@ def test_a_stream_sees_its_references_past_the_wrap(chunk, sink, ring, reference
 def test_attention_that_sees_the_whole_chunk_writes_the_same_references(references: int) -> None:
     """8-bit attention has no mask for what fills a chunk up; of references alone it reads nothing in 8 bits."""
     config = config_of(4, 1, 5, references, "fp4", window_positions=True)
-    config = dataclasses.replace(config, fused=True)
+    config = config.changed(fused=True)
     weights, text = random_wan_weights(config.model), random_text(config.model, 1)
     held = []
     for attention in ("torch", "fp8"):
-        stream = EagerStream(dataclasses.replace(config, attention=attention), weights, text)
+        stream = EagerStream(config.changed(attention=attention), weights, text)
         stream.write_references(random_reference(config))
         held.append([stream.slot_tokens(0, slot) for slot in range(references)])
     masked, whole = held
@@ -195,7 +195,7 @@ def test_sessions_of_a_pool_have_their_own(scheme, buckets, tmp_path: Path):
     """
     config = config_of(2, 1, 4, 3, scheme, batch=2)
     single = dataclasses.replace(config.workload.stream, batch=1)
-    pooled = dataclasses.replace(config, stream=single, pool=PoolConfig(2, buckets))
+    pooled = config.changed(stream=single, pool=PoolConfig(2, buckets))
     weights, text = weights_of(config), random_text(config.model, 2)
     mine, others = random_reference(config), random_reference(config, 8)
     bound = STEP[torch.float32] if 1 in buckets else 0.0
@@ -254,7 +254,7 @@ def test_what_is_no_reference_is_refused():
             eager_session(config, weights, text, [5], reference=odd),
         ):
             pass
-    none = dataclasses.replace(config, stream=dataclasses.replace(config.workload.stream, reference_frames=0))
+    none = config.changed(stream=dataclasses.replace(config.workload.stream, reference_frames=0))
     with (
         pytest.raises(UsageError, match="no reference frames"),
         eager_session(none, weights, text, [5], reference=reference),

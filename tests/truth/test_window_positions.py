@@ -30,9 +30,7 @@ def config_of(
 ) -> VideoBuild:
     """A small build whose positions are those within the window."""
     config = small_config(chunk, sink, ring, scheme=scheme, passes=2, layers=layers)
-    return dataclasses.replace(
-        config, stream=dataclasses.replace(config.workload.stream, window_positions=True, **stream)
-    )
+    return config.changed(stream=dataclasses.replace(config.workload.stream, window_positions=True, **stream))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +103,7 @@ def test_sessions_restart_and_rebuild(scheme):
         session.restart_row(0)
         again = [session.run_chunk().to_host() for _ in range(5)]
     assert all(np.array_equal(*pair) for pair in zip(made, again, strict=True))
-    exact = dataclasses.replace(config, kv_scheme="fp32")
+    exact = config.changed(kv_scheme="fp32")
     with eager_session(exact, weights, text, [5]) as session:
         wanted = [session.run_chunk().to_host() for _ in range(3)]
     for found, truth in zip(made, wanted, strict=False):
