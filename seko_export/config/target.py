@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from seko_export.config.attention import ATTENTIONS, TORCH, Attention
 from seko_export.config.pool import with_commas
 from seko_export.errors import UsageError
+
+if TYPE_CHECKING:  # a model's dimensions are looked at before torch is loaded
+    import torch
 
 MOST_RANKS = 8  # GPUs of one box
 
@@ -75,6 +77,8 @@ class TargetConfig:
     @property
     def dtype(self) -> torch.dtype:
         """Compute dtype: bfloat16 on a GPU, float32 on a CPU."""
+        import torch
+
         return torch.bfloat16 if self.device == "cuda" else torch.float32
 
     @property

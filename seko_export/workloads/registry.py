@@ -1,0 +1,27 @@
+"""The table of workloads. Only this file imports a workload, by name."""
+
+from __future__ import annotations
+
+from seko_export.config.build import BuildConfig
+from seko_export.config.named import find_named
+from seko_export.workloads.base import ExportWorkload
+
+WORKLOADS: tuple[str, ...] = ("video",)
+"""Folders of the package, each with a `WORKLOAD` in workload.py; or as `workload_named` says."""
+
+
+def workload_named(name: str) -> ExportWorkload:
+    """Return a workload: one of `WORKLOADS`, or the object that ``MODULE:ATTRIBUTE`` names.
+
+    Raises
+    ------
+    UsageError
+        If there is no such workload.
+    """
+    home = "seko_export.{}.workload:WORKLOAD"
+    return find_named("workload", name, WORKLOADS, home, ExportWorkload)  # type: ignore[type-abstract]
+
+
+def workload_of(config: BuildConfig) -> ExportWorkload:
+    """Return the workload of a build."""
+    return workload_named(config.workload.workload)
