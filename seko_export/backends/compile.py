@@ -27,7 +27,7 @@ from seko_export.lowering.patches.patch import applied
 from seko_export.lowering.trace import trace
 from seko_kernels.ops import plain_torch
 from seko_runtime import open_artifact
-from seko_runtime.executor.buffers_check import PICTURE_CHANNELS
+from seko_runtime.video.contract import PICTURE_CHANNELS
 
 COMPILER_CACHE = "engines/compiler.cache"
 
@@ -81,10 +81,10 @@ def fill_cache(folder: Path) -> None:
     Runs in a child process, so that the cache holds the graphs of this artifact alone.
     """
     with open_artifact(folder) as artifact:
-        stream = artifact.manifest.stream
-        golden, video = artifact.manifest.golden, artifact.manifest.video
+        stream = artifact.manifest.workload.stream
+        golden, video = artifact.manifest.workload.golden, artifact.manifest.workload.video
         given: dict[str, Any] = {}  # so that a sentence and a picture go through their engines too
-        if artifact.manifest.text is not None and golden is not None:
+        if artifact.manifest.workload.text is not None and golden is not None:
             given["prompt"] = golden.prompt
         if video is not None:
             given["image"] = np.zeros((video.height, video.width, PICTURE_CHANNELS), np.uint8)

@@ -43,7 +43,7 @@ from seko_export.host.compiler_cache import (
 from seko_export.host.workshop import workshop
 from seko_runtime import open_artifact
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, packed_name, tensors_text
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.video.manifest import parse_video_manifest
 from seko_runtime.video.ring import Ring
 from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import same_bytes
@@ -124,7 +124,7 @@ def test_nothing_of_this_machine_is_in_the_artifact(name, request):
 
 def test_every_package_carries_its_engines_name_and_signature(fp4):
     """By which the runtime tells it from another one's before anything of it runs."""
-    engines = parse_manifest((fp4.folder / "manifest.json").read_bytes()).engines
+    engines = parse_video_manifest((fp4.folder / "manifest.json").read_bytes()).engines
     for engine in engines:
         package = (fp4.folder / engine.file).read_bytes()
         assert packed_name(memoryview(package)) == engine.name
