@@ -13,7 +13,7 @@ from seko_runtime.format.manifest import Buffer, Call, EngineSpec, InputSpec, Te
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool
 
-from . import toy_pool
+from . import toy, toy_pool
 from .toy import CHANNELS, CHUNK, COLUMNS, PASSES, ROWS
 
 RUNS = PASSES + 1  # of a chunk, with its context pass
