@@ -18,8 +18,8 @@ import pytest
 from seko_runtime.cli.commands import main
 from seko_runtime.cli.progress import Progress
 from seko_runtime.errors import UsageError
-from seko_runtime.format.manifest import Stream, Video
 from seko_runtime.video.files import ChunkWriter, output_form
+from seko_runtime.video.manifest import Stream, Video
 from seko_runtime.video.pipes import Pipe
 
 from .test_end_signals import PATIENCE_S, started
@@ -27,7 +27,7 @@ from .test_end_signals import whole as whole  # a fixture
 from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, HEIGHT, WIDTH
 
 Said = pytest.CaptureFixture[str]
-STREAM = Stream(1, 3, 0, 6, 24, (16, 8, 12), 64, 96, 4, 16)
+STREAM = Stream(3, 0, 6, 24, (16, 8, 12), 64, 96, 4, 16)
 VIDEO = Video(9, 12, 64, 96)
 FRAME = len(b"FRAME\n") + 3 * HEIGHT * WIDTH
 

@@ -123,7 +123,7 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
 
     with open_artifact(Path(job["artifact"])) as artifact:
         manifest = artifact.manifest
-        s, passes = manifest.stream, manifest.schedule.denoise_passes + 1
+        s, passes = manifest.workload.stream, manifest.workload.schedule.denoise_passes + 1
         wrapped_chunk = -(-s.cache_frames // s.chunk_frames)
         with artifact.open_session(seeds=list(range(s.batch))) as session:
             first = torch.from_numpy(session.run_chunk().to_host())
@@ -144,12 +144,12 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
             session.run_chunk()
             chunk_ms = counting.spread(counting.chunk_times(session.run_chunk, job["chunks"]))
             report |= {
-                "what": f"seko, {manifest.kv.scheme} cache, {manifest.backend}",
+                "what": f"seko, {manifest.workload.kv.scheme} cache, {manifest.backend}",
                 "verdict": asdict(verdict) | {"ok": verdict.ok},
                 "chunk_ms": chunk_ms,
                 "step_ms": _per_pass(chunk_ms, passes),
                 "host_syncs_per_chunk": counting.count_syncs(session.run_chunk),
-                "kv_bytes": manifest.kv.pool_bytes,
+                "kv_bytes": manifest.workload.kv.pool_bytes,
                 "peak_bytes": counting.peak_bytes(),
             }
             if job["fill"]:
@@ -163,7 +163,7 @@ def batch(job: dict[str, Any]) -> dict[str, Any]:
     from seko_runtime import open_artifact
 
     with open_artifact(Path(job["artifact"])) as artifact:
-        s = artifact.manifest.stream
+        s = artifact.manifest.workload.stream
         with artifact.open_session(seeds=list(range(s.batch))) as session:
             for row in range(1, s.batch):
                 session.run_chunk()
@@ -181,7 +181,7 @@ def end_to_end(job: dict[str, Any]) -> dict[str, Any]:
 
     report = {}
     with open_artifact(Path(job["artifact"])) as artifact:
-        s = artifact.manifest.stream
+        s = artifact.manifest.workload.stream
         fill = -(-s.cache_frames // s.chunk_frames) + 2
         for name, overlap in (("serial_ms", False), ("overlapped_ms", True)):
             with artifact.open_session(seeds=[0], overlap=overlap) as session:
