@@ -1,11 +1,11 @@
-"""Peers B0 to B7 beside our engines, on one GPU, in one run: same weights, inputs and attention backend.
+"""Peers B0 and B3 beside our engines, on one GPU, in one run: same weights, inputs and attention backend.
 
     CXX=/usr/bin/g++ python3 scripts/bench_peers.py --shapes S1,S3 --rows docs/benchmarks/h200.jsonl --work /tmp/peers
 
-Each peer is made anew from its description (`peers/peers.py` says what each does) and runs in a process of its own,
-one after another; what is not timed (checkpoint, artifacts) is made before, side by side. A stream that is not what the
+Each is written anew from its description (`peers/peers.py` says what it does) and runs in a process of its own, one
+after another; what is not timed (checkpoint, artifacts) is made before, side by side. A stream that is not what the
 exact model makes of the same inputs is reported as failed, and no ratio is taken of it. What does not fit into
-``--seconds`` is named in the report; figures come first, then the peers that no figure needs. Ratios are of one run.
+``--seconds`` is named in the report. Ratios are of one run.
 The last line of output is one JSON object; the exit code is 1 if anything failed.
 """
 
@@ -29,10 +29,6 @@ from scripts.bench.peers.shapes import SHAPES, Shape  # noqa: E402
 from scripts.bench.rows import append_row  # noqa: E402
 
 EXTRAS = ("fill", "batch4", "e2e")
-FIRST, REST = (
-    ("B3", "B0"),
-    ("B1", "B6", "B5", "B4", "B2", "B7"),
-)  # the peers that figures need; then by their cost
 LARGE = 20e9  # bytes of weights from which on artifacts are made one at a time, and removed once measured
 BATCH = 4
 
@@ -64,18 +60,12 @@ class Comparison:
             self._measure_figures(shape)
         for shape in shapes:
             self._measure_extras(shape)
-        self._warm_starts(shapes, FIRST)
-        for name in REST:
-            for shape in shapes:
-                if name in self.options.peers:
-                    self._peer(shape, name)
-        self._warm_starts(shapes, REST)
         return self._report()
 
     def _prepare(self, shapes: list[Shape]) -> None:
         """Make what is not timed, side by side."""
         tasks = [lambda shape=shape: self._reference(shape) for shape in shapes]
-        buildable = [shape for shape in shapes if shape.preset is not None and self.engines]
+        buildable = shapes if self.engines else []
         for preset in {shape.preset for shape in buildable}:
             self._checkpoint(preset)
         for shape in buildable:
@@ -97,21 +87,19 @@ class Comparison:
         """Measure what the figures' steps are made of."""
         if _large(shape):
             tasks = [lambda: self._reference(shape)]
-            if self.engines and shape.preset is not None:
+            if self.engines:
                 tasks.append(lambda preset=shape.preset: self._checkpoint(preset))
             self.runner.together(tasks)
-        for name in FIRST[:1]:
-            if name in self.options.peers:
-                self._peer(shape, name)
-        for name in self.engines if shape.preset is not None else ():
+        if "B3" in self.options.peers:
+            self._peer(shape, "B3")
+        for name in self.engines:
             if _large(shape):
                 self._build(shape, name)
             self._engine(shape, name)
             if _large(shape):
                 shutil.rmtree(self._artifact(shape, name), ignore_errors=True)
-        for name in FIRST[1:]:
-            if name in self.options.peers:
-                self._peer(shape, name)
+        if "B0" in self.options.peers:
+            self._peer(shape, "B0")
 
     def _measure_extras(self, shape: Shape) -> None:
         """Measure rows at different chunks, the fill phase's parts, and chunk to frames."""
@@ -159,28 +147,12 @@ class Comparison:
         self.runner.build(f"{shape.name} build {engine}{suffix}", arguments)
 
     def _peer(self, shape: Shape, name: str) -> None:
-        self._job(shape, name, caches=f"{shape.name}-{name}", **self._peer_job(name, first_only=False))
-
-    def _warm_starts(self, shapes: list[Shape], names: tuple[str, ...]) -> None:
-        """Time first chunks once more, in new processes that find the first ones' compiler caches."""
-        for shape in shapes:
-            found = self.results[shape.name]
-            for name in names:
-                if name in found and PEERS[name].compiles:
-                    job = self._peer_job(name, first_only=True) | {"shape": shape.name}
-                    warm = self.runner.measure(f"{shape.name} {name} warm", job, f"{shape.name}-{name}")
-                    if warm is not None:
-                        found[name]["warm_first_chunk_s"] = warm["first_chunk_s"]
-
-    def _peer_job(self, name: str, *, first_only: bool) -> dict[str, Any]:
-        options = self.options
-        return {"kind": "peer", "peer": name, "whole_step": options.whole_step, "busy": options.busy,
-                "first_only": first_only}  # fmt: skip
+        self._job(shape, name, caches=f"{shape.name}-{name}", kind="peer", peer=name)
 
     def _engine(self, shape: Shape, name: str) -> None:
         fill = "fill" in self.options.extras and shape.name == "S1"
         job = {"kind": "engine", "artifact": str(self._artifact(shape, name)), "engine": name}
-        self._job(shape, name, **job, fill=fill, busy=self.options.busy)
+        self._job(shape, name, **job, fill=fill)
 
     def _job(self, shape: Shape, name: str, caches: str | None = None, **job: Any) -> None:
         job |= {
@@ -222,7 +194,6 @@ class Comparison:
             "rows": sorted(" at ".join(key) for key in self.written),
             "no_row": {f"{f.name} at {f.shape}": list(f.missing) for f in self._figures() if f.missing},
             "no_engine": {n: why for n, why in self.unavailable.items() if why and n in self.options.engines},
-            "no_preset": [name for name in self.options.shapes if SHAPES[name].preset is None],
             "skipped": self.runner.skipped,
             "failed": self.runner.failed,
             "plot": str(picture),
@@ -249,8 +220,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--work", type=Path, required=True, help="folder of checkpoints and artifacts")
     parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--shapes", type=_names(SHAPES), default=["S1", "S3"], help="S1 to S6, with commas")
-    parser.add_argument("--peers", type=_names(PEERS), default=list(PEERS), help="B0 to B7, with commas")
+    parser.add_argument("--shapes", type=_names(SHAPES), default=["S1", "S3"], help="S1 to S5, with commas")
+    parser.add_argument("--peers", type=_names(PEERS), default=list(PEERS), help="B0, B3, with commas")
     parser.add_argument("--engines", type=_names(running.ENGINES), default=list(running.USUAL_ENGINES),
                         help="ours: exact, fp4, fp4_fp8; exact_plain, fp4_plain tell what fusing gained")  # fmt: skip
     parser.add_argument(
@@ -260,12 +231,6 @@ def main(arguments: list[str] | None = None) -> int:
         "--seconds", type=float, default=480, help="nothing begins, and all ends, after these"
     )
     parser.add_argument("--chunks", type=int, default=20, help="steady chunks to time")
-    parser.add_argument(
-        "--busy", type=int, default=0, help="chunks to time on a host whose cores all burn; 0: none"
-    )
-    parser.add_argument(
-        "--whole-step", action="store_true", help="B3 compiles the step as one graph, not the block"
-    )
     parser.add_argument("--plot", type=Path, help="where the picture goes; else into --work")
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)

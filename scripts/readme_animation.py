@@ -49,7 +49,7 @@ def world(artifact: Path, picture: Path) -> Iterator[tuple[Frames, str]]:
         open_artifact(artifact) as opened,
         opened.open_session(prompt=WORLD_PROMPT, image=np.load(picture), seeds=[0]) as session,
     ):
-        stream = opened.manifest.stream
+        stream = opened.manifest.workload.stream
         camera = KeyboardCamera(stream.height, stream.width, stream.chunk_frames)
         for key in KEYS:
             camera.press(key)
@@ -99,7 +99,7 @@ def main() -> None:
         frames[-1].paste(pair[0])
         frames[-1].paste(pair[1], (pair[0].width + GAP, 0))
     with open_artifact(options.sample) as opened:
-        duration = 1000 / opened.manifest.stream.fps
+        duration = 1000 / opened.manifest.workload.stream.fps
     for quality in (80, 70, 60, 50, 40, 30):
         frames[0].save(
             options.output, save_all=True, append_images=frames[1:], duration=round(duration), loop=0,

@@ -33,8 +33,9 @@ from seko_export.host import environment
 from seko_export.host.child_process import last_line, run_child
 from seko_export.host.progress import Progress, silent
 from seko_export.options.build_files import MediaSources, prompt_ids
-from seko_runtime.format.manifest import MANIFEST_FILE, Golden, Manifest, Weight
+from seko_runtime.format.manifest import MANIFEST_FILE, Weight
 from seko_runtime.format.whole_files import check_goal, whole_folder
+from seko_runtime.video.manifest import Golden, VideoManifest
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def build_artifact(
 def _result(
     config: BuildConfig,
     goal: Path,
-    manifest: Manifest,
+    manifest: VideoManifest,
     record: golden.Record | None,
     digest: str,
     report: Mapping[str, Any] | None,
@@ -215,7 +216,7 @@ def _result(
         artifact=goal,
         digest=digest,
         build_s=build_s,
-        kv=asdict(manifest.kv)
+        kv=asdict(manifest.workload.kv)
         | ({"error_vs_exact": record.error_vs_exact} if record and record.exact else {}),
         engine_bytes=sum(size for name, size in sizes.items() if name.startswith("engines/")),
         weight_bytes=sum(size for name, size in sizes.items() if name.startswith("weights/")),
@@ -252,7 +253,7 @@ def _write_manifest(
     backend: ExportBackend,
     weights: tuple[Weight, ...],
     table: Golden | None,
-) -> Manifest:
+) -> VideoManifest:
     """Write `manifest.json` for the files that are in the folder now."""
     manifest = describe(config, backend, weights, hash_files(folder), table)
     (folder / MANIFEST_FILE).write_bytes(manifest_json(manifest))

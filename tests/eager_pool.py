@@ -15,12 +15,13 @@ from seko_export.engines.piece import dtype_name
 from seko_export.families.registry import graph_of
 from seko_export.goldens.record import eager_engine
 from seko_runtime.backends.aoti import torch_memory
-from seko_runtime.format.manifest import Manifest, Weight
+from seko_runtime.format.manifest import Weight
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.streams import Streams
 
 
-def eager_pool(config: BuildConfig, weights: Mapping[str, Tensor], like: Manifest | None = None) -> Pool:
+def eager_pool(config: BuildConfig, weights: Mapping[str, Tensor], like: VideoManifest | None = None) -> Pool:
     """Return the pool of a build with one; ``weights`` are all that its programs use, the schedule's tables too.
 
     It has the files of weights of the artifact that it is ``like``.

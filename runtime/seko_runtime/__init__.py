@@ -5,10 +5,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from seko_runtime.format.manifest import Manifest
     from seko_runtime.opening.golden import ChunkError
     from seko_runtime.opening.opened import OpenArtifact
     from seko_runtime.video.chunk import Chunk
+    from seko_runtime.video.manifest import VideoManifest
     from seko_runtime.video.pool import Pool
     from seko_runtime.video.pooled_session import PooledSession
     from seko_runtime.video.session import Session
@@ -17,11 +17,11 @@ __version__ = "0.1.0"
 __all__ = [
     "Chunk",
     "ChunkError",
-    "Manifest",
     "OpenArtifact",
     "Pool",
     "PooledSession",
     "Session",
+    "VideoManifest",
     "__version__",
     "open_artifact",
     "read_manifest",
@@ -30,7 +30,7 @@ __all__ = [
 _HOMES = {
     "Chunk": "video.chunk",
     "ChunkError": "opening.golden",
-    "Manifest": "format.manifest",
+    "VideoManifest": "format.manifest",
     "OpenArtifact": "opening.opened",
     "Pool": "video.pool",
     "PooledSession": "video.pooled_session",
@@ -92,7 +92,7 @@ def open_artifact(
     return artifact.open_artifact(path, device, trust=trust, copy_weights=copy_weights, ranks=ranks)
 
 
-def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "tuple[Manifest, str]":
+def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "tuple[VideoManifest, str]":
     """Read and check only an artifact's manifest; return it with its digest (SHA-256, hexadecimal).
 
     Parameters
@@ -104,7 +104,7 @@ def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "
 
     Returns
     -------
-    tuple of Manifest and str
+    tuple of VideoManifest and str
 
     Raises
     ------

@@ -46,7 +46,8 @@ from seko_export.media.wan_vae.modules import latent_statistics  # noqa: E402
 from seko_kernels.kv_formats import ChannelStatistics  # noqa: E402
 from seko_runtime.backends import open_backend  # noqa: E402
 from seko_runtime.backends.aoti import torch_memory  # noqa: E402
-from seko_runtime.format.manifest import Manifest, Weight  # noqa: E402
+from seko_runtime.format.manifest import Weight  # noqa: E402
+from seko_runtime.video.manifest import VideoManifest  # noqa: E402
 from seko_runtime.video.pool import Pool  # noqa: E402
 from seko_runtime.video.session import Session  # noqa: E402
 from seko_runtime.video.streams import Streams  # noqa: E402
@@ -212,7 +213,7 @@ class FullModelBench:
     @contextmanager
     def engines(
         self, config: BuildConfig, weights: Mapping[str, Tensor], engines: Engines | None = None
-    ) -> Iterator[tuple[Manifest, Engines]]:
+    ) -> Iterator[tuple[VideoManifest, Engines]]:
         """Open a build's compiled engines, or take others for it."""
         table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
         if engines is not None or self.options.eager:

@@ -92,7 +92,7 @@ def measure(config: BuildConfig, checkpoint: Path, scheme: str, options: argpars
 def timed(folder: Path, chunks: int) -> dict[str, Any]:
     """Time steady chunks of an artifact; with them the last one's latents, launches and the session's peak bytes."""
     with open_artifact(folder) as artifact:
-        stream = artifact.manifest.stream
+        stream = artifact.manifest.workload.stream
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

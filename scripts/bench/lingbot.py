@@ -106,7 +106,8 @@ def chunk(bench: Bench) -> None:
             kept = sum(one.nbytes for one in session.manifest.buffers if one.name.startswith("chunk.camera"))
             bench.chunk_ms[config.model.camera] = times["median"]
             bench.row("lingbot_v2_chunk_ms", config, times["median"], "ms a chunk, 4 passes and context", **times,
-                      camera_bytes=kept, kv_bytes=session.manifest.kv.pool_bytes, peak_bytes=peak_bytes())  # fmt: skip
+                      camera_bytes=kept, kv_bytes=session.manifest.workload.kv.pool_bytes,
+                      peak_bytes=peak_bytes())  # fmt: skip
 
 
 def compiled(bench: Bench) -> None:
@@ -185,7 +186,8 @@ def fits(bench: Bench) -> None:
             raise ValueError(f"latents up to {abs(latents).max()}: expected numbers near 1")
         sizes = {one.name: one.nbytes for one in session.manifest.buffers}
         bench.row("lingbot_720p_fits", config, max(peak_bytes(), sum(sizes.values())) / 1e9, "GB at the peak",
-                  chunk_ms=times["median"], kv_bytes=session.manifest.kv.pool_bytes, buffer_bytes=sum(sizes.values()),
+                  chunk_ms=times["median"], kv_bytes=session.manifest.workload.kv.pool_bytes,
+                  buffer_bytes=sum(sizes.values()),
                   camera_bytes=sum(size for name, size in sizes.items() if name.startswith("chunk.camera")),
                   weight_bytes=sum(one.nbytes for one in session.manifest.weights))  # fmt: skip
 

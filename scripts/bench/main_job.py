@@ -91,7 +91,7 @@ def steady(artifact: Path, checkpoint: Path, scheme: str, kernels: str, options:
 
     shape = f"{SHAPE}, {scheme}"
     with open_artifact(artifact) as opened:
-        passes = opened.manifest.schedule.denoise_passes + 1
+        passes = opened.manifest.workload.schedule.denoise_passes + 1
         torch.cuda.reset_peak_memory_stats()  # counts from here: the weights are there, the session is not
         with opened.open_session(seeds=[0]) as session:
             for _ in range(9):  # fills the ring of 7 chunks

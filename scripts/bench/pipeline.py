@@ -32,7 +32,7 @@ begin = time.perf_counter()
 from seko_runtime import open_artifact
 with open_artifact(sys.argv[1]) as artifact:
     opened = time.perf_counter()
-    prompt = {"prompt": sys.argv[2]} if artifact.manifest.text else {}
+    prompt = {"prompt": sys.argv[2]} if artifact.manifest.workload.text else {}
     with artifact.open_session(seeds=[0], **prompt) as session:
         ready = time.perf_counter()
         frames = next(session.stream(chunks=2))
@@ -88,10 +88,10 @@ def _stream_ms(artifact: Path, chunks: int, *, overlap: bool) -> dict[str, Any]:
     from seko_runtime import open_artifact
 
     with open_artifact(artifact) as opened:
-        stream = opened.manifest.stream
+        stream = opened.manifest.workload.stream
         fill = -(-stream.cache_frames // stream.chunk_frames) + 2
         video_s = stream.chunk_frames * stream.video_frames_per_latent / stream.fps
-        prompt = {"prompt": PROMPT} if opened.manifest.text else {}
+        prompt = {"prompt": PROMPT} if opened.manifest.workload.text else {}
         with opened.open_session(seeds=[0], overlap=overlap, **prompt) as session:
             times = []
             before = time.perf_counter()

@@ -97,7 +97,7 @@ def main() -> None:
     if unknown:
         parser.error(f"--figures {sorted(unknown)[0]}: expected some of {', '.join(FIGURES)}")
     with open_artifact(options.artifact) as artifact, artifact.open_pool() as pool:
-        load, stream = Load(pool), artifact.manifest.stream
+        load, stream = Load(pool), artifact.manifest.workload.stream
         shape = (
             f"{artifact.manifest.name}, {stream.height}x{stream.width}, ring {stream.ring_frames}, "
             f"{pool.capacity} sessions in calls of {pool.manifest.call_rows}"
@@ -194,7 +194,9 @@ def busy(
 ) -> None:
     """Chunk times of a full call of streams while another session joins or leaves every second."""
     sessions = [load.open(i, i) for i in range(load.size)]
-    fill = -(-load.pool.manifest.stream.cache_frames // load.pool.manifest.stream.chunk_frames)
+    fill = -(
+        -load.pool.manifest.workload.stream.cache_frames // load.pool.manifest.workload.stream.chunk_frames
+    )
     for _ in range(fill + 2):
         load.pool.run(sessions)
     calm = [_timed(lambda: load.pool.run(sessions)) for _ in range(chunks)]
@@ -277,7 +279,7 @@ def latencies(load: Load, rows: Path, shape: str, repeats: int = 10) -> None:
 
 def batch(load: Load, rows: Path, shape: str, repeats: int = 8) -> None:
     """Time of a call of each size over full caches, rows at different chunks, against as many calls of one."""
-    stream, sessions = load.pool.manifest.stream, []
+    stream, sessions = load.pool.manifest.workload.stream, []
     for row in range(load.size):
         sessions.append(load.open(row, row))
         load.pool.run(sessions)

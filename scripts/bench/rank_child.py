@@ -128,7 +128,7 @@ def build_config(build: Mapping[str, Any], ranks: int) -> BuildConfig:
 
 def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the times of chunks in milliseconds; of rank 0 also what its device did, and the first latents."""
-    chunks, first, stream = spec["chunks"], spec["rank"] == 0, session.manifest.stream
+    chunks, first, stream = spec["chunks"], spec["rank"] == 0, session.manifest.workload.stream
     on_gpu = spec["device"] != "cpu"
 
     def wait() -> None:
@@ -170,7 +170,7 @@ def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
         "layers": max(
             call.first_layer + call.layers for calls in session.manifest.programs.values() for call in calls
         ),
-        "passes": session.manifest.schedule.denoise_passes + session.manifest.has_context,
+        "passes": session.manifest.workload.schedule.denoise_passes + session.manifest.has_context,
         "ms": times,
         "ends_ns": ends,
         "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0,

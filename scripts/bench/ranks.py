@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
 def artifacts(options: argparse.Namespace, one: Path, several: Path) -> None:
     """Compare two artifacts: as a caller sees them, then without the control channel."""
     manifest, _ = read_manifest(several)
-    ranks, passes = manifest.ranks, manifest.schedule.denoise_passes + manifest.has_context
+    ranks, passes = manifest.ranks, manifest.workload.schedule.denoise_passes + manifest.has_context
     shape = f"{manifest.name}, {ranks} GPUs"
     seen = [called(one, options.chunks, 0), called(several, options.chunks, options.busy)]
     steps = [statistics.median(one["chunk_ms"]) / passes for one in seen]
@@ -401,7 +401,7 @@ def called(folder: Path, chunks: int, busy: int) -> dict[str, Any]:
     begun = time.perf_counter()
     with open_artifact(folder) as artifact:
         opened = time.perf_counter() - begun
-        stream = artifact.manifest.stream
+        stream = artifact.manifest.workload.stream
         fill = -(-stream.cache_frames // stream.chunk_frames)
         with artifact.open_session(seeds=[0]) as session:
             runs = [timed(session) for _ in range(max(chunks, fill + 4))]

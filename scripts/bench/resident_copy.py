@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from seko_export.artifact.manifest_json import manifest_json
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.video.manifest import parse_video_manifest
 
 
 def resident_copy(streamed: Path, goal: Path) -> Path:
@@ -31,7 +31,7 @@ def resident_copy(streamed: Path, goal: Path) -> Path:
             target.mkdir()
         elif path.name != "manifest.json":
             target.hardlink_to(path)
-    manifest = parse_manifest((streamed / "manifest.json").read_bytes())
+    manifest = parse_video_manifest((streamed / "manifest.json").read_bytes())
     buffers = tuple(replace(buffer, device_layers=0) for buffer in manifest.buffers)
     resident = replace(manifest, buffers=buffers)
     (goal / "manifest.json").write_bytes(manifest_json(resident))

@@ -44,7 +44,7 @@ try:
             assert np.isfinite(pool.run([session])[0].to_host()).all()
             chunk_s.append(time.perf_counter() - begin)
             made += 1
-        told = {"row_bytes": sum(one.nbytes for one in buffers) // pool.manifest.stream.batch, "free_after": free()}
+        told = {"row_bytes": sum(one.nbytes for one in buffers) // pool.manifest.state_rows, "free_after": free()}
         for session in pool.sessions:
             session.close()
 except (DeviceMemoryError, torch.OutOfMemoryError) as fault:

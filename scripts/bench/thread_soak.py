@@ -59,7 +59,7 @@ class Teller:
             np.random.default_rng(number).standard_normal((1, *buffer.shape[1:])).astype(np.float32)
             for number in range(STORIES)
         ]
-        self._video = pool.manifest.video is not None
+        self._video = pool.manifest.workload.video is not None
         self._recaches = pool.manifest.has_context
 
     def open(self, story: Story) -> PooledSession:
@@ -154,7 +154,7 @@ def soak(path: Path, folder: Path, options: argparse.Namespace) -> None:
         with ThreadPoolExecutor(options.threads) as threads:
             for one in [threads.submit(work, thread) for thread in range(options.threads)]:
                 one.result()
-        stream = artifact.manifest.stream
+        stream = artifact.manifest.workload.stream
         shape = (
             f"{artifact.manifest.name}, {stream.height}x{stream.width}, ring {stream.ring_frames}, "
             f"{options.threads} threads on a pool of {pool.capacity} in calls of {pool.manifest.call_rows}"

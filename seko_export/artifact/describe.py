@@ -16,17 +16,15 @@ from seko_export.engines.piece import engine_spec
 from seko_export.families.registry import graph_of
 from seko_export.host import environment
 from seko_export.media.pieces import text_table, video_table
-from seko_runtime.format.manifest import (
-    GPU_SEPARATOR,
-    FileEntry,
+from seko_runtime.format.manifest import GPU_SEPARATOR, FileEntry, Pool, Target, Weight
+from seko_runtime.video.manifest import (
+    KIND,
     Golden,
     KvPool,
-    Manifest,
-    Pool,
     Schedule,
     Stream,
-    Target,
-    Weight,
+    VideoManifest,
+    VideoWorkload,
 )
 
 _BF16_BITS = 16
@@ -38,7 +36,7 @@ def describe(
     weights: tuple[Weight, ...],
     files: Mapping[str, FileEntry],
     golden: Golden | None = None,
-) -> Manifest:
+) -> VideoManifest:
     """Return the manifest of an artifact.
 
     Parameters
@@ -56,7 +54,7 @@ def describe(
 
     Returns
     -------
-    Manifest
+    VideoManifest
     """
     graph = graph_of(config)
     if backend.functional:
@@ -70,7 +68,7 @@ def describe(
         if config.archs
         else environment.resolve_target("cpu" if cpu else "auto")
     )
-    return Manifest(
+    return VideoManifest(
         name=f"{config.model.name}-{config.kv_scheme}-{target.arch}",
         backend=backend.name,
         target=Target(
@@ -91,17 +89,21 @@ def describe(
             **({} if config.audio is None else {"audio_encoder": asdict(config.audio)}),
             **({} if config.image is None else {"image_encoder": asdict(config.image)}),
         },
-        stream=_stream(config),
-        kv=kv_pool(config),
-        schedule=_schedule(config),
+        workload=VideoWorkload(
+            kind=KIND,
+            stream=_stream(config),
+            kv=kv_pool(config),
+            schedule=_schedule(config),
+            output="latents",
+            golden=golden,
+            text=text_table(config),
+            video=video_table(config),
+        ),
+        state_rows=config.slots,
         buffers=graph.buffers,
         weights=weights,
         engines=tuple(engine_spec(piece, backend.suffix) for piece in graph.pieces.values()),
         programs=graph.programs,
-        output="latents",
-        golden=golden,
-        text=text_table(config),
-        video=video_table(config),
         pool=pool,
         ranks=config.ranks,
         inputs=graph.inputs,
@@ -130,7 +132,6 @@ def kv_pool(config: BuildConfig) -> KvPool:
 def _stream(config: BuildConfig) -> Stream:
     stream = config.stream
     return Stream(
-        batch=config.slots,
         chunk_frames=stream.chunk_frames,
         sink_frames=stream.sink_frames,
         ring_frames=stream.ring_frames,

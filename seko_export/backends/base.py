@@ -12,7 +12,7 @@ from seko_export.host.progress import Progress
 
 if TYPE_CHECKING:
     from seko_export.config.build import BuildConfig
-    from seko_runtime.format.manifest import Manifest
+    from seko_runtime.video.manifest import VideoManifest
 
 # Takes a build, the name of an engine and the path to write; returns the seconds it took. Runs in a process of its own.
 EngineMaker = Callable[["BuildConfig", str, str], float]
@@ -72,7 +72,7 @@ class Unfinished:
     ----------
     folder : Path
         The artifact's folder.
-    manifest : Manifest
+    manifest : VideoManifest
         As written so far.
     progress : callable
         Called at every step.
@@ -81,7 +81,7 @@ class Unfinished:
     """
 
     folder: Path
-    manifest: Manifest
+    manifest: VideoManifest
     progress: Progress
     compiler_cache: bool
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from seko_export.engines.piece import Argument
-from seko_runtime.executor.buffers_check import RANK
+from seko_runtime.executor.contract import RANK
 
 RANK_ARGUMENT = Argument("rank", f"buffer:{RANK}", (1,), torch.int64)  # the rank's number
 

@@ -31,9 +31,10 @@ from seko_export.host.progress import Progress
 from seko_export.media.pieces import video_table
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.backends.torch_memory import torch_dtype
-from seko_runtime.executor.buffers_check import PICTURE_CHANNELS
-from seko_runtime.format.manifest import Golden, GoldenBound, Weight
+from seko_runtime.format.manifest import Weight
 from seko_runtime.opening.golden import cache_tensor, input_tensor, video_tensor
+from seko_runtime.video.contract import PICTURE_CHANNELS
+from seko_runtime.video.manifest import Golden, GoldenBound
 from seko_runtime.video.session import Session
 
 GOLDEN_FILE = "golden/golden.safetensors"

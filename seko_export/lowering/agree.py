@@ -15,7 +15,7 @@ from torch import Tensor
 
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.errors import NumericError
-from seko_runtime.executor.buffers_check import RANK
+from seko_runtime.executor.contract import RANK
 
 # |engine - module| / |module| of an output of random inputs: thirty layers summed in another order.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}

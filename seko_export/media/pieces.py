@@ -17,7 +17,8 @@ from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
 from seko_export.media.umt5.encoder import TextEncoder
 from seko_export.media.vaes import vae_of
-from seko_runtime.executor.buffers_check import (
+from seko_runtime.format.manifest import Buffer
+from seko_runtime.video.contract import (
     DECODE_LATENTS,
     IMAGE,
     IMAGE_LATENTS,
@@ -28,7 +29,7 @@ from seko_runtime.executor.buffers_check import (
     VIDEO,
     VIDEO_FIRST,
 )
-from seko_runtime.format.manifest import Buffer, Text, Video
+from seko_runtime.video.manifest import Text, Video
 
 TEXT_WEIGHTS, VAE_WEIGHTS = "text.", "vae."
 AUDIO_ENCODER = "hubert"  # module of a family that hears; its weights begin with it

@@ -14,9 +14,9 @@ from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER, TEXT_WEIGHTS,
 from seko_export.roofline.gpus import CUBLAS_WORKSPACE, Gpu
 from seko_export.roofline.offload import home_bytes
 from seko_export.roofline.work import Work, nbytes
-from seko_runtime.executor.buffers_check import TEXT_BUFFER
 from seko_runtime.format.manifest import Buffer
 from seko_runtime.video.clocks import RowClocks
+from seko_runtime.video.contract import TEXT_BUFFER
 from seko_runtime.video.prompts import PROMPT_CACHE
 from seko_runtime.video.ring import Ring
 

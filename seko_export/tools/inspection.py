@@ -42,11 +42,11 @@ def inspect_artifact(path: Path) -> dict[str, Any]:
         "target": asdict(manifest.target),
         "producer": dict(manifest.producer),
         "model": dict(manifest.model),
-        "stream": asdict(manifest.stream),
-        "kv": asdict(manifest.kv) | {"device_bytes": manifest.device_pool_bytes},
-        "schedule": asdict(manifest.schedule),
-        "text": None if manifest.text is None else asdict(manifest.text),
-        "video": None if manifest.video is None else asdict(manifest.video),
+        "stream": asdict(manifest.workload.stream),
+        "kv": asdict(manifest.workload.kv) | {"device_bytes": manifest.device_pool_bytes},
+        "schedule": asdict(manifest.workload.schedule),
+        "text": None if manifest.workload.text is None else asdict(manifest.workload.text),
+        "video": None if manifest.workload.video is None else asdict(manifest.workload.video),
         "engine_bytes": sum(size for name, size in sizes.items() if name.startswith("engines/")),
         "weight_bytes": sum(size for name, size in sizes.items() if name.startswith("weights/")),
         "engines": {engine.name: sizes[engine.file] for engine in manifest.engines},
@@ -88,7 +88,7 @@ def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
     with open_artifact(path) as artifact:
         opened = time.perf_counter()
         manifest = artifact.manifest
-        stream, passes = manifest.stream, manifest.schedule.denoise_passes + 1
+        stream, passes = manifest.workload.stream, manifest.workload.schedule.denoise_passes + 1
         fill = -(-stream.cache_frames // stream.chunk_frames)
         with artifact.open_session(seeds=list(range(manifest.call_rows))) as session:
             given = artifact.golden_inputs(0)
@@ -115,7 +115,7 @@ def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
         "chunks_per_s": 1 / median,
         "step_median_s": median / passes,
         "real_time_factor": video_s / median,
-        "kv": asdict(manifest.kv),
+        "kv": asdict(manifest.workload.kv),
         "counters": counters,
     }
 

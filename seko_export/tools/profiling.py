@@ -197,7 +197,7 @@ class _Chunks:
 
     def fill(self) -> None:
         """Make chunks until the cache is full."""
-        stream = self._artifact.manifest.stream
+        stream = self._artifact.manifest.workload.stream
         for _ in range(-(-stream.cache_frames // stream.chunk_frames) + 1):
             self.timed()
 
@@ -207,7 +207,7 @@ class _Chunks:
         begin = time.perf_counter()
         chunk = self._session.run_chunk(given)
         chunk.to_host()
-        if self._artifact.manifest.video is not None:
+        if self._artifact.manifest.workload.video is not None:
             chunk.video()  # decoded on a CUDA stream of its own: nothing of it may fall into the next chunk
         self._made += 1
         return time.perf_counter() - begin

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -10,22 +10,10 @@ from torch import Tensor
 from scripts.bench.peers.network import Network, advance, device_weights, make_network
 from seko_export.config.build import BuildConfig
 from tests.truth.eager_stream import random_text, random_wan_weights
-from tests.truth.naive_dit import CachedFrame, ShiftingDit
+from tests.truth.naive_dit import ShiftingDit
 
 SEED = 3
 CHUNKS = 12  # at least; past the wrap of every layout below
-Rounding = Callable[[Tensor], Tensor]  # [n, H, D] to what a format keeps of it
-
-
-class RoundingDit(ShiftingDit):
-    """The naive reference whose keys and values go through a format as they are made, the chunk's own too."""
-
-    rounding: Rounding
-
-    def _window(self, cached: list[CachedFrame], layer: int) -> list[CachedFrame]:
-        new = self.stream.chunk_frames
-        rounded = [CachedFrame(c.frame, self.rounding(c.k), self.rounding(c.v)) for c in cached[-new:]]
-        return super()._window(cached[:-new] + rounded, layer)
 
 
 def small_network(config: BuildConfig) -> tuple[Network, Mapping[str, Tensor], Tensor]:
@@ -34,15 +22,10 @@ def small_network(config: BuildConfig) -> tuple[Network, Mapping[str, Tensor], T
     return make_network(config, device_weights(config, wan), text), wan, text
 
 
-def naive_chunks(
-    network: Network, wan: Mapping[str, Tensor], text: Tensor, chunks: int, rounding: Rounding | None = None
-) -> list[Tensor]:
+def naive_chunks(network: Network, wan: Mapping[str, Tensor], text: Tensor, chunks: int) -> list[Tensor]:
     """Return the latents [C, F, h, w] of every chunk of row 0, by the naive reference with its own loop of passes."""
     config, count = network.config, network.config.stream.chunk_frames
-    kind = ShiftingDit if rounding is None else RoundingDit
-    naive = kind(config.model, config.stream, wan, text[0])
-    if rounding is not None:
-        naive.rounding = rounding
+    naive = ShiftingDit(config.model, config.stream, wan, text[0])
     made = []
     for first in range(0, chunks * count, count):
         noise = network.noise([SEED], first)[:, 0]

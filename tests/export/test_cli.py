@@ -26,7 +26,7 @@ from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host import environment
 from seko_export.options.declaration import KV_FORMATS
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.video.manifest import parse_video_manifest
 from tests.conftest import SEKO_EXPORT
 from tests.export.media_files import write_text_encoder, write_vae
 
@@ -221,7 +221,7 @@ def test_help_names_every_option_of_the_issue(invoke):
 
 def test_other_weights_do_not_verify(artifact, invoke):
     """Consistent hashes, another number: exit code 6, and the worst error in the report and in the sentence."""
-    manifest = parse_manifest((artifact / "manifest.json").read_bytes())
+    manifest = parse_video_manifest((artifact / "manifest.json").read_bytes())
     name = "blocks.0.ffn.0.weight"
     file = next(weight.file for weight in manifest.weights if weight.name == name)
     tensors = load_file(artifact / file)
@@ -506,7 +506,7 @@ def processes_with(mark: str) -> list[str]:
 
 def rewrite_manifest(folder: Path) -> None:
     """Give the manifest the hashes of what is in the folder now."""
-    manifest = parse_manifest((folder / "manifest.json").read_bytes())
+    manifest = parse_video_manifest((folder / "manifest.json").read_bytes())
     (folder / "manifest.json").write_bytes(manifest_json(replace(manifest, files=hash_files(folder))))
 
 

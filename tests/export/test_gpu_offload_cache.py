@@ -69,7 +69,7 @@ def test_a_chunk_is_one_graph_launch_with_its_copies_in_it(built: tuple[Path, Pa
     with open_artifact(built[0]) as artifact, artifact.open_session() as session:
         names = events_of_one_launch(session)
         layers = [one for one in artifact.manifest.buffers if one.device_layers]
-        passes = artifact.manifest.schedule.denoise_passes + 1
+        passes = artifact.manifest.workload.schedule.denoise_passes + 1
         fetched = [name for name in names if "Memcpy HtoD" in name]
         stored = [name for name in names if "Memcpy DtoH" in name]
         positions = 1  # the host's small tensors, in one copy before the launch

@@ -19,10 +19,10 @@ from seko_export.engines.piece import dtype_name
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.media.wan_vae.config import WanVaeConfig
-from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format import budgets, json_fields
-from seko_runtime.format.manifest import FileEntry, Manifest, Weight
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.manifest import FileEntry, Weight
+from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 
 SHARD_BYTES = 256 << 20
 FIVE = Schedule.warped((1000.0, 800.0, 600.0, 400.0, 200.0))
@@ -38,7 +38,7 @@ def largest() -> BuildConfig:
     )  # fmt: skip
 
 
-def described(config: BuildConfig) -> Manifest:
+def described(config: BuildConfig) -> VideoManifest:
     """The manifest of a build, its weights laid into shards as a build does."""
     weights: dict[str, Weight] = {}
     for piece in make_pieces(config).values():
@@ -64,8 +64,8 @@ def described(config: BuildConfig) -> Manifest:
         weights[name] = replace(weight, file=file)
     manifest = describe(config, export_backend("aoti"), tuple(weights.values()), {})
     paths = {one.file: sizes.get(one.file, 1 << 24) for one in (*manifest.weights, *manifest.engines)}
-    if manifest.text is not None:
-        paths[manifest.text.tokenizer] = 1 << 24
+    if manifest.workload.text is not None:
+        paths[manifest.workload.text.tokenizer] = 1 << 24
     return replace(manifest, files={path: FileEntry("0" * 64, size) for path, size in paths.items()})
 
 
@@ -87,5 +87,5 @@ def test_a_tenth_of_every_budget_is_enough(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(budgets, "MAX_PATH_PARTS", 2)  # the one of which an eighth is taken
     assert depth(json.loads(document)) <= json_fields.MAX_JSON_DEPTH
     assert len(document) <= json_fields.MAX_JSON_BYTES
-    calls = resolve_programs(parse_manifest(document))
+    calls = resolve_video(parse_video_manifest(document))
     assert sum(len(run) for runs in calls.values() for run in runs) > 4000  # it is the large one

@@ -24,7 +24,7 @@ from seko_export.lowering.agree import LEVELS, check_agrees, random_inputs
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 from seko_export.options.build_files import prompt_ids
 from seko_runtime import open_artifact
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.video.manifest import parse_video_manifest
 from tests.export.media_files import TEXT, VAE, write_tokenizer
 from tests.export.test_cli import NUMERIC, last_json, rewrite_manifest
 from tests.tolerances import VAE as VAE_BAR
@@ -50,17 +50,21 @@ def half_of(folder: Path, kind, *, frames: int):
 
 
 def test_what_is_in_it(media):
-    manifest = parse_manifest((media.folder / "manifest.json").read_bytes())
-    assert manifest.text is not None
-    assert (manifest.text.tokens, manifest.text.pad_id, manifest.text.truncate) == (32, 0, True)
-    assert manifest.text.tokenizer == "text/tokenizer.json"
-    assert manifest.video is not None
-    assert (manifest.video.first_frames, manifest.video.chunk_frames) == (9, 12)
-    assert (manifest.video.height, manifest.video.width) == (32, 32)
-    assert manifest.golden is not None
-    assert manifest.golden.prompt == GOLDEN_PROMPT
-    assert manifest.golden.video_step == 1
-    assert manifest.schedule.shift == 5.0
+    manifest = parse_video_manifest((media.folder / "manifest.json").read_bytes())
+    assert manifest.workload.text is not None
+    assert (
+        manifest.workload.text.tokens,
+        manifest.workload.text.pad_id,
+        manifest.workload.text.truncate,
+    ) == (32, 0, True)
+    assert manifest.workload.text.tokenizer == "text/tokenizer.json"
+    assert manifest.workload.video is not None
+    assert (manifest.workload.video.first_frames, manifest.workload.video.chunk_frames) == (9, 12)
+    assert (manifest.workload.video.height, manifest.workload.video.width) == (32, 32)
+    assert manifest.workload.golden is not None
+    assert manifest.workload.golden.prompt == GOLDEN_PROMPT
+    assert manifest.workload.golden.video_step == 1
+    assert manifest.workload.schedule.shift == 5.0
     assert set(MEDIA) < {engine.name for engine in manifest.engines}
     assert 0 <= media.report["golden_video_error"] <= VIDEO_TOLERANCES[torch.float32]["exact"]
     golden = load_file(media.folder / "golden/golden.safetensors")

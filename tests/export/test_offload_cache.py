@@ -72,9 +72,9 @@ def test_the_manifest_counts_what_lies_where() -> None:
     manifest = describe(streamed(config_of(layers=6)), export_backend("aoti"), (), {})
     pool = {buffer.name: buffer for buffer in manifest.buffers if buffer.role == "cache"}
     assert {name: buffer.device_layers for name, buffer in pool.items()} == {"kv.k": 2, "kv.v": 2}
-    assert manifest.device_pool_bytes * 3 == manifest.kv.pool_bytes
+    assert manifest.device_pool_bytes * 3 == manifest.workload.kv.pool_bytes
     resident = describe(config_of(layers=6), export_backend("aoti"), (), {})
-    assert resident.device_pool_bytes == resident.kv.pool_bytes == manifest.kv.pool_bytes
+    assert resident.device_pool_bytes == resident.kv.pool_bytes == manifest.workload.kv.pool_bytes
 
 
 def test_of_few_layers_none_is_streamed() -> None:

@@ -20,7 +20,7 @@ from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.video.manifest import parse_video_manifest
 from tests.shared import programs_as_they_are
 
 CHUNKS = 6  # of 3 frames into 2 of reference, a sink of 1 and a ring of 6: the first that evicts is the third
@@ -89,7 +89,7 @@ def test_info_and_inspect_say_it(
 ) -> None:
     shown = invoke("inspect", built, "--json")
     assert shown.exit_code == 0
-    manifest = parse_manifest((built / "manifest.json").read_bytes())
+    manifest = parse_video_manifest((built / "manifest.json").read_bytes())
     assert f'"device_bytes": {manifest.device_pool_bytes}' in shown.output
     assert main(["info", str(built)]) == 0
     told = capsys.readouterr().out

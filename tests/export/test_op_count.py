@@ -29,7 +29,7 @@ from seko_export.roofline.op_count import (
 from seko_export.roofline.op_count_fused import FP8_ATTENTION, FP8_EXPAND, FP8_MATMUL
 from seko_kernels.attention import v_columns
 from seko_kernels.kv_formats import KvFormat
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.video.manifest import parse_video_manifest
 from tests.asked import resolved
 from tests.export.planned import on_gpu
 
@@ -195,20 +195,20 @@ def test_scratch_is_what_lies_between_two_launches():
 @pytest.mark.parametrize("built", ["fp4", "rows"])
 def test_bytes_are_those_of_a_real_artifact(built, request):
     artifact = request.getfixturevalue(built)
-    manifest = parse_manifest((artifact.folder / "manifest.json").read_bytes())
+    manifest = parse_video_manifest((artifact.folder / "manifest.json").read_bytes())
     layout = {
-        "height": manifest.stream.height,
-        "width": manifest.stream.width,
-        "batch": (manifest.stream.batch,),
+        "height": manifest.workload.stream.height,
+        "width": manifest.workload.stream.width,
+        "batch": (manifest.state_rows,),
     }
     kv = None if built == "rows" else "fp4"
     config = resolved("tiny", kv, layout=layout).config
     weights = weight_bytes(config, make_pieces(config))
     assert weights == {"transformer": sum(weight.nbytes for weight in manifest.weights), "text": 0, "vae": 0}
-    slots = manifest.stream.batch * config.stream.cache_frames
+    slots = manifest.state_rows * config.stream.cache_frames
     frames = 8 * slots if config.kv.keys_before_rope else 0  # which frame each slot holds
     tokens = slots * config.stream.frame_tokens
-    assert pool_bytes(config.kv, 2, tokens) + frames == manifest.kv.pool_bytes
+    assert pool_bytes(config.kv, 2, tokens) + frames == manifest.workload.kv.pool_bytes
 
 
 def test_fp8_halves_the_matrices_of_the_blocks_alone():

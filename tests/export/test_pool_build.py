@@ -215,7 +215,7 @@ class TestGpu:
     ) -> None:
         with opened(request.getfixturevalue(artifact)) as pool:
             a, b, c = (open_numbered(pool, number) for number in range(3))
-            stream = pool.manifest.stream
+            stream = pool.manifest.workload.stream
             fill = -(-stream.cache_frames // stream.chunk_frames)
             for _ in range(fill):
                 pool.run([a, b])

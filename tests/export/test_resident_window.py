@@ -25,7 +25,7 @@ from seko_export.lowering.trace import trace
 from seko_export.roofline.predict import Wish, predict
 from seko_kernels.attention import key_tiles, v_columns
 from seko_runtime import open_artifact
-from seko_runtime.executor.buffers_check import TEXT_BUFFER
+from seko_runtime.video.contract import TEXT_BUFFER
 from tests.asked import resolved, wished
 from tests.export.test_fused_block import fused, on_hopper, seeded
 from tests.export.test_pool_pieces import MODEL as POOL_MODEL

@@ -21,7 +21,7 @@ from seko_export.goldens.bounds import (
 from seko_export.goldens.record import run_eager
 from seko_export.goldens.sensitivity import perturbed
 from seko_export.host.progress import silent
-from seko_runtime.format.manifest import GoldenBound
+from seko_runtime.video.manifest import GoldenBound
 from tests.truth.eager_stream import known_channels, random_text, random_wan_weights, same_bytes, small_config
 
 

@@ -6,13 +6,13 @@ import errno
 import signal
 import tempfile
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from seko_export.backends import export_backend, workers
+from tests.delivered_signal import deliver
 
 
 @pytest.mark.parametrize(("length", "method"), [(75, "forkserver"), (76, "spawn")])
@@ -76,7 +76,5 @@ def test_a_full_disk_below_a_librarys_own_fault_is_the_systems(tmp_path: Path) -
 
 def _interrupted(thread: threading.Thread, number: signal.Signals, reached: list[str]) -> None:
     with workers._workers_starting():
-        signal.pthread_kill(thread.ident or 0, number)
-        for _ in range(1000):  # Python looks for signals between two of its instructions
-            time.sleep(0)
+        deliver(thread, number)
         reached.append("the end of the block")

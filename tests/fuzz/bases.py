@@ -23,9 +23,9 @@ from seko_export.families.model_files import write_random_checkpoint
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import EngineLoadError
-from seko_runtime.format.manifest import MANIFEST_FILE, Buffer, Golden, Manifest
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.manifest import MANIFEST_FILE, Buffer
 from seko_runtime.opening.artifact import open_artifact
+from seko_runtime.video.manifest import Golden, VideoManifest, parse_video_manifest
 from tests.runtime import toy, toy_pool, toy_whole
 from tests.small_artifact import build_small_artifact
 
@@ -79,7 +79,7 @@ class DoubleBackend:
     def memory(self) -> Memory:
         return CpuMemory()
 
-    def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
+    def load_engines(self, manifest: VideoManifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
         loaded = {}
         for spec in manifest.engines:
             engine = self.engines.get(hashlib.sha256(files[spec.file]).hexdigest())
@@ -108,7 +108,7 @@ def make_bases(room: Path, *, with_sample: bool = True) -> Bases:
     bases = Bases(room)
     whole = toy_whole.whole_manifest(golden=toy_whole.GOLDEN)
     streamed = _streamed()
-    made: dict[str, tuple[Manifest, Callables, dict[str, torch.Tensor]]] = {
+    made: dict[str, tuple[VideoManifest, Callables, dict[str, torch.Tensor]]] = {
         "whole": (whole, toy_whole.eager_engines(), toy_whole.whole_weights()),
         "pool": (toy_pool.pool_manifest(), toy_pool.pool_engines(), toy_pool.pool_weights()),
         "streamed": (streamed, toy.eager_engines(), toy.toy_weights(STREAMED_LAYERS)),
@@ -165,7 +165,7 @@ def entry_of(path: Path) -> dict[str, Any]:
 
 
 def _written(
-    folder: Path, manifest: Manifest, engines: Callables, weights: Mapping[str, torch.Tensor]
+    folder: Path, manifest: VideoManifest, engines: Callables, weights: Mapping[str, torch.Tensor]
 ) -> Base:
     """Write an artifact with stand-ins for engines, and goldens where its manifest wants some."""
     for spec in manifest.engines:
@@ -175,18 +175,18 @@ def _written(
     for file in {weight.file for weight in manifest.weights}:
         held = {one.name: weights[one.name].numpy() for one in manifest.weights if one.file == file}
         toy.write_safetensors(folder / file, held)
-    if manifest.text is not None:
+    if manifest.workload.text is not None:
         put(folder / toy_whole.TOKENIZER, toy_whole.tokenizer_json())
-    if manifest.golden is not None:
-        _write_golden(folder, manifest, manifest.golden)
+    if manifest.workload.golden is not None:
+        _write_golden(folder, manifest, manifest.workload.golden)
     manifest = replace(manifest, files=toy.file_entries(folder))
     (folder / MANIFEST_FILE).write_bytes(manifest_json(manifest))
     return _based(folder)
 
 
-def _write_golden(folder: Path, manifest: Manifest, golden: Golden) -> None:
+def _write_golden(folder: Path, manifest: VideoManifest, golden: Golden) -> None:
     """Record what an artifact without goldens makes."""
-    bare = replace(manifest, golden=None, files=toy.file_entries(folder))
+    bare = toy.changed(manifest, golden=None, files=toy.file_entries(folder))
     (folder / MANIFEST_FILE).write_bytes(manifest_json(bare))
     tensors: dict[str, np.ndarray[Any, Any]] = {}
     text = None if golden.prompt is not None else toy.toy_text(manifest.call_rows)
@@ -208,14 +208,14 @@ def _write_golden(folder: Path, manifest: Manifest, golden: Golden) -> None:
     toy.write_safetensors(folder / golden.file, tensors)
 
 
-def reference_of(manifest: Manifest) -> np.ndarray[Any, Any]:
+def reference_of(manifest: VideoManifest) -> np.ndarray[Any, Any]:
     """Reference frames for each row of a call."""
-    channels, *sides = manifest.stream.latent_shape
-    shape = (manifest.call_rows, channels, manifest.stream.reference_frames, *sides)
+    channels, *sides = manifest.workload.stream.latent_shape
+    shape = (manifest.call_rows, channels, manifest.workload.stream.reference_frames, *sides)
     return np.broadcast_to(np.float32(0.5), shape)
 
 
-def _streamed() -> Manifest:
+def _streamed() -> VideoManifest:
     """The toy with a cache on the host, of which two layers are on the device."""
     base = toy.toy_manifest(layers=STREAMED_LAYERS, golden=toy.GOLDEN)
     buffers = tuple(
@@ -224,10 +224,12 @@ def _streamed() -> Manifest:
     return replace(base, buffers=buffers)
 
 
-def _with_references() -> Manifest:
+def _with_references() -> VideoManifest:
     """The whole toy with two rows, and two of its ring's slots as references."""
     base = toy_whole.whole_manifest(2)
-    stream = replace(base.stream, reference_frames=2, ring_frames=base.stream.ring_frames - 2)
+    stream = replace(
+        base.workload.stream, reference_frames=2, ring_frames=base.workload.stream.ring_frames - 2
+    )
     shape = (2, toy.CHANNELS, 2, toy.ROWS, toy.COLUMNS)
     buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "prompt"))
     golden = replace(toy_whole.GOLDEN, seeds=(0, 1), chunks=(0,), reference="reference", bounds=())
@@ -237,7 +239,7 @@ def _with_references() -> Manifest:
 def _sample(folder: Path) -> Base:
     """The smallest real artifact, whose graphs run without being compiled."""
     build_small_artifact(folder)
-    for spec in parse_manifest((folder / MANIFEST_FILE).read_bytes()).engines:
+    for spec in parse_video_manifest((folder / MANIFEST_FILE).read_bytes()).engines:
         content = (folder / spec.file).read_bytes()
         DoubleBackend.engines[hashlib.sha256(content).hexdigest()] = _eager(content)
     return _based(folder)

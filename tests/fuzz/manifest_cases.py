@@ -14,10 +14,11 @@ import numpy as np
 
 from seko_runtime.cli.commands import main
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.buffers_check import TEXT_BUFFER
-from seko_runtime.format.manifest import DTYPE_BYTES, MANIFEST_FILE, Manifest
+from seko_runtime.format.manifest import DTYPE_BYTES, MANIFEST_FILE
 from seko_runtime.format.safetensors_map import DTYPE_NAMES
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact
+from seko_runtime.video.contract import TEXT_BUFFER
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pooled_session import PooledSession
 from seko_runtime.video.session import Session
 
@@ -140,7 +141,11 @@ def replay(artifact: OpenArtifact) -> str:
             return _chunk(session, manifest)
     with artifact.open_session(**given) as session:
         ending = _chunk(session, manifest)
-    if ending == "ran" and manifest.golden is not None and manifest.golden.chunks[-1] < MAX_REPLAYED:
+    if (
+        ending == "ran"
+        and manifest.workload.golden is not None
+        and manifest.workload.golden.chunks[-1] < MAX_REPLAYED
+    ):
         try:
             artifact.verify()
         except UsageError as error:  # its golden lacks what a session needs
@@ -149,9 +154,9 @@ def replay(artifact: OpenArtifact) -> str:
     return ending
 
 
-def _chunk(session: Session | PooledSession, manifest: Manifest) -> str:
+def _chunk(session: Session | PooledSession, manifest: VideoManifest) -> str:
     """Make a chunk, unless its engines alone would take all the time that a case has."""
-    passes = manifest.schedule.denoise_passes
+    passes = manifest.workload.schedule.denoise_passes
     if (
         passes * sum(max(call.layers, 1) for calls in manifest.programs.values() for call in calls)
         > MAX_CALLS
@@ -159,21 +164,21 @@ def _chunk(session: Session | PooledSession, manifest: Manifest) -> str:
         return "opened"
     chunk = session.run_chunk()
     chunk.to_host()
-    if manifest.video is not None:
+    if manifest.workload.video is not None:
         chunk.video()
     return "ran"
 
 
-def _given(manifest: Manifest) -> dict[str, Any]:
+def _given(manifest: VideoManifest) -> dict[str, Any]:
     """What a caller gives to a session: a sentence or embeddings, and reference frames, where it takes some."""
     given: dict[str, Any] = {}
     embeddings = next((one for one in manifest.buffers if one.name == TEXT_BUFFER), None)
-    if manifest.text is not None:
+    if manifest.workload.text is not None:
         given["prompt"] = PROMPT
     elif embeddings is not None:
         rows = 1 if manifest.pool is not None else manifest.call_rows
         given["text"] = np.broadcast_to(np.float32(1), (rows, *embeddings.shape[1:]))
-    if manifest.stream.reference_frames:
+    if manifest.workload.stream.reference_frames:
         given["reference"] = reference_of(manifest)
     return given
 

@@ -43,7 +43,7 @@ def test_it_is_built_verified_and_replayed(
             "camera": ((2, 3, 4), "chunk", "camera_poses"),
             "intrinsics": ((2, 4), "chunk", "camera_intrinsics"),
         }
-        assert artifact.manifest.stream.latent_shape[0] == config.model.out_channels == 16
+        assert artifact.manifest.workload.stream.latent_shape[0] == config.model.out_channels == 16
         assert all(error.within for error in artifact.verify())
         with pytest.raises(UsageError, match="input 'condition' is required per session"):
             artifact.open_session(seeds=[3], inputs={})

@@ -35,8 +35,9 @@ from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.camera import camera_inputs
 from seko_runtime.cli.conditioning import Conditioning, fit_conditioning
 from seko_runtime.errors import UsageError
-from seko_runtime.format.manifest import Manifest, Weight
+from seko_runtime.format.manifest import Weight
 from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.session import Session
 from tests.asked import resolved
 from tests.export.vae_oracle import SMALL
@@ -46,7 +47,7 @@ from tests.tolerances import ORACLE, relative_error
 PICTURE = np.random.default_rng(5).integers(0, 256, (32, 48, 3), np.uint8)
 
 
-def manifest_of(config: BuildConfig, weights: dict[str, torch.Tensor]) -> Manifest:
+def manifest_of(config: BuildConfig, weights: dict[str, torch.Tensor]) -> VideoManifest:
     table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
     return describe(config, EAGER, table, {})
 

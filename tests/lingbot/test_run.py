@@ -54,7 +54,7 @@ def test_a_walk_from_a_picture(
     assert json.loads(told.out.splitlines()[-1])["chunks"] == 3
     assert "input" not in told.err  # nothing is the golden's
     with open_artifact(artifact) as opened:
-        s = opened.manifest.stream
+        s = opened.manifest.workload.stream
         camera = KeyboardCamera(s.height, s.width, s.chunk_frames, keys=KEYS)
         with opened.open_session(seeds=[0], image=picture) as session:
             wanted = np.stack([session.run_chunk(camera=camera).to_host() for _ in range(3)])

@@ -23,9 +23,8 @@ from seko_export.config.model import ModelConfig
 from seko_export.families.model_files import write_random_checkpoint
 from seko_runtime import open_artifact
 from seko_runtime.errors import BackendMissingError, EngineLoadError, EngineSignatureError
-from seko_runtime.format.manifest import Manifest
-from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.opening.artifact import check_artifact
+from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 from tests.conftest import Built, build_tiny
 from tests.runtime.toy import file_entries
 
@@ -67,7 +66,7 @@ def test_it_was_verified_by_the_build_and_verifies_without_torch(built: Built) -
 
 def test_sizes_of_no_preset_are_built(built: Built) -> None:
     """Layers, width, heads and all else come from the checkpoint: no option and no preset says them."""
-    told = parse_manifest((built.folder / "manifest.json").read_bytes()).model
+    told = parse_video_manifest((built.folder / "manifest.json").read_bytes()).model
     assert {name: told[name] for name in asdict(ODD)} == asdict(ODD)
     assert "does not tell" not in built.done.stderr  # nothing had to be assumed
 
@@ -102,7 +101,7 @@ def test_a_pass_is_whole_small_and_shares_the_artifacts_weights(built: Built, pr
     model = onnx.load(path, load_external_data=False)
     assert [*open_shapes(model)] == []
     assert path.stat().st_size < 0.1 * built.report["weight_bytes"]
-    manifest = parse_manifest((built.folder / "manifest.json").read_bytes())
+    manifest = parse_video_manifest((built.folder / "manifest.json").read_bytes())
     files = {weight.name: weight.file for weight in manifest.weights}
     assert model.graph.initializer
     for one in model.graph.initializer:
@@ -127,7 +126,7 @@ def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
         for name, file in PASSES.items()
     }
     with open_artifact(built.folder) as artifact, artifact.open_session(seeds=[5]) as session:
-        live, number = session._streams.live(), artifact.manifest.schedule.denoise_passes
+        live, number = session._streams.live(), artifact.manifest.workload.schedule.denoise_passes
         state: dict[str, Any] = {}  # each cache's layers, which the passes hand on
 
         def run(name: str, turn: int) -> None:
@@ -181,7 +180,7 @@ def test_without_onnxruntime_it_is_refused(built: Built, monkeypatch: pytest.Mon
 
 
 def test_it_opens_whatever_the_torch_and_the_processor(copy: Path) -> None:
-    def elsewhere(manifest: Manifest) -> Manifest:
+    def elsewhere(manifest: VideoManifest) -> VideoManifest:
         return replace(manifest, target=replace(manifest.target, torch="1.0", arch="riscv64"))
 
     _edit(copy, elsewhere)
@@ -239,7 +238,7 @@ def test_another_dtype_is_refused(copy: Path) -> None:
 
 
 def test_an_engine_that_is_said_to_write_in_place_is_refused(copy: Path) -> None:
-    def mutating(manifest: Manifest) -> Manifest:
+    def mutating(manifest: VideoManifest) -> VideoManifest:
         engines = [replace(e, mutates=("latents",)) if e.name == "advance" else e for e in manifest.engines]
         return replace(manifest, engines=tuple(engines))
 
@@ -248,8 +247,8 @@ def test_an_engine_that_is_said_to_write_in_place_is_refused(copy: Path) -> None
         open_artifact(copy)
 
 
-def _edit(folder: Path, change: Callable[[Manifest], Manifest] = lambda manifest: manifest) -> None:
+def _edit(folder: Path, change: Callable[[VideoManifest], VideoManifest] = lambda manifest: manifest) -> None:
     """Rewrite the manifest with the hashes that the files have now."""
-    manifest = change(parse_manifest((folder / "manifest.json").read_bytes()))
+    manifest = change(parse_video_manifest((folder / "manifest.json").read_bytes()))
     manifest = replace(manifest, files=file_entries(folder))
     (folder / "manifest.json").write_bytes(manifest_json(manifest))

@@ -23,6 +23,7 @@ from tests.eager_pool import eager_pool
 from tests.parallel.conftest import one_gpu, weights_of
 from tests.parallel.test_faults import run_on
 from tests.parallel.test_ranks import same_pictures
+from tests.runtime import toy
 
 CHUNKS = 4  # the ring of six frames behind a sink of one wraps with the third
 
@@ -88,7 +89,7 @@ def life(pool: Pool) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def test_sessions_of_a_pool_are_those_of_one_gpu(one: Pool, several: Pool) -> None:
-    bound = several.manifest.golden.tolerance  # that of engines against the eager model
+    bound = several.manifest.workload.golden.tolerance  # that of engines against the eager model
     for found, expected in zip(life(several), life(one), strict=True):
         assert near(found, expected, bound)
     assert several.session_bytes == one.session_bytes
@@ -106,7 +107,7 @@ def test_a_snapshot_is_the_same_file_from_two_ranks_and_one(one: Pool, several: 
         expected = seen(session.run_chunk())
     with one.restore(tmp_path / "two") as session:
         session.save(tmp_path / "one")
-        assert near(seen(session.run_chunk()), expected, several.manifest.golden.tolerance)
+        assert near(seen(session.run_chunk()), expected, several.manifest.workload.golden.tolerance)
     with several.restore(tmp_path / "one") as session:
         session.save(tmp_path / "again")
         assert all(map(np.array_equal, seen(session.run_chunk()), expected))
@@ -131,13 +132,16 @@ def test_a_snapshot_of_other_weights_model_or_layout_is_refused(
     others = (
         replace(manifest, files={**manifest.files, name: replace(manifest.files[name], sha256="0" * 64)}),
         replace(manifest, model={**manifest.model, "norm_eps": 1.0}),
-        replace(manifest, stream=replace(manifest.stream, sink_frames=0)),
-        replace(manifest, schedule=replace(manifest.schedule, shift=1.0)),
-        replace(manifest, kv=replace(manifest.kv, scheme="fp4")),
+        toy.changed(manifest, stream=replace(manifest.workload.stream, sink_frames=0)),
+        toy.changed(manifest, schedule=replace(manifest.workload.schedule, shift=1.0)),
+        toy.changed(manifest, kv=replace(manifest.workload.kv, scheme="fp4")),
     )
     assert len({content, *map(stream_content, others)}) == 1 + len(others)
     assert stream_content(replace(manifest, files={})) == ""
-    assert stream_content(replace(manifest, ranks=1, stream=replace(manifest.stream, batch=9))) == content
+    assert (
+        stream_content(toy.changed(manifest, ranks=1, stream=replace(manifest.workload.stream, batch=9)))
+        == content
+    )
     with several.open_session(text=text_of(several, 1)) as session:
         session.run_chunk()
         session.save(tmp_path / "snapshot")

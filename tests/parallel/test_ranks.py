@@ -16,11 +16,12 @@ from seko_export.tools.profile_ranks import profile_artifact
 from seko_runtime import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.cli.commands import main as runtime_command
 from seko_runtime.errors import BackendMissingError, DeviceMissingError, StaleChunkError, UsageError
-from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.opening.artifact import check_ranks, open_rank
 from seko_runtime.opening.ranked_artifact import rank_devices
+from seko_runtime.video.contract import resolve_video
 from tests.conftest import Built
 from tests.parallel.conftest import SIDE, TARGET, one_gpu, weights_of
+from tests.runtime import toy
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,7 @@ def same_pictures(found: np.ndarray, expected: np.ndarray) -> bool:
 def test_the_stream_is_that_of_one_rank_past_the_wrap(two: Built, opened: OpenArtifact) -> None:
     config, weights = one_gpu().as_batch, weights_of(two.folder)
     text, other = golden_text(config), torch.flip(golden_text(config), (1,))
-    bound = opened.manifest.golden.tolerance  # that of engines against the eager model
+    bound = opened.manifest.workload.golden.tolerance  # that of engines against the eager model
     with (
         eager_session(config, weights, text, SEEDS) as one,
         opened.open_session(SEEDS, text) as several,
@@ -70,7 +71,7 @@ def test_a_picture_is_encoded_by_rank_0_alone_and_begins_the_stream_of_all(
 ) -> None:
     config, weights = one_gpu().as_batch, weights_of(two.folder)
     text, image = golden_text(config), np.random.default_rng(1).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
-    bound = opened.manifest.golden.tolerance
+    bound = opened.manifest.workload.golden.tolerance
     with (
         eager_session(config, weights, text, SEEDS) as one,
         opened.open_session(SEEDS, text, image=image) as several,
@@ -94,11 +95,13 @@ def test_it_verifies_and_says_what_it_is(
     two: Built, opened: OpenArtifact, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert all(error.within for error in opened.verify())
-    assert two.report["golden_error"] <= opened.manifest.golden.tolerance
+    assert two.report["golden_error"] <= opened.manifest.workload.golden.tolerance
     assert opened.manifest.ranks == 2
     assert runtime_command(["info", str(two.folder)]) == 0
     assert "ranks    2 processes, one a GPU" in capsys.readouterr().out
-    assert opened.manifest.kv.pool_bytes * 2 == opened.manifest.kv.bf16_pool_bytes * 4  # of one rank, float32
+    assert (
+        opened.manifest.workload.kv.pool_bytes * 2 == opened.manifest.workload.kv.bf16_pool_bytes * 4
+    )  # of one rank, float32
 
 
 def test_the_command_writes_a_video(two: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +128,7 @@ def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(
         with pytest.raises(StaleChunkError, match="the frames of chunk 0"):
             first.video()
         with monkeypatch.context() as patch:
-            patch.setattr(session._streams, "manifest", replace(opened.manifest, video=None))
+            patch.setattr(session._streams, "manifest", toy.changed(opened.manifest, video=None))
             with pytest.raises(UsageError, match="makes no video"):
                 first.video()
         session.restart_row(0)
@@ -165,10 +168,10 @@ def test_too_few_gpus_are_told_of_before_anything_is_loaded(
 
 def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built) -> None:
     manifest, _ = read_manifest(two.folder)
-    resolve_programs(manifest)
+    resolve_video(manifest)
     without = tuple(one for one in manifest.buffers if one.name != "rank")
     with pytest.raises(Exception, match="need the chunk buffer 'rank'"):
-        resolve_programs(replace(manifest, buffers=without))
+        resolve_video(replace(manifest, buffers=without))
     for name, axis, told in (
         ("video", 1, "an even share of axis 2 of both"),
         ("video", 9, "an axis after the rows"),
@@ -176,7 +179,7 @@ def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built)
     ):
         wrong = tuple(replace(one, rank_axis=axis) if one.name == name else one for one in manifest.buffers)
         with pytest.raises(Exception, match=told):
-            resolve_programs(replace(manifest, buffers=wrong))
+            resolve_video(replace(manifest, buffers=wrong))
     flat = tuple(
         replace(one, shape=(*one.shape[:1], one.shape[1] * one.shape[2] * one.shape[3]))
         if one.layered and one.role == "cache"
@@ -184,7 +187,7 @@ def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built)
         for one in manifest.buffers
     )
     with pytest.raises(Exception, match="has no axis of heads"):
-        resolve_programs(replace(manifest, buffers=flat))
+        resolve_video(replace(manifest, buffers=flat))
 
 
 @pytest.mark.skipif(TARGET != "cpu", reason="GPUs are profiled")

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -188,9 +188,9 @@ def test_a_process_of_another_user_is_refused(folder: Path, monkeypatch: pytest.
     peer = os.getuid() + 1
     monkeypatch.setattr(torchrun, "peer_of", lambda _: (5, peer))
     with ThreadPoolExecutor(1) as pool:
-        gathered = pool.submit(Meeting(0, 2, folder).gather, 5)
+        gathered = pool.submit(Meeting(0, 2, folder).gather, 30)
         with pytest.raises(RankLostError, match=f"process 5 of user {peer} is no rank"):
-            Meeting(1, 2, folder).connect(5)
+            Meeting(1, 2, folder).connect(30)
         with pytest.raises(RankLostError, match=f"process 5 of user {peer} is no rank"):
             gathered.result()
 
@@ -201,9 +201,9 @@ def test_a_rank_that_does_not_come_is_named(folder: Path) -> None:
     folder.mkdir(0o700)  # left by a run that was killed
     (folder / "socket").touch()
     with ThreadPoolExecutor(1) as pool:
-        gathered = pool.submit(Meeting(0, 3, folder).gather, 1)
-        Meeting(2, 3, folder).connect(5)
-        with pytest.raises(RankLostError, match=r"rank 1 of 3 did not open the artifact in 1 s"):
+        gathered = pool.submit(Meeting(0, 3, folder).gather, 5)
+        Meeting(2, 3, folder).connect(30)
+        with pytest.raises(RankLostError, match=r"rank 1 of 3 did not open the artifact in 5 s"):
             gathered.result()
     with pytest.raises(UsageError, match="is opened once"):
         Meeting(0, 3, folder).gather(1)
@@ -214,14 +214,8 @@ def test_a_silent_connection_delays_nobody_and_strangers_words_are_passed_over(f
         gathered = threads.submit(Meeting(0, 3, folder).gather, 30)
         first = Meeting(1, 3, folder).connect(30)
 
-        def stranger(says: bytes) -> None:
-            connected = stack.enter_context(socket.socket(socket.AF_UNIX))
-            with torchrun._private(folder) as address:
-                connected.connect(address)
-            connected.sendall(says)
-
         for says in (b"", b"x", b"not a rank at all", b'{"rank": 2}', b"seko" + bytes(4), b"seko\0\0\0\7"):
-            stranger(says)
+            stack.enter_context(stranger(folder)).sendall(says)
         Meeting(1, 3, folder).connect(30).close()  # what another process has said
         second = Meeting(2, 3, folder).connect(30)
         joined = gathered.result(30)
@@ -233,17 +227,29 @@ def test_a_silent_connection_delays_nobody_and_strangers_words_are_passed_over(f
 
 
 def test_only_silent_connections_do_not_stop_the_meeting(folder: Path) -> None:
-    with ThreadPoolExecutor(1) as threads, socket.socket(socket.AF_UNIX) as silent:
-        gathered = threads.submit(Meeting(0, 2, folder).gather, 2)
-        while not (folder / "socket").exists():
-            time.sleep(0.01)
-        with torchrun._private(folder) as address:
-            silent.connect(address)
-        try:
-            with pytest.raises(RankLostError, match="rank 1 of 2 did not open the artifact in 2 s"):
-                gathered.result(30)
-        finally:
-            silent.close()
+    with ThreadPoolExecutor(1) as threads:
+        gathered = threads.submit(Meeting(0, 2, folder).gather, 5)
+        with (
+            stranger(folder),
+            pytest.raises(RankLostError, match="rank 1 of 2 did not open the artifact in 5 s"),
+        ):
+            gathered.result(30)
+
+
+def stranger(folder: Path) -> socket.socket:
+    """Return a connection to rank 0's socket, as soon as rank 0 listens: bind() makes the file before that."""
+    deadline = time.monotonic() + 30
+    while True:
+        with suppress(FileNotFoundError, ConnectionRefusedError), torchrun._private(folder) as address:
+            connected = socket.socket(socket.AF_UNIX)
+            try:
+                connected.connect(address)
+            except OSError:
+                connected.close()
+                raise
+            return connected
+        assert time.monotonic() < deadline, folder
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"])

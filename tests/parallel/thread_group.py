@@ -25,11 +25,11 @@ from seko_export.families.registry import graph_of
 from seko_export.goldens.record import eager_engine
 from seko_export.media.wan_vae.rows import DecodeShare
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.executor.buffers_check import text_vocabulary
-from seko_runtime.executor.programs_check import resolve_programs
-from seko_runtime.format.manifest import Manifest, Weight
+from seko_runtime.format.manifest import Weight
 from seko_runtime.opening.rank_process import RankCommands
 from seko_runtime.parallel.channel import channel_pair, inherited_channel
+from seko_runtime.video.contract import resolve_video, text_vocabulary
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.rank_place import ALONE, RankPlace
 from seko_runtime.video.ranked_streams import RankedStreams
 from seko_runtime.video.session import Session
@@ -69,9 +69,9 @@ class EagerRank:
             if isinstance(piece.module, DecodeShare):
                 piece.module.rows_of = lambda number: RowsInThreads(config.ranks, number, meeting)
         place = ALONE if meeting is None else RankPlace(rank, partial(meeting.share, rank))
-        spared, not_held = place.spared(resolve_programs(self.manifest))
+        spared, not_held = place.spared(resolve_video(self.manifest))
         self._engines = {piece.name: eager_engine(piece) for piece in pieces if piece.name not in spared}
-        ids, spec = None, self.manifest.text
+        ids, spec = None, self.manifest.workload.text
         if spec is not None:
             ids = PromptIds(spec, tokenizer.read_bytes(), text_vocabulary(self.manifest))
         self._weights = {name: one for name, one in weights.items() if name not in not_held}
@@ -154,7 +154,7 @@ def ranks_in_threads(
         group.close()
 
 
-def manifest_of(config: BuildConfig, weights: Mapping[str, Tensor]) -> Manifest:
+def manifest_of(config: BuildConfig, weights: Mapping[str, Tensor]) -> VideoManifest:
     """Return the manifest of a build without files."""
     table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
     return describe(config, EAGER, table, {})

@@ -14,15 +14,15 @@ import torch
 
 from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.format.manifest import Manifest, Target
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.manifest import Target
+from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 from seko_runtime.video.session import Session
 from tests.shared import made_once
 
 from . import order_watch, toy, toy_whole
 from .eager_backend import EagerBackend, write_whole
 
-Edit = Callable[[Path, Callable[[Manifest], Manifest]], None]
+Edit = Callable[[Path, Callable[[VideoManifest], VideoManifest]], None]
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +62,7 @@ def built_cuda_whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
         pytest.skip("no CUDA device")
     folder = tmp_path_factory.mktemp("artifacts") / f"whole-{request.param}"
     manifest = toy_whole.whole_manifest(2, backend=request.param, target=cuda_target())
-    manifest = replace(manifest, golden=replace(toy_whole.GOLDEN, seeds=(0, 1)))
+    manifest = toy.changed(manifest, golden=replace(toy_whole.GOLDEN, seeds=(0, 1)))
     (build_packages if request.param == "aoti" else save_programs)(
         folder, "cuda", toy_whole.MODULES, manifest
     )
@@ -100,8 +100,8 @@ def whole_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def edit_manifest() -> Edit:
     """Rewrite an artifact's manifest, files table included, as an attacker or a builder of another machine would."""
 
-    def edit(folder: Path, change: Callable[[Manifest], Manifest]) -> None:
-        manifest = change(parse_manifest((folder / "manifest.json").read_bytes()))
+    def edit(folder: Path, change: Callable[[VideoManifest], VideoManifest]) -> None:
+        manifest = change(parse_video_manifest((folder / "manifest.json").read_bytes()))
         manifest = replace(manifest, files=toy.file_entries(folder))
         (folder / "manifest.json").write_bytes(manifest_json(manifest))
 
@@ -112,7 +112,7 @@ def build_packages(
     folder: Path,
     device: str,
     modules: Mapping[str, Callable[[], torch.nn.Module]] = toy.MODULES,
-    manifest: Manifest | None = None,
+    manifest: VideoManifest | None = None,
 ) -> None:
     """Compile each toy engine to an AOTInductor package."""
     if shutil.which(os.environ.get("CXX", "g++")) is None:
@@ -131,7 +131,7 @@ def save_programs(
     folder: Path,
     device: str,
     modules: Mapping[str, Callable[[], torch.nn.Module]] = toy.MODULES,
-    manifest: Manifest | None = None,
+    manifest: VideoManifest | None = None,
 ) -> None:
     """Save each toy engine as an exported program."""
     (folder / "engines").mkdir(parents=True)
@@ -142,7 +142,7 @@ def save_programs(
             torch.export.save(program, folder / f"engines/{name}.pt2")
 
 
-def finish_artifact(folder: Path, manifest: Manifest) -> Path:
+def finish_artifact(folder: Path, manifest: VideoManifest) -> Path:
     """Add weights, goldens from the eager modules, and the manifest to a folder that has engines."""
     weights = {name: tensor.numpy() for name, tensor in toy.toy_weights().items()}
     for file in {weight.file for weight in manifest.weights}:

@@ -12,7 +12,7 @@ import numpy as np
 from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.format.manifest import Golden, Manifest
+from seko_runtime.video.manifest import Golden, VideoManifest
 
 from . import toy, toy_whole
 
@@ -23,7 +23,7 @@ class EagerBackend:
     def memory(self) -> Memory:
         return CpuMemory()
 
-    def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
+    def load_engines(self, manifest: VideoManifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
         assert {engine.file for engine in manifest.engines} <= set(files)
         return toy_whole.eager_engines()
 
@@ -34,23 +34,23 @@ class EagerBackend:
         pass
 
 
-def write_whole(folder: Path, manifest: Manifest) -> Path:
+def write_whole(folder: Path, manifest: VideoManifest) -> Path:
     """Write weights, tokenizer, goldens from the eager modules and, where none are, stand-ins for engines."""
     for engine in manifest.engines:
         path = folder / engine.file
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"a stand-in for " + engine.name.encode())
-    weights = {
-        name: tensor.numpy() for name, tensor in toy_whole.whole_weights(manifest.stream.batch).items()
-    }
+    weights = {name: tensor.numpy() for name, tensor in toy_whole.whole_weights(manifest.state_rows).items()}
     for file in {weight.file for weight in manifest.weights}:
         named = [weight.name for weight in manifest.weights if weight.file == file]
         toy.write_safetensors(folder / file, {name: weights[name] for name in named})
     (folder / "text").mkdir()
     (folder / toy_whole.TOKENIZER).write_bytes(toy_whole.tokenizer_json())
-    if manifest.golden is not None:
-        toy.write_safetensors(folder / manifest.golden.file, golden_tensors(manifest.golden))
+    if manifest.workload.golden is not None:
+        toy.write_safetensors(
+            folder / manifest.workload.golden.file, golden_tensors(manifest.workload.golden)
+        )
     manifest = replace(manifest, files=toy.file_entries(folder))
     (folder / "manifest.json").write_bytes(manifest_json(manifest))
     return folder

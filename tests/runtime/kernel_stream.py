@@ -19,18 +19,8 @@ from seko_kernels.plugins import Plugin
 from seko_runtime.backends.device_tensor import DeviceTensor
 from seko_runtime.backends.driver_blocks import current_queue
 from seko_runtime.backends.memory import Engine
-from seko_runtime.format.manifest import (
-    Buffer,
-    Call,
-    EngineSpec,
-    KvPool,
-    Manifest,
-    Schedule,
-    Stream,
-    Target,
-    TensorSpec,
-    Weight,
-)
+from seko_runtime.format.manifest import Buffer, Call, EngineSpec, Target, TensorSpec, Weight
+from seko_runtime.video.manifest import KIND, KvPool, Schedule, Stream, VideoManifest, VideoWorkload
 
 CHUNK, SINK, RING, PASSES = 2, 1, 4, 2
 LATENT = (4, 2, 8)  # channels, rows, columns
@@ -49,7 +39,7 @@ SIZES = {
 }
 
 
-def manifest() -> Manifest:
+def manifest() -> VideoManifest:
     """Every pass draws noise anew and writes it, so the cache holds the last one."""
     codes = TensorSpec("codes", (SLOTS, HEADS, DIM // 2), "uint8")
     scales = TensorSpec("scales", (SLOTS, HEADS, DIM // 16), "uint8")
@@ -68,15 +58,20 @@ def manifest() -> Manifest:
     def draw(which: str) -> Call:
         return Call("gaussian", ("buffer:seeds", "buffer:frames", which), ("buffer:latents",))
 
-    return Manifest(
+    return VideoManifest(
         name="kernels",
         backend="tensorrt",
         target=Target("cuda", "sm_90", "2.11.0"),
         producer={},
         model={},
-        stream=Stream(1, CHUNK, SINK, RING, 1, LATENT, 8, 24, 4, 16),
-        kv=KvPool("toy", codes.nbytes + scales.nbytes, 1, 4.5),
-        schedule=Schedule(PASSES, (1000.0, 500.0), (1.0, 0.5), 0.0, "toy"),
+        workload=VideoWorkload(
+            KIND,
+            stream=Stream(CHUNK, SINK, RING, 1, LATENT, 8, 24, 4, 16),
+            kv=KvPool("toy", codes.nbytes + scales.nbytes, 1, 4.5),
+            schedule=Schedule(PASSES, (1000.0, 500.0), (1.0, 0.5), 0.0, "toy"),
+            output="latents",
+        ),
+        state_rows=1,
         buffers=(
             Buffer("kv.codes", codes.shape, "uint8", "cache"),
             Buffer("kv.scales", scales.shape, "uint8", "cache"),
@@ -96,7 +91,6 @@ def manifest() -> Manifest:
             "denoise": (draw("weight:draw[pass]"), store),
             "context": (draw("weight:draw[pass]"), store),
         },
-        output="latents",
     )
 
 

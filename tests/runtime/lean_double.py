@@ -17,7 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from seko_runtime.format.manifest import Call, EngineSpec, Manifest
+from seko_runtime.format.manifest import Call, EngineSpec
+from seko_runtime.video.manifest import VideoManifest
 from tests.tensorrt_plans.strict import does, load, made
 
 from .host_driver import HostDriver, tensor_at
@@ -29,7 +30,7 @@ KINDS = {"float32": "FLOAT", "int64": "INT64", "uint8": "UINT8"}
 Modules = Mapping[str, Callable[[list[Any]], list[Any]]]
 
 
-def functional(manifest: Manifest) -> Manifest:
+def functional(manifest: VideoManifest) -> VideoManifest:
     """The manifest of plans: what an engine writes in place is an output that goes where it came from."""
     written = {
         engine.name: [one.name for one in engine.inputs if one.name in engine.mutates]

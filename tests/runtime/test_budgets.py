@@ -25,21 +25,12 @@ from seko_runtime.errors import (
     ProgramError,
     SekoRuntimeError,
 )
-from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format import budgets
 from seko_runtime.format.artifact_files import ArtifactFiles
 from seko_runtime.format.json_fields import MAX_JSON_DEPTH, MAX_JSON_VALUES, parse_json
-from seko_runtime.format.manifest import (
-    Buffer,
-    Call,
-    EngineSpec,
-    FileEntry,
-    InputSpec,
-    Manifest,
-    TensorSpec,
-    Weight,
-)
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.manifest import Buffer, Call, EngineSpec, FileEntry, InputSpec, TensorSpec, Weight
+from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 
 from . import toy
 
@@ -48,13 +39,13 @@ F32 = "float32"
 Table = dict[str, Any]
 
 
-def whole() -> Manifest:
+def whole() -> VideoManifest:
     manifest = toy.toy_manifest()
     paths = {one.file for one in (*manifest.weights, *manifest.engines)}
     return replace(manifest, files={path: FileEntry("0" * 64, 1) for path in paths})
 
 
-def as_table(manifest: Manifest) -> Table:
+def as_table(manifest: VideoManifest) -> Table:
     table: Table = json.loads(manifest_json(manifest))
     return table
 
@@ -75,47 +66,49 @@ def wide_engine(inputs: int, mutates: int = 0) -> EngineSpec:
     return EngineSpec("wide", "engines/copy.pt2", specs, (), tuple(one.name for one in specs[:mutates]))
 
 
-def with_calls(engine: EngineSpec, *calls: Call, **changes: object) -> Manifest:
+def with_calls(engine: EngineSpec, *calls: Call, **changes: object) -> VideoManifest:
     """The toy with one more engine, which `begin` calls so."""
     manifest = whole()
     begin = manifest.programs["begin"] + calls
     engines = (*manifest.engines, engine)
-    return replace(manifest, engines=engines, programs={**manifest.programs, "begin": begin}, **changes)  # type: ignore[arg-type]
+    return toy.changed(manifest, engines=engines, programs={**manifest.programs, "begin": begin}, **changes)  # type: ignore[arg-type]
 
 
-def many_references() -> Manifest:
+def many_references() -> VideoManifest:
     engine = wide_engine(500)
     return with_calls(engine, Call("wide", ("weight:layers.0.weight",) * 500, (), layers=4096))
 
 
-def many_layers_and_calls() -> Manifest:
+def many_layers_and_calls() -> VideoManifest:
     engine = wide_engine(500)
     return with_calls(engine, *[Call("wide", ("weight:layers.0.weight",) * 500, (), layers=4096)] * 60)
 
 
-def many_different_references() -> Manifest:
+def many_different_references() -> VideoManifest:
     """Fewer than the budget of references, but every one of them is another."""
     outputs = tuple(TensorSpec(f"o{at}", (4, 4), F32) for at in range(300))
     names = tuple(f"value:v{at}.{{layer}}" for at in range(300))
     return with_calls(replace(wide_engine(0), outputs=outputs), Call("wide", (), names, layers=4096))
 
 
-def many_passes() -> Manifest:
+def many_passes() -> VideoManifest:
     manifest = whole()
-    schedule = replace(manifest.schedule, denoise_passes=1024, timesteps=(1.0,) * 1024, sigmas=(0.5,) * 1024)
+    schedule = replace(
+        manifest.workload.schedule, denoise_passes=1024, timesteps=(1.0,) * 1024, sigmas=(0.5,) * 1024
+    )
     denoise = (replace(manifest.programs["denoise"][1], layers=4096),)
     programs = {**manifest.programs, "denoise": denoise * 8, "denoise_full": denoise * 8}
-    return replace(manifest, schedule=schedule, programs=programs)
+    return toy.changed(manifest, schedule=schedule, programs=programs)
 
 
-def many_written_inputs() -> Manifest:
+def many_written_inputs() -> VideoManifest:
     """Not too many of anything: 30,000 inputs, all of them written in place, are looked through once."""
     seen = Buffer("seen", (4, 4), F32, "state")
     call = Call("wide", ("buffer:seen",) * 30_000, ())
     return with_calls(wide_engine(30_000, mutates=30_000), call, buffers=(*whole().buffers, seen))
 
 
-def deep_paths() -> Manifest:
+def deep_paths() -> VideoManifest:
     """Folders inside of folders, of which each would be remembered with its whole path."""
     files = {f"{at:06d}/{'a/' * 500}x": FileEntry("0" * 64, 1) for at in range(8000)}
     return replace(whole(), files={**whole().files, **files})
@@ -134,7 +127,7 @@ def deep_paths() -> Manifest:
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_a_manifest_that_asks_for_too_much_work_is_refused_at_once(
-    tmp_path: Path, made: Callable[[], Manifest], error: type[SekoRuntimeError], words: str
+    tmp_path: Path, made: Callable[[], VideoManifest], error: type[SekoRuntimeError], words: str
 ) -> None:
     name, code, message = bounded(tmp_path / "artifact", manifest_json(made()))
     assert (name, code) == (error.__name__, 4)
@@ -178,23 +171,23 @@ def test_what_is_as_nested_as_allowed_is_read() -> None:
             parse_json(document, "it")
 
 
-def more_buffers(count: int) -> Manifest:
+def more_buffers(count: int) -> VideoManifest:
     added = tuple(Buffer(f"b{at}", (1,), "uint8", "state") for at in range(count - len(whole().buffers)))
     return replace(whole(), buffers=(*whole().buffers, *added))
 
 
-def more_inputs(count: int) -> Manifest:
+def more_inputs(count: int) -> VideoManifest:
     added = tuple(InputSpec(f"i{at}", (1,), "uint8", "nowhere") for at in range(count))
     return replace(whole(), inputs=added)
 
 
-def more_weights(count: int) -> Manifest:
+def more_weights(count: int) -> VideoManifest:
     known = whole().weights
     added = tuple(Weight(f"w{at}", (1,), "uint8", known[0].file) for at in range(count - len(known)))
     return replace(whole(), weights=(*known, *added))
 
 
-def more_engines(count: int) -> Manifest:
+def more_engines(count: int) -> VideoManifest:
     known = whole().engines
     added = tuple(
         replace(known[-1], name=f"e{at}", inputs=(), outputs=()) for at in range(count - len(known))
@@ -202,18 +195,18 @@ def more_engines(count: int) -> Manifest:
     return replace(whole(), engines=(*known, *added))
 
 
-def more_signature(count: int) -> Manifest:
+def more_signature(count: int) -> VideoManifest:
     known = sum(len(one.inputs) + len(one.outputs) for one in whole().engines)
     added = replace(wide_engine(count - known), name="wide")
     return replace(whole(), engines=(*whole().engines, added))
 
 
-def more_files(count: int) -> Manifest:
+def more_files(count: int) -> VideoManifest:
     added = {f"more/{at}": FileEntry("0" * 64, 1) for at in range(count - len(whole().files))}
     return replace(whole(), files={**whole().files, **added})
 
 
-def more_calls(count: int) -> Manifest:
+def more_calls(count: int) -> VideoManifest:
     empty = replace(wide_engine(0), name="empty")
     known = sum(map(len, whole().programs.values()))
     programs = {
@@ -223,19 +216,19 @@ def more_calls(count: int) -> Manifest:
     return replace(whole(), engines=(*whole().engines, empty), programs=programs)
 
 
-def more_references(count: int) -> Manifest:
+def more_references(count: int) -> VideoManifest:
     calls = [one for several in whole().programs.values() for one in several]
     known = sum(len(one.inputs) + len(one.outputs) for one in calls)
     call = Call("copy", ("weight:gain",) * (count - known), ())
     return replace(whole(), programs={**whole().programs, "prompt": (*whole().programs["prompt"], call)})
 
 
-def more_buffer_bytes(count: int) -> Manifest:
+def more_buffer_bytes(count: int) -> VideoManifest:
     known = sum(one.nbytes for one in whole().buffers)
     return replace(whole(), buffers=(*whole().buffers, Buffer("large", (count - known,), "uint8", "state")))
 
 
-def more_file_bytes(count: int) -> Manifest:
+def more_file_bytes(count: int) -> VideoManifest:
     known = sum(one.size for one in whole().files.values())
     return replace(whole(), files={**whole().files, "large": FileEntry("0" * 64, count - known)})
 
@@ -257,18 +250,18 @@ def more_file_bytes(count: int) -> Manifest:
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_each_budget_is_taken_to_its_end_and_no_further(
-    made: Callable[[int], Manifest], most: int, words: str
+    made: Callable[[int], VideoManifest], most: int, words: str
 ) -> None:
-    parse_manifest(manifest_json(made(most)))
+    parse_video_manifest(manifest_json(made(most)))
     with pytest.raises(ManifestError, match=f"{words} {most + 1}, at most {most} are read"):
-        parse_manifest(manifest_json(made(most + 1)))
+        parse_video_manifest(manifest_json(made(most + 1)))
 
 
 def test_the_programs_are_counted_before_any_is_put_in() -> None:
     """Had one call been looked at, it would be refused for the engine that is not there."""
     call = Call("nowhere", ("value:x",) * 500, (), layers=4096)
     with pytest.raises(ProgramError, match="2048124 references, more than"):
-        resolve_programs(replace(whole(), programs={**whole().programs, "prompt": (call,)}))
+        resolve_video(replace(whole(), programs={**whole().programs, "prompt": (call,)}))
 
 
 HOSTILE_NAMES = {

@@ -11,8 +11,9 @@ import pytest
 
 from seko_runtime.cli.commands import main
 from seko_runtime.errors import ProgramError
-from seko_runtime.executor.programs_check import resolve_programs
-from seko_runtime.format.manifest import Buffer, Manifest
+from seko_runtime.format.manifest import Buffer
+from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.manifest import VideoManifest
 
 from . import toy, toy_pool, toy_whole
 from .conftest import Edit
@@ -43,7 +44,7 @@ HUGE = 1 << 31
 def test_frames_that_the_caches_do_not_hold_are_refused_before_anything_is_loaded(
     whole_folder: Path, edit_manifest: Edit, change: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    edit_manifest(whole_folder, lambda one: replace(one, stream=replace(one.stream, **change)))
+    edit_manifest(whole_folder, lambda one: toy.changed(one, stream=replace(one.workload.stream, **change)))
     assert main(["verify", str(whole_folder)]) == 4
     assert "cache buffer" in capsys.readouterr().err
 
@@ -53,45 +54,45 @@ def test_frames_that_the_caches_do_not_hold_are_refused_before_anything_is_loade
     [toy.toy_manifest(2), toy_whole.whole_manifest(3), toy_pool.pool_manifest()],
     ids=["2", "3", "pool"],
 )
-def test_whole_caches_are_taken_and_longer_rings_refused(manifest: Manifest) -> None:
-    resolve_programs(manifest)
+def test_whole_caches_are_taken_and_longer_rings_refused(manifest: VideoManifest) -> None:
+    resolve_video(manifest)
     for ring in (toy.RING - 1, toy.RING + 1, 18, HUGE):
         with pytest.raises(ProgramError, match=r"cache buffer (kv )?holds"):
-            resolve_programs(replace(manifest, stream=replace(manifest.stream, ring_frames=ring)))
+            resolve_video(toy.changed(manifest, stream=replace(manifest.workload.stream, ring_frames=ring)))
 
 
-def apart(**frames: int) -> Manifest:
+def apart(**frames: int) -> VideoManifest:
     """The toy with a cache of its own for each of these numbers of frames, beside that of all."""
     manifest = toy.toy_manifest()
     more = tuple(
         Buffer(name, (toy.LAYERS, count * toy.TOKENS, 2), "uint8", "cache", layered=True)
         for name, count in frames.items()
     )
-    pool_bytes = manifest.kv.pool_bytes + sum(one.nbytes for one in more)
-    return replace(
-        manifest, buffers=(*manifest.buffers, *more), kv=replace(manifest.kv, pool_bytes=pool_bytes)
+    pool_bytes = manifest.workload.kv.pool_bytes + sum(one.nbytes for one in more)
+    return toy.changed(
+        manifest, buffers=(*manifest.buffers, *more), kv=replace(manifest.workload.kv, pool_bytes=pool_bytes)
     )
 
 
 def test_the_frames_before_the_ring_and_the_ring_may_lie_apart() -> None:
-    resolve_programs(apart(sink=toy.SINK, ring=toy.RING))
+    resolve_video(apart(sink=toy.SINK, ring=toy.RING))
     with pytest.raises(ProgramError, match="cache buffer ring holds 9 entries a row"):
-        resolve_programs(apart(sink=toy.SINK, ring=toy.RING - 1))
+        resolve_video(apart(sink=toy.SINK, ring=toy.RING - 1))
     numbers = Buffer("kv.slot_frames", (toy.CACHE,), "int64", "cache")
     manifest = apart()
     slots = replace(manifest, buffers=(*manifest.buffers, numbers))
     slots = replace(slots, kv=replace(slots.kv, pool_bytes=slots.kv.pool_bytes + numbers.nbytes))
-    resolve_programs(slots)
+    resolve_video(slots)
 
 
 def test_a_ring_that_no_cache_holds_is_refused() -> None:
     manifest = toy.toy_manifest()
-    stream = replace(manifest.stream, sink_frames=toy.CACHE)
+    stream = replace(manifest.workload.stream, sink_frames=toy.CACHE)
     with pytest.raises(ProgramError, match="no cache buffer holds a ring of 4 frames"):
-        resolve_programs(replace(manifest, stream=stream))
-    stream = replace(manifest.stream, ring_frames=toy.CACHE)  # the sink is nowhere then
+        resolve_video(toy.changed(manifest, stream=stream))
+    stream = replace(manifest.workload.stream, ring_frames=toy.CACHE)  # the sink is nowhere then
     with pytest.raises(ProgramError, match="no cache buffer holds a ring of 5 frames"):
-        resolve_programs(replace(manifest, stream=stream))
+        resolve_video(toy.changed(manifest, stream=stream))
 
 
 @pytest.mark.parametrize("name", ["text.embeddings", "conditioning.latents", "prompt.mean", "decode.latents"])
@@ -100,7 +101,7 @@ def test_a_buffer_of_rows_that_is_said_to_be_of_layers_is_refused(name: str) -> 
     manifest = toy_pool.pool_manifest()
     buffers = tuple(replace(one, layered=True) if one.name == name else one for one in manifest.buffers)
     with pytest.raises(ProgramError, match=f"{name} .*(layered|cannot be cut)"):
-        resolve_programs(replace(manifest, buffers=buffers))
+        resolve_video(replace(manifest, buffers=buffers))
 
 
 @pytest.mark.parametrize("pad_id", [len(toy_whole.WORDS), HUGE])
@@ -114,4 +115,4 @@ def test_a_pad_id_beyond_the_text_engines_table_is_refused(
 
 def test_the_last_row_of_the_table_may_pad() -> None:
     table = replace(toy_whole.TABLE, pad_id=len(toy_whole.WORDS) - 1)
-    resolve_programs(toy_whole.whole_manifest(text=table))
+    resolve_video(toy_whole.whole_manifest(text=table))

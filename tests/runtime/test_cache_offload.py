@@ -15,9 +15,9 @@ from seko_runtime.backends.numpy_memory import NumpyMemory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import EngineRunError, ManifestError, ProgramError, UsageError
 from seko_runtime.executor.layer_visits import device_seat, layer_visits
-from seko_runtime.executor.programs_check import resolve_programs
-from seko_runtime.format.manifest import Buffer, Call, FileEntry, Manifest
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.manifest import Buffer, Call, FileEntry
+from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 from seko_runtime.video.session import Session
 
 from . import toy
@@ -25,7 +25,7 @@ from . import toy
 CHUNKS = 14  # the ring of 4 frames behind a sink of 1 wraps after the second
 
 
-def streamed(manifest: Manifest, seats: int) -> Manifest:
+def streamed(manifest: VideoManifest, seats: int) -> VideoManifest:
     """The same artifact with its cache on the host."""
     buffers = tuple(
         replace(one, device_layers=seats) if one.role == "cache" and one.layered else one
@@ -35,9 +35,9 @@ def streamed(manifest: Manifest, seats: int) -> Manifest:
 
 
 def open_toy(
-    manifest: Manifest, memory: Any = None, step: Callable[[list[Any]], list[Any]] | None = None
+    manifest: VideoManifest, memory: Any = None, step: Callable[[list[Any]], list[Any]] | None = None
 ) -> Session:
-    batch, layers = manifest.stream.batch, manifest.model["layers"]
+    batch, layers = manifest.state_rows, manifest.model["layers"]
     assert isinstance(layers, int)
     return Session(
         manifest,
@@ -112,7 +112,7 @@ def test_a_pass_that_does_not_write_copies_nothing_back() -> None:
         for name, calls in manifest.programs.items()
     }
     manifest = streamed(replace(manifest, engines=(*manifest.engines, reader), programs=programs), 2)
-    visits = layer_visits(manifest, resolve_programs(manifest))
+    visits = layer_visits(manifest, resolve_video(manifest))
     for number in range(toy.PASSES):
         assert [visit.stores for visit in visits["denoise", number].values()] == [()] * 4
     written = [visit.stores for _, visit in sorted(visits["context", 0].items())]
@@ -121,7 +121,7 @@ def test_a_pass_that_does_not_write_copies_nothing_back() -> None:
 
 def test_each_call_is_preceded_by_the_fetch_of_its_layer_and_the_chunks_end_by_the_first_one() -> None:
     manifest = streamed(toy.toy_manifest(layers=4), 2)
-    visits = layer_visits(manifest, resolve_programs(manifest))
+    visits = layer_visits(manifest, resolve_video(manifest))
     chunk = [
         visit
         for place in [("denoise", 0), ("denoise", 1), ("context", 0)]
@@ -191,10 +191,10 @@ def test_the_manifest_says_it_and_reads_back() -> None:
     used = {one.file for one in (*manifest.weights, *manifest.engines)}
     manifest = replace(manifest, files=dict.fromkeys(used, FileEntry("0" * 64, 0)))
     document = manifest_json(manifest)
-    assert parse_manifest(document) == manifest
+    assert parse_video_manifest(document) == manifest
     assert b'"device_layers": 2' in document
     resident = toy.toy_manifest(layers=4)
-    assert manifest.device_pool_bytes * 2 == manifest.kv.pool_bytes == resident.device_pool_bytes
+    assert manifest.device_pool_bytes * 2 == manifest.workload.kv.pool_bytes == resident.device_pool_bytes
 
 
 @pytest.mark.parametrize(
@@ -211,12 +211,12 @@ def test_the_manifest_says_it_and_reads_back() -> None:
     ],
 )
 def test_what_cannot_be_streamed_is_refused_before_anything_runs(
-    change: Callable[[Manifest], Manifest], words: str
+    change: Callable[[VideoManifest], VideoManifest], words: str
 ) -> None:
     manifest = toy.toy_manifest(layers=5)
-    resolve_programs(streamed(manifest, 3))
+    resolve_video(streamed(manifest, 3))
     with pytest.raises(Exception, match=words) as caught:
-        resolve_programs(change(manifest))
+        resolve_video(change(manifest))
     assert (
         isinstance(caught.value, ProgramError | ManifestError) or "Signature" in type(caught.value).__name__
     )
@@ -263,12 +263,12 @@ class Counting(CpuMemory):
         super().copy(target, source)
 
 
-def _buffers(manifest: Manifest, name: str, **changes: Any) -> Manifest:
+def _buffers(manifest: VideoManifest, name: str, **changes: Any) -> VideoManifest:
     buffers = tuple(replace(one, **changes) if one.name == name else one for one in manifest.buffers)
     return replace(manifest, buffers=buffers)
 
 
-def _refs(manifest: Manifest, program: str, old: str, new: str) -> Manifest:
+def _refs(manifest: VideoManifest, program: str, old: str, new: str) -> VideoManifest:
     calls = tuple(
         replace(call, inputs=tuple(new if ref == old else ref for ref in call.inputs))
         for call in manifest.programs[program]
@@ -276,7 +276,7 @@ def _refs(manifest: Manifest, program: str, old: str, new: str) -> Manifest:
     return replace(manifest, programs={**manifest.programs, program: calls})
 
 
-def _also(manifest: Manifest, program: str) -> Manifest:
+def _also(manifest: VideoManifest, program: str) -> VideoManifest:
     step = next(call for call in manifest.programs["denoise"] if call.engine == "step")
     load = Call("copy", ("buffer:latents",), ("value:hidden",))
     gain = tuple(ref.replace("[pass]", "[layer]") for ref in step.inputs)
@@ -284,7 +284,7 @@ def _also(manifest: Manifest, program: str) -> Manifest:
     return replace(manifest, programs={**manifest.programs, program: calls})
 
 
-def _begins_with_another(manifest: Manifest, program: str) -> Manifest:
+def _begins_with_another(manifest: VideoManifest, program: str) -> VideoManifest:
     """The manifest with layer 2 called once more, in front of the others."""
     calls = []
     for call in manifest.programs[program]:

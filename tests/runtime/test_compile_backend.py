@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from seko_runtime import errors
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.artifact import open_artifact
+from seko_runtime.video.manifest import VideoManifest
 
 from . import toy
 from .conftest import Edit
@@ -118,7 +118,7 @@ def test_a_cache_that_is_no_file_of_the_artifact_is_refused(
     folder = tmp_path / "toy"
     shutil.copytree(built_compile_toy, folder)
 
-    def change(manifest: Manifest) -> Manifest:
+    def change(manifest: VideoManifest) -> VideoManifest:
         return replace(manifest, extra={"compiler_cache": "engines/none"})
 
     edit_manifest(folder, change)

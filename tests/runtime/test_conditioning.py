@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_runtime.errors import EngineRunError, ProgramError, TornStreamError, UsageError
-from seko_runtime.executor.programs_check import resolve_programs
-from seko_runtime.format.manifest import Buffer, Manifest
+from seko_runtime.format.manifest import Buffer
 from seko_runtime.video.conditioning.poses import checked_poses, recorded_intrinsics
 from seko_runtime.video.conditioning.voice import checked_samples
+from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.schedule import rescheduled, schedule_tables, warped_timesteps
 from seko_runtime.video.session import Session
 
@@ -66,10 +67,12 @@ def test_latents_can_be_given_up_to_a_chunk(count: int) -> None:
         session.run_chunk()
 
 
-def reference_manifest() -> Manifest:
+def reference_manifest() -> VideoManifest:
     """The toy's cache with two of its ring's slots as references."""
     base = whole_manifest(2)
-    stream = dataclasses.replace(base.stream, reference_frames=2, ring_frames=base.stream.ring_frames - 2)
+    stream = dataclasses.replace(
+        base.workload.stream, reference_frames=2, ring_frames=base.workload.stream.ring_frames - 2
+    )
     shape = (2, toy.CHANNELS, 2, toy.ROWS, toy.COLUMNS)
     buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "prompt"))
     return dataclasses.replace(base, stream=stream, buffers=buffers)
@@ -91,7 +94,7 @@ def test_pictures_as_references_are_their_latents_each_encoded_alone() -> None:
         chunks(picture(0))
     missing = dataclasses.replace(manifest, buffers=whole_manifest(2).buffers)
     with pytest.raises(ProgramError, match=r"buffer reference\.latents is not there"):
-        resolve_programs(missing)
+        resolve_video(missing)
 
 
 def test_a_restart_that_is_refused_changes_nothing_and_one_that_fails_is_made_again() -> None:
@@ -233,7 +236,7 @@ def test_a_session_with_the_artifacts_own_numbers_has_the_artifacts_own_times() 
         assert changed == manifest
         assert set(tables) == {"schedule.timestep"}
     changed, tables = rescheduled(manifest, 7, 3.0)
-    assert len(resolve_programs(replace_gain(changed))["denoise"]) == 7
+    assert len(resolve_video(replace_gain(changed))["denoise"]) == 7
     assert tables["schedule.timestep"].shape == (8, 1, toy.CHUNK)
     for lacking in (
         whole_manifest(schedule=toy.toy_manifest().schedule),
@@ -246,7 +249,9 @@ def test_a_session_with_the_artifacts_own_numbers_has_the_artifacts_own_times() 
 def replace_gain(manifest: toy_whole.Manifest) -> toy_whole.Manifest:
     """The toy's own table by pass grows with the passes, as `schedule.*` do."""
     weights = tuple(
-        toy_whole.replace(one, shape=(manifest.schedule.denoise_passes + 1,)) if one.name == "gain" else one
+        toy_whole.replace(one, shape=(manifest.workload.schedule.denoise_passes + 1,))
+        if one.name == "gain"
+        else one
         for one in manifest.weights
     )
     return toy_whole.replace(manifest, weights=weights)

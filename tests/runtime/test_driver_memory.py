@@ -24,10 +24,10 @@ from seko_runtime.backends.driver_memory import DriverMemory
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
-from seko_runtime.executor.buffers_check import PICTURE_CONDITION, PICTURE_LEVELS
 from seko_runtime.format.manifest import Buffer, InputSpec, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.video.conditioning import ConditioningFrames
+from seko_runtime.video.contract import PICTURE_CONDITION, PICTURE_LEVELS
 from seko_runtime.video.session import Session
 from tests.kernel_driver import KernelDriver
 from tests.tolerances import STEP, relative_error

@@ -17,11 +17,11 @@ from seko_runtime import errors
 from seko_runtime.backends.memory import Engine
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.commands import main
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.format.unpacking import unpack_artifact
 from seko_runtime.host.faults import captured
 from seko_runtime.opening import artifact as artifact_module
 from seko_runtime.opening.artifact import open_artifact, read_manifest
+from seko_runtime.video.manifest import VideoManifest
 
 from . import toy_pool, toy_whole
 from .eager_backend import EagerBackend
@@ -52,7 +52,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Planted:
     def planted(name: str, fault: BaseException) -> None:
         class Backend(EagerBackend):
             def load_engines(
-                self, manifest: Manifest, files: Mapping[str, memoryview]
+                self, manifest: VideoManifest, files: Mapping[str, memoryview]
             ) -> Mapping[str, Engine]:
                 return {**super().load_engines(manifest, files), name: failing(fault)}
 

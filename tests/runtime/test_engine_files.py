@@ -18,10 +18,10 @@ from seko_runtime.__main__ import main
 from seko_runtime.backends.compile import CompileBackend
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, packed_name, tensors_text
 from seko_runtime.backends.memory import Engine
-from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.manifest import EngineSpec, TensorSpec
 from seko_runtime.opening import artifact as artifact_module
 from seko_runtime.opening.artifact import open_artifact
+from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 
 from . import toy
 from .conftest import Edit
@@ -32,7 +32,7 @@ torch_warns = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::
 Change = Callable[[EngineSpec], EngineSpec]
 
 
-def with_engine(manifest: Manifest, name: str, change: Change) -> Manifest:
+def with_engine(manifest: VideoManifest, name: str, change: Change) -> VideoManifest:
     engines = tuple(change(one) if one.name == name else one for one in manifest.engines)
     return replace(manifest, engines=engines)
 
@@ -103,7 +103,7 @@ def test_an_exported_program_in_the_place_of_another_is_refused_by_its_name(
     ],
 )
 def test_both_sides_of_an_exported_program_are_compared(sample: Path, change: Change, told: str) -> None:
-    manifest = parse_manifest((sample / "manifest.json").read_bytes())
+    manifest = parse_video_manifest((sample / "manifest.json").read_bytes())
     manifest = replace(
         with_engine(manifest, "head", change),
         engines=tuple(one for one in with_engine(manifest, "head", change).engines if one.name == "head"),
@@ -155,7 +155,7 @@ def test_a_package_of_equal_signature_in_the_place_of_another_is_refused_by_its_
     """`again` is of copy's signature; nothing but its name tells that the file is copy's."""
     package = engine_file(artifact, "copy").read_bytes()
 
-    def add(manifest: Manifest) -> Manifest:
+    def add(manifest: VideoManifest) -> VideoManifest:
         copy = next(one for one in manifest.engines if one.name == "copy")
         again = replace(copy, name="again", file="engines/again.pt2")
         return replace(manifest, engines=(*manifest.engines, again))
@@ -175,7 +175,7 @@ def outputs_doubled(spec: EngineSpec) -> EngineSpec:
 
 
 def test_outputs_of_a_package_are_counted_when_it_is_loaded(artifact: Path, edit_manifest: Edit) -> None:
-    def change(manifest: Manifest) -> Manifest:
+    def change(manifest: VideoManifest) -> VideoManifest:
         call = manifest.programs["prompt"][0]
         programs = {**manifest.programs, "prompt": (replace(call, outputs=("value:sum", "value:more")),)}
         return replace(with_engine(manifest, "prompt", outputs_doubled), programs=programs)
@@ -209,7 +209,7 @@ def test_outputs_of_a_package_are_counted_when_it_is_loaded(artifact: Path, edit
 def test_what_a_package_says_of_its_tensors_is_compared(
     artifact: Path, edit_manifest: Edit, change: Change, told: str | None
 ) -> None:
-    manifest = parse_manifest((artifact / "manifest.json").read_bytes())
+    manifest = parse_video_manifest((artifact / "manifest.json").read_bytes())
     text = tensors_text(change(next(one for one in manifest.engines if one.name == "prompt")))
     file = engine_file(artifact, "prompt")
     file.write_bytes(carrying(file.read_bytes(), text))
@@ -239,7 +239,9 @@ def test_verify_shows_an_engine_that_nothing_static_tells_from_the_right_one(
     whole_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Swapped(EagerBackend):
-        def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
+        def load_engines(
+            self, manifest: VideoManifest, files: Mapping[str, memoryview]
+        ) -> Mapping[str, Engine]:
             def half(inputs: list[Any]) -> list[Any]:  # of copy's signature
                 return [inputs[0] * 0.5]
 

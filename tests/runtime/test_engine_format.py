@@ -23,9 +23,9 @@ from seko_runtime.executor.programs_check import (
     REF_PATTERN,
 )
 from seko_runtime.format import manifest
-from seko_runtime.format.manifest import Buffer, Manifest, Stream, TensorSpec
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.manifest import Buffer, TensorSpec
 from seko_runtime.format.safetensors_map import DTYPE_NAMES
+from seko_runtime.video.manifest import Stream, VideoManifest, parse_video_manifest
 from seko_runtime.video.ring import Ring
 
 PAGE = (Path(__file__).parents[2] / "docs" / "engine-format.md").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def test_the_fields_that_the_page_calls_optional_are_those_that_may_be_absent() 
             target = target[step]
         del target[path[-1]]
         try:
-            parse_manifest(json.dumps(table).encode())
+            parse_video_manifest(json.dumps(table).encode())
         except errors.ManifestError:
             continue
         found.add((record, path[-1]))
@@ -139,8 +139,8 @@ def test_the_rings_table_is_the_rings() -> None:
 
 
 def test_the_example_is_a_manifest_and_its_references_are_references() -> None:
-    read = parse_manifest(json.dumps(example()).encode())
-    assert parse_manifest(manifest_json(read)) == read
+    read = parse_video_manifest(json.dumps(example()).encode())
+    assert parse_video_manifest(manifest_json(read)) == read
     assert_holds(json.loads(manifest_json(read)), example())
     refs = [
         ref for calls in read.programs.values() for call in calls for ref in (*call.inputs, *call.outputs)
@@ -203,7 +203,7 @@ def places(table: dict[str, Any]) -> list[tuple[str, list[Any]]]:
         for name in value:
             found.append((record.__name__, [*path, name]))
 
-    walk(Manifest, table, [])
+    walk(VideoManifest, table, [])
     for name, record in (
         ("target", manifest.Target),
         ("stream", Stream),

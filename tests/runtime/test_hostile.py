@@ -20,9 +20,9 @@ from seko_runtime import errors
 from seko_runtime.backends import runtime_backend
 from seko_runtime.backends.aoti import AotiBackend
 from seko_runtime.cli.commands import main
-from seko_runtime.format.manifest import FORMAT_VERSION, Manifest, Target
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.manifest import FORMAT_VERSION, Target
 from seko_runtime.opening.artifact import open_artifact
+from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 
 from . import toy
 from .conftest import Edit
@@ -74,7 +74,7 @@ def test_a_flipped_bit(artifact: Path, loads: list[str], file: str, place: int) 
 
 def test_a_wrong_hash_in_the_manifest(artifact: Path, loads: list[str]) -> None:
     path = artifact / "manifest.json"
-    manifest = parse_manifest(path.read_bytes())
+    manifest = parse_video_manifest(path.read_bytes())
     files = {**manifest.files, ENGINE: replace(manifest.files[ENGINE], sha256="0" * 64)}
     path.write_bytes(manifest_json(replace(manifest, files=files)))
     refused(artifact, errors.FileHashError, "the manifest says 0000", loads)
@@ -292,7 +292,7 @@ def test_a_golden_of_another_shape(artifact: Path, loads: list[str], edit_manife
 def test_a_program_that_contradicts_an_engines_signature(
     artifact: Path, loads: list[str], edit_manifest: Edit
 ) -> None:
-    def change(manifest: Manifest) -> Manifest:
+    def change(manifest: VideoManifest) -> VideoManifest:
         engines = tuple(
             replace(one, inputs=(replace(one.inputs[0], dtype="float16"), *one.inputs[1:]))
             for one in manifest.engines
@@ -326,7 +326,7 @@ def test_what_changes_after_the_check_does_not_reach_the_engines(
     """The bytes that were hashed are the bytes that are loaded, also if the folder is swapped in between."""
     real = AotiBackend.load_engines
 
-    def swap_first(backend: AotiBackend, manifest: Manifest, files: Any) -> Any:
+    def swap_first(backend: AotiBackend, manifest: VideoManifest, files: Any) -> Any:
         for file in manifest.files:
             (artifact / file).unlink()
         return real(backend, manifest, files)
@@ -355,7 +355,7 @@ def test_a_gpu_artifact_of_another_host(artifact: Path, loads: list[str], edit_m
 def test_an_engine_name_as_long_as_names_may_be(artifact: Path, edit_manifest: Edit) -> None:
     long = "e" * 255
 
-    def rename(manifest: Manifest) -> Manifest:
+    def rename(manifest: VideoManifest) -> VideoManifest:
         first = manifest.engines[0]
         programs = {
             name: tuple(replace(c, engine=long) if c.engine == first.name else c for c in calls)

@@ -19,8 +19,10 @@ from seko_runtime.cli.audio import read_audio
 from seko_runtime.cli.commands import main
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.errors import UsageError, VideoWriterError
-from seko_runtime.format.manifest import Buffer, InputSpec, Manifest
+from seko_runtime.format.manifest import Buffer, InputSpec
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.session import Session
+from tests.runtime import toy
 
 from .conftest import Edit
 from .toy import CHANNELS
@@ -31,12 +33,12 @@ CHUNKS = 4
 
 
 @pytest.fixture(scope="module")
-def manifest() -> Manifest:
+def manifest() -> VideoManifest:
     return input_manifest()
 
 
 def fit_conditioning(
-    manifest: Manifest, arrays: Mapping[str, NDArray[Any]], chunks: int = CHUNKS
+    manifest: VideoManifest, arrays: Mapping[str, NDArray[Any]], chunks: int = CHUNKS
 ) -> RunInputs:
     needed = {"camera": numbers(CHANNELS), "place": numbers(CHANNELS)}
     return fit_inputs({**needed, **arrays}, argparse.Namespace(chunks=chunks, image=None), manifest)
@@ -46,7 +48,7 @@ def numbers(*shape: int) -> NDArray[np.float32]:
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
-def test_one_chunks_array_is_for_all_rows_and_chunks(manifest: Manifest) -> None:
+def test_one_chunks_array_is_for_all_rows_and_chunks(manifest: VideoManifest) -> None:
     rows = manifest.call_rows
     told = fit_conditioning(manifest, {"gain": numbers(RUNS, 2)})
     for number in range(CHUNKS):
@@ -58,7 +60,7 @@ def test_one_chunks_array_is_for_all_rows_and_chunks(manifest: Manifest) -> None
 
 
 @pytest.mark.parametrize("spare", [0, 3])
-def test_an_axis_of_chunks_and_one_of_rows(manifest: Manifest, spare: int) -> None:
+def test_an_axis_of_chunks_and_one_of_rows(manifest: VideoManifest, spare: int) -> None:
     rows, made = manifest.call_rows, CHUNKS + spare
     each, apart = numbers(made, CHANNELS), numbers(made, rows, CHANNELS)
     for number in range(CHUNKS):
@@ -81,15 +83,15 @@ def test_an_axis_of_chunks_and_one_of_rows(manifest: Manifest, spare: int) -> No
     ],
 )
 def test_what_does_not_fit_is_refused(
-    manifest: Manifest, arrays: Mapping[str, NDArray[Any]], words: str
+    manifest: VideoManifest, arrays: Mapping[str, NDArray[Any]], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         fit_conditioning(manifest, arrays)
 
 
-def test_a_required_input_without_a_golden_must_be_given(manifest: Manifest) -> None:
+def test_a_required_input_without_a_golden_must_be_given(manifest: VideoManifest) -> None:
     with pytest.raises(UsageError, match=r"'camera' is required per chunk: give --input camera=FILE\.npy"):
-        fit_inputs({}, argparse.Namespace(chunks=1, image=None), replace(manifest, golden=None))
+        fit_inputs({}, argparse.Namespace(chunks=1, image=None), toy.changed(manifest, golden=None))
 
 
 @pytest.mark.parametrize("given", ["camera", "=file.npy", "camera="])
@@ -103,7 +105,7 @@ def camera_folder(whole_folder: Path, edit_manifest: Edit) -> Path:
     """The whole toy's artifact with an input that its engines do not look at."""
     spec = InputSpec("camera", (CHANNELS,), "float32", "input.camera", "chunk", "caller", "hold", "pose")
 
-    def with_camera(one: Manifest) -> Manifest:
+    def with_camera(one: VideoManifest) -> VideoManifest:
         buffers = (*one.buffers, Buffer("input.camera", (one.call_rows, CHANNELS), "float32", "chunk"))
         return replace(one, inputs=(spec,), buffers=buffers)
 

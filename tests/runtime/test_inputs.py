@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from seko_runtime.errors import ProgramError, UsageError
-from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest import Buffer, InputSpec
 from seko_runtime.video.conditioning.voice import NORMALISED, WINDOW
+from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.pool import Pool, PooledSession
 from seko_runtime.video.session import Session
 from seko_runtime.video.snapshot import read_snapshot
@@ -313,9 +313,9 @@ def test_bfloat16_is_rounded_to_nearest() -> None:
 def test_an_input_must_fit_its_buffer(edit: dict[str, Any], found: str) -> None:
     inputs = (replace(INPUTS[0], **edit), *INPUTS[1:])
     with pytest.raises(ProgramError, match=found):
-        resolve_programs(input_manifest(inputs=inputs))
+        resolve_video(input_manifest(inputs=inputs))
 
 
 def test_a_chunk_buffer_is_of_the_host_or_of_an_input() -> None:
     with pytest.raises(ProgramError, match=r"chunk buffer 'input\.camera' is not one that the host fills"):
-        resolve_programs(input_manifest(inputs=INPUTS[1:]))
+        resolve_video(input_manifest(inputs=INPUTS[1:]))

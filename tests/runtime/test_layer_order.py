@@ -14,7 +14,7 @@ from seko_runtime.backends import cuda_streams
 from seko_runtime.backends.cuda_streams import CudaCopies
 from seko_runtime.errors import DeviceMemoryError
 from seko_runtime.executor.cache_offload import CacheOffload
-from seko_runtime.format.manifest import Manifest
+from seko_runtime.video.manifest import VideoManifest
 
 from . import toy
 from .order_watch import FakeMemory, RaceError, Watch, World
@@ -57,7 +57,7 @@ def test_a_cache_a_pass_is_ordered_too_and_the_warm_up_leaves_nothing(world: Wor
     assert lives[0] == lives[1]
 
 
-def pass_caches(manifest: Manifest) -> Manifest:
+def pass_caches(manifest: VideoManifest) -> VideoManifest:
     """The toy with a cache for each denoise pass and no context pass."""
     (cache,) = (one for one in manifest.buffers if one.role == "cache")
     caches = (replace(cache, name=f"kv.{number}") for number in range(toy.PASSES))
@@ -66,10 +66,10 @@ def pass_caches(manifest: Manifest) -> Manifest:
         for call in manifest.programs["denoise"]
     )
     kept = {name: manifest.programs[name] for name in ("prompt", "begin")}
-    return replace(
+    return toy.changed(
         manifest,
         buffers=(*caches, *(one for one in manifest.buffers if one is not cache)),
-        kv=replace(manifest.kv, pool_bytes=manifest.kv.pool_bytes * toy.PASSES),
+        kv=replace(manifest.workload.kv, pool_bytes=manifest.workload.kv.pool_bytes * toy.PASSES),
         programs={**kept, "denoise": calls},
     )
 

@@ -18,41 +18,41 @@ from seko_runtime.errors import (
     PathEscapeError,
     ProgramError,
 )
-from seko_runtime.executor.programs_check import resolve_programs
-from seko_runtime.format.manifest import FORMAT_VERSION, Call, FileEntry, Manifest
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.manifest import FORMAT_VERSION, Call, FileEntry
+from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 
 from . import toy, toy_whole
 
 
-def whole_manifest(**changes: object) -> Manifest:
+def whole_manifest(**changes: object) -> VideoManifest:
     return listed(toy.toy_manifest(golden=toy.GOLDEN, **changes))
 
 
-def listed(manifest: Manifest) -> Manifest:
+def listed(manifest: VideoManifest) -> VideoManifest:
     """With an entry for every file that a table names."""
     paths = {weight.file for weight in manifest.weights} | {engine.file for engine in manifest.engines}
-    paths |= set() if manifest.text is None else {manifest.text.tokenizer}
+    paths |= set() if manifest.workload.text is None else {manifest.workload.text.tokenizer}
     return replace(manifest, files={path: FileEntry("0" * 64, 1) for path in {*paths, toy.GOLDEN.file}})
 
 
-def with_video(**changes: object) -> Manifest:
+def with_video(**changes: object) -> VideoManifest:
     return listed(toy_whole.whole_manifest(2, golden=replace(toy_whole.GOLDEN, seeds=(0, 1)), **changes))
 
 
-def as_table(manifest: Manifest) -> Any:
+def as_table(manifest: VideoManifest) -> Any:
     return json.loads(manifest_json(manifest))
 
 
-def read(table: object) -> Manifest:
-    return parse_manifest(json.dumps(table).encode())
+def read(table: object) -> VideoManifest:
+    return parse_video_manifest(json.dumps(table).encode())
 
 
 def test_json_round_trip_is_exact_and_deterministic() -> None:
     for manifest in (whole_manifest(), with_video()):
         document = manifest_json(manifest)
-        assert parse_manifest(document) == manifest
-        assert manifest_json(parse_manifest(document)) == document
+        assert parse_video_manifest(document) == manifest
+        assert manifest_json(parse_video_manifest(document)) == document
     assert manifest_json(whole_manifest(producer={"b": "ü", "a": "1"})) == manifest_json(
         whole_manifest(producer={"a": "1", "b": "ü"})
     )
@@ -65,7 +65,7 @@ def test_unknown_fields_are_ignored_and_optional_ones_may_be_absent() -> None:
     table["stream"]["added_later"] = 1
     assert read(table) == manifest
     del table["golden"], table["target"]["cpu_flags"], table["target"]["cuda"]
-    assert read(table) == replace(manifest, golden=None)
+    assert read(table) == toy.changed(manifest, golden=None)
 
 
 @pytest.mark.parametrize("other", [FORMAT_VERSION + 1, 10])
@@ -153,7 +153,7 @@ def test_whatever_stands_anywhere_the_answer_is_a_manifest_or_a_manifest_error(
         else:
             inner[place[-1]] = junk
     try:
-        resolve_programs(read(table))
+        resolve_video(read(table))
     except (ManifestError, EngineSignatureError):
         return  # anything else is a traceback, and fails here
 
@@ -162,7 +162,7 @@ def test_whatever_stands_anywhere_the_answer_is_a_manifest_or_a_manifest_error(
 @given(st.binary(max_size=200))
 def test_random_bytes_are_no_manifest(document: bytes) -> None:
     with pytest.raises(ManifestError):
-        parse_manifest(document)
+        parse_video_manifest(document)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_random_bytes_are_no_manifest(document: bytes) -> None:
 )
 def test_json_traps_are_manifest_errors(document: bytes) -> None:
     with pytest.raises(ManifestError):
-        parse_manifest(document)
+        parse_video_manifest(document)
 
 
 def test_a_used_file_must_be_listed() -> None:
@@ -196,7 +196,7 @@ def test_a_used_file_must_be_listed() -> None:
 
 
 def test_programs_resolve_layers_and_passes() -> None:
-    programs = resolve_programs(toy.toy_manifest())
+    programs = resolve_video(toy.toy_manifest())
     assert [len(programs[name]) for name in ("prompt", "begin", "denoise", "context")] == [
         1,
         1,
@@ -211,7 +211,7 @@ def test_programs_resolve_layers_and_passes() -> None:
     assert context.inputs[2].index == (toy.PASSES,)
 
 
-def with_begin(*inputs: str, output: str = "buffer:latents", layers: int = 0) -> Manifest:
+def with_begin(*inputs: str, output: str = "buffer:latents", layers: int = 0) -> VideoManifest:
     manifest = toy.toy_manifest()
     call = Call("begin", inputs or ("buffer:seeds", "buffer:frames", "weight:cell"), (output,), layers)
     return replace(manifest, programs={**manifest.programs, "begin": (call,)})
@@ -242,13 +242,13 @@ def with_begin(*inputs: str, output: str = "buffer:latents", layers: int = 0) ->
     ],
 )
 def test_a_program_that_does_not_fit_is_refused_with_both_sides(
-    manifest: Manifest, error: type[Exception], words: str
+    manifest: VideoManifest, error: type[Exception], words: str
 ) -> None:
     if not words:  # 10,000 layers are only a lot of calls; many of them are too many
         manifest = replace(manifest, programs={**manifest.programs, "begin": manifest.programs["begin"] * 30})
         words = "more than"
     with pytest.raises(error) as caught:
-        resolve_programs(manifest)
+        resolve_video(manifest)
     assert words in str(caught.value)
 
 
@@ -257,17 +257,17 @@ def test_writing_to_what_a_failed_chunk_could_not_restore_is_refused() -> None:
     prompt = manifest.programs["prompt"]
     for programs in ({"begin": prompt}, {"context": prompt}):
         with pytest.raises(ProgramError, match=r"writes buffer prompt.mean of role prompt"):
-            resolve_programs(replace(manifest, programs={**manifest.programs, **programs}))
+            resolve_video(replace(manifest, programs={**manifest.programs, **programs}))
     begin = manifest.programs["begin"]
     with pytest.raises(ProgramError, match="writes buffer latents of role state, may write prompt"):
-        resolve_programs(replace(manifest, programs={**manifest.programs, "prompt": begin}))
+        resolve_video(replace(manifest, programs={**manifest.programs, "prompt": begin}))
 
 
 def test_tables_that_contradict_themselves_are_refused() -> None:
     manifest = toy.toy_manifest()
     for changes, words in (
         ({"buffers": (*manifest.buffers, manifest.buffers[0])}, "'kv' twice"),
-        ({"kv": replace(manifest.kv, pool_bytes=1)}, "kv.pool_bytes is 1"),
+        ({"kv": replace(manifest.workload.kv, pool_bytes=1)}, "kv.pool_bytes is 1"),
         ({"output": "kv"}, "output 'kv'"),
         ({"golden": replace(toy.GOLDEN, seeds=(1, 2))}, "golden.seeds has 2"),
         ({"programs": {"begin": ()}}, "programs lack"),
@@ -286,14 +286,14 @@ def test_tables_that_contradict_themselves_are_refused() -> None:
         ),
     ):
         with pytest.raises(ProgramError) as caught:
-            resolve_programs(replace(manifest, **changes))
+            resolve_video(toy.changed(manifest, **changes))
         assert words in str(caught.value)
 
 
 def test_a_number_that_json_cannot_say_again_is_refused() -> None:
     document = manifest_json(whole_manifest(model={"n": 1.5})).replace(b"1.5", b"1e999")
     with pytest.raises(ManifestError, match="1e999"):
-        parse_manifest(document)
+        parse_video_manifest(document)
 
 
 @pytest.mark.parametrize("seed", [-(1 << 62), 1 << 62])
@@ -304,7 +304,7 @@ def test_a_golden_seed_that_no_session_takes_is_refused(seed: int) -> None:
         read(table)
 
 
-def renamed(manifest: Manifest, name: str, **changes: Any) -> tuple[Any, ...]:
+def renamed(manifest: VideoManifest, name: str, **changes: Any) -> tuple[Any, ...]:
     """The manifest's buffers with one of them changed; ``drop`` takes it out."""
     if changes.get("drop"):
         return tuple(one for one in manifest.buffers if one.name != name)
@@ -350,9 +350,9 @@ def test_a_buffer_of_text_pictures_or_video_that_does_not_fit(
     name: str, changes: dict[str, Any], words: str
 ) -> None:
     manifest = with_video()
-    resolve_programs(manifest)
+    resolve_video(manifest)
     with pytest.raises(ProgramError) as caught:
-        resolve_programs(replace(manifest, buffers=renamed(manifest, name, **changes)))
+        resolve_video(replace(manifest, buffers=renamed(manifest, name, **changes)))
     assert words in str(caught.value)
 
 
@@ -383,7 +383,7 @@ def test_a_reference_that_only_other_programs_may_have(program: str, old: str, n
     )
     assert calls != manifest.programs[program]
     with pytest.raises((ProgramError, EngineSignatureError)) as caught:
-        resolve_programs(replace(manifest, programs={**manifest.programs, program: calls}))
+        resolve_video(replace(manifest, programs={**manifest.programs, program: calls}))
     assert words in str(caught.value)
 
 
@@ -399,7 +399,7 @@ def test_decoding_writes_its_own_buffers_alone_and_not_what_it_is_fed_with() -> 
     call = Call("feed", ("buffer:decode.latents[row]",), ("buffer:decode.latents[row]",))
     programs = {**manifest.programs, "decode": (*manifest.programs["decode"], call)}
     with pytest.raises(ProgramError, match=r"writes buffer decode.latents, which the host fills"):
-        resolve_programs(replace(manifest, engines=(*manifest.engines, engine), programs=programs))
+        resolve_video(replace(manifest, engines=(*manifest.engines, engine), programs=programs))
 
 
 @pytest.mark.parametrize(
@@ -418,17 +418,17 @@ def test_a_table_and_its_programs_are_there_together(
     manifest = with_video()
     programs = {name: calls for name, calls in manifest.programs.items() if name != drop}
     with pytest.raises(ProgramError, match=words):
-        resolve_programs(replace(manifest, programs=programs, **changes))
+        resolve_video(toy.changed(manifest, programs=programs, **changes))
 
 
 def test_a_golden_of_video_needs_video_and_a_batch_without_end_is_refused() -> None:
     golden = replace(toy.GOLDEN, video_step=2)
     with pytest.raises(ProgramError, match="makes no video"):
-        resolve_programs(replace(whole_manifest(), golden=golden))
+        resolve_video(toy.changed(whole_manifest(), golden=golden))
     manifest = with_video()
-    huge = replace(manifest, stream=replace(manifest.stream, batch=1 << 31), golden=None)
+    huge = toy.changed(manifest, stream=replace(manifest.workload.stream, batch=1 << 31), golden=None)
     with pytest.raises(ProgramError):
-        resolve_programs(huge)
+        resolve_video(huge)
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_new_fields_have_bounds(table: str, field: str, value: object) -> None:
         read(whole)
 
 
-def in_two_calls(manifest: Manifest) -> Manifest:
+def in_two_calls(manifest: VideoManifest) -> VideoManifest:
     """The same with the layers of each call in two calls."""
 
     def parted(calls: tuple[Call, ...]) -> tuple[Call, ...]:
@@ -475,7 +475,7 @@ def test_a_call_may_begin_with_any_layer() -> None:
     manifest = whole_manifest()
     parted = in_two_calls(manifest)
     assert any(call.first_layer for calls in parted.programs.values() for call in calls)
-    assert resolve_programs(parted) == resolve_programs(manifest)
+    assert resolve_video(parted) == resolve_video(manifest)
     document = json.loads(manifest_json(parted))
     assert read(document) == parted
 
@@ -485,7 +485,7 @@ def test_layers_that_are_not_there_are_refused() -> None:
     (name, calls) = next((n, c) for n, c in manifest.programs.items() if any(call.first_layer for call in c))
     beyond = tuple(replace(c, first_layer=c.first_layer + bool(c.first_layer)) for c in calls)
     with pytest.raises(ProgramError, match=r"does not exist there|has no index"):
-        resolve_programs(replace(manifest, programs={**manifest.programs, name: beyond}))
+        resolve_video(replace(manifest, programs={**manifest.programs, name: beyond}))
     table = json.loads(manifest_json(manifest))
     call = next(one for one in table["programs"][name] if one.get("first_layer"))
     call["layers"] = 0

@@ -60,7 +60,7 @@ def story(memory: Memory, open_session: Callable[[Memory], Session] = open_on) -
         tell(session, 2)
         session.set_prompt(["a blue ring", toy_whole.PROMPT], recache=True)
         tell(session, 2)
-        frame = session.manifest.video
+        frame = session.manifest.workload.video
         assert frame is not None
         picture = (
             np.arange(frame.height * frame.width * 3).astype(np.uint8).reshape(frame.height, frame.width, 3)

@@ -13,19 +13,20 @@ import pytest
 
 from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.errors import ProgramError
-from seko_runtime.executor.programs_check import resolve_programs
-from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.opening.opened import OpenArtifact
 from seko_runtime.video.call_lock import CallLock
+from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.manifest import parse_video_manifest
 from seko_runtime.video.streams import Streams
+from tests.runtime import toy
 
 from .toy_pool import BUCKETS, SESSIONS, open_pool, pool_manifest
 
 
 def test_the_manifest_of_a_pool_reads_back() -> None:
-    manifest = replace(pool_manifest(), golden=None, text=None, video=None)
+    manifest = toy.changed(pool_manifest(), golden=None, text=None, video=None)
     document = manifest_json(manifest)
-    read = parse_manifest(_with_files(document))
+    read = parse_video_manifest(_with_files(document))
     assert read.pool == manifest.pool
     assert (read.rows, read.call_rows) == (SESSIONS, BUCKETS[-1])
 
@@ -34,7 +35,7 @@ def test_the_manifest_of_a_pool_reads_back() -> None:
     ("change", "words"),
     [
         (
-            lambda m: replace(m, stream=replace(m.stream, batch=4)),
+            lambda m: replace(m, state_rows=4),
             "pool.buckets end with 4, the pool has 4 rows",
         ),
         (lambda m: replace(m, pool=replace(m.pool, buckets=(1, 2))), "unknown"),
@@ -57,9 +58,9 @@ def test_the_manifest_of_a_pool_reads_back() -> None:
     ],
 )
 def test_a_pool_that_does_not_fit_together(change: Callable[[Any], Any], words: str) -> None:
-    resolve_programs(pool_manifest())
+    resolve_video(pool_manifest())
     with pytest.raises(Exception, match=words) as caught:
-        resolve_programs(change(pool_manifest()))
+        resolve_video(change(pool_manifest()))
     assert isinstance(caught.value, ProgramError) or "Signature" in type(caught.value).__name__
 
 

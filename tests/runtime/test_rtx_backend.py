@@ -16,7 +16,8 @@ import pytest
 from seko_runtime import errors, open_artifact
 from seko_runtime.backends import cuda_driver
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.format.manifest import Manifest, Target
+from seko_runtime.format.manifest import Target
+from seko_runtime.video.manifest import VideoManifest
 
 from . import toy_whole
 from .host_driver import HostDriver
@@ -43,7 +44,7 @@ def trt(driver: HostDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         yield module
 
 
-def rtx_manifest() -> Manifest:
+def rtx_manifest() -> VideoManifest:
     target = Target("cuda", "sm_89-sm_120", "2.13.0", None)
     return replace(manifest_of(), backend="tensorrt-rtx", target=target, extra={"tensorrt-rtx": VERSION})
 

@@ -18,6 +18,7 @@ from seko_runtime.errors import UsageError
 from seko_runtime.video.fitting import fit_levels, fit_pictures
 from seko_runtime.video.reference_frames import check_reference
 from seko_runtime.video.text import PromptIds
+from tests.runtime import toy
 
 from . import toy_whole
 from .conftest import Edit
@@ -112,7 +113,7 @@ def test_a_sentence_for_an_artifact_without_a_text_encoder(
 ) -> None:
     def without(manifest):
         programs = {name: calls for name, calls in manifest.programs.items() if name != "text"}
-        return replace(manifest, text=None, programs=programs)
+        return toy.changed(manifest, text=None, programs=programs)
 
     edit_manifest(whole_folder, without)
     assert "no text encoder" in refused(2, "--prompt", "a red disc")
@@ -266,10 +267,10 @@ def test_run_fits_a_picture_and_says_how(whole_folder: Path, tmp_path: Path, cap
 )
 def test_reference_frames_without_room_name_the_option_of_build(given: object) -> None:
     manifest = toy_whole.whole_manifest()
-    channels, *sides = manifest.stream.latent_shape
+    channels, *sides = manifest.workload.stream.latent_shape
     found = np.zeros((channels, 3, *sides), np.float32) if isinstance(given, str) else given
     with pytest.raises(UsageError, match="no reference frames; rebuild it with --reference-frames N"):
         check_reference(manifest, found, range(1))
-    two = replace(manifest, stream=replace(manifest.stream, reference_frames=2))
+    two = toy.changed(manifest, stream=replace(manifest.workload.stream, reference_frames=2))
     with pytest.raises(UsageError, match=r"found 3 .* room for 2; rebuild it with --reference-frames 3"):
         check_reference(two, found, range(1))

@@ -20,7 +20,9 @@ import pytest
 from seko_runtime import errors, open_artifact
 from seko_runtime.backends import cuda_driver
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.format.manifest import Manifest, Target
+from seko_runtime.format.manifest import Target
+from seko_runtime.video.manifest import VideoManifest
+from tests.runtime import toy
 from tests.tensorrt_plans.strict import StrictError
 
 from . import toy_whole
@@ -48,14 +50,14 @@ def trt(driver: HostDriver) -> Iterator[Any]:
         yield module
 
 
-def manifest_of(rows: int = 2) -> Manifest:
+def manifest_of(rows: int = 2) -> VideoManifest:
     target = Target("cuda", ARCH, "2.13.0", "13.0")
     manifest = functional(toy_whole.whole_manifest(rows, target=target))
-    return replace(manifest, golden=replace(toy_whole.GOLDEN, seeds=tuple(range(rows))))
+    return toy.changed(manifest, golden=replace(toy_whole.GOLDEN, seeds=tuple(range(rows))))
 
 
 def artifact_of(
-    folder: Path, manifest: Manifest, plans: dict[str, bytes] | None = None, *, in_place: bool = True
+    folder: Path, manifest: VideoManifest, plans: dict[str, bytes] | None = None, *, in_place: bool = True
 ) -> Path:
     written = {engine.name: engine.mutates for engine in toy_whole.whole_manifest(2).engines}
     for spec in manifest.engines:

@@ -26,9 +26,9 @@ from seko_export.errors import UsageError as ExportUsageError
 from seko_runtime import errors
 from seko_runtime.cli.commands import main
 from seko_runtime.format.manifest import FORMAT_VERSION
-from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.format.tar_format import BLOCK_BYTES, END, member_bytes, member_header, padding
 from seko_runtime.format.unpacking import unpack_artifact
+from seko_runtime.video.manifest import parse_video_manifest
 
 from . import toy, toy_whole
 from .eager_backend import write_whole
@@ -45,7 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("more/" + "x" * 130, "more/ä", "more/empty"):
         (made / name).parent.mkdir(exist_ok=True)
         (made / name).write_bytes(b"" if name.endswith("empty") else b"content of " + name.encode())
-    manifest = replace(parse_manifest((made / "manifest.json").read_bytes()), files=toy.file_entries(made))
+    manifest = replace(
+        parse_video_manifest((made / "manifest.json").read_bytes()), files=toy.file_entries(made)
+    )
     (made / "manifest.json").write_bytes(manifest_json(manifest))
     return made
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from seko_runtime.errors import DiskError, UsageError, VideoWriterError
-from seko_runtime.format.manifest import Stream, Video
 from seko_runtime.host.end_signals import ENDING, until_ended
 from seko_runtime.video.files import ChunkWriter
+from seko_runtime.video.manifest import Stream, Video
 from seko_runtime.video.preview import preview_frames
 
-STREAM = Stream(2, 3, 0, 6, 24, (16, 8, 12), 64, 96, 4, 16)
+STREAM = Stream(3, 0, 6, 24, (16, 8, 12), 64, 96, 4, 16)
 
 
 def chunk(seed: int) -> np.ndarray:
@@ -27,7 +27,7 @@ def chunk(seed: int) -> np.ndarray:
 
 
 def test_npy_holds_every_chunk_bit_for_bit(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path / "a.npy", STREAM, 3) as writer:
+    with ChunkWriter(tmp_path / "a.npy", STREAM, 3, rows=2) as writer:
         for seed in range(3):
             writer.write(chunk(seed))
     assert np.array_equal(np.load(tmp_path / "a.npy"), np.stack([chunk(seed) for seed in range(3)]))
@@ -35,7 +35,7 @@ def test_npy_holds_every_chunk_bit_for_bit(tmp_path: Path) -> None:
 
 def test_y4m_has_a_frame_for_every_video_frame_and_says_what_it_is(tmp_path: Path) -> None:
     for name in ("a.y4m", "b.y4m"):
-        with ChunkWriter(tmp_path / name, STREAM, 2) as writer:
+        with ChunkWriter(tmp_path / name, STREAM, 2, rows=2) as writer:
             writer.write(chunk(0))
             writer.write(chunk(1))
     content = (tmp_path / "a.y4m").read_bytes()
@@ -52,7 +52,7 @@ def test_decoded_frames_are_written_as_they_are_rows_beside_each_other(tmp_path:
     grey = (
         np.arange(2 * 5 * 6 * 4, dtype=np.uint8).reshape(2, 5, 6, 4, 1).repeat(3, -1)
     )  # grey survives YCbCr
-    with ChunkWriter(tmp_path / "a.y4m", STREAM, 2, Video(5, 12, 6, 4)) as writer:
+    with ChunkWriter(tmp_path / "a.y4m", STREAM, 2, Video(5, 12, 6, 4, rows=2)) as writer:
         assert writer.takes_frames
         assert not writer.is_preview
         writer.write(grey)
@@ -70,7 +70,7 @@ def test_decoded_frames_are_written_as_they_are_rows_beside_each_other(tmp_path:
 
 
 def test_npy_takes_latents_also_where_video_is_made(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path / "a.npy", STREAM, 1, Video(9, 12, 64, 96)) as writer:
+    with ChunkWriter(tmp_path / "a.npy", STREAM, 1, Video(9, 12, 64, 96, rows=2)) as writer:
         assert not writer.takes_frames
         writer.write(chunk(0))
     assert np.array_equal(np.load(tmp_path / "a.npy")[0], chunk(0))
@@ -78,7 +78,7 @@ def test_npy_takes_latents_also_where_video_is_made(tmp_path: Path) -> None:
 
 def test_mp4_can_be_read_back(tmp_path: Path) -> None:
     av = pytest.importorskip("av")
-    with ChunkWriter(tmp_path / "a.mp4", STREAM, 1) as writer:
+    with ChunkWriter(tmp_path / "a.mp4", STREAM, 1, rows=2) as writer:
         writer.write(chunk(0))
     with av.open(str(tmp_path / "a.mp4")) as container:
         assert container.metadata["comment"] == "LATENT PREVIEW"
@@ -112,7 +112,7 @@ def test_a_failed_run_leaves_no_file(tmp_path: Path, suffix: str) -> None:
         pytest.importorskip("av")
 
     def fail() -> None:
-        with ChunkWriter(tmp_path / f"a{suffix}", STREAM, 2) as writer:
+        with ChunkWriter(tmp_path / f"a{suffix}", STREAM, 2, rows=2) as writer:
             writer.write(chunk(0))
             raise RuntimeError("planted")
 
@@ -122,7 +122,7 @@ def test_a_failed_run_leaves_no_file(tmp_path: Path, suffix: str) -> None:
 
 
 def write(path: Path, chunks: int = 2) -> None:
-    with ChunkWriter(path, STREAM, chunks) as writer:
+    with ChunkWriter(path, STREAM, chunks, rows=2) as writer:
         for seed in range(chunks):
             writer.write(chunk(seed))
 
@@ -130,7 +130,7 @@ def write(path: Path, chunks: int = 2) -> None:
 @pytest.mark.parametrize("change", [{"height": 7, "width": 5}, {"fps": 1 << 31}], ids=str)
 def test_sizes_and_rates_that_the_encoder_refuses_are_told(tmp_path: Path, change: dict[str, int]) -> None:
     pytest.importorskip("av")
-    stream = replace(STREAM, batch=1, **change)
+    stream = replace(STREAM, **change)
 
     def write() -> None:
         with ChunkWriter(tmp_path / "a.mp4", stream, 1) as writer:
@@ -161,7 +161,7 @@ def test_what_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_file_that_is_there_gives_way_when_the_new_one_is_whole(tmp_path: Path) -> None:
     goal = tmp_path / "a.npy"
     goal.write_bytes(b"old")
-    with ChunkWriter(goal, STREAM, 1) as writer:
+    with ChunkWriter(goal, STREAM, 1, rows=2) as writer:
         writer.write(chunk(0))
         assert goal.read_bytes() == b"old"
     assert np.array_equal(np.load(goal)[0], chunk(0))
@@ -171,7 +171,7 @@ def test_a_file_that_is_there_gives_way_when_the_new_one_is_whole(tmp_path: Path
 @pytest.mark.parametrize("chunks", [[0], [0, 1, 2], [0, None]])
 def test_npy_takes_the_chunks_that_its_header_announces(tmp_path: Path, chunks: list[int | None]) -> None:
     def write_other() -> None:
-        with ChunkWriter(tmp_path / "a.npy", STREAM, 2) as writer:
+        with ChunkWriter(tmp_path / "a.npy", STREAM, 2, rows=2) as writer:
             for seed in chunks:
                 writer.write(chunk(0)[:1] if seed is None else chunk(seed))
 
@@ -187,13 +187,13 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from seko_runtime.errors import SekoRuntimeError
-from seko_runtime.format.manifest import Stream
+from seko_runtime.video.manifest import Stream
 from seko_runtime.video.files import ChunkWriter
 goal, limit = Path(sys.argv[1]), int(sys.argv[2])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
-    with ChunkWriter(goal, Stream(2, 3, 0, 6, 24, (16, 8, 12), 64, 96, 4, 16), 9) as writer:
+    with ChunkWriter(goal, Stream(3, 0, 6, 24, (16, 8, 12), 64, 96, 4, 16), 9, rows=2) as writer:
         for seed in range(9):
             writer.write(np.random.default_rng(seed).standard_normal((2, 16, 3, 8, 12), dtype=np.float32))
 except SekoRuntimeError as error:
@@ -235,7 +235,7 @@ def test_a_full_disk_is_told_and_does_not_kill_the_process(tmp_path: Path, suffi
 
 @pytest.mark.parametrize("suffix", [".npy", ".y4m"])
 def test_no_output_is_mapped_while_it_is_written(tmp_path: Path, suffix: str) -> None:
-    with ChunkWriter(tmp_path / f"a{suffix}", STREAM, 1) as writer:
+    with ChunkWriter(tmp_path / f"a{suffix}", STREAM, 1, rows=2) as writer:
         writer.write(chunk(0))
         assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 

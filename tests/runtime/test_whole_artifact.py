@@ -13,8 +13,8 @@ import pytest
 from seko_runtime import errors
 from seko_runtime.cli.commands import main
 from seko_runtime.cli.conditioning import load_schedule
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.artifact import open_artifact
+from seko_runtime.video.manifest import VideoManifest
 
 from . import toy, toy_whole
 from .conftest import Edit
@@ -166,7 +166,7 @@ def test_a_session_of_other_passes_beside_one_of_the_artifacts_own(whole_folder:
     with open_artifact(whole_folder) as artifact, artifact.open_session() as own:
         expected = [own.run_chunk().to_host().tobytes() for _ in range(4)]
         with artifact.open_session() as again, artifact.open_session(steps=1) as other:
-            assert other.manifest.schedule.denoise_passes == 1
+            assert other.manifest.workload.schedule.denoise_passes == 1
             got = []
             for _ in range(4):
                 got.append(again.run_chunk().to_host().tobytes())
@@ -233,8 +233,8 @@ def test_info_tells_what_may_be_given(whole_folder: Path, capsys: pytest.Capture
 def test_without_a_golden_text_its_prompt_is_the_default(whole_folder: Path, edit_manifest: Edit) -> None:
     pytest.importorskip("tokenizers")
 
-    def drop(manifest: Manifest) -> Manifest:
-        return replace(manifest, golden=replace(toy_whole.GOLDEN, text=None))
+    def drop(manifest: VideoManifest) -> VideoManifest:
+        return toy.changed(manifest, golden=replace(toy_whole.GOLDEN, text=None))
 
     edit_manifest(whole_folder, drop)
     with open_artifact(whole_folder) as artifact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -12,20 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from seko_runtime.format.manifest import (
-    Buffer,
-    Call,
-    EngineSpec,
-    FileEntry,
-    Golden,
-    KvPool,
-    Manifest,
-    Schedule,
-    Stream,
-    Target,
-    TensorSpec,
-    Weight,
-)
+from seko_runtime.format.manifest import Buffer, Call, EngineSpec, FileEntry, Target, TensorSpec, Weight
+from seko_runtime.video.manifest import KIND, Golden, KvPool, Schedule, Stream, VideoManifest, VideoWorkload
 
 CHUNK, SINK, RING, TOKENS, LAYERS, PASSES = 2, 1, 4, 3, 2, 2
 CACHE = SINK + RING
@@ -88,7 +77,7 @@ def times(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return reduce(torch.add, (x[..., i, None] * weight[i] for i in range(CHANNELS)))
 
 
-def toy_manifest(batch: int = 1, *, layers: int = LAYERS, **changes: object) -> Manifest:
+def toy_manifest(batch: int = 1, *, layers: int = LAYERS, **changes: object) -> VideoManifest:
     """A manifest of the toy model; ``changes`` replace whole fields."""
     latent = (batch, CHANNELS, CHUNK, ROWS, COLUMNS)
     cache = (batch * CACHE * TOKENS, CHANNELS)
@@ -122,7 +111,8 @@ def toy_manifest(batch: int = 1, *, layers: int = LAYERS, **changes: object) -> 
         "target": Target(**cpu, cpu_flags=()),
         "producer": {"seko": "0.1.0"},
         "model": {"preset": "toy", "layers": layers},
-        "stream": Stream(batch, CHUNK, SINK, RING, TOKENS, (CHANNELS, ROWS, COLUMNS), 8, 24, 4, 16),
+        "state_rows": batch,
+        "stream": Stream(CHUNK, SINK, RING, TOKENS, (CHANNELS, ROWS, COLUMNS), 8, 24, 4, 16),
         "kv": KvPool("fp32", pool_bytes, pool_bytes // 2, 32.0),
         "schedule": Schedule(PASSES, (1000.0, 500.0), (1.0, 0.5), 0.0, "toy"),
         "buffers": (
@@ -187,7 +177,22 @@ def toy_manifest(batch: int = 1, *, layers: int = LAYERS, **changes: object) -> 
         "denoise_full": fields["programs"]["denoise"],  # type: ignore[index]
         "context_full": fields["programs"]["context"],  # type: ignore[index]
     }
-    return Manifest(**{**fields, **changes})  # type: ignore[arg-type]
+    of_workload, others = _parted(fields | changes)
+    return VideoManifest(workload=VideoWorkload(KIND, **of_workload), **others)
+
+
+def changed(manifest: VideoManifest, **changes: object) -> VideoManifest:
+    """A manifest with other fields, those of its object ``workload`` too."""
+    of_workload, others = _parted(changes)
+    return dataclasses.replace(
+        manifest, workload=dataclasses.replace(manifest.workload, **of_workload), **others
+    )
+
+
+def _parted(fields: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
+    own = {field.name for field in dataclasses.fields(VideoWorkload)}
+    of_workload = {name: value for name, value in fields.items() if name in own}
+    return of_workload, {name: value for name, value in fields.items() if name not in own}
 
 
 class Copy(torch.nn.Module):
@@ -265,7 +270,7 @@ GOLDEN = Golden("golden/golden.safetensors", (0,), (0, 3), 1e-5, text="text")
 
 
 def example_inputs(
-    engine: str, device: str = "cpu", manifest: Manifest | None = None
+    engine: str, device: str = "cpu", manifest: VideoManifest | None = None
 ) -> tuple[torch.Tensor, ...]:
     """Zeros of an engine's signature, at batch 1 without a manifest, to trace it with."""
     engines = (toy_manifest() if manifest is None else manifest).engines

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from seko_runtime.backends.memory import Memory
-from seko_runtime.format.manifest import Buffer, Call, EngineSpec, InputSpec, Manifest, TensorSpec
+from seko_runtime.format.manifest import Buffer, Call, EngineSpec, InputSpec, TensorSpec
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool
 
-from . import toy_pool
+from . import toy, toy_pool
 from .toy import CHANNELS, CHUNK, COLUMNS, PASSES, ROWS
 
 RUNS = PASSES + 1  # of a chunk, with its context pass
@@ -42,11 +43,11 @@ class Tilt(torch.nn.Module):
         return x + (camera + place.index_select(0, rows) + one[:, None])[:, :, None, None, None]
 
 
-def input_manifest(sessions: int = toy_pool.SESSIONS, **changes: object) -> Manifest:
+def input_manifest(sessions: int = toy_pool.SESSIONS, **changes: object) -> VideoManifest:
     """The toy pool's manifest with these inputs; ``changes`` replace whole fields."""
     base = toy_pool.pool_manifest(sessions)
     assert base.pool is not None
-    most, slots = base.call_rows, base.stream.batch
+    most, slots = base.call_rows, base.state_rows
     programs, engines = dict(base.programs), [*base.engines]
     for b in base.pool.buckets:
         x = TensorSpec("x", (b, CHANNELS, CHUNK, ROWS, COLUMNS), "float32")
@@ -80,7 +81,7 @@ def input_manifest(sessions: int = toy_pool.SESSIONS, **changes: object) -> Mani
         "buffers": buffers,
         "inputs": INPUTS,
     }
-    return replace(base, **{**fields, **changes})
+    return toy.changed(base, **{**fields, **changes})
 
 
 def input_engines() -> dict[str, Callable[[list[Any]], list[Any]]]:

@@ -10,7 +10,8 @@ import torch
 
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.format.manifest import Buffer, Call, EngineSpec, Manifest, Pool, TensorSpec
+from seko_runtime.format.manifest import Buffer, Call, EngineSpec, Pool, TensorSpec
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool as OpenPool
 from seko_runtime.video.session import Session
 from seko_runtime.video.streams import Streams
@@ -107,7 +108,7 @@ class StoreRows(torch.nn.Module):
 
 def pool_manifest(
     sessions: int = SESSIONS, buckets: tuple[int, ...] = BUCKETS, **changes: object
-) -> Manifest:
+) -> VideoManifest:
     """The whole toy's manifest with a pool; ``changes`` replace whole fields."""
     base = toy_whole.whole_manifest(1)
     f32, i64, slots, most = "float32", "int64", sessions + 1, buckets[-1]
@@ -200,9 +201,9 @@ def pool_manifest(
         }
     pool_bytes = toy.LAYERS * cache[0] * CHANNELS * 4
     fields: dict[str, Any] = {
-        "stream": replace(base.stream, batch=slots),
+        "state_rows": slots,
         "pool": Pool(buckets),
-        "kv": replace(base.kv, pool_bytes=pool_bytes, bf16_pool_bytes=pool_bytes // 2),
+        "kv": replace(base.workload.kv, pool_bytes=pool_bytes, bf16_pool_bytes=pool_bytes // 2),
         "engines": tuple(engines),
         "programs": programs,
         "weights": tuple(
@@ -232,7 +233,7 @@ def pool_manifest(
             Buffer("video", (sessions, CHUNK_VIDEO, *picture), "uint8", "decode"),
         ),
     }
-    return replace(base, **{**fields, **changes})
+    return toy.changed(base, **{**fields, **changes})
 
 
 def pool_weights(buckets: tuple[int, ...] = BUCKETS) -> dict[str, torch.Tensor]:
@@ -263,7 +264,7 @@ def open_pool(
     *,
     engines: Mapping[str, Callable[[list[Any]], list[Any]]] | None = None,
     memory: Memory | None = None,
-    manifest: Manifest | None = None,
+    manifest: VideoManifest | None = None,
     digest: str = "0" * 64,
     overlap: bool = True,
     **more: Any,

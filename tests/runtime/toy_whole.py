@@ -12,19 +12,8 @@ import torch
 
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.format.manifest import (
-    Buffer,
-    Call,
-    EngineSpec,
-    Golden,
-    GoldenBound,
-    Manifest,
-    Schedule,
-    TensorSpec,
-    Text,
-    Video,
-    Weight,
-)
+from seko_runtime.format.manifest import Buffer, Call, EngineSpec, TensorSpec, Weight
+from seko_runtime.video.manifest import Golden, GoldenBound, Schedule, Text, Video, VideoManifest
 from seko_runtime.video.session import Session
 
 from . import toy
@@ -157,7 +146,7 @@ def decode_frames(
     return torch.stack(pictures), history[-2:].clone(), total.clone()
 
 
-def whole_manifest(batch: int = 1, **changes: object) -> Manifest:
+def whole_manifest(batch: int = 1, **changes: object) -> VideoManifest:
     """The toy's manifest with text, given frames and video; ``changes`` replace whole fields."""
     base = toy.toy_manifest(batch)
     f32, latent = "float32", (batch, CHANNELS, CHUNK, ROWS, COLUMNS)
@@ -254,7 +243,7 @@ def whole_manifest(batch: int = 1, **changes: object) -> Manifest:
         "video": Video(FIRST_FRAMES, CHUNK_VIDEO, HEIGHT, WIDTH),
         "schedule": Schedule(PASSES, (1000.0, 1000 * 5 / 6), (1.0, 5 / 6), 0.0, "toy", SHIFT),
     }
-    return replace(base, **{**fields, **changes})
+    return toy.changed(base, **{**fields, **changes})
 
 
 def whole_weights(batch: int = 1) -> dict[str, torch.Tensor]:
@@ -314,7 +303,7 @@ def open_whole(
     seeds: Sequence[int] | None = None,
     engines: Mapping[str, Callable[[list[Any]], list[Any]]] | None = None,
     memory: Memory | None = None,
-    manifest: Manifest | None = None,
+    manifest: VideoManifest | None = None,
     **more: Any,
 ) -> Session:
     """A session of the whole toy over plain callables."""

@@ -79,7 +79,7 @@ def test_it_is_built_verified_and_replayed(
     with open_artifact(built.artifact) as artifact:
         kinds = {one.name: (one.shape, one.per, one.kind) for one in artifact.manifest.inputs}
         assert kinds == {"audio": heard, **sight}
-        assert artifact.manifest.schedule.sampler == "euler"
+        assert artifact.manifest.workload.schedule.sampler == "euler"
         assert not artifact.manifest.has_context
         assert all(error.within for error in artifact.verify())
         seen, *_ = sight

@@ -24,9 +24,9 @@ from seko_export.engines.piece import dtype_name
 from seko_export.errors import OnnxMissingError, TensorRtMissingError, UsageError
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.host.tensorrt_library import DATA_CENTRE, RTX
-from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest import FileEntry, Weight
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.manifest import parse_video_manifest
 from tests.tensorrt_plans.double import doubled
 from tests.tensorrt_plans.plan_forms import gpu_config, write_form
 
@@ -105,9 +105,9 @@ def test_the_manifest_of_plans_is_consistent(monkeypatch: pytest.MonkeyPatch) ->
                 Weight(name, argument.shape, dtype_name(argument.dtype), "w") for name in sorted(names)
             ]
     manifest = replace(manifest, weights=tuple(weights), files={**files, "w": FileEntry("0" * 64, 1)})
-    programs = resolve_programs(manifest)
+    programs = resolve_video(manifest)
     assert {"denoise", "denoise_full", "context", "context_full"} <= set(programs)
-    assert parse_manifest(manifest_json(manifest)) == manifest
+    assert parse_video_manifest(manifest_json(manifest)) == manifest
 
 
 def test_forms_become_plans_one_by_one_and_timings_are_kept(

@@ -288,7 +288,7 @@ def test_an_artifact_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch: pyt
     assert result.golden_error is None
     manifest, _ = read_manifest(result.artifact)
     assert manifest.target.archs == ("sm_89", "sm_120")
-    assert (manifest.backend, manifest.golden) == ("tensorrt-rtx", None)
+    assert (manifest.backend, manifest.workload.golden) == ("tensorrt-rtx", None)
     assert manifest.extra["tensorrt_caches"] == "plugins nvfp4_write_keys and nvfp4_write"
     assert any(weight.name == "blocks.1.kv.k_global_scale" for weight in manifest.weights)
     assert {engine.file for engine in manifest.engines} <= set(manifest.files)

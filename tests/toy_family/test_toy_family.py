@@ -127,7 +127,7 @@ def test_it_is_built_verified_and_replayed(
             (STREAM.chunk_frames, CAMERA),
             "required",
         )
-        assert artifact.manifest.stream.latent_shape[0] == MODEL.out_channels != MODEL.in_channels
+        assert artifact.manifest.workload.stream.latent_shape[0] == MODEL.out_channels != MODEL.in_channels
         assert all(error.within for error in artifact.verify())
         assert profile_artifact(built.artifact, 1, top=1)["chunk_s"] > 0
         with artifact.open_session(seeds=SEEDS[:1]) as session:

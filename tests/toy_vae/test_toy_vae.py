@@ -69,7 +69,7 @@ def test_it_is_built_verified_and_replayed(tmp_path: Path, monkeypatch: pytest.M
     )
     assert built.golden_video_error == 0
     with open_artifact(built.artifact) as artifact:
-        stream = artifact.manifest.stream
+        stream = artifact.manifest.workload.stream
         assert (stream.height, stream.width, stream.video_frames_per_latent) == (16, 24, 2)
         assert stream.latent_shape == (4, 4, 6)
         assert "encode" not in artifact.manifest.programs

@@ -20,7 +20,7 @@ from seko_export.families.layers.pieces import make_buffers, make_pieces, make_p
 from seko_export.goldens.record import eager_session
 from seko_export.roofline.predict import Wish, predict
 from seko_runtime.errors import ManifestError
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.video.manifest import parse_video_manifest
 from tests.asked import resolved, wished
 from tests.export.test_pool_pieces import eager_pool
 from tests.tolerances import STEP, relative_error
@@ -62,9 +62,9 @@ def test_the_pool_is_laid_out_by_kind(scheme):
     assert {shape[0] for name, shape in caches.items() if ".ring2." in name} == {4}
     assert {shape[0] for name, shape in caches.items() if ".ring2." not in name} == {1}
     manifest = describe(config, export_backend("eager"), (), {})
-    assert manifest.stream.rings == {"ring2": 2}
+    assert manifest.workload.stream.rings == {"ring2": 2}
     numbers = 2 * config.model.dim * config.stream.frame_tokens * (4 * 3 + 1 * 6)
-    assert manifest.kv.bf16_pool_bytes == 2 * numbers
+    assert manifest.workload.kv.bf16_pool_bytes == 2 * numbers
     calls = [c for c in manifest.programs["denoise"] if c.engine.startswith("block")]
     assert [(c.engine, c.first_layer, c.layers, c.first_place) for c in calls] == [
         ("block_ring2", 0, 2, 0),
@@ -148,7 +148,7 @@ def test_a_manifest_whose_rings_cannot_be_is_refused():
     for ring in (1, 6):
         table["stream"]["rings"] = {"ring2": ring}
         with pytest.raises(ManifestError, match=f"rings.ring2 is {ring}, expected 2"):
-            parse_manifest(json.dumps(table).encode())
+            parse_video_manifest(json.dumps(table).encode())
 
 
 def test_the_options_and_the_plan_take_them():

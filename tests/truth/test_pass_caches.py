@@ -59,7 +59,7 @@ def test_there_is_a_cache_for_each_pass_and_no_context(scheme):
     assert {name.split(".")[1] for name in caches[0]} == {"0", "1", "2"}
     manifest = describe(config, export_backend("eager"), (), {})
     assert {*manifest.programs} == {"prompt", "begin", "denoise"}
-    assert manifest.kv.pool_bytes / manifest.kv.bf16_pool_bytes == pytest.approx(
+    assert manifest.workload.kv.pool_bytes / manifest.workload.kv.bf16_pool_bytes == pytest.approx(
         config.kv.bits_per_number / 16, rel=1e-3
     )
 

@@ -20,7 +20,7 @@ from seko_export.errors import UsageError as BuildUsageError
 from seko_export.goldens.record import eager_session
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import FileEntry
-from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.video.manifest import parse_video_manifest
 from seko_runtime.video.pool import PooledSession
 from seko_runtime.video.session import Session
 from tests.export.test_pool_pieces import eager_pool
@@ -265,5 +265,5 @@ def test_the_manifest_says_so():
     manifest = describe(config, export_backend("eager"), (), {})
     files = {engine.file: FileEntry("0" * 64, 1) for engine in manifest.engines}
     manifest = dataclasses.replace(manifest, backend="aoti", files=files)
-    assert parse_manifest(manifest_json(manifest)).stream == manifest.stream
-    assert manifest.stream.cache_frames == 7
+    assert parse_video_manifest(manifest_json(manifest)).stream == manifest.workload.stream
+    assert manifest.workload.stream.cache_frames == 7

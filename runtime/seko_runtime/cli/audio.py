@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from seko_runtime.cli.conditioning import Conditioning
 from seko_runtime.errors import UsageError
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.media_files.sound import load_sound
 from seko_runtime.video.conditioning.speaker_masks import KIND, masks_input, speaker_masks
 from seko_runtime.video.conditioning.voice import RATE, AudioWindows
+from seko_runtime.video.manifest import VideoManifest
 
 
 def read_audio(paths: Sequence[Path] | None) -> NDArray[np.float32] | None:
@@ -38,7 +38,7 @@ def read_audio(paths: Sequence[Path] | None) -> NDArray[np.float32] | None:
 def fit_audio(
     voices: NDArray[np.float32] | None,
     options: argparse.Namespace,
-    manifest: Manifest,
+    manifest: VideoManifest,
     files: Mapping[str, NDArray[Any]],
 ) -> None:
     """Check that the artifact hears these voices. Without ``--chunks`` sets ``options.chunks`` to their length.
@@ -80,7 +80,7 @@ def read_masks(paths: Sequence[Path] | None) -> list[NDArray[np.uint8]]:
 
 
 def mask_inputs(
-    masks: Sequence[NDArray[np.uint8]], manifest: Manifest, files: Mapping[str, NDArray[Any]]
+    masks: Sequence[NDArray[np.uint8]], manifest: VideoManifest, files: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
     """Return the input that ``--mask`` gives, by name.
 
@@ -98,7 +98,7 @@ def mask_inputs(
     return {name: made}
 
 
-def as_portrait(asked: Conditioning, options: argparse.Namespace, manifest: Manifest) -> Conditioning:
+def as_portrait(asked: Conditioning, options: argparse.Namespace, manifest: VideoManifest) -> Conditioning:
     """Return what a run is conditioned on: of a model that hears, ``--image`` is the portrait, its reference frame.
 
     Raises
@@ -106,7 +106,11 @@ def as_portrait(asked: Conditioning, options: argparse.Namespace, manifest: Mani
     UsageError
         If ``--reference`` names a portrait too.
     """
-    if options.image is None or AudioWindows.of(manifest) is None or not manifest.stream.reference_frames:
+    if (
+        options.image is None
+        or AudioWindows.of(manifest) is None
+        or not manifest.workload.stream.reference_frames
+    ):
         return asked
     if options.reference is not None:
         raise UsageError("--image and --reference are both the portrait of a model that speaks; give one")

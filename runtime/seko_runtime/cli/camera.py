@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.media_files.arrays import load_array
 from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
 from seko_runtime.video.conditioning.poses import INTRINSICS, POSES
+from seko_runtime.video.manifest import VideoManifest
 
 DEFAULT_CHUNKS = 4
 
 
 def camera_inputs(
-    options: argparse.Namespace, manifest: Manifest, files: Mapping[str, NDArray[Any]]
+    options: argparse.Namespace, manifest: VideoManifest, files: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
     """Return the camera inputs of all chunks of a run by name, each [chunks, ...], made from the options.
 
@@ -48,7 +48,7 @@ def camera_inputs(
         raise UsageError(
             f"--input {both[0]} contradicts {'--keys' if poses is None else '--poses'}; give one"
         )
-    s = manifest.stream
+    s = manifest.workload.stream
     intrinsics = None if options.intrinsics is None else load_array(options.intrinsics, "--intrinsics")
     if poses is None:
         camera: Any = KeyboardCamera(s.height, s.width, s.chunk_frames, keys=keys, intrinsics=intrinsics)

@@ -88,30 +88,29 @@ def verify(options: argparse.Namespace) -> Report:
 def info(options: argparse.Namespace) -> Report:
     """Print what the manifest says; reads no other file."""
     manifest, digest = read_manifest(options.artifact, trust=options.trust)
-    stream, target = manifest.stream, manifest.target
+    stream, target = manifest.workload.stream, manifest.target
     cuda = f", CUDA {target.cuda}" if target.cuda else ""
     lines = [
         f"name     {manifest.name}, format {manifest.format_version}, digest {digest}",
         f"target   {manifest.backend} on {target.device} {target.arch}, torch {target.torch}{cuda}",
         f"stream   {stream.width}x{stream.height} at {stream.fps} fps, chunk {stream.chunk_frames} latent frames,",
     ]
-    rows = f"batch {stream.batch}"
+    rows = f"batch {manifest.rows}"
     if manifest.pool is not None:
         rows = f"{manifest.rows} sessions in calls of {', '.join(map(str, manifest.pool.buckets))}"
     reference = f"reference {stream.reference_frames}, " if stream.reference_frames else ""
     lines.append(f"         {reference}sink {stream.sink_frames}, ring {stream.ring_frames}, {rows}")
-    lines.append(
-        f"KV pool  {manifest.kv.pool_bytes} bytes ({manifest.kv.scheme}), in bf16 {manifest.kv.bf16_pool_bytes}"
-    )
+    kv = manifest.workload.kv
+    lines.append(f"KV pool  {kv.pool_bytes} bytes ({kv.scheme}), in bf16 {kv.bf16_pool_bytes}")
     if manifest.offloads_cache:
         lines.append(
             f"         on the host, offloaded layer by layer; {manifest.device_pool_bytes} bytes on the device"
         )
     if manifest.ranks > 1:
         lines.append(f"ranks    {manifest.ranks} processes, one a GPU, each with such a KV pool")
-        if manifest.video is not None:
+        if manifest.workload.video is not None:
             lines[-1] += " and a part of the pictures" if manifest.shares_decoding else "; each decodes all"
-    text, video = manifest.text, manifest.video
+    text, video = manifest.workload.text, manifest.workload.video
     if video is not None:
         lines.append(
             f"video    {video.width}x{video.height}, {video.first_frames} frames, then {video.chunk_frames} a chunk"
@@ -132,8 +131,8 @@ def info(options: argparse.Namespace) -> Report:
         "torch": target.torch,
         "ranks": manifest.ranks,
         "kv": {
-            "scheme": manifest.kv.scheme,
-            "pool_bytes": manifest.kv.pool_bytes,
+            "scheme": manifest.workload.kv.scheme,
+            "pool_bytes": manifest.workload.kv.pool_bytes,
             "device_bytes": manifest.device_pool_bytes,
         },
         "text": None if text is None else {"tokens": text.tokens, "truncate": text.truncate},

@@ -14,21 +14,15 @@ from numpy.typing import NDArray
 from seko_runtime.backends.host import check_device
 from seko_runtime.cli.output import note
 from seko_runtime.errors import ManifestError, UsageError, one_line
-from seko_runtime.executor.buffers_check import (
-    IMAGE,
-    PICTURE_LEVELS,
-    TEXT_BUFFER,
-    picture_input,
-    text_vocabulary,
-)
 from seko_runtime.format.json_fields import Fields, as_integer, as_items, as_number, as_text, parse_json
-from seko_runtime.format.manifest import Manifest, Stream
 from seko_runtime.media_files.arrays import load_array
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.opening.checked_artifact import read_file
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import NO_ENCODER, per_row
+from seko_runtime.video.contract import IMAGE, PICTURE_LEVELS, TEXT_BUFFER, picture_input, text_vocabulary
 from seko_runtime.video.fitting import fit_levels, fit_pictures
+from seko_runtime.video.manifest import Stream, VideoManifest
 from seko_runtime.video.reference_frames import check_reference
 from seko_runtime.video.schedule import rescheduled
 from seko_runtime.video.text import NO_TEXT_ENCODER, PromptIds, clean_prompt
@@ -87,7 +81,7 @@ def read_conditioning(options: argparse.Namespace) -> Conditioning:
 
 
 def fit_conditioning(
-    conditioning: Conditioning, options: argparse.Namespace, manifest: Manifest
+    conditioning: Conditioning, options: argparse.Namespace, manifest: VideoManifest
 ) -> Conditioning:
     """Check prompts and pictures against the manifest, and resize pictures to the artifact's size.
 
@@ -147,9 +141,9 @@ def _fit(
     return found
 
 
-def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, manifest: Manifest) -> None:
+def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, manifest: VideoManifest) -> None:
     """Tokenise each prompt; warn about words that the tokenizer does not know."""
-    spec = manifest.text
+    spec = manifest.workload.text
     if spec is None:
         raise UsageError(NO_TEXT_ENCODER)
     document = read_file(options.artifact, manifest, spec.tokenizer)

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from seko_runtime.cli.output import note
 from seko_runtime.errors import UsageError, one_line
-from seko_runtime.executor.buffers_check import made_of
-from seko_runtime.format.manifest import InputSpec, Manifest
+from seko_runtime.format.manifest import InputSpec
 from seko_runtime.media_files.arrays import load_array
 from seko_runtime.video.conditioning.speaker_masks import KIND as MASKS
 from seko_runtime.video.conditioning.voice import KINDS as AUDIO_KINDS
+from seko_runtime.video.contract import made_of
 from seko_runtime.video.inputs import as_rows
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.reference_frames import PORTRAIT
 
 _OPTIONS = {MASKS: "--mask FILE once for each speaker", PORTRAIT: "--image FILE"}  # by kind of input
@@ -69,7 +70,7 @@ def read_inputs(arguments: Sequence[str] | None) -> dict[str, NDArray[Any]]:
 def fit_inputs(
     arrays: Mapping[str, NDArray[Any]],
     options: argparse.Namespace,
-    manifest: Manifest,
+    manifest: VideoManifest,
     voices: NDArray[np.float32] | None = None,
 ) -> RunInputs:
     """Check the arrays against the manifest. An input without an array gets the golden's values, and stderr says
@@ -89,7 +90,7 @@ def fit_inputs(
     for name, spec in specs.items():
         if name in arrays or name == made or (voices is not None and spec.kind in AUDIO_KINDS):
             continue
-        if voices is None and manifest.golden is not None:
+        if voices is None and manifest.workload.golden is not None:
             note(
                 one_line(f"input    {name}: as recorded in the golden; --input {name}=FILE.npy gives another")
             )

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,13 @@ from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.cli.progress import Progress
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.buffers_check import made_of
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.opening.golden import ChunkError, error_row
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.conditioning.voice import AudioWindows
+from seko_runtime.video.contract import made_of
 from seko_runtime.video.files import STDOUT, ChunkWriter, check_output
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.session import Session
 
@@ -74,7 +74,7 @@ def _check_stdout(options: argparse.Namespace) -> None:
 
 def _run(
     options: argparse.Namespace,
-    manifest: Manifest,
+    manifest: VideoManifest,
     given: Conditioning,
     inputs: RunInputs,
     descriptor: int | None,
@@ -84,14 +84,14 @@ def _run(
     if options.output.is_fifo():
         note(f"writing to the pipe {options.output}, which waits for whoever reads it")
     with (
-        Progress(f"opening {options.artifact}", manifest.stream.fps, options.chunks) as progress,
+        Progress(f"opening {options.artifact}", manifest.workload.stream.fps, options.chunks) as progress,
         open_artifact(
             options.artifact, device=options.device, trust=options.trust, copy_weights=options.copy_weights
         ) as artifact,
     ):
         manifest = artifact.manifest
-        stream = replace(manifest.stream, batch=manifest.call_rows)
-        seeds = [options.seed + row for row in range(stream.batch)]
+        stream, rows = manifest.workload.stream, manifest.call_rows
+        seeds = [options.seed + row for row in range(rows)]
         starts = bool(prompts) and prompts[0].due(stream, 0, 0)
         with (
             artifact.open_session(
@@ -108,7 +108,8 @@ def _run(
                 options.output,
                 stream,
                 options.chunks,
-                artifact.manifest.video,
+                artifact.manifest.workload.video,
+                rows=rows,
                 form=options.format,
                 descriptor=descriptor,
                 sound=None if inputs.voices is None else _mixed(inputs.voices),
@@ -150,7 +151,7 @@ class _Job:
 
     def run(self, prompts: deque[PromptAt]) -> None:
         """Make all chunks; where decoding runs beside them, one is queued before the last one's frames are written."""
-        stream = self.artifact.manifest.stream
+        stream = self.artifact.manifest.workload.stream
         queued: deque[Chunk] = deque()
         ahead = int(self.writer.takes_frames and self.session.decodes_beside)
         frames = 0
@@ -193,19 +194,19 @@ class _Job:
             "digest": self.artifact.digest,
             "preview": self.writer.is_preview,
             "chunks": self.chunks,
-            "passes": self.session.manifest.schedule.denoise_passes,
+            "passes": self.session.manifest.workload.schedule.denoise_passes,
             "open_s": self.opened - self.began,
             "first_chunk_s": first,
             "first_frame_s": self.came[0] - self.began if self.writer.takes_frames else None,
             "chunks_per_s": rate,
             "video_frames": self.video_frames,
             "fps": fps,
-            "realtime_factor": fps / manifest.stream.fps,
+            "realtime_factor": fps / manifest.workload.stream.fps,
             "prompt_cache": {"hits": stats.prompt_cache_hits, "misses": stats.prompt_cache_misses},
             "kv": {
-                "scheme": manifest.kv.scheme,
-                "pool_bytes": manifest.kv.pool_bytes,
-                "bf16_pool_bytes": manifest.kv.bf16_pool_bytes,
+                "scheme": manifest.workload.kv.scheme,
+                "pool_bytes": manifest.workload.kv.pool_bytes,
+                "bf16_pool_bytes": manifest.workload.kv.bf16_pool_bytes,
             },
             "errors": [error_row(error) for error in self.errors],
         }
@@ -231,27 +232,27 @@ def _steady(artifact: OpenArtifact, given: Conditioning, inputs: RunInputs) -> d
     return found | dict(inputs.steady)
 
 
-def _video_frames(manifest: Manifest, number: int) -> int:
+def _video_frames(manifest: VideoManifest, number: int) -> int:
     """Return the video frames of chunk ``number``, decoded or as a preview."""
-    if manifest.video is not None:
-        return manifest.video.chunk_frames if number else manifest.video.first_frames
-    return manifest.stream.chunk_frames * manifest.stream.video_frames_per_latent
+    if manifest.workload.video is not None:
+        return manifest.workload.video.chunk_frames if number else manifest.workload.video.first_frames
+    return manifest.workload.stream.chunk_frames * manifest.workload.stream.video_frames_per_latent
 
 
-def _size(manifest: Manifest) -> tuple[int, int]:
+def _size(manifest: VideoManifest) -> tuple[int, int]:
     """Return width and height of a written picture, in which the batch's rows are side by side."""
-    shown = manifest.stream if manifest.video is None else manifest.video
+    shown = manifest.workload.stream if manifest.workload.video is None else manifest.workload.video
     return shown.width * manifest.call_rows, shown.height
 
 
 def _golden_chunks(artifact: OpenArtifact) -> tuple[int, ...]:
-    golden = artifact.manifest.golden
+    golden = artifact.manifest.workload.golden
     return () if golden is None else golden.chunks
 
 
 def _not_compared(options: argparse.Namespace, artifact: OpenArtifact, seeds: Sequence[int]) -> str:
     """Say why this run's chunks differ from the recorded ones; empty if they are the same."""
-    golden = artifact.manifest.golden
+    golden = artifact.manifest.workload.golden
     if golden is None:
         return "the artifact has no recorded chunks"
     asked = [name for name in ("prompt", "prompts", "text") if getattr(options, name) is not None]
@@ -266,7 +267,7 @@ def _not_compared(options: argparse.Namespace, artifact: OpenArtifact, seeds: Se
 
 
 def _lines(
-    result: dict[str, Any], errors: Sequence[ChunkError], skipped: str, manifest: Manifest
+    result: dict[str, Any], errors: Sequence[ChunkError], skipped: str, manifest: VideoManifest
 ) -> tuple[str, ...]:
     kind = "latents"
     if result["preview"]:
@@ -275,14 +276,14 @@ def _lines(
         kind = f"{result['video_frames']} video frames, the first after {result['first_frame_s']:.2f} s"
     if result["format"] == "raw":
         kind += "; rgb24 pictures, {}x{}".format(*_size(manifest))
-    kv = manifest.kv
+    kv = manifest.workload.kv
     ratio = kv.pool_bytes / max(kv.bf16_pool_bytes, 1)
     late = result["live_late_s"]
     checks = [f"check    {error}{'' if error.within else ': missed'}" for error in errors]
     return (
         f"wrote    {result['output']} ({kind})",
         f"speed    {result['chunks_per_s']:.2f} chunks/s, {result['realtime_factor']:.2f} x real time "
-        f"at {manifest.stream.fps} fps",
+        f"at {manifest.workload.stream.fps} fps",
         f"KV pool  {kv.pool_bytes} bytes ({kv.scheme}), {ratio:.4f} of bf16",
         *([] if late is None else [f"live     chunks at most {late:.2f} s behind what they hear"]),
         *(checks or [f"check    skipped ({skipped})"]),

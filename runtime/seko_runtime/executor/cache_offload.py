@@ -29,14 +29,14 @@ class CacheOffload:
     """The offloaded buffers of one session: all layers on the host ("homes"), a few places on the device ("seats").
 
     A home always holds its layer's valid content; a seat holds a layer for one call. Between two runs of a `unit`,
-    the seats of the chunk's first call hold its layers. Copies have a queue of their own: they run after all calls
+    the seats of the unit's first call hold its layers. Copies have a queue of their own: they run after all calls
     that were queued before them, and a call runs after the copies that were queued before the previous call. So no
     seat is overwritten while it is read or before it is stored, and a call does not wait for the layer that is
     fetched during it.
 
     Parameters
     ----------
-    manifest, programs
+    manifest, programs, units
         As `layer_visits` takes them.
     buffers : mapping of str to tensor
         For an offloaded buffer its seats, zero-filled.
@@ -45,18 +45,23 @@ class CacheOffload:
     """
 
     def __init__(
-        self, manifest: Manifest, programs: Programs, buffers: Mapping[str, Tensor], memory: Memory
+        self,
+        manifest: Manifest,
+        programs: Programs,
+        units: Sequence[Sequence[str]],
+        buffers: Mapping[str, Tensor],
+        memory: Memory,
     ) -> None:
-        self._memory, self._batch = memory, manifest.stream.batch
+        self._memory, self._batch = memory, manifest.state_rows
         self._specs = {buffer.name: buffer for buffer in manifest.buffers if buffer.device_layers}
-        self._visits = layer_visits(manifest, programs)
+        self._visits = layer_visits(manifest, programs, units)
         self._seats = {name: buffers[name] for name in self._specs}
         self.homes: dict[str, Tensor] = {}
         if not self._specs:
             return
         self._copies = memory.copy_queue()
         self.homes = {name: self._copies.allocate(spec) for name, spec in self._specs.items()}
-        first = self._visits["denoise", 0]
+        first = self._visits[units[0][0], 0]
         self._first = self._fetched(first[min(first)].takes)
         self._armed = True  # whether the first call's layers are in their seats; zeros there, zeros here
         self._unstored: Copies = ()
@@ -83,7 +88,7 @@ class CacheOffload:
 
     @contextmanager
     def unit(self) -> Iterator[None]:
-        """Context for the programs of a chunk, or of one context pass. It can be captured after `arm` was called."""
+        """Context for the programs of a unit, or some of them. It can be captured after `arm` was called."""
         if not self._specs:
             yield
             return

@@ -1,4 +1,4 @@
-"""Determines which call of a chunk needs which layers of an offloaded cache, and the copies around it. Runs
+"""Determines which call of a unit needs which layers of an offloaded cache, and the copies around it. Runs
 nothing.
 """
 
@@ -25,10 +25,10 @@ class Visit:
     takes : tuple of Layer
         Layers in the device's seats while it runs.
     fetches : tuple of Layer
-        Layers of the next such call; after the chunk's last call comes the first one again.
+        Layers of the next such call; after the unit's last call comes the first one again.
     stores : tuple of Layer
-        Layers that it writes and no later call of the chunk writes. Earlier writes need no copy: each pass writes its
-        frames' slots before it reads them.
+        Layers that it writes and no later call of the unit writes. Earlier writes need no copy: a later call writes
+        the same entries before it reads them.
     """
 
     takes: tuple[Layer, ...]
@@ -42,8 +42,10 @@ def device_seat(layer: int, buffer: Buffer) -> int:
     return 1 if layer and layer == buffer.shape[0] - 1 and seat == 0 else seat
 
 
-def layer_visits(manifest: Manifest, programs: Programs) -> dict[Run, dict[int, Visit]]:
-    """Return the visits of each run of the chunk's programs, by call number.
+def layer_visits(
+    manifest: Manifest, programs: Programs, units: Sequence[Sequence[str]]
+) -> dict[Run, dict[int, Visit]]:
+    """Return the visits of each run of the units' programs, by call number.
 
     Parameters
     ----------
@@ -51,6 +53,8 @@ def layer_visits(manifest: Manifest, programs: Programs) -> dict[Run, dict[int, 
         Its buffers say what is offloaded.
     programs : Programs
         From `resolve_programs`.
+    units : sequence of sequence of str
+        `Contract.units`.
 
     Raises
     ------
@@ -64,19 +68,15 @@ def layer_visits(manifest: Manifest, programs: Programs) -> dict[Run, dict[int, 
         return {}
     mutates = {engine.name: _mutated(engine) for engine in manifest.engines}
     visits: dict[Run, dict[int, Visit]] = {}
-    for ending in ("", "_full"):
-        chunk = [
-            (name, number, calls)
-            for name in (f"denoise{ending}", f"context{ending}")
-            for number, calls in enumerate(programs.get(name, ()))
-        ]
+    for unit in units:
+        runs = [(name, number, calls) for name in unit for number, calls in enumerate(programs.get(name, ()))]
         taken = [
             ((name, number), at, list(_layers_of(call, offloaded, range(len(call.inputs)))),
              list(_layers_of(call, offloaded, mutates[call.engine])))
-            for name, number, calls in chunk
+            for name, number, calls in runs
             for at, call in enumerate(calls)
         ]  # fmt: skip
-        taken = [one for one in taken if one[2]]
+        taken = [turn for turn in taken if turn[2]]
         later: set[Layer] = set()
         for turn in reversed(range(len(taken))):
             run, at, takes, writes = taken[turn]
@@ -85,9 +85,12 @@ def layer_visits(manifest: Manifest, programs: Programs) -> dict[Run, dict[int, 
             stores = tuple(layer for layer in writes if layer not in later)
             later.update(writes)
             visits.setdefault(run, {})[at] = Visit(tuple(takes), tuple(fetches), stores)
-    if ("denoise", 0) not in visits:
-        raise ProgramError(f"the first denoise pass takes nothing of the offloaded {', '.join(offloaded)}")
-    # Whatever runs next finds the layers of the first call there: a chunk, or a context pass that rebuilds a cache.
+    first_run = (units[0][0] if units else "", 0)
+    if first_run not in visits:
+        raise ProgramError(
+            f"the program {first_run[0]} takes nothing of the offloaded {', '.join(offloaded)}"
+        )
+    # Whatever runs next finds the layers of the first call there: a unit, or one of its programs alone.
     starts = [of_run for (name, number), of_run in sorted(visits.items()) if not number]
     firsts = [set(of_run[min(of_run)].takes) for of_run in starts]
     if any(first != firsts[0] for first in firsts):
@@ -151,10 +154,12 @@ def _check_seats(
         )
 
 
-def _check_others(programs: Programs, offloaded: Mapping[str, Buffer], chunk: set[str]) -> None:
+def _check_others(programs: Programs, offloaded: Mapping[str, Buffer], of_units: set[str]) -> None:
     for name, runs in programs.items():
         for call in chain.from_iterable(runs):
-            if name not in chunk and any(
+            if name not in of_units and any(
                 _is_offloaded(ref, offloaded) for ref in (*call.inputs, *call.outputs)
             ):
-                raise ProgramError(f"program {name} takes an offloaded cache, only the chunk's passes may")
+                raise ProgramError(
+                    f"program {name} takes an offloaded cache, only the programs of a unit may"
+                )

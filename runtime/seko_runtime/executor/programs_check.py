@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from operator import itemgetter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from seko_runtime.errors import EngineSignatureError, ProgramError
-from seko_runtime.executor.buffers_check import DECODE_LATENTS, RANK, check_buffers, text_vocabulary
+from seko_runtime.executor.contract import Contract, ProgramRule
 from seko_runtime.executor.layer_visits import layer_visits
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.budgets import MAX_DISTINCT_REFERENCES, MAX_RESOLVED_CALLS, MAX_RESOLVED_REFERENCES
 from seko_runtime.format.json_fields import NAME_PATTERN
 from seko_runtime.format.manifest import Call, EngineSpec, Manifest, TensorSpec
-from seko_runtime.format.program_key import ProgramKey
 
-CHUNK_PROGRAMS = (
-    "begin",
-    "denoise",
-    "context",
-)  # of each bucket, where there is a pool; see `Manifest.has_context`
-# A sentence to text embeddings; a picture to latents; a picture to an input per session, of the kind picture_condition.
-ENCODER_PROGRAMS = ("text", "encode", "condition")
-DECODE_PROGRAMS = ("decode_first", "decode")
-PROMPT_WRITERS = ("prompt", *ENCODER_PROGRAMS)
 REF_PATTERN = re.compile(
     r"(weight|buffer|value):([A-Za-z0-9_.{}\-]{1,255})((?:\[layer\]|\[place\]|\[pass\]|\[row\])*)(\[bucket\])?"
 )
@@ -39,8 +28,8 @@ _Meaning = tuple["Ref", _Form | None]  # the form of a weight or buffer; a value
 _NO_NUMBERS: Mapping[str, int | None] = dict.fromkeys(("layer", "place", "pass", "row", "bucket"))
 
 
-def resolve_programs(manifest: Manifest) -> Programs:
-    """Expand every program for each layer, pass and row, and check each call against its engine's signature.
+def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
+    """Expand every program for each layer and run, and check each call against its engine's signature.
 
     AOTInductor accepts wrong shapes silently, so they must be found here.
 
@@ -48,12 +37,13 @@ def resolve_programs(manifest: Manifest) -> Programs:
     ----------
     manifest : Manifest
         Its `files` are not used.
+    contract : Contract
+        The workload's, for this manifest.
 
     Returns
     -------
     Mapping[str, tuple[tuple[ResolvedCall, ...], ...]]
-        For each program its sequences of calls. The denoise programs have one for each pass. The decode programs have
-        one for each row, and so does the prompt program if its calls name a row. The others have one.
+        For each program its sequences of calls, one for each of its runs.
 
     Raises
     ------
@@ -63,51 +53,28 @@ def resolve_programs(manifest: Manifest) -> Programs:
         If a shape or dtype differs from the engine's.
     """
     tables = _Tables(manifest)
-    _check_program_names(manifest)
-    check_buffers(manifest, tables.buffers)
-    _check_size(manifest)
+    _check_program_names(manifest, contract)
+    contract.check_buffers(tables.buffers)
+    _check_size(manifest, contract)
     resolved: dict[str, tuple[tuple[ResolvedCall, ...], ...]] = {}
     for program, calls in manifest.programs.items():
-        mark, numbers = _runs(manifest, program, calls)
-        base = {"bucket": ProgramKey.parse(program).bucket or 0} if manifest.pool is not None else {}
+        rule = contract.programs[program]
+        base = {"bucket": rule.bucket} if rule.bucket else {}
         resolved[program] = tuple(
-            tables.resolve(program, calls, base | ({mark: number} if mark else {})) for number in numbers
+            tables.resolve(
+                _Rules(program, rule, contract), calls, base | ({rule.counts: number} if rule.counts else {})
+            )
+            for number in rule.numbers
         )
-    layer_visits(manifest, resolved)  # for what it refuses
-    _check_pad_id(manifest)
+    layer_visits(manifest, resolved, contract.units)  # for what it refuses
     return resolved
 
 
-def _check_pad_id(manifest: Manifest) -> None:
-    vocabulary = text_vocabulary(manifest)
-    if manifest.text is not None and vocabulary is not None and manifest.text.pad_id >= vocabulary:
-        raise ProgramError(
-            f"text.pad_id is {manifest.text.pad_id}, the text engine looks up ids below {vocabulary}; rebuild the "
-            "artifact"
-        )
-
-
-def _runs(manifest: Manifest, program: str, calls: tuple[Call, ...]) -> tuple[str, range]:
-    """Return which index a program's runs count (pass, row or none), and its values."""
-    passes = manifest.schedule.denoise_passes
-    role = ProgramKey.parse(program).role
-    if role == "denoise":
-        return "pass", range(passes)
-    if role == "context":
-        return "pass", range(passes, passes + 1)
-    by_row = program == "prompt" and any(
-        "[row]" in ref for call in calls for ref in (*call.inputs, *call.outputs)
-    )
-    if program in DECODE_PROGRAMS or by_row:
-        return "row", range(manifest.rows)
-    return "", range(1)
-
-
-def _check_size(manifest: Manifest) -> None:
+def _check_size(manifest: Manifest, contract: Contract) -> None:
     """Limit the number of calls and references that the programs expand to, before they are expanded."""
     calls = references = 0
     for program, written in manifest.programs.items():
-        runs = len(_runs(manifest, program, written)[1])
+        runs = len(contract.programs[program].numbers)
         calls += runs * max(1, sum(max(call.layers, 1) for call in written))
         references += runs * sum(
             max(call.layers, 1) * (len(call.inputs) + len(call.outputs)) for call in written
@@ -118,6 +85,14 @@ def _check_size(manifest: Manifest) -> None:
     ):
         if count > most:
             raise ProgramError(f"programs expand to {count} {what}, more than {most}; rebuild the artifact")
+
+
+class _Rules(NamedTuple):
+    """A program's name, its rule, and the contract of which it is a part."""
+
+    program: str
+    rule: ProgramRule
+    contract: Contract
 
 
 class _Written:
@@ -150,8 +125,9 @@ class _Tables:
                     raise ProgramError(f"engine {engine.name} mutates {name!r}, which is none of its inputs")
 
     def resolve(
-        self, program: str, calls: tuple[Call, ...], numbers: Mapping[str, int]
+        self, rules: _Rules, calls: tuple[Call, ...], numbers: Mapping[str, int]
     ) -> tuple[ResolvedCall, ...]:
+        program = rules.program
         values: dict[str, TensorSpec] = {}
         out: list[ResolvedCall] = []
         for call in calls:
@@ -177,19 +153,19 @@ class _Tables:
                 given = {**_NO_NUMBERS, **numbers}
                 if call.layers:
                     given |= {"layer": call.first_layer + turn, "place": call.first_place + turn}
-                out.append(self._resolve_call(program, engine, takes, gives, given, values))
+                out.append(self._resolve_call(rules, engine, takes, gives, given, values))
         return tuple(out)
 
     def _resolve_call(
         self,
-        program: str,
+        rules: _Rules,
         engine: EngineSpec,
         takes: Sequence[tuple[_Written, TensorSpec]],
         gives: Sequence[tuple[_Written, TensorSpec]],
         numbers: Mapping[str, int | None],
         values: dict[str, TensorSpec],
     ) -> ResolvedCall:
-        where = f"program {program}, engine {engine.name}"
+        where = f"program {rules.program}, engine {engine.name}"
         where += f", layer {numbers['layer']}" if numbers["layer"] is not None else ""
         mutates = self._mutates[engine.name]
         inputs, outputs = [], []
@@ -197,10 +173,10 @@ class _Tables:
             ref, form = written.meant.get(written.key(numbers)) or self._meaning(written, numbers, where)
             inputs.append(ref)
             if ref.kind == "buffer":
-                self._check_lane(program, ref, where)
+                self._check_role(rules, ref, where)
             _check_fit(form or _form(values.get(ref.name), ref, where), ref, wanted, where)
             if wanted.name in mutates:
-                self._check_writable(program, ref, where)
+                self._check_writable(rules, ref, where)
         for written, given in gives:
             ref, form = written.meant.get(written.key(numbers)) or self._meaning(written, numbers, where)
             outputs.append(ref)
@@ -210,9 +186,9 @@ class _Tables:
                 values[ref.name] = given
                 continue
             if ref.kind == "buffer":
-                self._check_lane(program, ref, where)
+                self._check_role(rules, ref, where)
             _check_fit(form or _form(None, ref, where), ref, given, where)
-            self._check_writable(program, ref, where)
+            self._check_writable(rules, ref, where)
         return ResolvedCall(engine.name, tuple(inputs), tuple(outputs))
 
     def _read(self, text: str) -> _Written:
@@ -236,35 +212,28 @@ class _Tables:
         meaning = written.meant[written.key(numbers)] = (ref, form)
         return meaning
 
-    def _check_writable(self, program: str, ref: Ref, where: str) -> None:
+    def _check_writable(self, rules: _Rules, ref: Ref, where: str) -> None:
         if ref.kind != "buffer":
             raise ProgramError(f"{where}: writes {ref.kind} {ref.name} in place, only buffers may be written")
-        role = self.buffers[ref.name].role
-        allowed: tuple[str, ...] = ("cache", "state")
-        if program in PROMPT_WRITERS:
-            allowed = ("prompt",)
-        elif program in DECODE_PROGRAMS:
-            allowed = ("decode",)
-        if role not in allowed:  # else a failed chunk could leave a prompt or a position half written
+        role, allowed = self.buffers[ref.name].role, rules.rule.writes
+        if role not in allowed:  # else a failed call could leave a row or what the host fills half written
             raise ProgramError(
-                f"{where}: writes buffer {ref.name} of role {role}, may write {' or '.join(allowed)}"
+                f"{where}: writes buffer {ref.name} of role {role}, may write {' or '.join(sorted(allowed))}"
             )
-        if ref.name == DECODE_LATENTS:
+        if ref.name in rules.contract.fed:
             raise ProgramError(f"{where}: writes buffer {ref.name}, which the host fills")
 
-    def _check_lane(self, program: str, ref: Ref, where: str) -> None:
-        """Check that no buffer is shared by decoding and the chunks, or by two rows' decoding, since these run at the
-        same time; the rank's number never changes.
-        """
-        decodes, role = program in DECODE_PROGRAMS, self.buffers[ref.name].role
-        if (ref.name, role) == (RANK, "chunk"):
+    def _check_role(self, rules: _Rules, ref: Ref, where: str) -> None:
+        """Check that programs that run at the same time, or one program's runs that do, share no buffer."""
+        if ref.name in rules.contract.anywhere:
             return
-        if (role == "decode") != decodes:
+        role, rule = self.buffers[ref.name].role, rules.rule
+        if role not in rule.reads:
             raise ProgramError(
-                f"{where}: buffer {ref.name} of role {role} runs beside it; the decode programs take buffers of "
-                "role decode, the others any other"
+                f"{where}: buffer {ref.name} of role {role} runs beside it; the program takes buffers of role "
+                f"{' or '.join(sorted(rule.reads))}"
             )
-        if decodes and not (ref.by_row and len(ref.index) == 1):
+        if rule.by_row and not (ref.by_row and len(ref.index) == 1):
             raise ProgramError(
                 f"{where}: buffer {ref.name} is taken whole, expected 'buffer:{ref.name}[row]'"
             )
@@ -280,7 +249,7 @@ def _parse_ref(written: _Written, numbers: Mapping[str, int | None], where: str)
     if numbers["layer"] is None and ("{layer}" in name or "[layer]" in marks or "[place]" in marks):
         raise ProgramError(f"{where}: {text[:80]!r} names a layer, but the call has no layers")
     if numbers["pass"] is None and ("{pass}" in name or "[pass]" in marks):
-        raise ProgramError(f"{where}: {text[:80]!r} names a pass outside the denoise and context programs")
+        raise ProgramError(f"{where}: {text[:80]!r} names a pass outside the programs that run by pass")
     leading = numbers["bucket"] or 0
     if bucket and not leading:
         raise ProgramError(f"{where}: {text[:80]!r} names a bucket outside the programs of one")
@@ -293,8 +262,8 @@ def _parse_ref(written: _Written, numbers: Mapping[str, int | None], where: str)
     by_row = marks in ("[row]", "[layer][row]")
     if "[row]" in marks and (numbers["row"] is None or kind != "buffer" or not by_row):
         raise ProgramError(
-            f"{where}: {text[:80]!r} names a row; only buffers of the decode and prompt programs have one, as their "
-            "first index or behind the layer's"
+            f"{where}: {text[:80]!r} names a row; only buffers of programs that run by row have one, as their first "
+            "index or behind the layer's"
         )
     index = tuple(number for mark in _INDEX.findall(marks) if (number := numbers[mark]) is not None)
     return Ref(kind, name, index, "[pass]" in marks, by_row, leading if bucket else 0)
@@ -327,20 +296,15 @@ def _check_fit(found: _Form, ref: Ref, wanted: TensorSpec, where: str) -> None:
         )
 
 
-def _check_program_names(manifest: Manifest) -> None:
+def _check_program_names(manifest: Manifest, contract: Contract) -> None:
     names = set(manifest.programs)
-    buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
-    chunk = CHUNK_PROGRAMS if manifest.has_context else CHUNK_PROGRAMS[:2]
-    pair = chunk[1:]
-    required = ["prompt", *(ProgramKey(role, bucket).name for bucket in buckets for role in chunk)]
-    full = [tuple(ProgramKey(role, bucket, full=True).name for role in pair) for bucket in buckets]
-    missing = [name for name in required if name not in names]
-    unknown = sorted(names - {*required, *chain(*full), *ENCODER_PROGRAMS, *DECODE_PROGRAMS})
+    missing = [name for name, rule in contract.programs.items() if rule.required and name not in names]
+    unknown = sorted(names - contract.programs.keys())
     if missing or unknown:
         raise ProgramError(
             f"programs lack {missing} and hold the unknown {unknown[:8]}; rebuild the artifact"
         )
-    for together in (*full, DECODE_PROGRAMS):
+    for together in contract.together:
         if 0 < len(names & set(together)) < len(together):
             raise ProgramError(f"programs hold one of {' and '.join(together)}, expected both or none")
 

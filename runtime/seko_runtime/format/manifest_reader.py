@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import TypeVar
 
 from seko_runtime.errors import FormatVersionError, ManifestError
 from seko_runtime.format import budgets
@@ -14,27 +15,30 @@ from seko_runtime.format.manifest import (
     MANIFEST_FILE,
     SIGNATURE_FILE,
     Call,
-    Golden,
     Manifest,
     Pool,
-    Schedule,
-    Stream,
     TensorSpec,
-    Video,
 )
 from seko_runtime.format.paths import check_no_module, check_relative_path
 from seko_runtime.format.records import Check, Document
 
 MAX_TENSOR_BYTES = 1 << 48
+ManifestT = TypeVar("ManifestT", bound=Manifest)
 
 
-def parse_manifest(document: bytes) -> Manifest:
+def parse_manifest(
+    document: bytes, kind: type[ManifestT], checks: Mapping[type, Check] | None = None
+) -> ManifestT:
     """Read a manifest. Unknown fields are ignored.
 
     Parameters
     ----------
     document : bytes
         Content of `manifest.json`, untrusted.
+    kind : type
+        `Manifest`, or a workload's subclass of it. `Manifest` reads the core alone.
+    checks : mapping of type to callable, optional
+        The workload's own checks; see `Document`.
 
     Returns
     -------
@@ -58,7 +62,7 @@ def parse_manifest(document: bytes) -> Manifest:
             f"artifact has format version {version}, this runtime reads {FORMAT_VERSION}; install the seko-runtime "
             "that belongs to it, or rebuild the artifact"
         )
-    manifest = Document(_CHECKS).read(Manifest, table, MANIFEST_FILE, outermost=True)
+    manifest = Document({**_CHECKS, **(checks or {})}).read(kind, table, MANIFEST_FILE, outermost=True)
     Budget(budgets.MAX_BUFFER_BYTES, "bytes").take(sum(one.nbytes for one in manifest.buffers), "buffers")
     Budget(budgets.MAX_FILE_BYTES, "bytes").take(sum(one.size for one in manifest.files.values()), "files")
     _check_files(manifest)
@@ -70,10 +74,7 @@ def _check_files(manifest: Manifest) -> None:
     ignored.
     """
     used = {weight.file for weight in manifest.weights} | {engine.file for engine in manifest.engines}
-    if manifest.golden is not None:
-        used.add(manifest.golden.file)
-    if manifest.text is not None:
-        used.add(manifest.text.tokenizer)
+    used.update(manifest.workload.files)
     for path in sorted(used - set(manifest.files)):
         raise ManifestError(f"{path!r} is used but has no entry in files; rebuild the artifact")
     for path in manifest.files:
@@ -95,45 +96,6 @@ def _check_call(call: Call, where: str) -> None:
         raise ManifestError(f"{where} begins with layer {first}, but has no layers")
 
 
-def _check_stream(stream: Stream, where: str) -> None:
-    Budget(budgets.MAX_PIXELS, "pixels").take(stream.height * stream.width, where)
-    if stream.chunk_frames > stream.ring_frames:
-        raise ManifestError(
-            f"{where}.chunk_frames {stream.chunk_frames} is larger than ring_frames {stream.ring_frames}: "
-            "two frames of one chunk would share a slot"
-        )
-    for kind, ring_frames in stream.rings.items():
-        if not stream.chunk_frames <= ring_frames <= stream.ring_frames:
-            raise ManifestError(
-                f"{where}.rings.{kind} is {ring_frames}, expected {stream.chunk_frames} (chunk_frames) to "
-                f"{stream.ring_frames} (ring_frames)"
-            )
-
-
-def _check_schedule(schedule: Schedule, where: str) -> None:
-    if {len(schedule.timesteps), len(schedule.sigmas)} != {schedule.denoise_passes}:
-        raise ManifestError(
-            f"{where} has {len(schedule.timesteps)} timesteps and {len(schedule.sigmas)} sigmas, "
-            f"expected {schedule.denoise_passes} of each"
-        )
-    if schedule.shift is not None and schedule.shift <= 0:
-        raise ManifestError(f"{where}.shift is {schedule.shift}, expected a positive number")
-
-
-def _check_golden(golden: Golden, where: str) -> None:
-    chunks = golden.chunks
-    if not chunks or list(chunks) != sorted(set(chunks)):
-        raise ManifestError(f"{where}.chunks is {list(chunks)[:8]}, expected rising chunk numbers")
-    if golden.bounds and len(golden.bounds) != len(chunks):
-        raise ManifestError(
-            f"{where}.bounds has {len(golden.bounds)} entries, expected one for each of the {len(chunks)} chunks"
-        )
-
-
-def _check_video(video: Video, where: str) -> None:
-    Budget(budgets.MAX_PIXELS, "pixels").take(video.height * video.width, where)
-
-
 def _check_pool(pool: Pool, where: str) -> None:
     if not pool.buckets or any(low >= high for low, high in pairwise((0, *pool.buckets))):
         raise ManifestError(f"{where}.buckets are {list(pool.buckets)}, expected rising numbers from 1 on")
@@ -142,9 +104,5 @@ def _check_pool(pool: Pool, where: str) -> None:
 _CHECKS: Mapping[type, Check] = {
     TensorSpec: _check_tensor,
     Call: _check_call,
-    Stream: _check_stream,
-    Schedule: _check_schedule,
-    Golden: _check_golden,
-    Video: _check_video,
     Pool: _check_pool,
 }

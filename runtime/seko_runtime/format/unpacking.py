@@ -27,7 +27,7 @@ from seko_runtime.errors import (
     TarTruncatedError,
 )
 from seko_runtime.format.json_fields import MAX_JSON_BYTES
-from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry
+from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry, Manifest
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.format.paths import check_relative_path
 from seko_runtime.format.tar_format import (
@@ -93,7 +93,7 @@ def unpack_artifact(
             signature = reader.first(SIGNATURE_FILE, MAX_SIGNATURE_BYTES, block)
             block = reader.take(BLOCK_BYTES)
         check_signature(document, signature, trust)
-        manifest = parse_manifest(document)
+        manifest = parse_manifest(document, Manifest)
         _check_tree(manifest.files)
         reader.check_length(tar_bytes(document, signature, manifest.files))
         heads = {MANIFEST_FILE: document} | ({} if signature is None else {SIGNATURE_FILE: signature})

@@ -11,11 +11,11 @@ from seko_runtime.backends import open_backend, runtime_backend
 from seko_runtime.backends.base import Backend
 from seko_runtime.backends.memory import Engine
 from seko_runtime.errors import BackendMissingError, EngineLoadError, SekoRuntimeError, UsageError
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.host.faults import machine_faults, of_machine, told
 from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifact, read_manifest
 from seko_runtime.opening.golden import relative_error
 from seko_runtime.opening.opened import OpenArtifact
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.rank_place import ALONE, RankPlace
 
 __all__ = [
@@ -76,7 +76,7 @@ def open_rank(
     return OpenArtifact(checked, backend, engines, weights, memory, place)
 
 
-def _place(manifest: Manifest, rank: int) -> RankPlace:
+def _place(manifest: VideoManifest, rank: int) -> RankPlace:
     """Return the place of the process with this rank, which has joined the others."""
     if manifest.ranks == 1:
         return ALONE
@@ -99,7 +99,7 @@ def _loaded(backend: Backend, checked: CheckedArtifact, spared: Collection[str])
         ) from fault
 
 
-def check_ranks(manifest: Manifest, ranks: int | None) -> None:
+def check_ranks(manifest: VideoManifest, ranks: int | None) -> None:
     """Refuse a number of ranks that an artifact was not built for.
 
     Raises

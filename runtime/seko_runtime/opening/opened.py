@@ -13,16 +13,15 @@ from seko_runtime.arguments import whole_number
 from seko_runtime.backends.base import Backend
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import ArtifactError, DeviceMemoryError, UsageError
-from seko_runtime.executor.buffers_check import TEXT_BUFFER, made_of, text_vocabulary
-from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.opening.checked_artifact import CheckedArtifact
 from seko_runtime.opening.golden import ChunkError
 from seko_runtime.opening.recording import Recording
 from seko_runtime.video.call_lock import CallLock, under_lock
+from seko_runtime.video.contract import TEXT_BUFFER, made_of, resolve_video, text_vocabulary
 from seko_runtime.video.inputs import Inputs
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.prompts import PROMPT_CACHE
 from seko_runtime.video.rank_place import ALONE, RankPlace
@@ -82,7 +81,7 @@ class OpenArtifact:
         self._captures = True
         self._closed = False
         self._call_lock = CallLock("the artifact is closed; open it again with open_artifact()", waits=True)
-        spec = self.manifest.text
+        spec = self.manifest.workload.text
         if spec is None:
             self._prompt_ids = None
         else:
@@ -163,7 +162,7 @@ class OpenArtifact:
             if self._prompt_ids is not None:
                 prompt = self._recording.prompt
             text = self.golden_text() if prompt is None else None
-        if reference is None and self.manifest.stream.reference_frames:
+        if reference is None and self.manifest.workload.stream.reference_frames:
             reference = self._recording.reference()
         if inputs is None:
             inputs = {**self._recording.inputs(None), **with_portrait(self.manifest, None, reference)}
@@ -293,7 +292,7 @@ class OpenArtifact:
         SessionClosedError
             If the artifact is closed.
         """
-        golden = self.manifest.golden
+        golden = self.manifest.workload.golden
         if golden is None:
             raise UsageError("this artifact holds no golden to verify against; rebuild it")
         errors = []
@@ -336,7 +335,7 @@ class OpenArtifact:
 
     def _scheduled(
         self, steps: int | None, shift: float | None
-    ) -> tuple[Memory, Manifest, Programs, Mapping[str, Tensor]]:
+    ) -> tuple[Memory, VideoManifest, Programs, Mapping[str, Tensor]]:
         """Return a new memory, and manifest, programs and weights for the caller's passes or the artifact's."""
         manifest, programs, weights = self.manifest, self._programs, self._weights
         memory = self._backend.memory()
@@ -413,29 +412,29 @@ class OpenArtifact:
         self.close()
 
 
-def _admit(manifest: Manifest, memory: Memory) -> None:
+def _admit(manifest: VideoManifest, memory: Memory) -> None:
     """Refuse a pool whose buffers alone do not fit on the device; engines need more while they run."""
     needed = sum(buffer.nbytes for buffer in manifest.buffers)
     free = memory.free_bytes()
     if needed > free:
-        own = needed // manifest.stream.batch
+        own = needed // manifest.state_rows
         raise DeviceMemoryError(
             f"a pool of {manifest.rows} sessions takes {needed} bytes, about {own} each; {free} are free: close what "
             f"else runs there, or rebuild with --sessions {max(0, free // own - 1)} or fewer"
         )
 
 
-def _resolved_anew(manifest: Manifest) -> Programs:
+def _resolved_anew(manifest: VideoManifest) -> Programs:
     """Return the programs of a manifest with other passes; UsageError if anything else depends on their number."""
     try:
-        return resolve_programs(manifest)
+        return resolve_video(manifest)
     except ArtifactError as error:
-        passes = manifest.schedule.denoise_passes
+        passes = manifest.workload.schedule.denoise_passes
         raise UsageError(f"this artifact cannot run {passes} denoise passes: {error}") from None
 
 
 def _uploaded(
-    manifest: Manifest, tables: Mapping[str, NDArray[np.generic]], memory: Memory
+    manifest: VideoManifest, tables: Mapping[str, NDArray[np.generic]], memory: Memory
 ) -> dict[str, Tensor]:
     """Upload the tables that replace weights."""
     with memory.ordered():

@@ -13,13 +13,14 @@ from seko_runtime.errors import (
     RankLostError,
     UsageError,
 )
-from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP, Manifest
+from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP
 from seko_runtime.opening.golden import ChunkError
 from seko_runtime.opening.opened import OpenArtifact, Opening
 from seko_runtime.parallel.group import RankGroup
 from seko_runtime.parallel.torchrun import meeting_of_torchrun
 from seko_runtime.parallel.worker import serve
 from seko_runtime.video.call_lock import CallLock
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.ranked_streams import CALL_S, RankedSession, RankedStreams
 
 PROCESS = "seko_runtime.opening.rank_process"
@@ -51,7 +52,7 @@ class RankedArtifact(OpenArtifact):
     def __init__(
         self,
         path: str | Path,
-        manifest: Manifest,
+        manifest: VideoManifest,
         digest: str,
         device: str,
         *,
@@ -121,7 +122,7 @@ class RankedArtifact(OpenArtifact):
 
 def rank_facts(
     path: str | Path,
-    manifest: Manifest,
+    manifest: VideoManifest,
     device: str,
     *,
     trust: str | Path | None = None,
@@ -137,12 +138,12 @@ def rank_facts(
     }
 
 
-def rank_groups(manifest: Manifest) -> list[str]:
+def rank_groups(manifest: VideoManifest) -> list[str]:
     """Return the names of the process groups that the engines take."""
     return [RANK_GROUP, DECODE_GROUP] if manifest.shares_decoding else [RANK_GROUP]
 
 
-def rank_devices(manifest: Manifest, device: str) -> list[str]:
+def rank_devices(manifest: VideoManifest, device: str) -> list[str]:
     """Return each rank's device, from rank 0's on.
 
     Raises

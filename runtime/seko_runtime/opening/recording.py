@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import shown, whole_number
 from seko_runtime.errors import UsageError
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.opening.golden import (
     ChunkError,
@@ -21,6 +20,7 @@ from seko_runtime.opening.golden import (
     worst_cache_error,
 )
 from seko_runtime.video.inputs import as_array
+from seko_runtime.video.manifest import VideoManifest
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,24 @@ class Recording:
 
     Parameters
     ----------
-    manifest : Manifest
+    manifest : VideoManifest
         The artifact's.
     tensors : mapping of str to MappedTensor
         The golden's file.
     """
 
-    manifest: Manifest
+    manifest: VideoManifest
     tensors: Mapping[str, MappedTensor]
 
     @property
     def prompt(self) -> str | None:
         """The sentence that stands in for a text, where the golden holds a sentence alone."""
-        golden = self.manifest.golden
+        golden = self.manifest.workload.golden
         return golden.prompt if golden is not None and golden.text is None else None
 
     def text(self) -> NDArray[np.generic]:
         """Text embeddings; UsageError if there are none."""
-        golden = self.manifest.golden
+        golden = self.manifest.workload.golden
         if golden is None or golden.text is None:
             raise UsageError(
                 "this artifact holds no text to fall back on; give the text encoder's output as text"
@@ -55,14 +55,14 @@ class Recording:
 
     def reference(self) -> NDArray[np.generic] | None:
         """Latents of the reference frames, if it holds any."""
-        golden = self.manifest.golden
+        golden = self.manifest.workload.golden
         if golden is None or golden.reference is None:
             return None
         return self.tensors[golden.reference].to_numpy()
 
     def inputs(self, chunk: int | None) -> dict[str, NDArray[np.generic]]:
         """Values of the caller's inputs, as `OpenArtifact.golden_inputs` gives them."""
-        golden = self.manifest.golden
+        golden = self.manifest.workload.golden
         recorded = 0 if golden is None or chunk is None else chunk % (golden.chunks[-1] + 1)
         found = {}
         for one in self.manifest.caller_inputs:
@@ -80,7 +80,7 @@ class Recording:
         video: NDArray[np.uint8] | None,
     ) -> ChunkError:
         """Return how far a chunk is from the recorded one; UsageError if it was not recorded."""
-        golden, tensors = self.manifest.golden, self.tensors
+        golden, tensors = self.manifest.workload.golden, self.tensors
         number = whole_number(number, "number", 0)
         if golden is None or number not in golden.chunks:
             raise UsageError(f"chunk {shown(number)} is not in this artifact's golden")

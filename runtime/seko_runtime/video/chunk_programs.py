@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seko_runtime.executor.program import BoundProgram
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.format.program_key import ProgramKey
+from seko_runtime.video.manifest import VideoManifest
 
 ChunkCall = tuple[int, bool]  # a launch's bucket, and whether the caches of all rows that it is for are full
 
@@ -47,10 +47,10 @@ class ChunkPrograms:
 
 
 def chunk_programs(
-    manifest: Manifest, bound: Mapping[str, Sequence[BoundProgram]]
+    manifest: VideoManifest, bound: Mapping[str, Sequence[BoundProgram]]
 ) -> dict[ChunkCall, ChunkPrograms]:
     """Return the programs of a chunk for each call."""
-    buckets: dict[int, int | None] = {manifest.stream.batch: None}
+    buckets: dict[int, int | None] = {manifest.state_rows: None}
     if manifest.pool is not None:
         buckets = {bucket: bucket for bucket in manifest.pool.buckets}
     chunk = {}

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import StaleChunkError, TornStreamError
-from seko_runtime.executor.buffers_check import DECODE_LATENTS, VIDEO, VIDEO_FIRST
 from seko_runtime.executor.program import BoundProgram
 from seko_runtime.host.faults import captured
+from seko_runtime.video.contract import DECODE_LATENTS, VIDEO, VIDEO_FIRST
 
 FRAME_BLOCKS = 4  # of a row: a chunk's frames can be read until the fourth after it is queued
 

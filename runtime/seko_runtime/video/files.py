@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import DiskError, UsageError
-from seko_runtime.format.manifest import Stream, Video
 from seko_runtime.format.whole_files import check_file_place, disk_faults, whole_file
 from seko_runtime.host.end_signals import held_signals
+from seko_runtime.video.manifest import Stream, Video
 from seko_runtime.video.pipes import Pipe, is_pipe, open_pipe
 from seko_runtime.video.preview import preview_frames
 from seko_runtime.video.sinks import FORMS, import_av, open_sink
@@ -68,6 +68,7 @@ class ChunkWriter:
         chunks: int,
         video: Video | None = None,
         *,
+        rows: int = 1,
         form: str | None = None,
         descriptor: int | None = None,
         sound: NDArray[np.float32] | None = None,
@@ -75,7 +76,7 @@ class ChunkWriter:
         self.form = output_form(path, form)
         self._name = "stdout" if path == STDOUT else str(path)
         self._path = path
-        self._stream = stream
+        self._stream, self._rows = stream, rows
         self._chunks = chunks
         self._video = video
         self._descriptor, self._sound = descriptor, sound
@@ -109,7 +110,7 @@ class ChunkWriter:
             with self._disk_errors():
                 self._file = self._open()
                 self._sink = open_sink(
-                    self.form, self._file, self._stream, self._chunks, self._video, self._sound
+                    self.form, self._file, self._stream, self._rows, self._chunks, self._video, self._sound
                 )
             return self
         except BaseException:

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from seko_runtime.arguments import mapping_of, shown
 from seko_runtime.backends.device_tensor import BFLOAT16, host_dtype, to_bytes
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.buffers_check import saved_input
-from seko_runtime.format.manifest import InputSpec, Manifest, TensorSpec
+from seko_runtime.format.manifest import InputSpec, TensorSpec
 from seko_runtime.video.clocks import KeptChunk
+from seko_runtime.video.contract import saved_input
+from seko_runtime.video.manifest import VideoManifest
 
 Array = NDArray[Any]
 Inputs = Mapping[str, object]  # arrays by the input's name
@@ -32,13 +33,13 @@ class CallerInputs:
 
     Parameters
     ----------
-    manifest : Manifest
+    manifest : VideoManifest
         Its table of inputs is checked against its buffers.
     kept_slots : int
         Number of chunks that are kept for a rebuild.
     """
 
-    def __init__(self, manifest: Manifest, kept_slots: int) -> None:
+    def __init__(self, manifest: VideoManifest, kept_slots: int) -> None:
         self._all = {spec.name: spec for spec in manifest.caller_inputs}
         self._steady = {name: spec for name, spec in self._all.items() if spec.per in ("session", "prompt")}
         self._specs = {name: spec for name, spec in self._all.items() if name not in self._steady}

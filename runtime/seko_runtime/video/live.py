@@ -12,16 +12,18 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import TornStreamError, UsageError
-from seko_runtime.executor.buffers_check import CONDITIONING_LATENTS, RANK, REFERENCE_LATENTS, TEXT_BUFFER
 from seko_runtime.executor.cache_offload import CacheOffload
+from seko_runtime.executor.contract import RANK
 from seko_runtime.executor.program import BoundProgram, BoundTensors
 from seko_runtime.executor.resolved import Programs
-from seko_runtime.format.manifest import EngineSpec, Manifest, TensorSpec
+from seko_runtime.format.manifest import EngineSpec, TensorSpec
 from seko_runtime.host.faults import captured
 from seko_runtime.video.chunk_programs import ChunkCall, chunk_programs
 from seko_runtime.video.clocks import KeptChunk, RowClocks
+from seko_runtime.video.contract import CONDITIONING_LATENTS, REFERENCE_LATENTS, TEXT_BUFFER, video_contract
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.inputs import CallerInputs, check_magnitude
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.positions import Positions
 from seko_runtime.video.rank_place import ALONE, RankPlace
 
@@ -47,7 +49,7 @@ class Live:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: VideoManifest,
         programs: Programs,
         engines: Mapping[str, Engine],
         weights: Mapping[str, Tensor],
@@ -66,7 +68,8 @@ class Live:
             spec.name: memory.allocate(spec.on_device) for spec in manifest.buffers if spec.role != "chunk"
         }
         self.buffers.update(self.host.tensors)
-        self._layers = CacheOffload(manifest, programs, self.buffers, memory)
+        units = video_contract(manifest).units
+        self._layers = CacheOffload(manifest, programs, units, self.buffers, memory)
         self.engine_specs = {engine.name: engine for engine in manifest.engines}
         tensors = BoundTensors(engines, self.engine_specs, weights, self.buffers, memory, self._layers)
         bound = {
@@ -86,14 +89,14 @@ class Live:
         self.once = rank.encoders(programs, bound, self.buffers)
         self.chunk = chunk_programs(manifest, bound)
         self.replays: dict[ChunkCall, Callable[[], None]] = {}
-        latents = self.specs[manifest.output]
+        latents = self.specs[manifest.workload.output]
         kept_shape = (manifest.rows, *latents.shape[1:])
         self._kept = [
             memory.allocate(TensorSpec(f"kept.{place}", kept_shape, latents.dtype))
             for place in range(clocks.kept_slots)
         ]
         self.decoder: Decoder | None = None
-        if manifest.video is not None:
+        if manifest.workload.video is not None:
             decode_buffers = [spec.name for spec in manifest.buffers if spec.role == "decode"]
             self.decoder = Decoder(
                 bound["decode_first"],
@@ -107,7 +110,7 @@ class Live:
     @property
     def latents(self) -> Tensor:
         """The buffer of a finished chunk's latents; axis 0 is the batch index."""
-        return self.buffers[self._manifest.output]
+        return self.buffers[self._manifest.workload.output]
 
     def prepare(self) -> None:
         """Run every program once, clear what that wrote, and capture if the memory does so.
@@ -193,7 +196,7 @@ class Live:
         for spec in self._manifest.buffers:
             if spec.role == "cache":
                 axis = int(spec.layered)
-                tokens = spec.shape[axis] // self._manifest.stream.batch * self._manifest.call_rows
+                tokens = spec.shape[axis] // self._manifest.state_rows * self._manifest.call_rows
                 whole = self._layers.homes.get(spec.name, self.buffers[spec.name])
                 read = self._memory.read(self._memory.every(whole, axis, step))
                 sample[spec.name] = read[(slice(None),) * axis + (slice(-(-tokens // step)),)]
@@ -248,7 +251,8 @@ class Live:
         ring, bucket = self._clocks.ring, self._bucket(positions.rows)
         places = range(len(positions.rows)) if places is None else places
         host = self.host.acquire()
-        for name, values in positions.values(ring, self._manifest.stream, bucket, places).items():
+        stream, spare = self._manifest.workload.stream, self._manifest.state_rows - 1
+        for name, values in positions.values(ring, stream, bucket, places, spare).items():
             if name in host:
                 host[name][:bucket] = values
         if RANK in host:
@@ -363,12 +367,12 @@ class Live:
         """Return whether a buffer can be split into rows."""
         spec = self.specs[buffer]
         axis = int(spec.layered)
-        return len(spec.shape) > axis and not spec.shape[axis] % self._manifest.stream.batch
+        return len(spec.shape) > axis and not spec.shape[axis] % self._manifest.state_rows
 
     def row_of(self, buffer: str, row: int) -> Tensor:
         """Return a view of a row's part of a buffer; layers, if any, stay the leading axis."""
         spec = self.specs[buffer]
-        return self._memory.row(self.buffers[buffer], int(spec.layered), row, self._manifest.stream.batch)
+        return self._memory.row(self.buffers[buffer], int(spec.layered), row, self._manifest.state_rows)
 
     def drop(self) -> None:
         """Release graphs first, then the tensors that they use."""

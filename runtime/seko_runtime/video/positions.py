@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.executor.buffers_check import CALL_ROWS, CONDITIONING_FRAMES, group_buffer
-from seko_runtime.format.manifest import Stream
+from seko_runtime.executor.contract import CALL_ROWS
+from seko_runtime.video.contract import CONDITIONING_FRAMES, group_buffer
+from seko_runtime.video.manifest import Stream
 from seko_runtime.video.ring import Ring
 
 
@@ -50,9 +51,9 @@ class Positions:
         return [part for part in parts if part]
 
     def values(
-        self, ring: Ring, stream: Stream, bucket: int, batch_indices: Sequence[int]
+        self, ring: Ring, stream: Stream, bucket: int, batch_indices: Sequence[int], spare: int
     ) -> dict[str, NDArray[np.int64]]:
-        """Return the chunk buffers of a launch of ``bucket`` rows; batch indices not named get the spare row."""
+        """Return the chunk buffers of a launch of ``bucket`` rows; batch indices not named get the row ``spare``."""
         own = list(batch_indices)
 
         def filled(values: Sequence[Any] | NDArray[np.int64], empty: Any) -> NDArray[np.int64]:
@@ -66,7 +67,7 @@ class Positions:
             "seeds": filled(self.seeds, 0),
             "frames": filled(self.frames, range(ring.chunk_frames)),
             CONDITIONING_FRAMES: filled(given, 0),
-            CALL_ROWS: filled(self.rows, stream.batch - 1),
+            CALL_ROWS: filled(self.rows, spare),
         }
         for group, frames in {"": ring.ring_frames, **stream.rings}.items():
             held = replace(ring, ring_frames=frames)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.format.manifest import Stream
+from seko_runtime.video.manifest import Stream
 
 LABEL = "LATENT PREVIEW"  # in a file's own comment
 CONTRAST = 0.22  # of full scale per standard deviation: two of them reach from grey to black or white

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from seko_runtime.arguments import whole_number
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.buffers_check import TEXT_BUFFER, TEXT_ENCODED, TEXT_IDS
 from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.video.contract import TEXT_BUFFER, TEXT_ENCODED, TEXT_IDS
 from seko_runtime.video.live import Live
 from seko_runtime.video.text import TokenIds, clean_prompt, prompt_key
 

@@ -8,8 +8,8 @@ from itertools import chain
 
 from seko_runtime.backends.memory import Tensor
 from seko_runtime.executor.program import BoundProgram
-from seko_runtime.executor.programs_check import ENCODER_PROGRAMS
 from seko_runtime.executor.resolved import Programs
+from seko_runtime.video.contract import ENCODER_PROGRAMS
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import SekoRuntimeError, UsageError
-from seko_runtime.executor.buffers_check import HEADS_AXIS, PICTURE_AXIS
+from seko_runtime.executor.contract import HEADS_AXIS
 from seko_runtime.format.json_fields import Fields
-from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.parallel.group import RankGroup
 from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.conditioning.voice import AudioWindows, Voice
+from seko_runtime.video.contract import PICTURE_AXIS
 from seko_runtime.video.inputs import Inputs
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.session import Session
 from seko_runtime.video.snapshot import RowState, read_numbers
 from seko_runtime.video.streams import CLOSED, Streams
@@ -48,13 +50,15 @@ class RankedStreams(Streams):
         ``open_session`` or ``open_pool``, and its arguments by name.
     """
 
-    def __init__(self, manifest: Manifest, group: RankGroup, command: str, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, manifest: VideoManifest, group: RankGroup, command: str, facts: Mapping[str, Any]
+    ) -> None:
         self.manifest = manifest
         self._live: Any = group
         self.call_lock = CallLock(CLOSED)
         self._row_chunks: dict[int, Chunk] = {}
         self._layout: dict[str, TensorSpec] = {}
-        self._stats = SessionStats(0, 0, 0, manifest.kv.pool_bytes)
+        self._stats = SessionStats(0, 0, 0, manifest.workload.kv.pool_bytes)
         self.overlaps = bool(self.asked(command, facts, patient=True)[0])
 
     decodes_beside = property(lambda self: self.overlaps)
@@ -95,7 +99,7 @@ class RankedStreams(Streams):
 
     def decoder(self) -> Any:
         """Return what reads video frames: itself. UsageError if the artifact makes no video."""
-        if self.manifest.video is None:
+        if self.manifest.workload.video is None:
             raise UsageError("this artifact makes no video; read latents with run_chunk().to_host()")
         return self
 
@@ -198,7 +202,7 @@ class RankedSession(Session):
         self._streams = streams
 
 
-def split_axes(manifest: Manifest) -> dict[str, int]:
+def split_axes(manifest: VideoManifest) -> dict[str, int]:
     """Return the axis of a row's tensor of which each rank has a share, by name: heads, or rows of pictures."""
     axes = {one.name: HEADS_AXIS for one in manifest.buffers if one.role == "cache" and one.layered}
     return axes | {one.name: one.rank_axis - 1 for one in manifest.buffers if one.rank_axis}

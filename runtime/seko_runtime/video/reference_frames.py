@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 from seko_runtime.arguments import mapping_of
 from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.buffers_check import IMAGE, IMAGE_LATENTS, REFERENCE_LATENTS
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.conditioning import NO_ENCODER, per_row
+from seko_runtime.video.contract import IMAGE, IMAGE_LATENTS, REFERENCE_LATENTS
 from seko_runtime.video.inputs import Inputs, as_array, check_magnitude
 from seko_runtime.video.live import Live
+from seko_runtime.video.manifest import VideoManifest
 
 PORTRAIT = (
     "portrait"  # kind of an input that the first reference picture gives, unless the caller gives another
 )
 
 
-def with_portrait(manifest: Manifest, inputs: Inputs | None, reference: object) -> Inputs:
+def with_portrait(manifest: VideoManifest, inputs: Inputs | None, reference: object) -> Inputs:
     """Return the caller's inputs with the portrait, unless they have it or the reference is latents."""
     found, given = as_array(reference, "reference"), mapping_of(inputs, "inputs")
     name = next((one.name for one in manifest.caller_inputs if one.kind == PORTRAIT), None)
@@ -31,7 +31,7 @@ def with_portrait(manifest: Manifest, inputs: Inputs | None, reference: object) 
 
 
 def set_reference(
-    live: Live, manifest: Manifest, memory: Memory, rows: Sequence[int], reference: object
+    live: Live, manifest: VideoManifest, memory: Memory, rows: Sequence[int], reference: object
 ) -> bool:
     """Store rows' reference frames in the buffer from which their caches are written.
 
@@ -55,7 +55,7 @@ def set_reference(
     UsageError
         If they are missing or too many, or shape, dtype or numbers do not fit.
     """
-    count = manifest.stream.reference_frames
+    count = manifest.workload.stream.reference_frames
     if reference is None and not count:
         return False
     if reference is None:
@@ -72,7 +72,7 @@ def set_reference(
 
 
 def check_reference(
-    manifest: Manifest, found: NDArray[np.generic], rows: Sequence[int]
+    manifest: VideoManifest, found: NDArray[np.generic], rows: Sequence[int]
 ) -> list[tuple[int, NDArray[np.generic]]]:
     """Check reference frames, and return a pair (row, its frames) for each row, for `set_reference`.
 
@@ -81,7 +81,7 @@ def check_reference(
     UsageError
         As `set_reference`.
     """
-    count = manifest.stream.reference_frames
+    count = manifest.workload.stream.reference_frames
     if not count:
         raise UsageError("this artifact has no reference frames; rebuild it with --reference-frames N")
     pictures = found.dtype == np.uint8
@@ -92,7 +92,7 @@ def check_reference(
         found = found[None] if found.ndim == 3 else found
         given, shape = found.shape[-4] if found.ndim > 3 else 0, (count, *size)
     else:
-        channels, *sides = manifest.stream.latent_shape
+        channels, *sides = manifest.workload.stream.latent_shape
         given, shape = found.shape[-3] if found.ndim > 3 else 0, (channels, count, *sides)
     if given > count:
         raise UsageError(

@@ -10,12 +10,13 @@ import numpy as np
 from seko_runtime.arguments import shown
 from seko_runtime.backends.memory import Memory, Parked, Tensor
 from seko_runtime.errors import TornStreamError, UsageError
-from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.video.chunk import Readable
 from seko_runtime.video.clocks import RowClocks, checked_seeds
 from seko_runtime.video.conditioning import ConditioningFrames
 from seko_runtime.video.inputs import CallerInputs, as_array
 from seko_runtime.video.live import Live
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.reference_frames import check_reference, set_reference, with_portrait
 from seko_runtime.video.ring import Ring
 from seko_runtime.video.snapshot import RowNumbers, RowState, check_numbers
@@ -71,7 +72,7 @@ class RowStreams:
 
     Parameters
     ----------
-    manifest : Manifest
+    manifest : VideoManifest
         Its stream and inputs are used.
     memory : Memory
         The session's.
@@ -84,8 +85,8 @@ class RowStreams:
         Rows that are being advanced, or were when Ctrl-C came: it is not known where they stand.
     """
 
-    def __init__(self, manifest: Manifest, memory: Memory) -> None:
-        stream = manifest.stream
+    def __init__(self, manifest: VideoManifest, memory: Memory) -> None:
+        stream = manifest.workload.stream
         layout = (stream.sink_frames, stream.ring_frames, stream.chunk_frames)
         self._manifest, self._memory = manifest, memory
         self.clocks = RowClocks(Ring(*layout, stream.reference_frames), manifest.rows)
@@ -159,7 +160,7 @@ class RowStreams:
             self.torn.discard(row)
 
     def _check_rewind(self, live: Live, row: int, chunk: int) -> None:
-        stream, made = self._manifest.stream, self.clocks.made(row)
+        stream, made = self._manifest.workload.stream, self.clocks.made(row)
         earliest = self.clocks.earliest(row, min((stream.ring_frames, *stream.rings.values())))
         why = "the cache holds no frames that it would need"
         # The decoder's caches are made again, from the first chunk on.
@@ -255,7 +256,7 @@ class RowStreams:
         self.inputs.restart(row)
         self.voices.put(row, None)
         self.rebuild_due.discard(row)
-        if self._manifest.stream.reference_frames:
+        if self._manifest.workload.stream.reference_frames:
             self.rebuild_due.add(row)
         if live.decoder is not None:
             live.decoder.restart(row)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import real_number, whole_number
 from seko_runtime.errors import UsageError
-from seko_runtime.format.manifest import Manifest, Schedule
+from seko_runtime.video.manifest import Schedule, VideoManifest
 
 MAX_PASSES = 1024  # as a manifest may say
 LAST_TIME = 1000.0  # the time of pure noise
@@ -110,13 +110,13 @@ def sigmas_of(timesteps: Sequence[float]) -> tuple[float, ...]:
 
 
 def rescheduled(
-    manifest: Manifest, steps: int | None, shift: float | None
-) -> tuple[Manifest, dict[str, NDArray[np.generic]]]:
+    manifest: VideoManifest, steps: int | None, shift: float | None
+) -> tuple[VideoManifest, dict[str, NDArray[np.generic]]]:
     """Return a manifest for a session with its own passes, and the tables that replace the weights.
 
     Parameters
     ----------
-    manifest : Manifest
+    manifest : VideoManifest
         The artifact's.
     steps : int or None
         Denoise passes; default: the artifact's.
@@ -129,7 +129,7 @@ def rescheduled(
         If the artifact states no shift and none is given, its engines do not read timesteps from a table or read
         other tables that were made for its times, or it has a cache for each pass and another number is asked for.
     """
-    old = manifest.schedule
+    old = manifest.workload.schedule
     shift = old.shift if shift is None else shift
     if shift is None:
         raise UsageError("this artifact does not say the shift of its schedule; give shift beside steps")
@@ -139,7 +139,7 @@ def rescheduled(
         raise UsageError(
             f"steps is {len(timesteps)}, but this artifact has a cache for each of its {old.denoise_passes} passes"
         )
-    chunk_frames = manifest.stream.chunk_frames
+    chunk_frames = manifest.workload.stream.chunk_frames
     tables = schedule_tables(timesteps, old.context_timestep, manifest.call_rows, chunk_frames)
     own = {weight.name for weight in manifest.weights} & set(tables)
     if "schedule.timestep" not in own:
@@ -157,4 +157,5 @@ def rescheduled(
     schedule = Schedule(
         len(timesteps), timesteps, sigmas_of(timesteps), old.context_timestep, old.sampler, shift
     )
-    return replace(manifest, schedule=schedule, weights=weights), {name: tables[name] for name in own}
+    workload = replace(manifest.workload, schedule=schedule)
+    return replace(manifest, workload=workload, weights=weights), {name: tables[name] for name in own}

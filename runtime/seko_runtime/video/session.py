@@ -12,11 +12,11 @@ from seko_runtime.arguments import flag, is_whole, iterates, shown, whole_number
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import UsageError
 from seko_runtime.executor.resolved import Programs
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.chunk import Chunk, ChunkMaker, SessionStats
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import Camera, steered
 from seko_runtime.video.inputs import Inputs
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.prompts import PROMPT_CACHE
 from seko_runtime.video.rank_place import ALONE, RankPlace
 from seko_runtime.video.reference_frames import with_portrait
@@ -59,7 +59,7 @@ class Session:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: VideoManifest,
         engines: Mapping[str, Engine],
         weights: Mapping[str, Tensor],
         memory: Memory,
@@ -111,7 +111,7 @@ class Session:
             streams.set_conditioning(self._rows, image, conditioning_latents)
             streams.set_reference(self._rows, reference)
             streams.prepare()
-            if manifest.video is not None:
+            if manifest.workload.video is not None:
                 for row in self._rows:
                     streams.decoder().reserve(row)
         except BaseException:

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError, VideoWriterError
-from seko_runtime.format.manifest import Stream, Video
 from seko_runtime.host.faults import told
 from seko_runtime.video.conditioning.voice import RATE
+from seko_runtime.video.manifest import Stream, Video
 from seko_runtime.video.preview import LABEL
 
 FORMS = ("npy", "y4m", "mp4", "raw")
@@ -59,15 +59,18 @@ def open_sink(
     form: str,
     file: BinaryIO,
     stream: Stream,
+    rows: int,
     chunks: int,
     video: Video | None,
     sound: NDArray[np.float32] | None = None,
 ) -> Sink:
-    """Return the writer of one of `FORMS` to an open file; the caller closes the file. Only mp4 has sound."""
+    """Return the writer of one of `FORMS` for so many rows to an open file, which the caller closes. Only mp4 has
+    sound.
+    """
     if form == "npy":
-        return NpySink(file, stream, chunks)
+        return NpySink(file, stream, rows, chunks)
     size = (stream.height, stream.width) if video is None else (video.height, video.width)
-    height, width = size[0], size[1] * stream.batch
+    height, width = size[0], size[1] * rows
     if form == "raw":
         return RawSink(file)
     if form == "y4m":
@@ -78,12 +81,12 @@ def open_sink(
 class NpySink:
     """Latents as float32 [chunks, B, C, F, h, w], written chunk by chunk: a full disk is an error, not a crash."""
 
-    def __init__(self, file: BinaryIO, stream: Stream, chunks: int) -> None:
+    def __init__(self, file: BinaryIO, stream: Stream, batch: int, chunks: int) -> None:
         channels, rows, columns = stream.latent_shape
         self._file = file
         self._left = chunks
         self._chunks = chunks
-        self._shape = (stream.batch, channels, stream.chunk_frames, rows, columns)
+        self._shape = (batch, channels, stream.chunk_frames, rows, columns)
         self._write_header(chunks)
 
     def write(self, pictures: Iterable[NDArray[Any]]) -> None:

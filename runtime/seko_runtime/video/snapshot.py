@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import HostBytes, Parked
 from seko_runtime.errors import ManifestError, SafetensorsHeaderError, SnapshotError, UsageError
-from seko_runtime.executor.buffers_check import saved_input
 from seko_runtime.format.artifact_files import FILE_FLAGS
 from seko_runtime.format.json_fields import Fields, as_integer, parse_json
-from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import map_safetensors
 from seko_runtime.format.whole_files import whole_file
 from seko_runtime.host.faults import lacks, machine_faults
 from seko_runtime.video.clocks import RowClock
 from seko_runtime.video.conditioning.voice import Voice
+from seko_runtime.video.contract import saved_input
+from seko_runtime.video.manifest import VideoManifest
 
 VERSION = 1
 _FACTS = "seko.snapshot"  # the tensor that holds the facts as JSON: hashed with the others
@@ -189,7 +190,7 @@ def read_snapshot(
     return RowState(numbers, HostBytes(parts), inputs)
 
 
-def stream_content(manifest: Manifest) -> str:
+def stream_content(manifest: VideoManifest) -> str:
     """Return SHA-256 of what gives a stream's numbers their meaning, whatever ranks and sessions; "" without hashes."""
     files = {one.file for one in manifest.weights}
     if not files <= manifest.files.keys():
@@ -197,9 +198,9 @@ def stream_content(manifest: Manifest) -> str:
     facts = [
         {file: manifest.files[file].sha256 for file in files},
         dict(manifest.model),
-        asdict(replace(manifest.stream, batch=1)),
-        asdict(manifest.schedule),
-        manifest.kv.scheme,
+        asdict(manifest.workload.stream),
+        asdict(manifest.workload.schedule),
+        manifest.workload.kv.scheme,
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -214,11 +215,11 @@ def checked_key(key: object) -> bytes | None:
     )
 
 
-def check_numbers(numbers: RowNumbers, manifest: Manifest) -> None:
+def check_numbers(numbers: RowNumbers, manifest: VideoManifest) -> None:
     """Raise a SnapshotError if no stream of this artifact can have such numbers. Clocks are checked when they are
     set.
     """
-    most = manifest.stream.chunk_frames
+    most = manifest.workload.stream.chunk_frames
     if numbers.conditioning_frames > most:
         raise SnapshotError(
             f"{numbers.conditioning_frames} conditioning frames, expected at most {most}; take another snapshot"

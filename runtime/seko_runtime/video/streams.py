@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from seko_runtime.arguments import flag, items_of
 from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import SessionClosedError, UsageError
-from seko_runtime.executor.buffers_check import made_of
-from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
-from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.chunk import Chunk, SessionStats
+from seko_runtime.video.contract import made_of, resolve_video
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.inputs import Inputs, check_call
 from seko_runtime.video.live import Live
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.positions import Positions
 from seko_runtime.video.prompts import PROMPT_CACHE, RowPrompts
 from seko_runtime.video.rank_place import ALONE, RankPlace
@@ -41,7 +41,7 @@ class Streams:
 
     Parameters
     ----------
-    manifest : Manifest
+    manifest : VideoManifest
         Its files are not used.
     engines : Mapping[str, Engine]
         By name: callables ``list[tensor] -> list[tensor]``.
@@ -50,7 +50,7 @@ class Streams:
     memory : Memory
         Owned and closed by the streams.
     programs : Programs, optional
-        Result of `resolve_programs(manifest)`, if the caller has it already.
+        Result of `resolve_video(manifest)`, if the caller has it already.
     prompt_ids : TokenIds, optional
         The artifact's tokenizer; without it no sentences are accepted.
     digest : str
@@ -73,7 +73,7 @@ class Streams:
     @machine_faults()
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: VideoManifest,
         engines: Mapping[str, Engine],
         weights: Mapping[str, Tensor],
         memory: Memory,
@@ -90,13 +90,13 @@ class Streams:
         self._live: Live | None = None
         try:
             overlap = flag(overlap, "overlap")
-            programs = resolve_programs(manifest) if programs is None else programs
+            programs = resolve_video(manifest) if programs is None else programs
             self._rows = RowStreams(manifest, memory)
             self.clocks, self.seeds = self._rows.clocks, self._rows.seeds
             self.conditioning, self.inputs = self._rows.conditioning, self._rows.inputs
             self._chunks = self._launches = 0
             self._prompts: RowPrompts | None = None
-            if manifest.text is not None and prompt_ids is not None:
+            if manifest.workload.text is not None and prompt_ids is not None:
                 self._prompts = RowPrompts(memory, prompt_ids, digest, prompt_cache)
             with memory.ordered():
                 self._live = Live(
@@ -182,7 +182,9 @@ class Streams:
         clocks.chunk_made(rows)
         # `rewind` goes back by the frames of the cache at most.
         heard_at = known.voices.heard_at(rows, first_frames.tolist())
-        known.voices.made(rows, (clocks.first[list(rows)] - self.manifest.stream.cache_frames).tolist())
+        known.voices.made(
+            rows, (clocks.first[list(rows)] - self.manifest.workload.stream.cache_frames).tolist()
+        )
         latents = self.memory.leading(live.latents, len(rows))
         pictures = tuple(zip(rows, numbers, strict=True)) if numbers else ()
         chunk = Chunk(self._chunks, frames, latents, self, self._chunks, pictures, heard_at=heard_at)
@@ -378,7 +380,7 @@ class Streams:
             chunks=self._chunks,
             graph_launches=self._launches,
             captured_graphs=0 if live is None else len(live.replays),
-            pool_bytes=self.manifest.kv.pool_bytes,
+            pool_bytes=self.manifest.workload.kv.pool_bytes,
             prompt_cache_hits=0 if cache is None else cache.hits,
             prompt_cache_misses=0 if cache is None else cache.misses,
         )

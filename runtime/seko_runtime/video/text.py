@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import TokenizerError, TokenizerMissingError, UsageError
-from seko_runtime.format.manifest import Text
+from seko_runtime.video.manifest import Text
 
 MAX_PROMPT_LETTERS = 1 << 16
 NO_TEXT_ENCODER = "this artifact has no text encoder; give the embeddings of one as text"

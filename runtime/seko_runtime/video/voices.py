@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.conditioning.voice import AudioWindows, Voice
 from seko_runtime.video.inputs import Inputs
+from seko_runtime.video.manifest import VideoManifest
 
 
 class Voices:
@@ -18,11 +18,11 @@ class Voices:
 
     Parameters
     ----------
-    manifest : Manifest
+    manifest : VideoManifest
         Its inputs say whether the model hears.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: VideoManifest) -> None:
         self._windows = AudioWindows.of(manifest)
         self._manifest = manifest
         self._required = any(

@@ -22,11 +22,9 @@ from seko_export.goldens.bounds import CACHE_TOLERANCES, TOLERANCES
 from seko_export.goldens.record import eager_session, golden_text
 from seko_runtime.video.ring import Ring
 
-# A lossy peer rounds the chunk that it is making too, in every layer. Rounding to 4 bits moves a token by about a
-# tenth (a step of a third of the spread, over the root of 12); three times that still tells it from any other token,
-# and the network averages over keys, so latents move by less than a token does (0.006 at the tiny shape on a CPU).
+# An engine over a 4-bit cache: rounding to 4 bits moves a token by about a tenth (a step of a third of the spread, over
+# the root of 12), and the network averages over keys, so latents move by less (0.006 at the tiny shape on a CPU).
 LOSSY_LATENTS = 0.05
-LOSSY_CACHE = 0.3
 # An engine whose matmuls are fp8 too: e4m3 numbers are off by up to a sixteenth, in every matmul of every layer. Such
 # an artifact has its own goldens; this bound is there to tell it from another stream.
 FP8_LATENTS = 0.2
@@ -59,10 +57,8 @@ class Verdict:
         return latents and (self.cache is None or self.cache <= self.cache_bound)
 
 
-def bounds(dtype: torch.dtype, *, lossy: bool) -> tuple[float, float]:
-    """Return what latents and cache may be off by: the goldens' tolerances, or the formats'."""
-    if lossy:
-        return LOSSY_LATENTS, LOSSY_CACHE
+def bounds(dtype: torch.dtype) -> tuple[float, float]:
+    """Return what latents and cache of an exact stream may be off by: the goldens' tolerances."""
     return TOLERANCES[dtype]["exact"], CACHE_TOLERANCES[dtype]["exact"]
 
 
@@ -85,7 +81,7 @@ def write_reference(shape: Shape, device: str, path: Path) -> None:
     save_file(kept, path)
 
 
-def judge(stream: Stream, first: Tensor, wrapped: Tensor, reference: Path, *, lossy: bool) -> Verdict:
+def judge(stream: Stream, first: Tensor, wrapped: Tensor, reference: Path) -> Verdict:
     """Compare a stream that has just made the first chunk that evicts.
 
     Parameters
@@ -96,8 +92,6 @@ def judge(stream: Stream, first: Tensor, wrapped: Tensor, reference: Path, *, lo
         [1, C, F, h, w], latents of chunk 0 and of its last chunk.
     reference : Path
         From `write_reference`.
-    lossy : bool
-        Whether the cache is quantised.
     """
     config, wanted = stream.network.config, load_file(reference)
     errors = latents_errors(first, wrapped, wanted)
@@ -113,7 +107,7 @@ def judge(stream: Stream, first: Tensor, wrapped: Tensor, reference: Path, *, lo
             found, truth = frames[places].float().cpu(), wanted[name][number]
             error = ((found - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)).max()
             worst = max(worst, float(error.nan_to_num(torch.inf)))
-    return Verdict(*errors, worst, *bounds(config.dtype, lossy=lossy))
+    return Verdict(*errors, worst, *bounds(config.dtype))
 
 
 def latents_errors(first: Tensor, wrapped: Tensor, wanted: dict[str, Tensor]) -> tuple[float, float]:

@@ -37,7 +37,7 @@ def reference(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def peer(job: dict[str, Any]) -> dict[str, Any]:
-    """Measure one peer; with ``first_only`` no more than its first chunk."""
+    """Measure one peer."""
     from scripts.bench.peers.network import RandomWan, device_weights, make_network
     from scripts.bench.peers.peers import PEERS, Compiler
     from scripts.bench.peers.shapes import SHAPES
@@ -47,8 +47,7 @@ def peer(job: dict[str, Any]) -> dict[str, Any]:
     config = shape.config(_device())
     weights = device_weights(config, RandomWan(shape.model, config.device))
     network = make_network(config, weights, golden_text(config))
-    compiler = Compiler(whole_step=job["whole_step"])
-    return measure_peer(kind, network, compiler, job)
+    return measure_peer(kind, network, Compiler(), job)
 
 
 def measure_peer(kind: Any, network: Any, compiler: Any, job: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def measure_peer(kind: Any, network: Any, compiler: Any, job: dict[str, Any]) ->
     compiler : Compiler
         How to compile.
     job : dict
-        ``reference``, ``chunks``, ``busy``, ``first_only``.
+        ``reference``, ``chunks``.
 
     Returns
     -------
@@ -87,13 +86,11 @@ def measure_peer(kind: Any, network: Any, compiler: Any, job: dict[str, Any]) ->
         first = stream.run_chunk(noises[0]).clone()
         _synchronize()
         report: dict[str, Any] = {"first_chunk_s": time.perf_counter() - begin}
-        if job["first_only"]:
-            return report
         graphs_first = counting.graphs_compiled()
         for number in range(1, wrapped_chunk):
             stream.run_chunk(network.noise([0], number * s.chunk_frames))
         wrapped = stream.run_chunk(noises[1]).clone()
-        verdict = judge(stream, first, wrapped, Path(job["reference"]), lossy=kind.lossy)
+        verdict = judge(stream, first, wrapped, Path(job["reference"]))
 
         noise = torch.empty_like(noises[0])
 
@@ -113,13 +110,9 @@ def measure_peer(kind: Any, network: Any, compiler: Any, job: dict[str, Any]) ->
             "host_syncs_per_chunk": counting.count_syncs(run),
             "graphs_by_first_chunk": graphs_first,
             "recompiles_after_first_chunk": counting.graphs_compiled() - graphs_first,
-            "cudagraph_skips": counting.cudagraphs_skipped(),
             "kv_bytes": stream.store.kv_bytes,
             "peak_bytes": counting.peak_bytes(),
         }
-        if job["busy"]:
-            with counting.busy_host():
-                report["busy_chunk_ms"] = counting.spread(_host_times(run, job["busy"]))
     return report
 
 
@@ -130,7 +123,7 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
 
     with open_artifact(Path(job["artifact"])) as artifact:
         manifest = artifact.manifest
-        s, passes = manifest.stream, manifest.schedule.denoise_passes + 1
+        s, passes = manifest.workload.stream, manifest.workload.schedule.denoise_passes + 1
         wrapped_chunk = -(-s.cache_frames // s.chunk_frames)
         with artifact.open_session(seeds=list(range(s.batch))) as session:
             first = torch.from_numpy(session.run_chunk().to_host())
@@ -143,7 +136,7 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
                 session.run_chunk()
             wrapped = torch.from_numpy(session.run_chunk().to_host())
             dtype = torch.bfloat16 if artifact.device != "cpu" else torch.float32
-            latents_bound, cache_bound = bounds(dtype, lossy=False)
+            latents_bound, cache_bound = bounds(dtype)
             if not job["engine"].startswith("exact"):
                 latents_bound = FP8_LATENTS if job["engine"] == "fp4_fp8" else LOSSY_LATENTS
             errors = latents_errors(first, wrapped, load_file(job["reference"]))
@@ -151,17 +144,14 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
             session.run_chunk()
             chunk_ms = counting.spread(counting.chunk_times(session.run_chunk, job["chunks"]))
             report |= {
-                "what": f"seko, {manifest.kv.scheme} cache, {manifest.backend}",
+                "what": f"seko, {manifest.workload.kv.scheme} cache, {manifest.backend}",
                 "verdict": asdict(verdict) | {"ok": verdict.ok},
                 "chunk_ms": chunk_ms,
                 "step_ms": _per_pass(chunk_ms, passes),
                 "host_syncs_per_chunk": counting.count_syncs(session.run_chunk),
-                "kv_bytes": manifest.kv.pool_bytes,
+                "kv_bytes": manifest.workload.kv.pool_bytes,
                 "peak_bytes": counting.peak_bytes(),
             }
-            if job["busy"]:
-                with counting.busy_host():
-                    report["busy_chunk_ms"] = counting.spread(_host_times(session.run_chunk, job["busy"]))
             if job["fill"]:
                 report["fill_ms"] = _fill_times(session, wrapped_chunk - 1)
     return report
@@ -173,7 +163,7 @@ def batch(job: dict[str, Any]) -> dict[str, Any]:
     from seko_runtime import open_artifact
 
     with open_artifact(Path(job["artifact"])) as artifact:
-        s = artifact.manifest.stream
+        s = artifact.manifest.workload.stream
         with artifact.open_session(seeds=list(range(s.batch))) as session:
             for row in range(1, s.batch):
                 session.run_chunk()
@@ -191,7 +181,7 @@ def end_to_end(job: dict[str, Any]) -> dict[str, Any]:
 
     report = {}
     with open_artifact(Path(job["artifact"])) as artifact:
-        s = artifact.manifest.stream
+        s = artifact.manifest.workload.stream
         fill = -(-s.cache_frames // s.chunk_frames) + 2
         for name, overlap in (("serial_ms", False), ("overlapped_ms", True)):
             with artifact.open_session(seeds=[0], overlap=overlap) as session:
@@ -249,16 +239,6 @@ def _fill_times(session: Any, levels: int) -> list[float]:
         session.restart_row(0)
         rounds.append(counting.chunk_times(session.run_chunk, levels))
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
-
-
-def _host_times(run: Callable[[], object], chunks: int) -> list[float]:
-    times = []
-    for _ in range(chunks):
-        begin = time.perf_counter()
-        run()
-        _synchronize()
-        times.append(1e3 * (time.perf_counter() - begin))
-    return times
 
 
 def _per_pass(chunk_ms: dict[str, float], passes: int) -> dict[str, float]:

@@ -1,15 +1,11 @@
-"""What is counted and timed of a running stream: chunks, host syncs, compiled graphs, memory, a busy host."""
+"""What is counted and timed of a running stream: chunks, host syncs, compiled graphs, memory, how busy the host is."""
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,27 +88,6 @@ def graphs_compiled() -> int:
     """Return how many graphs Dynamo has compiled in this process; each beyond a function's first is a recompile."""
     counters: Any = torch._dynamo.utils.counters
     return int(counters["stats"]["unique_graphs"])
-
-
-def cudagraphs_skipped() -> int:
-    """Return how often reduce-overhead refused to capture."""
-    counters: Any = torch._dynamo.utils.counters
-    return int(counters["inductor"]["cudagraph_skips"])
-
-
-@contextmanager
-def busy_host() -> Iterator[None]:
-    """Burn every core with a process each, for as long as the context lasts."""
-    burners = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)
-    ]
-    try:
-        time.sleep(1)
-        yield
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
 
 
 def processor_ticks() -> tuple[int, int]:

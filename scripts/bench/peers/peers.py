@@ -1,6 +1,6 @@
-"""B0 to B7: a stream of chunks over the shared network, each in its system's way. No code of theirs is copied.
+"""B0 and B3: a stream of chunks over the shared network, each in its system's way. No code of theirs is copied.
 
-Kept equal for all: weights, inputs, noise as a tensor from outside, attention's backend, the package's maths (norms,
+Kept equal for both: weights, inputs, noise as a tensor from outside, attention's backend, the package's maths (norms,
 modulation and rotation in float32, hidden state in the compute dtype), keys and values of the prompt computed once.
 Where a description leaves a choice, the faster one was taken for the peer.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,94 +24,49 @@ from scripts.bench.peers.network import (
     nothing_pending,
     run_block,
 )
-from scripts.bench.peers.stores import (
-    CountedStore,
-    Int4Store,
-    JoinedStore,
-    Kv,
-    Nvfp4Store,
-    RingStore,
-    ShiftedStore,
-    Store,
-)
+from scripts.bench.peers.stores import CountedKv, Kv, RingStore, ShiftedStore
 from seko_export.families.layers.block import fill_bias, gated_residual
 
 MOST_RECOMPILES = (
     64  # torch falls back to eager in silence behind its own limit of 8; a peer must not lose by that
 )
-_WARM_RUNS = 3  # before a capture, and for reduce-overhead: compile, warm up, record
+_WARM_RUNS = 3  # before a capture: compile, warm up
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """How peers that compile do so.
+    """Compiles block and surroundings of B3: one graph for the block, which all layers share, two for what is around.
 
     Parameters
     ----------
     backend : str
         Of torch.compile; ``inductor`` where speed counts.
-    whole_step : bool
-        B3: one graph for the step; else one for the block, which all layers share, and two for what is around.
     """
 
     backend: str = "inductor"
-    whole_step: bool = False
 
-    def __call__(self, function: Callable[..., Any], **more: Any) -> Callable[..., Any]:
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the compiled function."""
         torch._dynamo.config.recompile_limit = MOST_RECOMPILES
-        if self.backend == "inductor":
-            if torch.cuda.is_available():
-                # Finding out what vector code the C++ compiler can make takes half a minute; a GPU has no use for it.
-                torch._inductor.config.cpp.vec_isa_ok = False
-            compiled: Callable[..., Any] = torch.compile(function, **more)
-            return compiled
-        return torch.compile(function, backend=self.backend, **{k: v for k, v in more.items() if k != "mode"})
+        if self.backend == "inductor" and torch.cuda.is_available():
+            # Finding out what vector code the C++ compiler can make takes half a minute; a GPU has no use for it.
+            torch._inductor.config.cpp.vec_isa_ok = False
+        compiled: Callable[..., Any] = torch.compile(function, backend=self.backend)
+        return compiled
 
 
 class EagerPeer:
-    """A stream whose passes are run by the host, layer by layer.
+    """B0: a stream whose passes are run by the host, layer by layer; keys and queries are turned by complex numbers.
 
     Parameters
     ----------
     network : Network
         Weights and prompt.
-    store : Store
-        The cache.
-    complex_turns : bool
-        Rotation by complex numbers; else by cosines and sines.
-    compiled : callable
-        What the block is compiled with, if it is.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        store: Store,
-        *,
-        complex_turns: bool = False,
-        compiled: Compiler | None = None,
-    ) -> None:
-        self.network, self.store, self.complex_turns = network, store, complex_turns
+    def __init__(self, network: Network) -> None:
+        self.network, self.store = network, ShiftedStore(network.config)
         self.next_frame = 0
-        self.cudagraph_trees = False
-        model, attend = network.config.model, store.attend
-
-        def block(
-            layer: Layer, cache: Any, hidden: Tensor, pending: Pending | None, inputs: PassInputs, place: Any
-        ) -> tuple[Tensor, Pending]:
-            return run_block(
-                model,
-                layer,
-                hidden,
-                pending,
-                inputs,
-                lambda q, k, v: attend(cache, q, k, v, place),
-                fused_qkv=False,
-            )
-
-        self._compiled = compiled is not None
-        self._block = block if compiled is None else compiled(block)
 
     def prepare(self) -> None:
         """Do nothing: an eager stream needs no preparation."""
@@ -139,21 +95,25 @@ class EagerPeer:
         return latents
 
     def _run_pass(self, latents: Tensor, number: int) -> Tensor:
-        network, context = self.network, number == self.network.passes
-        frames = self._frames()
-        # The slots that the embedding turns into an index are the package's; stores of peers have their own.
+        network, frames = self.network, self._frames()
+        # The slots that the embedding turns into an index are the package's; a shifted cache has none.
         nothing = torch.zeros_like(frames[:, 0])
         hidden, modulation, time, cos, sin, _ = network.embed(
             latents, network.times[number], frames, torch.zeros_like(frames), nothing, network.context_time
         )
-        turns = (torch.complex(cos, sin),) if self.complex_turns else (cos, sin)
-        inputs = PassInputs(modulation, turns)
-        place = self.store.place(self.next_frame, context=context)
-        pending = nothing_pending(hidden, modulation) if self._compiled else None
+        inputs = PassInputs(modulation, (torch.complex(cos, sin),))
+        place = self.store.place(self.next_frame)
+        pending: Pending | None = None
         for layer, cache in zip(network.layers, self.store.layers, strict=True):
-            hidden, pending = self._block(layer, cache, hidden, pending, inputs, place)
+            attend = partial(self._attend, cache, place)
+            hidden, pending = run_block(
+                network.config.model, layer, hidden, pending, inputs, attend, fused_qkv=False
+            )
         assert pending is not None  # a model has layers
         return network.head(gated_residual(hidden, *pending), time)
+
+    def _attend(self, cache: CountedKv, place: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.store.attend(cache, q, k, v, place)
 
     def _frames(self) -> Tensor:
         s = self.network.config.stream
@@ -225,7 +185,9 @@ class StaticStep(nn.Module):
 
 
 class StaticPeer:
-    """A stream over a static step: eager with a bias while the cache fills, then compiled.
+    """B3: a stream over a static step, eager with a bias while the cache fills, then compiled.
+
+    The five passes of a full chunk and the sampler are captured by hand as one CUDA graph.
 
     Parameters
     ----------
@@ -233,23 +195,13 @@ class StaticPeer:
         Weights and prompt.
     compiler : Compiler
         How to compile.
-    capture : bool
-        B3: the five passes of a full chunk and the sampler are captured by hand as one CUDA graph. Else B7:
-        torch.compile's reduce-overhead captures each step.
     """
 
-    def __init__(self, network: Network, compiler: Compiler, *, capture: bool) -> None:
-        self.network, self.capture = network, capture
-        self.store = RingStore(network.config)
+    def __init__(self, network: Network, compiler: Compiler) -> None:
+        self.network, self.store = network, RingStore(network.config)
         self.next_frame = 0
-        self.cudagraph_trees = not capture
         self._eager = StaticStep(network, self.store)
-        if not capture:
-            self._step: Callable[..., Tensor] = compiler(self._eager, mode="reduce-overhead", fullgraph=True)
-        elif compiler.whole_step:
-            self._step = compiler(self._eager)
-        else:
-            self._step = StaticStep(network, self.store, compiler)
+        self._step = StaticStep(network, self.store, compiler)
         s, m, device = network.config.stream, network.config.model, network.config.device
         self._positions = torch.zeros(2, s.batch, s.chunk_frames, dtype=torch.int64, device=device)
         latent = (s.batch, m.in_channels, s.chunk_frames, s.latent_height, s.latent_width)
@@ -263,7 +215,7 @@ class StaticPeer:
         Runs write to the first chunk's slots, which the first chunk overwrites before they are read.
         """
         self._send_positions()
-        if self.network.config.device != "cuda" or not self.capture:
+        if self.network.config.device != "cuda":
             for _ in range(_WARM_RUNS):
                 self._chunk(self._step, None)
             return
@@ -306,16 +258,11 @@ class StaticPeer:
         network, (frames, slots) = self.network, self._positions
         latents = self._noise[0]
         for number in range(network.passes):
-            velocity = self._pass(step, latents, network.times[number], frames, slots, bias)
+            velocity = step(latents, network.times[number], frames, slots, bias)
             sigmas = network.sigma[number], network.sigma_next[number]
             latents = advance(latents, velocity, *sigmas, self._noise[number + 1])
-        self._pass(step, latents, network.times[-1], frames, slots, bias)
+        step(latents, network.times[-1], frames, slots, bias)
         return latents
-
-    def _pass(self, step: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
-        if self.cudagraph_trees:
-            torch.compiler.cudagraph_mark_step_begin()
-        return step(*inputs)
 
 
 Stream = EagerPeer | StaticPeer
@@ -331,62 +278,22 @@ class Peer:
         In a line, with the choices that its description leaves open.
     make : callable
         Network and compiler to a stream at frame 0.
-    lossy : bool
-        Whether its cache is quantised.
-    compiles : bool
-        Whether it leaves something in a compiler's cache, so that a second process starts faster.
     """
 
     what: str
     make: Callable[[Network, Compiler], Stream]
-    lossy: bool = False
-    compiles: bool = False
 
 
 PEERS: dict[str, Peer] = {
     "B0": Peer(
         "Self-Forcing eager: counters on the device read with .item(), slice writes and reads, clone-and-shift roll, "
         "complex RoPE (complex64, table made once a pass)",
-        lambda network, _: EagerPeer(network, CountedStore(network.config), complex_turns=True),
-    ),
-    "B1": Peer(
-        "B0 with Python ints",
-        lambda network, _: EagerPeer(network, ShiftedStore(network.config), complex_turns=True),
-    ),
-    "B2": Peer(
-        "B1 + torch.compile of the block, recompile limit 64",
-        lambda network, compiler: EagerPeer(
-            network, ShiftedStore(network.config), complex_turns=True, compiled=compiler
-        ),
-        compiles=True,
+        lambda network, _: EagerPeer(network),
     ),
     "B3": Peer(
         "torch.compile + one hand-captured CUDA graph of all passes of a chunk and the sampler; fixed [sink|window] "
         "cache written by index_copy, so no roll; fused qkv; real RoPE; the last residual of a block fused across "
         "layers; noise made before the replay",
-        lambda network, compiler: StaticPeer(network, compiler, capture=True),
-        compiles=True,
-    ),
-    "B4": Peer(
-        "clone + cat of the window on every forward",
-        lambda network, _: EagerPeer(network, JoinedStore(network.config)),
-    ),
-    "B5": Peer(
-        "int4, groups of 64 channels with scale and offset; the window expanded by a compiled function, then attended "
-        "to; eager",
-        lambda network, compiler: EagerPeer(network, Int4Store(network.config, compiler)),
-        lossy=True,
-        compiles=True,
-    ),
-    "B6": Peer(
-        "NVFP4 by this package's kernels; the window expanded to bf16, then attended to; eager",
-        lambda network, _: EagerPeer(network, Nvfp4Store(network.config)),
-        lossy=True,
-        compiles=True,
-    ),
-    "B7": Peer(
-        "torch.compile reduce-overhead of the whole static step; sampler eager",
-        lambda network, compiler: StaticPeer(network, compiler, capture=False),
-        compiles=True,
+        StaticPeer,
     ),
 }

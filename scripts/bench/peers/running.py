@@ -205,14 +205,6 @@ def engines_available(options: frozenset[str]) -> dict[str, str | None]:
 
 
 def build_arguments(shape: Shape, engine: str, checkpoint: Path, output: Path, *more: str) -> tuple[str, ...]:
-    """Return the arguments of `seko-export build` for one engine at one shape.
-
-    Raises
-    ------
-    ValueError
-        If the command has no such model.
-    """
-    if shape.preset is None:
-        raise ValueError(f"seko-export build has no preset for {shape.model.name}")
+    """Return the arguments of `seko-export build` for one engine at one shape."""
     layout = [word for name, size in shape.layout.items() for word in (f"--{name}", str(size))]
     return (str(checkpoint), "--preset", shape.preset, *ENGINES[engine], *layout, *more, "-o", str(output))

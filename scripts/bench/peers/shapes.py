@@ -14,13 +14,6 @@ from seko_export.families.wan.presets import PRESETS
 BF16_FLOPS = 790e12
 FP8_FLOPS = 2 * BF16_FLOPS
 
-_SMALL, _LARGE = PRESETS["self-forcing-1.3b"].model, PRESETS["wan-14b"].model
-# The dimensions of Wan 2.2's 5B. Its VAE is coarser than ours, so its pictures are given here at half their size:
-# 880 tokens a latent frame, which is what counts.
-_MIDDLE = ModelConfig(
-    "wan-5b-dims", layers=30, dim=3072, heads=24, ffn_dim=14336, in_channels=48, out_channels=48
-)
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -29,17 +22,17 @@ class Shape:
     Parameters
     ----------
     name : str
-        ``S1`` to ``S6``; ``S0`` is tiny, and runs on a CPU.
+        ``S1`` to ``S5``; ``S0`` is tiny, and runs on a CPU.
     model, stream
         Dimensions and layout, one row.
-    preset : str or None
-        The model's name at `seko-export build`; None: the command has none, so no engine can be built.
+    preset : str
+        The model's name at `seko-export build`.
     """
 
     name: str
     model: ModelConfig
     stream: StreamConfig
-    preset: str | None
+    preset: str
 
     @property
     def text(self) -> str:
@@ -76,21 +69,18 @@ class Shape:
         return m.layers * s.chunk_tokens * (2 * weights + 4 * keys * m.dim)
 
 
-def _shape(name: str, model: ModelConfig, preset: str | None, *layout: int) -> Shape:
-    return Shape(name, model, StreamConfig(*layout), preset)
+def _shape(name: str, preset: str, *layout: int) -> Shape:
+    return Shape(name, PRESETS[preset].model, StreamConfig(*layout), preset)
 
 
 SHAPES: dict[str, Shape] = {
     shape.name: shape
     for shape in (  # height, width, chunk, sink, ring
-        _shape("S1", _SMALL, "self-forcing-1.3b", 480, 832, 3, 0, 21),
-        _shape("S2", _SMALL, "self-forcing-1.3b", 480, 832, 3, 3, 9),
-        _shape("S3", _SMALL, "self-forcing-1.3b", 320, 576, 3, 0, 12),
-        _shape("S4", _LARGE, "wan-14b", 480, 832, 3, 0, 6),
-        _shape("S5", _LARGE, "wan-14b", 480, 832, 3, 0, 21),
-        _shape("S6", _MIDDLE, None, 352, 640, 8, 8, 24),
-        _shape(
-            "S0", PRESETS["tiny"].model, "tiny", 64, 96, 3, 1, 6
-        ),  # to try the script; says nothing of speed
+        _shape("S1", "self-forcing-1.3b", 480, 832, 3, 0, 21),
+        _shape("S2", "self-forcing-1.3b", 480, 832, 3, 3, 9),
+        _shape("S3", "self-forcing-1.3b", 320, 576, 3, 0, 12),
+        _shape("S4", "wan-14b", 480, 832, 3, 0, 6),
+        _shape("S5", "wan-14b", 480, 832, 3, 0, 21),
+        _shape("S0", "tiny", 64, 96, 3, 1, 6),  # to try the script; says nothing of speed
     )
 }

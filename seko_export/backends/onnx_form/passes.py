@@ -17,15 +17,16 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, checker, he
 from seko_export.backends.onnx_form.form_check import check_shapes, infer_shapes
 from seko_export.backends.onnx_form.translate import NEXT, as_function
 from seko_export.errors import OnnxFormError
-from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Ref, ResolvedCall
-from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor, map_safetensors
+from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.manifest import VideoManifest
 
 PIECE_DOMAIN = "seko.piece"
 
 
-def write_pass(folder: Path, manifest: Manifest, program: str, file: str) -> None:
+def write_pass(folder: Path, manifest: VideoManifest, program: str, file: str) -> None:
     """Write one pass of an artifact as one ONNX file, and check it together with the weights that it refers to.
 
     Parameters
@@ -33,7 +34,7 @@ def write_pass(folder: Path, manifest: Manifest, program: str, file: str) -> Non
     folder : Path
         The artifact, with engines and weights. The file is written into it, because ONNX permits no paths that lead
         upwards.
-    manifest : Manifest
+    manifest : VideoManifest
         Of backend ``onnx``.
     program : str
         ``denoise`` or ``context``.
@@ -54,9 +55,9 @@ def write_pass(folder: Path, manifest: Manifest, program: str, file: str) -> Non
         raise OnnxFormError(f"{program!r}: {str(fault).strip()}") from fault
 
 
-def _pass_model(folder: Path, manifest: Manifest, program: str) -> ModelProto:
+def _pass_model(folder: Path, manifest: VideoManifest, program: str) -> ModelProto:
     graph = _PassGraph(manifest)
-    for call in resolve_programs(manifest)[program][0]:
+    for call in resolve_video(manifest)[program][0]:
         graph.add(call)
     shards = {
         weight.file: map_safetensors(memoryview((folder / weight.file).read_bytes()), weight.file)
@@ -87,7 +88,7 @@ def _pass_model(folder: Path, manifest: Manifest, program: str) -> ModelProto:
 class _PassGraph:
     """Nodes and names of one pass; every tensor reference of its calls becomes a value of the graph."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: VideoManifest) -> None:
         self.specs = {engine.name: engine for engine in manifest.engines}
         self.nodes: list[NodeProto] = []
         self.inputs: dict[str, ValueInfoProto] = {}

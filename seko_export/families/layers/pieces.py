@@ -46,15 +46,10 @@ from seko_export.families.layers.layer_pieces import (
 from seko_export.families.layers.rank_split import rank_argument, rank_split, rank_tokens
 from seko_export.families.layers.sampler import ADVANCE, Noise
 from seko_export.media.pieces import MEDIA_PROGRAMS, media_buffers, media_pieces
-from seko_runtime.executor.buffers_check import (
-    CALL_ROWS,
-    CONDITIONING_FRAMES,
-    CONDITIONING_LATENTS,
-    RANK,
-    REFERENCE_LATENTS,
-)
+from seko_runtime.executor.contract import CALL_ROWS, RANK
 from seko_runtime.format.manifest import Buffer, Call
 from seko_runtime.format.program_key import ProgramKey
+from seko_runtime.video.contract import CONDITIONING_FRAMES, CONDITIONING_LATENTS, REFERENCE_LATENTS
 
 __all__ = [
     "Argument",

@@ -15,8 +15,8 @@ from seko_export.families.lingbot.model import MASK_CHANNELS
 from seko_export.media.pieces import VAE_ENCODE, VAE_WEIGHTS
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeEncode, encoder_cache_shapes
-from seko_runtime.executor.buffers_check import PICTURE_CHANNELS, PICTURE_CONDITION, PICTURE_LEVELS
 from seko_runtime.format.manifest import Buffer, Call
+from seko_runtime.video.contract import PICTURE_CHANNELS, PICTURE_CONDITION, PICTURE_LEVELS
 
 TABLE, ROWS = "condition", "condition_frames"
 _WORK = PICTURE_CONDITION.removesuffix(

@@ -30,9 +30,9 @@ from seko_export.families.seko_talk.recognise import recognise
 from seko_export.families.seko_talk.run_config import read_run_config
 from seko_export.families.wan_layout.recognise import is_config
 from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER
-from seko_runtime.executor.buffers_check import PICTURE_CHANNELS
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.video.conditioning.voice import FEATURES, NORMALISED, PLAIN, WINDOW
+from seko_runtime.video.contract import PICTURE_CHANNELS
 from seko_runtime.video.reference_frames import PORTRAIT
 from seko_runtime.video.schedule import OF_TIMES
 

@@ -30,7 +30,7 @@ from seko_export.media.wan_vae.layers import (
     channels_last,
     run,
 )
-from seko_runtime.executor.buffers_check import PICTURE_CHANNELS
+from seko_runtime.video.contract import PICTURE_CHANNELS
 
 
 class _StreamedHalf(nn.Module):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from seko_runtime.backends.device_tensor import host_dtype
 from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.buffers_check import (
+from seko_runtime.video.contract import (
     CONDITIONING_LATENTS,
     IMAGE,
     IMAGE_LATENTS,
@@ -18,9 +18,9 @@ from seko_runtime.executor.buffers_check import (
     PICTURE_LEVELS,
     picture_input,
 )
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.inputs import as_array, check_magnitude
 from seko_runtime.video.live import Live
+from seko_runtime.video.manifest import VideoManifest
 
 NO_ENCODER = "this artifact encodes no pictures; rebuild it with a VAE (--vae), or give latents"
 
@@ -30,13 +30,13 @@ class ConditioningFrames:
 
     Parameters
     ----------
-    manifest : Manifest
+    manifest : VideoManifest
         The session's.
     memory : Memory
         The session's.
     """
 
-    def __init__(self, manifest: Manifest, memory: Memory) -> None:
+    def __init__(self, manifest: VideoManifest, memory: Memory) -> None:
         self._manifest, self._memory = manifest, memory
         self.counts = np.zeros(manifest.rows, np.int64)
 
@@ -84,7 +84,7 @@ class ConditioningFrames:
                     self._memory.copy(row, live.buffers[PICTURE_CONDITION])
                     continue
                 frames = self._memory.index(live.buffers[CONDITIONING_LATENTS], (target,))  # [C, F, h, w]
-                first = self._memory.row(frames, 1, 0, self._manifest.stream.chunk_frames)
+                first = self._memory.row(frames, 1, 0, self._manifest.workload.stream.chunk_frames)
                 self._memory.copy(first, live.buffers[IMAGE_LATENTS])
         for target, _ in pictures:
             self.counts[target] = int(told is None)
@@ -107,7 +107,7 @@ class ConditioningFrames:
             If the artifact takes none, or shape or numbers do not fit.
         """
         self._check_taken(live)
-        stream = self._manifest.stream
+        stream = self._manifest.workload.stream
         found = as_array(latents, "conditioning_latents")
         count = found.shape[-3] if found.ndim >= 4 else 0
         if not 1 <= count <= stream.chunk_frames:

@@ -9,21 +9,22 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import items_of
 from seko_runtime.errors import UsageError
-from seko_runtime.format.manifest import InputSpec, Manifest
+from seko_runtime.format.manifest import InputSpec
 from seko_runtime.video.conditioning.voice import FEATURES, KINDS
 from seko_runtime.video.fitting import fit_levels
 from seko_runtime.video.inputs import as_array
+from seko_runtime.video.manifest import VideoManifest
 
 KIND = "speaker_masks"  # of an input per session, float32 [speakers, tokens of a latent frame]
 _MIDDLE = 127.5
 
 
-def masks_input(manifest: Manifest) -> InputSpec | None:
+def masks_input(manifest: VideoManifest) -> InputSpec | None:
     """Return the input of an artifact that takes masks, if it has several speakers."""
     return next((one for one in manifest.caller_inputs if one.kind == KIND), None)
 
 
-def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: Manifest) -> NDArray[np.float32]:
+def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: VideoManifest) -> NDArray[np.float32]:
     """Return masks of 0 and 1, float32 [speakers, tokens].
 
     Parameters
@@ -31,7 +32,7 @@ def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: Manifest) -> 
     pictures : sequence of numpy.ndarray
         One for each speaker, uint8 [rows, columns, 3] of any size: their red is bright where the speaker is. They are
         cut and resized as the portrait is, then by cubic convolution to a pixel for each token.
-    manifest : Manifest
+    manifest : VideoManifest
         The artifact's.
 
     Raises
@@ -50,7 +51,7 @@ def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: Manifest) -> 
     ]
     if len(given) != spec.shape[0]:
         raise UsageError(f"{len(given)} masks given for {spec.shape[0]} speakers, expected one each")
-    stream = manifest.stream
+    stream = manifest.workload.stream
     _, rows, columns = stream.latent_shape
     side = round((rows * columns / stream.frame_tokens) ** 0.5)  # of a token, in latent cells
     masks = []

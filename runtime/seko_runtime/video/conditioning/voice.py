@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import whole_number
 from seko_runtime.errors import UsageError
-from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.inputs import as_array, check_magnitude
+from seko_runtime.video.manifest import VideoManifest
 
 RATE = 16_000  # samples a second
 WINDOW = 16_000  # samples that are heard for one latent frame
@@ -58,12 +58,12 @@ class AudioWindows:
     normalised: bool
 
     @classmethod
-    def of(cls, manifest: Manifest) -> AudioWindows | None:
+    def of(cls, manifest: VideoManifest) -> AudioWindows | None:
         """Return those of an artifact; None if it has no input of one of `KINDS`."""
         spec = next((one for one in manifest.caller_inputs if one.kind in KINDS), None)
         if spec is None:
             return None
-        stream = manifest.stream
+        stream = manifest.workload.stream
         if (
             len(spec.shape) != 3
             or spec.shape[1:] != (stream.chunk_frames, WINDOW)
@@ -86,7 +86,7 @@ class AudioWindows:
         )
 
     @staticmethod
-    def missing(manifest: Manifest) -> str:
+    def missing(manifest: VideoManifest) -> str:
         """Return why an artifact without windows takes no sound, as a sentence."""
         spec = next((one for one in manifest.caller_inputs if one.kind == FEATURES), None)
         if spec is not None:

@@ -1,11 +1,17 @@
-"""Checks the buffers that the host writes, reads or splits into rows: shapes, dtypes, roles. Runs nothing."""
+"""The contract of the video workload: its programs, and the buffers that the host writes, reads or splits into rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from seko_runtime.errors import ProgramError
-from seko_runtime.format.manifest import Buffer, InputSpec, Manifest, Stream
+from seko_runtime.executor.contract import CALL_ROWS, HEADS_AXIS, RANK, Contract, ProgramRule
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.executor.resolved import Programs
+from seko_runtime.format.manifest import ROLES, Buffer, InputSpec
+from seko_runtime.format.program_key import ProgramKey
+from seko_runtime.video.manifest import Stream, VideoManifest
 
 TEXT_BUFFER = "text.embeddings"
 TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
@@ -19,12 +25,12 @@ PICTURE_LEVELS = "picture.levels"  # the picture
 PICTURE_CONDITION = "picture.condition"  # its result
 _PICTURE_KINDS = ("picture_condition",)  # of the input per session that takes it
 REFERENCE_LATENTS = "reference.latents"
-CALL_ROWS = "rows"  # the pool's row of each batch index of a call
-RANK = "rank"  # [1]: the number of the process, where several make a chunk together
-HEADS_AXIS = 2  # of a layered cache buffer, where each of several ranks has a share
 PICTURE_AXIS = 2  # rows of pixels in a buffer of video frames, of which each may have a share, too
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
 PICTURE_CHANNELS = 3
+# A sentence to text embeddings; a picture to latents; a picture to an input per session, of the kind picture_condition.
+ENCODER_PROGRAMS = ("text", "encode", "condition")
+DECODE_PROGRAMS = ("decode_first", "decode")
 _OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, CONDITIONING_LATENTS, REFERENCE_LATENTS)  # no input's
 
 
@@ -38,12 +44,59 @@ def group_buffer(name: str, group: str) -> str:
     return f"{name}.{group}" if group else name
 
 
-def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+def resolve_video(manifest: VideoManifest) -> Programs:
+    """Return the programs of a video artifact with every reference resolved and checked; see `resolve_programs`."""
+    return resolve_programs(manifest, video_contract(manifest))
+
+
+def video_contract(manifest: VideoManifest) -> Contract:
+    """Return the contract of a video artifact.
+
+    A chunk is the programs begin, denoise and context of its bucket; ``_full`` ones are for rows whose caches are
+    full. Without ``context`` each denoise pass has a cache of its own. The denoise programs have a run for each pass,
+    the decode programs one for each row, and so has the prompt program if its calls name a row.
+    """
+    passes = manifest.workload.schedule.denoise_passes
+    buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
+    calls = frozenset(ROLES) - {"decode"}
+    rules: dict[str, ProgramRule] = {}
+    units: list[tuple[str, ...]] = []
+    for bucket in buckets:
+        of_chunk = partial(ProgramRule, calls, frozenset({"cache", "state"}), bucket=bucket or 0)
+        rules[ProgramKey("begin", bucket).name] = of_chunk()
+        for full in (False, True):
+            unit = [ProgramKey("denoise", bucket, full).name]
+            rules[unit[0]] = of_chunk("pass", range(passes), required=not full)
+            if manifest.has_context:
+                unit.append(ProgramKey("context", bucket, full).name)
+                rules[unit[1]] = of_chunk("pass", range(passes, passes + 1), required=not full)
+            units.append(tuple(unit))
+    of_prompt = partial(ProgramRule, calls, frozenset({"prompt"}))
+    prompt = manifest.programs.get("prompt", ())
+    if any("[row]" in ref for call in prompt for ref in (*call.inputs, *call.outputs)):
+        rules["prompt"] = of_prompt("row", range(manifest.rows))
+    else:
+        rules["prompt"] = of_prompt()
+    rules |= {name: of_prompt(required=False) for name in ENCODER_PROGRAMS}
+    decode = frozenset({"decode"})
+    decoding = ProgramRule(decode, decode, "row", range(manifest.rows), by_row=True, required=False)
+    rules |= dict.fromkeys(DECODE_PROGRAMS, decoding)
+    return Contract(
+        programs=rules,
+        together=(*(unit for unit in units if len(unit) > 1), DECODE_PROGRAMS),
+        units=tuple(units),
+        fed=frozenset({DECODE_LATENTS}),
+        anywhere=frozenset({RANK} if manifest.ranks > 1 else ()),
+        check_buffers=partial(_check_buffers, manifest),
+    )
+
+
+def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     """Check that each buffer with a meaning to the host has the shape that the host will use.
 
     Parameters
     ----------
-    manifest : Manifest
+    manifest : VideoManifest
         Its programs are used by name only.
     buffers : Mapping[str, Buffer]
         Its buffers by name.
@@ -53,7 +106,7 @@ def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     ProgramError
         If a buffer has another shape, dtype or role, or one that a program or table needs is missing.
     """
-    batch = manifest.stream.batch
+    batch = manifest.state_rows
     if manifest.pool is not None and manifest.call_rows >= batch:
         raise ProgramError(
             f"pool.buckets end with {manifest.call_rows}, the pool has {batch} rows, one of them spare"
@@ -69,33 +122,43 @@ def check_buffers(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
                 f"decode buffer {buffer.name} {list(buffer.shape)}: axis 0 is not the {manifest.rows} rows of the batch"
             )
     _check_shares(manifest, buffers)
-    _check_cache_frames(manifest.stream, [one for one in buffers.values() if one.role == "cache"])
+    caches = [buffer for buffer in buffers.values() if buffer.role == "cache"]
+    _check_cache_frames(manifest.workload.stream, batch, caches)
     pool_bytes = sum(buffer.nbytes for buffer in buffers.values() if buffer.role == "cache")
-    if manifest.kv.pool_bytes != pool_bytes:
-        raise ProgramError(f"kv.pool_bytes is {manifest.kv.pool_bytes}, the cache buffers take {pool_bytes}")
+    if manifest.workload.kv.pool_bytes != pool_bytes:
+        raise ProgramError(
+            f"kv.pool_bytes is {manifest.workload.kv.pool_bytes}, the cache buffers take {pool_bytes}"
+        )
     latents = _latent_shape(manifest, manifest.call_rows)
-    output = buffers.get(manifest.output)
+    output = buffers.get(manifest.workload.output)
     if output is None or output.role != "state" or output.shape != latents or output.dtype != "float32":
-        raise ProgramError(f"output {manifest.output!r} is no state buffer of float32 {list(latents)}")
+        raise ProgramError(
+            f"output {manifest.workload.output!r} is no state buffer of float32 {list(latents)}"
+        )
     _check_text(manifest, buffers)
     _check_given(manifest, buffers)
     _check_reference(manifest, buffers)
     _check_condition(manifest, buffers)
     _check_video(manifest, buffers)
-    golden = manifest.golden
+    golden = manifest.workload.golden
     if golden is not None and len(golden.seeds) != manifest.call_rows:
         raise ProgramError(
             f"golden.seeds has {len(golden.seeds)} seeds, a call has {manifest.call_rows} rows"
         )
-    if golden is not None and golden.video_step and manifest.video is None:
+    if golden is not None and golden.video_step and manifest.workload.video is None:
         raise ProgramError(f"golden.video_step is {golden.video_step}, but the artifact makes no video")
+    vocabulary, text_table = text_vocabulary(manifest), manifest.workload.text
+    if text_table is not None and vocabulary is not None and text_table.pad_id >= vocabulary:
+        raise ProgramError(
+            f"text.pad_id is {text_table.pad_id}, the text engine looks up ids below {vocabulary}; rebuild the artifact"
+        )
 
 
-def _check_chunk_inputs(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+def _check_chunk_inputs(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     rows = manifest.call_rows
-    frames = (rows, manifest.stream.chunk_frames)
+    frames = (rows, manifest.workload.stream.chunk_frames)
     host = {"seeds": (rows,), "frames": frames}
-    for kind in ("", *manifest.stream.rings):
+    for kind in ("", *manifest.workload.stream.rings):
         host[group_buffer("write_slots", kind)], host[group_buffer("valid_tokens", kind)] = frames, (rows,)
     host[CONDITIONING_FRAMES] = (rows,)
     given = _check_inputs(manifest, buffers, host)
@@ -124,7 +187,7 @@ def _check_chunk_inputs(manifest: Manifest, buffers: Mapping[str, Buffer]) -> No
 
 
 def _check_inputs(
-    manifest: Manifest, buffers: Mapping[str, Buffer], host: Mapping[str, tuple[int, ...]]
+    manifest: VideoManifest, buffers: Mapping[str, Buffer], host: Mapping[str, tuple[int, ...]]
 ) -> set[str]:
     """Check that every input's buffer has a row's shape for each row; return the buffers of the caller's inputs."""
     given: set[str] = set()
@@ -144,11 +207,11 @@ def _check_inputs(
         if one.per in ("session", "prompt"):
             if one.default == "hold":
                 raise ProgramError(f"{where} is per {one.per} and always held, expected zeros or required")
-            _expect(buffers, one.buffer, "prompt", (manifest.stream.batch, *one.shape), one.dtype)
+            _expect(buffers, one.buffer, "prompt", (manifest.state_rows, *one.shape), one.dtype)
         elif one.per == "chunk":
             _expect(buffers, one.buffer, "chunk", (manifest.call_rows, *one.shape), one.dtype)
         else:
-            passes = manifest.schedule.denoise_passes + manifest.has_context
+            passes = manifest.workload.schedule.denoise_passes + manifest.has_context
             if one.shape[:1] != (passes,):
                 raise ProgramError(
                     f"{where} has shape {list(one.shape)}, expected [{passes}, ...]: a pass each"
@@ -172,7 +235,7 @@ def _check_row_axis(buffer: Buffer, batch: int) -> None:
         )
 
 
-def _check_cache_frames(stream: Stream, caches: Sequence[Buffer]) -> None:
+def _check_cache_frames(stream: Stream, batch: int, caches: Sequence[Buffer]) -> None:
     """Check that cache buffers have as many frames as the slots: all of a ring's, or sink and ring separately."""
     pinned = stream.reference_frames + stream.sink_frames
     rings = {stream.ring_frames, *stream.rings.values()}
@@ -180,9 +243,7 @@ def _check_cache_frames(stream: Stream, caches: Sequence[Buffer]) -> None:
     told = f"{pinned} frames before the ring and rings of {', '.join(map(str, sorted(rings)))}"
     held: set[int] = set()
     for buffer in caches:
-        entries = (
-            buffer.shape[int(buffer.layered)] // stream.batch
-        )  # of a row: tokens, or frames if not of a layer
+        entries = buffer.shape[int(buffer.layered)] // batch  # of a row: tokens, or frames if not of a layer
         frames, rest = divmod(entries, stream.frame_tokens)
         found = wanted & ({frames} if not rest else set()) | wanted & (set() if buffer.layered else {entries})
         if not found:
@@ -198,7 +259,7 @@ def _check_cache_frames(stream: Stream, caches: Sequence[Buffer]) -> None:
             )
 
 
-def text_vocabulary(manifest: Manifest) -> int | None:
+def text_vocabulary(manifest: VideoManifest) -> int | None:
     """Return how many token ids the program `text` can look up; None if that is unknown.
 
     An id is an index into a table that is one of the engine's inputs, so no id may exceed the longest table.
@@ -214,8 +275,8 @@ def text_vocabulary(manifest: Manifest) -> int | None:
     return max(tables, default=None)
 
 
-def _check_text(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
-    batch, text = manifest.stream.batch, buffers.get(TEXT_BUFFER)
+def _check_text(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
+    batch, text = manifest.state_rows, buffers.get(TEXT_BUFFER)
     if text is not None and (
         text.role != "prompt" or text.layered or len(text.shape) != 3 or text.shape[0] != batch
     ):
@@ -223,38 +284,38 @@ def _check_text(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
         raise ProgramError(
             f"{TEXT_BUFFER} is a {layered}{text.role} buffer {list(text.shape)}, expected prompt [{batch}, n, n]"
         )
-    if ("text" in manifest.programs) != (manifest.text is not None):
+    if ("text" in manifest.programs) != (manifest.workload.text is not None):
         raise ProgramError("the table text and the program text belong together, expected both or none")
-    if manifest.text is None:
+    if manifest.workload.text is None:
         return
     if text is None:
         raise ProgramError(f"the program text needs the buffer {TEXT_BUFFER}, which is not there")
-    _expect(buffers, TEXT_IDS, "prompt", (1, manifest.text.tokens), "int64")
+    _expect(buffers, TEXT_IDS, "prompt", (1, manifest.workload.text.tokens), "int64")
     _expect(buffers, TEXT_ENCODED, "prompt", (1, *text.shape[1:]), text.dtype)
 
 
-def _check_given(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+def _check_given(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     if (CONDITIONING_LATENTS in buffers) != (CONDITIONING_FRAMES in buffers):
         raise ProgramError(
             f"{CONDITIONING_LATENTS} and {CONDITIONING_FRAMES} belong together, expected both or none"
         )
     if CONDITIONING_LATENTS in buffers:
         _expect(
-            buffers, CONDITIONING_LATENTS, "prompt", _latent_shape(manifest, manifest.stream.batch), "float32"
+            buffers, CONDITIONING_LATENTS, "prompt", _latent_shape(manifest, manifest.state_rows), "float32"
         )
         _expect(buffers, CONDITIONING_FRAMES, "chunk", (manifest.call_rows,), "int64")
     if "encode" not in manifest.programs:
         return
     if CONDITIONING_LATENTS not in buffers:
         raise ProgramError(f"the program encode needs the buffer {CONDITIONING_LATENTS}, which is not there")
-    channels, rows, columns = manifest.stream.latent_shape
+    channels, rows, columns = manifest.workload.stream.latent_shape
     image = buffers.get(IMAGE)
     height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
     _expect(buffers, IMAGE, "prompt", (height, width, PICTURE_CHANNELS), "uint8")
     _expect(buffers, IMAGE_LATENTS, "prompt", (channels, 1, rows, columns), "float32")
 
 
-def picture_input(manifest: Manifest) -> InputSpec | None:
+def picture_input(manifest: VideoManifest) -> InputSpec | None:
     """Return the input per session that the program condition makes of a picture; None without that program."""
     if "condition" not in manifest.programs:
         return None
@@ -267,13 +328,13 @@ def picture_input(manifest: Manifest) -> InputSpec | None:
     return found[0]
 
 
-def made_of(manifest: Manifest, image: object) -> str:
+def made_of(manifest: VideoManifest, image: object) -> str:
     """Return the name of the input that is made of a start picture; empty if there is none, or no picture."""
     spec = None if image is None else picture_input(manifest)
     return "" if spec is None else spec.name
 
 
-def _check_condition(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+def _check_condition(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     spec = picture_input(manifest)
     if spec is None:
         return
@@ -283,12 +344,12 @@ def _check_condition(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
     _expect(buffers, PICTURE_CONDITION, "prompt", spec.shape, spec.dtype)
 
 
-def _check_reference(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
-    stream = manifest.stream
+def _check_reference(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
+    stream = manifest.workload.stream
     if not stream.reference_frames:
         return
     channels, rows, columns = stream.latent_shape
-    shape = (stream.batch, channels, stream.reference_frames, rows, columns)
+    shape = (manifest.state_rows, channels, stream.reference_frames, rows, columns)
     _expect(buffers, REFERENCE_LATENTS, "prompt", shape, "float32")
     if not manifest.has_context and CONDITIONING_FRAMES not in buffers:
         raise ProgramError(
@@ -296,7 +357,7 @@ def _check_reference(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
         )
 
 
-def _check_shares(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
+def _check_shares(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     """Check that what ranks share has the axis along which they do."""
     ranks = manifest.ranks
     for one in buffers.values():
@@ -312,8 +373,8 @@ def _check_shares(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
             )
 
 
-def _check_video(manifest: Manifest, buffers: Mapping[str, Buffer]) -> None:
-    video, rows = manifest.video, manifest.rows
+def _check_video(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
+    video, rows = manifest.workload.video, manifest.rows
     if ("decode" in manifest.programs) != (video is not None):
         raise ProgramError("the table video and the program decode belong together, expected both or none")
     if video is None:
@@ -345,6 +406,6 @@ def _expect(buffers: Mapping[str, Buffer], name: str, role: str, shape: tuple[in
         )
 
 
-def _latent_shape(manifest: Manifest, rows: int) -> tuple[int, ...]:
-    stream = manifest.stream
+def _latent_shape(manifest: VideoManifest, rows: int) -> tuple[int, ...]:
+    stream = manifest.workload.stream
     return (rows, stream.latent_shape[0], stream.chunk_frames, *stream.latent_shape[1:])

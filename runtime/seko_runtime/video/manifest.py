@@ -1,0 +1,245 @@
+"""The manifest of a video artifact: the core's tables, and ``workload`` with layout, schedule and goldens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from seko_runtime.errors import ManifestError
+from seko_runtime.format import budgets
+from seko_runtime.format.budgets import Budget
+from seko_runtime.format.manifest import (
+    UNKNOWN_WORD,
+    Count,
+    FilePath,
+    Manifest,
+    Name,
+    Workload,
+    as_shape,
+)
+from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.format.program_key import ProgramKey
+from seko_runtime.format.records import Check, Limit, Mark, one_of, within
+
+KIND = "video"
+CLEANINGS = ("wan",)  # how a prompt is cleaned before it is cut into tokens; `text` does it
+MAX_SEED = (1 << 62) - 1  # as a session takes them
+
+
+def _as_latent_shape(value: object, where: str) -> tuple[int, ...]:
+    shape = as_shape(value, where)
+    if len(shape) != 3:
+        raise ManifestError(f"{where} has {len(shape)} sizes, expected channels, rows, columns")
+    return shape
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Layout of the stream that the artifact makes; ``latent_shape`` is (channels, rows, columns).
+
+    ``rings`` has the ring size of each layer group with a ring smaller than ``ring_frames``, by the group's name.
+    ``reference_frames`` lie in the cache before the sink, are never evicted, and are not part of the video.
+    """
+
+    chunk_frames: Count
+    sink_frames: Annotated[int, within(0, 1 << 31)]
+    ring_frames: Count
+    frame_tokens: Count
+    latent_shape: Annotated[tuple[int, int, int], _as_latent_shape]
+    height: Count
+    width: Count
+    video_frames_per_latent: Annotated[int, within(1, 1 << 16)]
+    fps: Count
+    rings: Annotated[Mapping[str, int], Limit("MAX_ENTRIES", "entries")] = field(default_factory=dict)
+    reference_frames: Annotated[int, within(0, 1 << 16)] = 0
+
+    @property
+    def cache_frames(self) -> int:
+        """Latent frames that the cache holds."""
+        return self.reference_frames + self.sink_frames + self.ring_frames
+
+
+@dataclass(frozen=True)
+class KvPool:
+    """The format of the KV pool, its size, and the size of a bf16 pool."""
+
+    scheme: Name
+    pool_bytes: int
+    bf16_pool_bytes: int
+    bits_per_number: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The denoise passes of a chunk. These numbers are for people and tools; engines take theirs from weights.
+
+    ``shift`` is the warp with which the timesteps were made, if any; a session's own ``steps`` use it.
+    """
+
+    denoise_passes: Annotated[int, within(1, 1024)]
+    timesteps: tuple[float, ...]
+    sigmas: tuple[float, ...]
+    context_timestep: float
+    sampler: Name
+    shift: float | None = None
+
+
+@dataclass(frozen=True)
+class Text:
+    """How a sentence becomes the token ids for the program ``text``.
+
+    Parameters
+    ----------
+    tokenizer : str
+        A JSON file of the library `tokenizers`, in the artifact.
+    tokens : int
+        Ids are padded with ``pad_id`` to this number.
+    pad_id : int
+        The id of the padding token.
+    truncate : bool
+        Whether a longer prompt is cut, keeping its last id (the end mark), or refused.
+    cleaning : str
+        One of `CLEANINGS`.
+    """
+
+    tokenizer: FilePath
+    tokens: Annotated[int, within(1, 1 << 20)]
+    pad_id: Annotated[int, within(0, 1 << 31)]
+    truncate: bool
+    cleaning: Annotated[str, one_of(CLEANINGS, complaint=UNKNOWN_WORD)]
+
+
+@dataclass(frozen=True)
+class Video:
+    """Size of decoded pictures: video frames of the first chunk and of later chunks, height and width in pixels."""
+
+    first_frames: Count
+    chunk_frames: Count
+    height: Count
+    width: Count
+
+
+@dataclass(frozen=True)
+class GoldenBound:
+    """How much one recorded chunk may differ: ``latents`` and ``cache`` relative, ``video`` in levels of 255."""
+
+    latents: float
+    cache: Annotated[float, Mark.REQUIRED] = 0.0
+    video: Annotated[float, Mark.REQUIRED] = 0.0
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Recorded chunks: tensors ``latents.{chunk}``, optionally ``exact.{chunk}``, and the text input.
+
+    With ``cache_step`` also ``cache.{buffer}.{chunk}``: every ``cache_step``-th entry of the row axis of each cache
+    buffer, after the chunk. With ``video_step`` also ``video.{chunk}``: every ``video_step``-th pixel of both sides of
+    its frames, uint8. ``bounds`` has one entry a chunk; without it ``tolerance`` bounds the latents of all of them.
+    ``prompt`` is the sentence that the text came from, where it came from one; ``reference`` the tensor that holds the
+    latents of the reference frames, where there are any. What the caller gives lies in tensors
+    ``input.{name}.{chunk}``, or ``input.{name}`` where it is not given per chunk.
+    """
+
+    file: FilePath
+    seeds: tuple[Annotated[int, within(-MAX_SEED, MAX_SEED)], ...]
+    chunks: tuple[Annotated[int, within(0, 100_000)], ...]
+    tolerance: float
+    text: Name | None = None
+    cache_step: int = 0
+    video_step: int = 0
+    prompt: str | None = None
+    bounds: tuple[GoldenBound, ...] = ()
+    reference: Name | None = None
+
+    def bound(self, chunk: int) -> GoldenBound:
+        """Return the bound of a recorded chunk."""
+        return self.bounds[self.chunks.index(chunk)] if self.bounds else GoldenBound(self.tolerance)
+
+
+@dataclass(frozen=True)
+class VideoWorkload(Workload):
+    """What a video artifact says beside the core's tables. ``output`` names the buffer of a chunk's latents."""
+
+    stream: Stream
+    kv: KvPool
+    schedule: Schedule
+    output: Name
+    golden: Golden | None = None
+    text: Text | None = None
+    video: Video | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The golden's file and the tokenizer."""
+        golden = () if self.golden is None else (self.golden.file,)
+        return golden if self.text is None else (*golden, self.text.tokenizer)
+
+
+@dataclass(frozen=True)
+class VideoManifest(Manifest):
+    """The manifest of a video artifact."""
+
+    workload: VideoWorkload
+
+    @property
+    def has_context(self) -> bool:
+        """Whether a chunk ends with a context pass; otherwise each denoise pass has a cache of its own."""
+        return any(ProgramKey.parse(name).role == "context" for name in self.programs)
+
+    @property
+    def shares_decoding(self) -> bool:
+        """Whether each of several ranks decodes some rows of a picture; otherwise each that is asked decodes all."""
+        return any(buffer.rank_axis for buffer in self.buffers)
+
+
+def parse_video_manifest(document: bytes) -> VideoManifest:
+    """Read the manifest of a video artifact; see `parse_manifest`."""
+    return parse_manifest(document, VideoManifest, CHECKS)
+
+
+def _check_stream(stream: Stream, where: str) -> None:
+    Budget(budgets.MAX_PIXELS, "pixels").take(stream.height * stream.width, where)
+    if stream.chunk_frames > stream.ring_frames:
+        raise ManifestError(
+            f"{where}.chunk_frames {stream.chunk_frames} is larger than ring_frames {stream.ring_frames}: "
+            "two frames of one chunk would share a slot"
+        )
+    for kind, ring_frames in stream.rings.items():
+        if not stream.chunk_frames <= ring_frames <= stream.ring_frames:
+            raise ManifestError(
+                f"{where}.rings.{kind} is {ring_frames}, expected {stream.chunk_frames} (chunk_frames) to "
+                f"{stream.ring_frames} (ring_frames)"
+            )
+
+
+def _check_schedule(schedule: Schedule, where: str) -> None:
+    if {len(schedule.timesteps), len(schedule.sigmas)} != {schedule.denoise_passes}:
+        raise ManifestError(
+            f"{where} has {len(schedule.timesteps)} timesteps and {len(schedule.sigmas)} sigmas, "
+            f"expected {schedule.denoise_passes} of each"
+        )
+    if schedule.shift is not None and schedule.shift <= 0:
+        raise ManifestError(f"{where}.shift is {schedule.shift}, expected a positive number")
+
+
+def _check_golden(golden: Golden, where: str) -> None:
+    chunks = golden.chunks
+    if not chunks or list(chunks) != sorted(set(chunks)):
+        raise ManifestError(f"{where}.chunks is {list(chunks)[:8]}, expected rising chunk numbers")
+    if golden.bounds and len(golden.bounds) != len(chunks):
+        raise ManifestError(
+            f"{where}.bounds has {len(golden.bounds)} entries, expected one for each of the {len(chunks)} chunks"
+        )
+
+
+def _check_video(video: Video, where: str) -> None:
+    Budget(budgets.MAX_PIXELS, "pixels").take(video.height * video.width, where)
+
+
+CHECKS: Mapping[type, Check] = {
+    Stream: _check_stream,
+    Schedule: _check_schedule,
+    Golden: _check_golden,
+    Video: _check_video,
+}
