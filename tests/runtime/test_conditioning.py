@@ -75,7 +75,7 @@ def reference_manifest() -> VideoManifest:
     )
     shape = (2, toy.CHANNELS, 2, toy.ROWS, toy.COLUMNS)
     buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "prompt"))
-    return dataclasses.replace(base, stream=stream, buffers=buffers)
+    return toy.changed(base, stream=stream, buffers=buffers)
 
 
 def test_pictures_as_references_are_their_latents_each_encoded_alone() -> None:
