@@ -120,17 +120,25 @@ def ring_of_18_frames_over_a_cache_of_12(bases: Bases, folder: Path) -> None:
 
 @named(4)
 def ring_of_2_31_frames(bases: Bases, folder: Path) -> None:
-    opened(bases.artifacts["sample"], folder, lambda tree: tree["workload"]["stream"].update(ring_frames=1 << 31))
+    opened(
+        bases.artifacts["sample"], folder, lambda tree: tree["workload"]["stream"].update(ring_frames=1 << 31)
+    )
 
 
 @named(4)
 def sink_of_2_31_frames(bases: Bases, folder: Path) -> None:
-    opened(bases.artifacts["whole"], folder, lambda tree: tree["workload"]["stream"].update(sink_frames=1 << 31))
+    opened(
+        bases.artifacts["whole"], folder, lambda tree: tree["workload"]["stream"].update(sink_frames=1 << 31)
+    )
 
 
 @named(4)
 def references_of_65536_frames(bases: Bases, folder: Path) -> None:
-    opened(bases.artifacts["reference"], folder, lambda tree: tree["workload"]["stream"].update(reference_frames=1 << 16))
+    opened(
+        bases.artifacts["reference"],
+        folder,
+        lambda tree: tree["workload"]["stream"].update(reference_frames=1 << 16),
+    )
 
 
 @named(4)

@@ -26,9 +26,7 @@ def change_manifest(document: Document, random: Random) -> str:
 
 def _number_of(tree: Tree, random: Random) -> str:
     """A number of the small tables that the host reckons with."""
-    table = random.choice(
-        [table for table in (tree, *tree["workload"].values()) if isinstance(table, dict)]
-    )
+    table = random.choice([table for table in (tree, *tree["workload"].values()) if isinstance(table, dict)])
     keys = [
         key for key, value in table.items() if isinstance(value, int | float) and not isinstance(value, bool)
     ]
@@ -170,7 +168,9 @@ def _passes(tree: Tree, random: Random) -> str:
     """Another number of passes, with as many times."""
     passes = random.choice((1, 2, 3, 5, 100, 1024))
     number = random.choice((0.0, 1.0, 1e308, -1.0, 1e-320))
-    tree["workload"]["schedule"].update(denoise_passes=passes, timesteps=[number] * passes, sigmas=[number] * passes)
+    tree["workload"]["schedule"].update(
+        denoise_passes=passes, timesteps=[number] * passes, sigmas=[number] * passes
+    )
     return f"{passes} passes at {number}"
 
 

@@ -239,7 +239,7 @@ def test_a_session_with_the_artifacts_own_numbers_has_the_artifacts_own_times() 
     assert len(resolve_video(replace_gain(changed))["denoise"]) == 7
     assert tables["schedule.timestep"].shape == (8, 1, toy.CHUNK)
     for lacking in (
-        whole_manifest(schedule=toy.toy_manifest().schedule),
+        whole_manifest(schedule=toy.toy_manifest().workload.schedule),
         whole_manifest(weights=tuple(w for w in manifest.weights if w.name != "schedule.timestep")),
     ):
         with pytest.raises(UsageError, match="this artifact"):
