@@ -27,7 +27,12 @@ def begin(rank: int, facts: Mapping[str, Any]) -> tuple[Handler, object]:
             time.sleep(facts["seconds"])
         if command == "stop" and rank == facts["rank"]:
             stop_at_the_first_array()
-        return {"array": np.zeros(facts.get("size", 0)), "rank": rank, **facts, "temporary": os.environ.get("TMPDIR")}
+        return {
+            "array": np.zeros(facts.get("size", 0)),
+            "rank": rank,
+            **facts,
+            "temporary": os.environ.get("TMPDIR"),
+        }
 
     return answer, rank
 
