@@ -175,6 +175,6 @@ def test_caches_of_the_full_vae():
 )
 def test_parts_of_other_models_are_refused(change, words):
     with pytest.raises(UsageError) as raised:
-        dataclasses.replace(CONFIG, **change)
+        CONFIG.changed(**change)
     for word in words:
         assert word in str(raised.value)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from multiprocessing.connection import Connection
+from select import POLLOUT, poll
 from typing import Any
 
 import numpy as np
@@ -45,14 +46,26 @@ class Channel:
             If the other end is gone.
         """
         packed = message if isinstance(message, Packed) else pack(message)
-        table = [[array.dtype.str, list(array.shape)] for array in packed.arrays]
-        head = json.dumps({"message": packed.parts, "arrays": table}).encode()
         with self._sending:
-            self.connection.send_bytes(head)
+            self.connection.send_bytes(_head(packed))
             for array in packed.arrays:
                 left = _bytes_of(array)
                 while left:
                     left = left[os.write(self.connection.fileno(), left) :]
+
+    def send_at_once(self, message: Mapping[str, Any]) -> bool:
+        """Send a short message without arrays, unless that would have to wait; return whether it was sent."""
+        if not self._sending.acquire(blocking=False):
+            return False
+        try:
+            room = poll()
+            room.register(self.connection.fileno(), POLLOUT)
+            if not room.poll(0):
+                return False
+            self.connection.send_bytes(_head(pack(message)))
+            return True
+        finally:
+            self._sending.release()
 
     def receive(self) -> dict[str, Any]:
         """Return the next message; waits for it.
@@ -158,6 +171,12 @@ class _Packer:
             return array.item()
         self.arrays.append(array)
         return {"": len(self.arrays) - 1}
+
+
+def _head(packed: Packed) -> bytes:
+    """Return a message's JSON, which comes before its arrays."""
+    table = [[array.dtype.str, list(array.shape)] for array in packed.arrays]
+    return json.dumps({"message": packed.parts, "arrays": table}).encode()
 
 
 def _unpacked(one: Any, arrays: Sequence[NDArray[Any]]) -> Any:

@@ -1,0 +1,59 @@
+"""Fixes the memory for tensor descriptors of Triton kernels in AOTInductor engines (torch 2.11; 2.13 has it right).
+
+A kernel that makes tensor descriptors on the device writes them to global memory, each program to its own part.
+The C++ that torch 2.11 generates allocates the part of one program only, and the others write out of bounds
+(pytorch/pytorch#175385). Small grids stay within the allocator's rounding; a full-size engine gives NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from seko_export.errors import LoweringError
+from seko_export.lowering.patches.patch import Patch
+
+GRID = "grid_0 * grid_1 * grid_2"  # what the C++ code around a launch calls its size
+
+
+@contextmanager
+def scratch_of_the_whole_grid() -> Iterator[None]:
+    """Context in which compiled engines allocate scratch for every program of a launch.
+
+    Raises
+    ------
+    LoweringError
+        While compiling, if torch neither does so itself nor generates code that this fix knows.
+    """
+    from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+
+    known = CUDADeviceOpOverrides.cpp_scratch
+
+    def cpp_scratch(
+        self: CUDADeviceOpOverrides, idx: int, workspace: Any, prefix: str | None = None
+    ) -> tuple[list[str], str] | None:
+        made = known(self, idx, workspace, prefix)
+        return made if made is None or workspace.size == 0 else (_scaled(made[0], workspace.size), made[1])
+
+    CUDADeviceOpOverrides.cpp_scratch = cpp_scratch  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CUDADeviceOpOverrides.cpp_scratch = known  # type: ignore[method-assign]
+
+
+def _scaled(lines: list[str], size: int) -> list[str]:
+    """Replace C++ lines that allocate ``size`` bytes by lines that allocate as much for each program of the grid."""
+    if any(GRID in line for line in lines):
+        return lines
+    one = f"_size[] = {{{size}}};"
+    if sum(one in line for line in lines) != 1:
+        raise LoweringError(
+            f"this torch allocates descriptor scratch in an unknown way ({lines[0]!r}): engines could write beyond it"
+        )
+    every = f"_size[] = {{static_cast<int64_t>({size}) * {GRID}}};"
+    return [line.replace(one, every) for line in lines]
+
+
+PATCH = Patch(scratch_of_the_whole_grid, mended_in=(2, 13))

@@ -1,0 +1,50 @@
+"""Fixes the order of size and stride arrays in torch 2.11's generated C++: each is declared where it is first used.
+
+The compiler writes C++ in two passes into two lists, and remembers by the bound method ``writeline`` which arrays
+each list has. Torch 2.11 identifies this method by its address. A bound method lives for one call, so the second pass
+may get an address from the first; it then uses an array that is declared further down, and the C++ does not compile.
+2.13 uses the list's address. Here every list gets one method that lives as long as the compiler's object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from seko_export.lowering.patches.patch import Patch
+
+Writer = Callable[..., None]
+_KEPT = (
+    "_seko_writers"  # attribute of the compiler's object: by address of the owner, the owner and its writer
+)
+
+
+@contextmanager
+def arrays_declared_where_used() -> Iterator[None]:
+    """Context in which generated C++ uses no size or stride array before its declaration."""
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    known = CppWrapperCpu.codegen_int_array_var
+
+    def codegen_int_array_var(
+        self: CppWrapperCpu, int_array: str, writeline: Writer, *rest: Any, **more: Any
+    ) -> str:
+        return known(self, int_array, _lasting(self, writeline), *rest, **more)
+
+    CppWrapperCpu.codegen_int_array_var = codegen_int_array_var  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CppWrapperCpu.codegen_int_array_var = known  # type: ignore[method-assign]
+
+
+def _lasting(compiler: object, writeline: Writer) -> Writer:
+    """Return one lasting method for an owner; while both are alive, no other has its address."""
+    kept: dict[tuple[int, str], tuple[object, Writer]] = compiler.__dict__.setdefault(_KEPT, {})
+    owner: object = getattr(writeline, "__self__", writeline)
+    name: str = getattr(writeline, "__name__", "")
+    return kept.setdefault((id(owner), name), (owner, writeline))[1]
+
+
+PATCH = Patch(arrays_declared_where_used, mended_in=(2, 13))

@@ -1,0 +1,73 @@
+"""Puts Gluon kernels into AOTInductor engines in place of their outlines.
+
+Torch's compiler copies a Triton kernel's source to a file and compiles it there; it does not know Gluon. So it is
+given an outline, a Triton kernel with the same parameters, reads and writes. When the outline is compiled, the Gluon
+kernel is compiled instead, with the same signature, constants and alignments. The package and its launch use the
+compiled kernel, so nothing else is affected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import triton
+
+from seko_export.errors import LoweringError
+from seko_export.lowering.patches.patch import Patch
+from seko_kernels.outlines import TWINS, gluon_twin
+
+# Sources of this process whose twins were compiled. Torch keeps what it compiled and does not compile it again.
+_COMPILED: set[str] = set()
+
+
+@contextmanager
+def gluon_behind_outlines() -> Iterator[None]:
+    """Context in which compiling an outline compiles its Gluon kernel.
+
+    Raises
+    ------
+    LoweringError
+        While compiling, if an outline itself would be compiled.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    compiler: Any = AsyncCompile  # whose methods are replaced
+    known_compile, known_triton = triton.compile, compiler.triton
+    pooled = compiler.__dict__["use_process_pool"]
+
+    def compile_twin(source: Any, *rest: Any, **more: Any) -> Any:
+        twin = gluon_twin(source)
+        compiled = known_compile(source if twin is None else twin, *rest, **more)
+        seen.append(twin is not None)
+        return compiled
+
+    def compile_here(self: AsyncCompile, kernel_name: str, source_code: str, *rest: Any, **more: Any) -> Any:
+        shown = [name for name in TWINS if name in source_code]
+        if not shown:
+            return known_triton(self, kernel_name, source_code, *rest, **more)
+        compiler.use_process_pool = classmethod(lambda _: False)  # a process of the pool knows no twins
+        seen.clear()
+        try:
+            made = known_triton(self, kernel_name, source_code, *rest, **more)
+        finally:
+            compiler.use_process_pool = pooled
+        if not all(seen or [source_code in _COMPILED]):
+            raise LoweringError(
+                f"this torch compiles {shown[0]} in an unknown way: the engine would compute nothing"
+            )
+        _COMPILED.add(source_code)
+        return made
+
+    seen: list[bool] = []
+    triton.compile = compile_twin
+    compiler.triton = compile_here
+    try:
+        yield
+    finally:
+        triton.compile = known_compile
+        compiler.triton = known_triton
+
+
+PATCH = Patch(gluon_behind_outlines)

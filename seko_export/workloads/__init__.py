@@ -1,1 +1,0 @@
-"""What a workload adds to a build, and the table of workloads."""
