@@ -23,7 +23,7 @@ from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import ResolvedBuild, resolve_build
-from seko_export.roofline.predict import Wish, predict
+from seko_export.video.plan.predict import Wish, predict
 from seko_runtime.cli.commands import main as run_command
 from tests.export.media_files import TEXT, write_text_encoder, write_tokenizer, write_vae
 

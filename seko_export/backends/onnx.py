@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from seko_export.backends.base import Capabilities, ExportBackend, Unfinished
 from seko_export.backends.onnx_form.translate import piece_model, require_onnx
 from seko_export.errors import OnnxMissingError
+from seko_export.workloads.registry import workload_of
 
 if TYPE_CHECKING:
-    from seko_export.config.video import VideoBuild
+    from seko_export.config.build import BuildConfig
 
 
-PASS_FILES = {"denoise": "denoise.onnx", "context": "context.onnx"}  # one whole pass in a file each
+PROGRAM_FILE = "{}.onnx"  # one whole program, such as a pass
 
 
 def check_can_build() -> None:
@@ -37,14 +38,14 @@ def check_can_build() -> None:
         ) from None
 
 
-def export_piece(config: VideoBuild, name: str, path: str) -> float:
+def export_piece(config: BuildConfig, name: str, path: str) -> float:
     """Translate one engine to ONNX and save it.
 
     Runs in a child process, as the other backends' makers do.
 
     Parameters
     ----------
-    config : VideoBuild
+    config : BuildConfig
         The whole build.
     name : str
         The engine's name.
@@ -70,13 +71,17 @@ def export_piece(config: VideoBuild, name: str, path: str) -> float:
 
 
 def finish(artifact: Unfinished) -> bool:
-    """Write each pass as one ONNX file that refers to the artifact's weights; see `onnx_form.passes`."""
-    from seko_export.backends.onnx_form.passes import write_pass
+    """Write the workload's whole programs as one ONNX file each, which refers to the artifact's weights; see
+    `onnx_form.passes`.
+    """
+    from seko_export.backends.onnx_form.passes import write_program
 
     artifact.progress("writing whole passes", 0, 1)
-    for program, file in PASS_FILES.items():
-        write_pass(artifact.folder, artifact.manifest, program, file)
-    return True
+    workload = workload_of(artifact.config)
+    programs = workload.resolve(artifact.manifest)
+    for program in workload.whole_programs:
+        write_program(artifact.folder, artifact.manifest, programs[program][0], PROGRAM_FILE.format(program))
+    return bool(workload.whole_programs)
 
 
 BACKEND = ExportBackend(
@@ -85,15 +90,12 @@ BACKEND = ExportBackend(
         devices=("cpu",),
         kv_schemes=("bf16", "fp4"),
         pools=False,
-        pass_caches=False,
-        layer_rings=False,
-        window_positions=False,
-        reference_frames=False,
+        lacks=("--pass-caches", "--layer-rings", "--window-positions", "--reference-frames"),
     ),
     export_piece,
     suffix=".onnx",
     check=check_can_build,
     functional=True,
-    extra_files={f"onnx_{program}": file for program, file in PASS_FILES.items()},
+    program_file=PROGRAM_FILE,
     finish=finish,
 )

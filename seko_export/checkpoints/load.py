@@ -14,15 +14,15 @@ from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
+from seko_export.config.build import ModelIdentity
 from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig, VaeConfig
-from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Match = Callable[[OpenedFiles], tuple[str, Mapping[str, TensorSource]]]
 _SAMPLED_NUMBERS = 64  # of each tensor, for the fingerprint: one page of the file each
 
-AnyConfig = ModelConfig | VaeConfig | TextEncoderConfig | HubertConfig | ClipConfig
+AnyConfig = ModelIdentity | VaeConfig | TextEncoderConfig | HubertConfig | ClipConfig
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Checkpoint:
 
     Parameters
     ----------
-    config : ModelConfig, VaeConfig, TextEncoderConfig, HubertConfig or ClipConfig
+    config : ModelIdentity, VaeConfig, TextEncoderConfig, HubertConfig or ClipConfig
         The model that the keys and shapes were checked against.
     format : str
         The naming that the file uses, such as ``wan`` or ``diffusers``.
@@ -102,7 +102,7 @@ class Checkpoint:
 
 def load_model(
     path: Path,
-    config: ModelConfig,
+    config: ModelIdentity,
     keys: KeyTable,
     *,
     use_ema: bool = True,
@@ -116,7 +116,7 @@ def load_model(
     path : Path
         A `.pt`, a safetensors file, or a folder with one (sharded by an index, or in a pipeline's subfolder). The
         content decides which it is.
-    config : ModelConfig
+    config : ModelIdentity
         The model that is expected.
     keys : KeyTable
         Key table of its family; `seko_export.families.model_files.load_checkpoint` finds it.
@@ -165,7 +165,7 @@ def load_weights(
     ----------
     path : Path
         A file, or a folder with one, as ``layout`` says.
-    config : ModelConfig, VaeConfig or TextEncoderConfig
+    config : ModelIdentity, VaeConfig or TextEncoderConfig
         The model that is expected.
     layout : Layout
         Where files of such a model keep its weights.

@@ -17,7 +17,7 @@ import torch
 
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.key_table import KeyTable, RandomForm, plain_spread
-from seko_export.config.model import ModelConfig
+from seko_export.config.build import ModelIdentity
 from seko_export.errors import MachineError, UsageError
 from seko_runtime.host.faults import told_by_the_system
 
@@ -30,7 +30,7 @@ _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 def write_random_model(
     path: Path,
-    config: ModelConfig,
+    config: ModelIdentity,
     keys: KeyTable,
     *,
     format: str,
@@ -45,7 +45,7 @@ def write_random_model(
     path : Path
         The file to write, or the folder for formats that are folders. It must not exist. It appears complete or not
         at all.
-    config : ModelConfig
+    config : ModelIdentity
         The model.
     keys : KeyTable
         Key table of its family; `seko_export.families.model_files.write_random_checkpoint` finds it.
@@ -142,7 +142,7 @@ def random_weight(
 class _RandomWeights:
     """The weights of one model, drawn on demand."""
 
-    config: ModelConfig
+    config: ModelIdentity
     keys: KeyTable
     form: RandomForm
     shapes: Mapping[str, tuple[int, ...]]

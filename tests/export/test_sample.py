@@ -15,10 +15,12 @@ from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.families.registry import presets
-from seko_export.goldens import record as golden
 from seko_export.host.progress import silent
-from seko_export.options.build_files import MediaSources, find_tokenizer, prompt_ids
+from seko_export.media.sources import MediaSources
+from seko_export.options.build_files import find_tokenizer
 from seko_export.options.sample import SAMPLE_FOLDER, read_sample
+from seko_export.video import recording as golden
+from seko_export.video.media import prompt_ids
 from tests.asked import resolved
 from tests.export.media_files import (
     SAMPLE_MODEL,

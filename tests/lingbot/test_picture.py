@@ -27,10 +27,10 @@ from seko_export.families.base import MediaTensors
 from seko_export.families.lingbot.condition import TABLE_FRAMES, condition_table, picture_pieces
 from seko_export.families.lingbot.family import FAMILY
 from seko_export.families.registry import graph_of
-from seko_export.goldens.record import eager_engine, golden_text
 from seko_export.lowering import agree
 from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.media.wan_vae.modules import VaeEncode, latent_statistics
+from seko_export.video.recording import eager_engine, golden_text
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.camera import camera_inputs
 from seko_runtime.cli.conditioning import Conditioning, fit_conditioning

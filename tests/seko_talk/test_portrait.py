@@ -18,13 +18,13 @@ from seko_export.families.base import MediaTensors
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
-from seko_export.goldens.record import eager_session, golden_text
 from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.clip.files import clip_config_of, clip_shapes, load_clip
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
-from seko_export.roofline.memory import weight_bytes
-from seko_export.roofline.predict import Wish, config_of
+from seko_export.video.plan.memory import weight_bytes
+from seko_export.video.plan.predict import Wish, config_of
+from seko_export.video.recording import eager_session, golden_text
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from tests.seko_talk.streams import (
     opened,

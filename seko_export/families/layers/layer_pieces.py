@@ -178,7 +178,7 @@ class LayerArguments:
                 past = (*(self._caches if writes else ()), *self._scales, *self.window)
             taken = (*chunk, *text_kv, *past, *rows, *self._caller, *rank_argument(config))
             module = on_meta(lambda: self._with_choice(make()))
-            piece = Piece(self._key(BLOCK, *variant), module, LAYER, m.layers, taken, state)
+            piece = Piece(self._key(BLOCK, *variant), module, LAYER, m.layers, taken, state, large=True)
             blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))
 
         def fused_blocks(*wide: str, fp8: bool) -> None:
@@ -224,7 +224,18 @@ class LayerArguments:
             module = on_meta(lambda: self._split(KeysAndValues(m, s, kv, dtype, fp8=fp8)))
             key = EngineKey(BLOCK, bucket=self._bucket, variant=(LAST,))
             blocks.append(
-                Piece(key, module, LAYER, m.layers, inputs, (), mutated, only=(last,), among=self._among)
+                Piece(
+                    key,
+                    module,
+                    LAYER,
+                    m.layers,
+                    inputs,
+                    (),
+                    mutated,
+                    only=(last,),
+                    among=self._among,
+                    large=True,
+                )
             )
         return blocks
 

@@ -121,6 +121,8 @@ def picture_pieces(config: VideoBuild, vae: WanVaeConfig) -> list[Piece]:
             (Argument("image", f"buffer:{PICTURE_LEVELS}", (s.height, s.width, PICTURE_CHANNELS), f32),),
             (first, *caches),
             positional=True,
+            large=True,
+            recorded=False,
         ),
         Piece(
             EngineKey(VAE_ENCODE, variant=("grey",)),
@@ -130,6 +132,8 @@ def picture_pieces(config: VideoBuild, vae: WanVaeConfig) -> list[Piece]:
             caches,
             (grey, *caches),
             positional=True,
+            large=True,
+            recorded=False,
         ),
         Piece(
             EngineKey("condition_table"),

@@ -14,7 +14,7 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
-from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
+from seko_export.families.base import MediaTensors, ModelGraph
 from seko_export.families.layers.choice import SESSION, ChunkModule, LayerChoice
 from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
@@ -26,6 +26,7 @@ from seko_export.families.lingbot.model import MASK_CHANNELS, NO_CAMERA, PER_CHU
 from seko_export.families.lingbot.presets import PRESETS
 from seko_export.families.lingbot.recognise import recognise
 from seko_export.families.recognition import Recognised
+from seko_export.families.video import CacheProbe, Preset, VideoFamily
 from seko_export.families.wan_layout.recognise import is_config
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_runtime.format.manifest import InputSpec
@@ -35,7 +36,7 @@ _TOKENS, _LAYER = "camera", "injection"  # chunk modules, whose weights have the
 _NAMES = {f"{_TOKENS}.": "", f".{_LAYER}.": ".", ".after_attention.": "."}
 
 
-class LingbotFamily(Family):
+class LingbotFamily(VideoFamily):
     """lingbot-world-fast, both versions: a first picture, text, and a camera."""
 
     name = "lingbot"

@@ -22,9 +22,9 @@ from seko_export.media.vaes import vae_for
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.roofline.gpus import Gpu, find_gpu
-from seko_export.roofline.memory import memory_report
-from seko_export.roofline.seconds import time_report
 from seko_export.roofline.work import Work
+from seko_export.video.plan.memory import memory_report
+from seko_export.video.plan.seconds import time_report
 from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.schedule import warped_timesteps
 
