@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from seko_runtime.video.streams import Streams
 from torch import Tensor
 
 from seko_export.artifact.describe import describe
@@ -18,7 +19,6 @@ from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.streams import Streams
 
 
 def eager_pool(config: BuildConfig, weights: Mapping[str, Tensor], like: VideoManifest | None = None) -> Pool:

@@ -25,6 +25,7 @@ from torch import Tensor
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
+from seko_runtime.video.streams import Streams  # noqa: E402
 from vae import random_weights as random_vae  # noqa: E402
 
 from seko_export.artifact.describe import describe  # noqa: E402
@@ -50,7 +51,6 @@ from seko_runtime.format.manifest import Weight  # noqa: E402
 from seko_runtime.video.manifest import VideoManifest  # noqa: E402
 from seko_runtime.video.pool import Pool  # noqa: E402
 from seko_runtime.video.session import Session  # noqa: E402
-from seko_runtime.video.streams import Streams  # noqa: E402
 
 Engine = Callable[[list[Tensor]], Sequence[Tensor]]
 Engines = Mapping[str, Engine]

@@ -25,10 +25,11 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
+from seko_runtime.video.rank_place import RankPlace  # noqa: E402
+
 from seko_runtime.backends.rank_group import join_ranks  # noqa: E402
 from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP  # noqa: E402
 from seko_runtime.opening.artifact import open_rank  # noqa: E402
-from seko_runtime.video.rank_place import RankPlace  # noqa: E402
 from seko_runtime.video.session import Session  # noqa: E402
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from seko_export.host.compiler_cache import use_private_cache
 from seko_export.lowering.trace import trace
 from seko_kernels.ops import plain_torch
 from seko_runtime import open_artifact
+from seko_runtime.video.artifact import video_artifact
 from seko_runtime.video.contract import PICTURE_CHANNELS
 
 COMPILER_CACHE = "engines/compiler.cache"
@@ -82,7 +83,8 @@ def fill_cache(folder: Path) -> None:
     # The compiler keeps a script with each graph to run it again, which sets every TORCH and TRITON variable of this
     # machine's environment: paths, the user's name.
     vars(after_aot)["generate_env_vars_string"] = lambda **_: ""
-    with open_artifact(folder) as artifact:
+    with open_artifact(folder) as opened:
+        artifact = video_artifact(opened)
         stream = artifact.manifest.workload.stream
         golden, video = artifact.manifest.workload.golden, artifact.manifest.workload.video
         given: dict[str, Any] = {}  # so that a sentence and a picture go through their engines too

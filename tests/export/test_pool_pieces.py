@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from seko_runtime.video.streams import Streams
 from torch import Tensor
 
 from seko_export.artifact.describe import describe
@@ -28,7 +29,6 @@ from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.pool import Pool, PooledSession
 from seko_runtime.video.session import Session
-from seko_runtime.video.streams import Streams
 from tests.asked import resolved
 from tests.tolerances import STEP, relative_error
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from seko_runtime.opening.ranked_artifact import rank_devices
 
 from seko_export.errors import UsageError as ExportUsageError
 from seko_export.goldens.record import eager_session, golden_text
@@ -17,7 +18,6 @@ from seko_runtime import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.cli.commands import main as runtime_command
 from seko_runtime.errors import BackendMissingError, DeviceMissingError, StaleChunkError, UsageError
 from seko_runtime.opening.artifact import check_ranks, open_rank
-from seko_runtime.opening.ranked_artifact import rank_devices
 from seko_runtime.video.contract import resolve_video
 from tests.conftest import Built
 from tests.parallel.conftest import SIDE, TARGET, one_gpu, weights_of

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from seko_runtime.video.ranked_streams import RankedSession
 
 from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
@@ -16,7 +17,6 @@ from seko_export.families.registry import presets
 from seko_export.goldens.bounds import TOLERANCES, VIDEO_TOLERANCES
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.ranked_streams import RankedSession
 from seko_runtime.video.session import Session
 from tests.export.media_files import TEXT, VAE, write_tokenizer
 from tests.parallel.thread_group import EagerRank, random_weights, ranks_in_threads

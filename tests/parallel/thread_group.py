@@ -14,6 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from seko_runtime.video.rank_place import ALONE, RankPlace
+from seko_runtime.video.ranked_streams import RankedStreams
+from seko_runtime.video.streams import Streams
 from torch import Tensor
 
 from seko_export.artifact.describe import describe
@@ -30,10 +33,7 @@ from seko_runtime.opening.rank_process import RankCommands
 from seko_runtime.parallel.channel import channel_pair, inherited_channel
 from seko_runtime.video.contract import resolve_video, text_vocabulary
 from seko_runtime.video.manifest import VideoManifest
-from seko_runtime.video.rank_place import ALONE, RankPlace
-from seko_runtime.video.ranked_streams import RankedStreams
 from seko_runtime.video.session import Session
-from seko_runtime.video.streams import Streams
 from seko_runtime.video.text import PromptIds
 from tests.parallel.in_threads import InThreads, Meeting, RowsInThreads
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from seko_runtime.video.snapshot import read_snapshot
 
 from seko_runtime.errors import ProgramError, UsageError
 from seko_runtime.format.manifest import Buffer, InputSpec
@@ -17,7 +18,6 @@ from seko_runtime.video.conditioning.voice import NORMALISED, WINDOW
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.pool import Pool, PooledSession
 from seko_runtime.video.session import Session
-from seko_runtime.video.snapshot import read_snapshot
 
 from . import toy, toy_pool, toy_whole
 from .toy_inputs import CHANNELS, INPUTS, RUNS, input_engines, input_manifest, open_pool

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from seko_runtime.video.row_streams import RowMoves
 
 from seko_runtime.backends import cuda_memory, cuda_streams
 from seko_runtime.backends.cuda_memory import CudaLane
 from seko_runtime.video.decoding import FRAME_BLOCKS
-from seko_runtime.video.row_streams import RowMoves
 from seko_runtime.video.session import Session
 
 from .order_watch import FakeMemory, RaceError, Watch, World

@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from seko_runtime.opening.opened import OpenArtifact
+from seko_runtime.video.call_lock import CallLock
+from seko_runtime.video.streams import Streams
 
 from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.errors import ProgramError
-from seko_runtime.opening.opened import OpenArtifact
-from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import parse_video_manifest
-from seko_runtime.video.streams import Streams
 from tests.runtime import toy
 
 from .toy_pool import BUCKETS, SESSIONS, open_pool, pool_manifest

@@ -19,12 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from seko_runtime.video.snapshot import RowNumbers, RowState, read_snapshot, write_snapshot
 
 from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import ArtifactError, HostFaultError, HostMemoryError, SnapshotError, UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.video.clocks import RowClock
-from seko_runtime.video.snapshot import RowNumbers, RowState, read_snapshot, write_snapshot
 
 DIGEST = "d" * 64
 DIGESTS = (DIGEST, "c" * 64)

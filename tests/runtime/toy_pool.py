@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from seko_runtime.video.streams import Streams
 
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
@@ -14,7 +15,6 @@ from seko_runtime.format.manifest import Buffer, Call, EngineSpec, Pool, TensorS
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool as OpenPool
 from seko_runtime.video.session import Session
-from seko_runtime.video.streams import Streams
 
 from . import toy, toy_whole
 from .toy import CHANNELS, CHUNK, COLUMNS, PASSES, ROWS, TEXT_DIM, TEXT_TOKENS
