@@ -287,9 +287,12 @@ def eager_session(
         reference=None if held is None else held.numpy(),
         inputs=golden_inputs(config, None),
     )
-    with torch.no_grad(), attention_backends(config.eager_device):
-        with Session(open_video_rows(loaded, VideoOptions()), beginning) as session:
-            yield session
+    with (
+        torch.no_grad(),
+        attention_backends(config.eager_device),
+        Session(open_video_rows(loaded, VideoOptions()), beginning) as session,
+    ):
+        yield session
 
 
 def eager_engine(piece: Piece) -> Callable[[list[Tensor]], Sequence[Tensor]]:

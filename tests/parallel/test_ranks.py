@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from seko_runtime.opening.ranked_artifact import rank_devices
 
 from seko_export.errors import UsageError as ExportUsageError
 from seko_export.goldens.record import eager_session, golden_text
@@ -18,6 +17,7 @@ from seko_runtime import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.cli.commands import main as runtime_command
 from seko_runtime.errors import BackendMissingError, DeviceMissingError, StaleChunkError, UsageError
 from seko_runtime.opening.artifact import check_ranks, open_rank
+from seko_runtime.opening.ranked_engines import rank_devices
 from seko_runtime.video.contract import resolve_video
 from tests.conftest import Built
 from tests.parallel.conftest import SIDE, TARGET, one_gpu, weights_of
@@ -128,7 +128,7 @@ def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(
         with pytest.raises(StaleChunkError, match="the frames of chunk 0"):
             first.video()
         with monkeypatch.context() as patch:
-            patch.setattr(session._streams, "manifest", toy.changed(opened.manifest, video=None))
+            patch.setattr(session._rows, "manifest", toy.changed(opened.manifest, video=None))
             with pytest.raises(UsageError, match="makes no video"):
                 first.video()
         session.restart_row(0)

@@ -15,13 +15,13 @@ from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.commands import main
 from seko_runtime.errors import SessionClosedError
 from seko_runtime.opening.artifact import open_artifact
-from seko_runtime.video.session import Session
+from tests.stacked import stacked_session
 
 from . import toy
 
 
 def test_engines_replay_what_the_modules_they_were_made_of_compute(built_toy: Path) -> None:
-    eager = Session(
+    eager = stacked_session(
         toy.toy_manifest(),
         toy.eager_engines(),
         toy.toy_weights(),

@@ -14,9 +14,9 @@ import torch
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import DeviceMissingError
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact
-from seko_runtime.video.session import Session
 from tests.no_host_sync import no_host_sync
 from tests.one_launch import events_of_one_launch
+from tests.stacked import stacked_session
 
 from . import toy
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def eager_chunks(count: int, seed: int) -> list[np.ndarray]:
-    with Session(
+    with stacked_session(
         toy.toy_manifest(),
         toy.eager_engines(),
         toy.toy_weights(),

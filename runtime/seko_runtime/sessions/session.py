@@ -113,7 +113,7 @@ class RowSession:
             self._place = row
 
     def save(self, path: str | Path) -> None:
-        """Write the session's whole state to a safetensors file of mode 0600, for `restore` of a pool here or elsewhere.
+        """Write the session's whole state to a safetensors file of mode 0600, for a pool here or elsewhere.
 
         Raises
         ------
