@@ -82,10 +82,13 @@ def test_a_picture_is_encoded_by_rank_0_alone_and_begins_the_stream_of_all(
         expected, found = one.run_chunk().to_host(), several.run_chunk().to_host()
         assert relative(found, expected) <= bound < relative(plain, expected)
     with open_rank(two.folder, rank=0) as first, open_rank(two.folder, rank=1) as second:
-        only_first = first._engines.keys() - second._engines.keys()
+        only_first = first.engines.loaded.engines.keys() - second.engines.loaded.engines.keys()
         assert only_first == {call.engine for call in first.manifest.programs["encode"]}
-        assert not second._engines.keys() - first._engines.keys()
-        assert {name.split(".")[1] for name in first._weights.keys() - second._weights.keys()} == {
+        assert not second.engines.loaded.engines.keys() - first.engines.loaded.engines.keys()
+        assert {
+            name.split(".")[1]
+            for name in first.engines.loaded.weights.keys() - second.engines.loaded.weights.keys()
+        } == {
             "conv1",
             "encoder",
         }
