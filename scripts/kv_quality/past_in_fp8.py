@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from scripts.kv_quality.activations import built_scales
 from scripts.kv_quality.measures import psnr, relative_error
 from scripts.kv_quality.sample import decoded, draw_prompts, open_sample
 from scripts.kv_quality.streams import places, run_stream
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_kernels.fused_reference import e4m3_cast, fp8_scale
 
 WORDS = {
@@ -137,7 +136,7 @@ class Rounded(TorchFunctionMode):
 
     def __init__(
         self,
-        config: BuildConfig,
+        config: VideoBuild,
         scales: list[dict[str, Tensor]],
         words: frozenset[str],
         also: Sequence[frozenset[str]] = (),
@@ -160,7 +159,7 @@ class Rounded(TorchFunctionMode):
         self._calls += 1
         if call % 2:
             return func(*args, **(kwargs or {}))
-        layers, passes = self._config.model.layers, len(self._config.schedule.timesteps) + 1
+        layers, passes = self._config.model.layers, len(self._config.workload.schedule.timesteps) + 1
         number = call // 2
         own = places(self._config, number // (layers * passes)).chunk
         q, k, v = args[:3]
@@ -190,7 +189,7 @@ def main() -> None:
     sample = open_sample(options.sample)
     text = sample.embed(draw_prompts(options.prompts, 0, held_out=True))
     exact, seeds = sample.build(options.prompts, "cpu"), list(range(options.prompts))
-    fp4 = replace(exact, kv_scheme="fp4")
+    fp4 = exact.changed(kv_scheme="fp4")
     held = built_scales(fp4.kv, sample, "cpu")
     scales = [{"k": fp8_scale(c["k_global_scale"]), "v": fp8_scale(c["v_global_scale"])} for c in held]
     if options.attention:

@@ -126,7 +126,6 @@ def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
         for name, file in PASSES.items()
     }
     with open_artifact(built.folder) as artifact, artifact.open_session(seeds=[5]) as session:
-        weights = artifact.engines.loaded.weights
         live, number = session._rows.device(), artifact.manifest.workload.schedule.denoise_passes
         state: dict[str, Any] = {}  # each cache's layers, which the passes hand on
 
