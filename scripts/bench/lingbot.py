@@ -23,7 +23,7 @@ from full_model import Engine, FullModelBench, compiled_engines, full_model_pars
 from rows import append_row
 from torch import Tensor
 
-from scripts.bench.peers.counting import chunk_times, peak_bytes, spread
+from scripts.bench.counting import chunk_times, peak_bytes, spread
 from seko_export import BuildOptions
 from seko_export.config.video import VideoBuild
 from seko_export.families.registry import presets

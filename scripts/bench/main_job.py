@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from children import last_json, run_python
-from peers.counting import launches_of
+from counting import launches_of
 from rows import append_row
 
 from seko_export.tools.inspection import percentile

@@ -33,7 +33,7 @@ from full_model import (
 from rows import append_row
 from torch import Tensor
 
-from scripts.bench.peers.counting import chunk_times, launches_of, peak_bytes, spread
+from scripts.bench.counting import chunk_times, launches_of, peak_bytes, spread
 from seko_export import BuildOptions
 from seko_export.config.media import HubertConfig
 from seko_export.config.video import VideoBuild

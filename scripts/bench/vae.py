@@ -14,13 +14,13 @@ import gc
 import math
 import multiprocessing
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from counting import chunk_times
 from rows import append_row
 from torch import Tensor, nn
 
@@ -346,20 +346,7 @@ def timed(run: Callable[[], object], repeats: int) -> float:
     """Return the median milliseconds of one call."""
     for _ in range(2):
         run()
-    times = []
-    for _ in range(repeats):
-        if torch.cuda.is_available():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            run()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-        else:
-            started = time.perf_counter()
-            run()
-            times.append(1e3 * (time.perf_counter() - started))
-    return statistics.median(times)
+    return statistics.median(chunk_times(run, repeats))
 
 
 def random_weights(vae: WanVaeConfig) -> dict[str, Tensor]:

@@ -251,8 +251,8 @@ def _has_kernel(node: Node) -> bool:
 def _where(node: Node) -> str:
     """Return ``file:line in function (source)`` of the innermost recorded line outside torch.
 
-    `torch.export` records only lines of functions named ``forward``. An op in a helper gets the line of the ``forward`` that
-    calls it; the source text shows which helper that is.
+    `torch.export` records only lines of functions named ``forward``. An op in a helper gets the line of the
+    ``forward`` that calls it; the source text shows which helper that is.
     """
     if node.op == "placeholder":
         return "the piece's inputs"

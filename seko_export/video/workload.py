@@ -30,6 +30,7 @@ from seko_export.workloads.base import BuildResult, ExportWorkload, Need, Record
 from seko_runtime import open_artifact
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Manifest
+from seko_runtime.video.artifact import video_artifact
 from seko_runtime.video.contract import PICTURE_CHANNELS, resolve_video
 from seko_runtime.video.manifest import Golden, VideoManifest, VideoWorkload
 
@@ -44,7 +45,7 @@ class VideoBuildResult(BuildResult):
         ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``; for a lossy scheme also
         ``error_vs_exact``, the relative error of each golden chunk.
     golden_cache_error : float or None
-        Largest error of a token in the cache afterwards, as in `seko_runtime.opening.golden.cache_error`.
+        Largest error of a token in the cache afterwards, as in `seko_runtime.video.golden.cache_error`.
     golden_video_error : float or None
         Root mean square difference of the video frames in the worst chunk, in levels of 255; None without a VAE.
     golden_rounding : float or None
@@ -162,7 +163,8 @@ class VideoExport(ExportWorkload[VideoBuild]):
 
     def warm_up(self, folder: Path) -> None:
         """Make chunks until the cache has wrapped, from a sentence and a picture where the artifact takes them."""
-        with open_artifact(folder) as artifact:
+        with open_artifact(folder) as opened:
+            artifact = video_artifact(opened)
             workload = artifact.manifest.workload
             stream, golden, video = workload.stream, workload.golden, workload.video
             given: dict[str, Any] = {}  # so that a sentence and a picture go through their engines too

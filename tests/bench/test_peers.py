@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from scripts.bench.peers import child, counting
+from scripts.bench import counting
+from scripts.bench.peers import child
 from scripts.bench.peers.check import judge, slots_in_time, write_reference
 from scripts.bench.peers.network import RandomWan, device_weights, make_network
 from scripts.bench.peers.peers import PEERS, Compiler

@@ -69,7 +69,7 @@ def measure_peer(kind: Any, network: Any, compiler: Any, job: dict[str, Any]) ->
     dict
         Milliseconds, bytes, counts, the `Verdict`; plain data.
     """
-    from scripts.bench.peers import counting
+    from scripts.bench import counting
     from scripts.bench.peers.check import judge
     from seko_export.backends.aoti import attention_backends
 
@@ -129,7 +129,7 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
             first = torch.from_numpy(session.run_chunk().to_host())
             report: dict[str, Any] = {"first_chunk_s": time.perf_counter() - begin}
             # Not before: what these import, the runtime imports too.
-            from scripts.bench.peers import counting
+            from scripts.bench import counting
             from scripts.bench.peers.check import FP8_LATENTS, LOSSY_LATENTS, Verdict, bounds, latents_errors
 
             for _ in range(1, wrapped_chunk):
@@ -159,7 +159,7 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
 
 def batch(job: dict[str, Any]) -> dict[str, Any]:
     """Time an artifact of several rows, each at another chunk, all caches full."""
-    from scripts.bench.peers import counting
+    from scripts.bench import counting
     from seko_runtime import open_artifact
 
     with open_artifact(Path(job["artifact"])) as artifact:
@@ -231,7 +231,7 @@ def _vae_script() -> Any:
 
 def _fill_times(session: Any, levels: int) -> list[float]:
     """Return the median milliseconds of the chunks of a stream's beginning, one a fill level."""
-    from scripts.bench.peers import counting
+    from scripts.bench import counting
 
     rounds = []
     for _ in range(FILL_REPEATS):
