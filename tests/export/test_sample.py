@@ -20,7 +20,7 @@ from seko_export.media.sources import MediaSources
 from seko_export.options.build_files import find_tokenizer
 from seko_export.options.sample import SAMPLE_FOLDER, read_sample
 from seko_export.video import recording as golden
-from seko_export.video.media import prompt_ids
+from seko_export.video.media import open_media, prompt_ids
 from tests.asked import resolved
 from tests.export.media_files import (
     SAMPLE_MODEL,
@@ -172,7 +172,7 @@ def test_sources_that_contradict_the_build_are_refused(folder):
     with pytest.raises(UsageError, match="expected both or none"):
         MediaSources(text_encoder=folder / "text.safetensors")
     with pytest.raises(UsageError, match="a VAE: True, a file of it is named: None"):
-        MediaSources(None, made.media.text_encoder, made.media.tokenizer).open(made.config)
+        open_media(MediaSources(None, made.media.text_encoder, made.media.tokenizer), made.config)
 
 
 def test_the_shipped_sample_is_whole():
