@@ -113,7 +113,7 @@ def resolve_build(
     chosen = with_speakers(with_camera(chosen, options.camera), options.speakers)
     chosen = with_aspect(chosen, options.aspect)
     check_sink(chosen.stream)
-    if image_encoder is None and options.image_encoder and not getattr(chosen.model, "image_dim", 0):
+    if image_encoder is None and options.image_encoder and chosen.model.picture_features is None:
         found = (
             *found,
             f"{options.image_encoder.name} is not used: {chosen.model.name} has no picture branch",

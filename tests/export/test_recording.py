@@ -24,11 +24,12 @@ from seko_export.families.layers.pieces import make_buffers, make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens import placement
-from seko_export.goldens.placement import BUFFER_SHARE, device_bytes, home_bytes, placed_buffers
+from seko_export.goldens.placement import BUFFER_SHARE, device_bytes, home_bytes
 from seko_export.host.progress import silent
 from seko_export.roofline.gpus import GPUS
 from seko_export.video import recording as golden
 from seko_export.video.plan.memory import weight_bytes
+from seko_export.video.recording import placed_buffers
 from seko_runtime.backends.in_order import InOrderCopies
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import TensorSpec
