@@ -10,17 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from seko_export.config.build import BuildConfig
-from seko_export.engines.weight_source import WeightSource
 from seko_export.families.base import MediaTensors
 from seko_export.host.progress import Progress
 from seko_export.media.sources import MediaSources
-from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Manifest, Workload
+
+if TYPE_CHECKING:  # backends, which ask for a workload, are looked at before torch is loaded
+    from torch import Tensor
+
+    from seko_export.engines.weight_source import WeightSource
+    from seko_runtime.executor.resolved import Programs
 
 Build = TypeVar("Build", bound=BuildConfig)  # a workload's own kind of build
 
