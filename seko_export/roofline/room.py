@@ -46,9 +46,8 @@ class Room:
 def room_of(config: BuildConfig, *, random_weights: bool) -> Room:
     """Return what a build needs of its machine."""
     graph, workload = graph_of(config), workload_of(config)
-    sizes = {name: table.nbytes for name, table in workload.tables(config).items()} | weight_sizes(
-        graph.pieces
-    )
+    tables = {name: table.nbytes for name, table in workload.tables(config).items()}
+    sizes = weight_sizes(graph.pieces) | tables
     weights, temporary = sum(sizes.values()), 0
     if random_weights:
         shapes = family_of(config).keys.shapes(config.model)

@@ -23,7 +23,7 @@ from seko_export.errors import MachineError
 from seko_export.families.layers.pieces import make_buffers, make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.wan.presets import PRESETS
-from seko_export.goldens import placement
+from seko_export.goldens import eager, placement
 from seko_export.goldens.placement import BUFFER_SHARE, device_bytes, home_bytes
 from seko_export.host.progress import silent
 from seko_export.roofline.gpus import GPUS
@@ -132,7 +132,7 @@ def recorded(config: VideoBuild, room: int | None) -> Recorded:
         return made
 
     with pytest.MonkeyPatch.context() as patch, live:
-        patch.setattr(golden, "torch_memory", lambda _: TwoMemories(live))
+        patch.setattr(eager, "torch_memory", lambda _: TwoMemories(live))
         patch.setattr(golden, "buffer_room", lambda *_: room)
         patch.setattr(golden, "run_eager", watched)
         record = golden.record(config, weights, lambda step, *_: told.append(step))

@@ -115,7 +115,7 @@ def test_it_makes_video_of_a_sentence(folder):
     ids = prompt_ids(folder / "tokenizer.json", config, golden.GOLDEN_PROMPT)
     pieces = make_pieces(config)
     source = load_checkpoint(made.checkpoint, config.model)
-    weights = dict(model_weights(pieces, source, made.media.open(config)))
+    weights = dict(model_weights(pieces, source, open_media(made.media, config)))
     wanted = {
         a.ref.replace("{layer}", "0").removeprefix("weight:") for p in pieces.values() for a in p.parameters
     }
@@ -180,7 +180,7 @@ def test_the_shipped_sample_is_whole():
     sample = read_sample()
     made = plan(SAMPLE_FOLDER)
     load_checkpoint(made.checkpoint, sample.model)
-    made.media.open(made.config)
+    open_media(made.media, made.config)
     ids = prompt_ids(SAMPLE_FOLDER / "tokenizer.json", made.config, golden.GOLDEN_PROMPT)
     assert ids is not None
     assert torch.count_nonzero(ids == 2) == 0  # every word of the golden's prompt is known

@@ -48,7 +48,7 @@ def weight_bytes(config: VideoBuild, pieces: Mapping[str, Piece]) -> dict[str, i
     ``audio`` or ``image`` of a build with such an encoder.
     """
     tables = config.workload.schedule.tables(config.workload.stream)
-    sizes = {name: table.nbytes for name, table in tables.items()} | weight_sizes(pieces)
+    sizes = weight_sizes(pieces) | {name: table.nbytes for name, table in tables.items()}
     shares = {"text": TEXT_WEIGHTS, "vae": VAE_WEIGHTS}
     if config.workload.audio is not None:
         shares["audio"] = f"{AUDIO_ENCODER}."
