@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seko_export.artifact.manifest_json import manifest_json
-from seko_runtime.errors import ProgramError
+from seko_runtime.errors import ManifestError
 from seko_runtime.opening.opened import OpenArtifact
 from seko_runtime.video.call_lock import CallLock
 from seko_runtime.video.contract import resolve_video
@@ -61,7 +61,7 @@ def test_a_pool_that_does_not_fit_together(change: Callable[[Any], Any], words: 
     resolve_video(pool_manifest())
     with pytest.raises(Exception, match=words) as caught:
         resolve_video(change(pool_manifest()))
-    assert isinstance(caught.value, ProgramError) or "Signature" in type(caught.value).__name__
+    assert isinstance(caught.value, ManifestError) or "Signature" in type(caught.value).__name__
 
 
 def _with_ref(manifest: Any, engine: str, old: str, new: str) -> Any:

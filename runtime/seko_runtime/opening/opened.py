@@ -130,7 +130,7 @@ class OpenArtifact:
         ------
         UsageError
             If an argument does not fit, or there is neither text nor a golden text.
-        TokenizerMissingError, TokenizerError
+        EnvironmentLacksError, ArtifactError
             If ``prompt`` cannot be tokenised.
         SessionClosedError
             If the artifact is closed.

@@ -9,7 +9,7 @@ from typing import Any
 
 from seko_runtime.backends.host import check_device
 from seko_runtime.errors import (
-    DeviceMissingError,
+    EnvironmentLacksError,
     RankLostError,
     UsageError,
 )
@@ -128,7 +128,7 @@ def rank_facts(
     trust: str | Path | None = None,
     copy_weights: bool = False,
 ) -> dict[str, Any]:
-    """Return what the processes of an artifact need to open it; DeviceMissingError if there are too few GPUs."""
+    """Return what the processes of an artifact need to open it; EnvironmentLacksError if there are too few GPUs."""
     return {
         "path": str(Path(path).absolute()),
         "devices": rank_devices(manifest, device),
@@ -148,7 +148,7 @@ def rank_devices(manifest: VideoManifest, device: str) -> list[str]:
 
     Raises
     ------
-    DeviceMissingError
+    EnvironmentLacksError
         If this machine has too few.
     """
     if manifest.target.device == "cpu":
@@ -157,7 +157,7 @@ def rank_devices(manifest: VideoManifest, device: str) -> list[str]:
 
     first, count = int(device.partition(":")[2] or 0), device_count()
     if first + manifest.ranks > count:
-        raise DeviceMissingError(
+        raise EnvironmentLacksError(
             f"this artifact makes its chunks on {manifest.ranks} GPUs from cuda:{first} on, this machine has {count}: "
             "open it where there are enough, or rebuild it with fewer --ranks"
         )

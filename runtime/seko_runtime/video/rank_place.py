@@ -87,7 +87,7 @@ class FirstRanksEncoder:
 
         Raises
         ------
-        EngineSignatureError, EngineRunError
+        ArtifactError, EngineRunError
             On rank 0, as `BoundProgram.run`. The others then wait until the group is ended.
         """
         if self.program is not None:

@@ -49,11 +49,11 @@ class Session:
 
     Raises
     ------
-    ProgramError, EngineSignatureError
+    ManifestError, ArtifactError
         If the manifest's programs are inconsistent.
     UsageError
         If seeds, text or conditioning frames do not fit the batch.
-    TokenizerMissingError, TokenizerError
+    EnvironmentLacksError, ArtifactError
         If ``prompt`` cannot be tokenised.
     """
 
@@ -199,7 +199,7 @@ class Session:
         ------
         UsageError
             If the artifact takes no sentences or cannot rebuild caches, their number is wrong, or one is too long.
-        TokenizerMissingError, TokenizerError
+        EnvironmentLacksError, ArtifactError
             If it cannot be tokenised.
         SessionClosedError
             After `close()`.

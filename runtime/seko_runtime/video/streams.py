@@ -64,7 +64,7 @@ class Streams:
 
     Raises
     ------
-    ProgramError, EngineSignatureError
+    ManifestError, ArtifactError
         If the manifest's programs are inconsistent.
     UsageError
         If ``prompt_cache`` is negative.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import TokenizerError, TokenizerMissingError, UsageError
+from seko_runtime.errors import ArtifactError, EnvironmentLacksError, UsageError
 from seko_runtime.video.manifest import Text
 
 MAX_PROMPT_LETTERS = 1 << 16
@@ -49,9 +49,9 @@ class PromptIds:
 
         Raises
         ------
-        TokenizerMissingError
+        EnvironmentLacksError
             If `tokenizers` is not installed.
-        TokenizerError
+        ArtifactError
             If the file is no valid tokenizer, or gives an id that the text encoder does not know.
         UsageError
             If the prompt is too long, and the artifact does not cut prompts.
@@ -59,7 +59,7 @@ class PromptIds:
         spec = self._spec
         found = list(self._encoded(cleaned).ids)
         if self._vocabulary is not None and max(found, default=0) >= self._vocabulary:
-            raise TokenizerError(
+            raise ArtifactError(
                 f"{spec.tokenizer} gives the id {max(found)}, the text encoder knows ids below {self._vocabulary}; "
                 "rebuild the artifact"
             )
@@ -106,7 +106,7 @@ class PromptIds:
             return tokenizer.encode(cleaned)
         except BaseException as error:  # its message is not told: it may quote the prompt
             _raise_foreign(error)
-            raise TokenizerError(
+            raise ArtifactError(
                 f"{self._spec.tokenizer} cannot cut a prompt into ids ({type(error).__name__}); rebuild the artifact"
             ) from None
 
@@ -116,7 +116,7 @@ class PromptIds:
         try:
             import tokenizers
         except ImportError:
-            raise TokenizerMissingError(
+            raise EnvironmentLacksError(
                 "a prompt needs the library tokenizers, which is not installed; "
                 "pip install tokenizers, or give text embeddings in place of a sentence"
             ) from None
@@ -125,7 +125,7 @@ class PromptIds:
             loaded: Any = tokenizers.Tokenizer.from_str(document)
         except BaseException as error:
             _raise_foreign(error)
-            raise TokenizerError(
+            raise ArtifactError(
                 f"{self._spec.tokenizer} is no file of tokenizers {tokenizers.__version__}: {str(error)[:120]}; "
                 "update the library, or rebuild the artifact"
             ) from None
