@@ -1,0 +1,114 @@
+"""Which of an artifact's processes this one is, and which programs only the first of them runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from seko_runtime.backends.memory import Tensor
+from seko_runtime.executor.program import BoundProgram
+from seko_runtime.executor.resolved import Programs
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """A process's place among those that run calls together.
+
+    Parameters
+    ----------
+    number : int
+        Its rank.
+    share : callable, optional
+        Queues the copy of a contiguous tensor of rank 0 into the same tensor of all others; every rank calls it.
+        None if there is one rank only.
+    first_alone : collection of str
+        Programs that rank 0 alone runs, since what they write is sent to the others: encoders.
+    """
+
+    number: int = 0
+    share: Callable[[Tensor], None] | None = None
+    first_alone: Collection[str] = ()
+
+    def runs(self, program: str) -> bool:
+        """Whether this process runs a program."""
+        return not self.number or self.share is None or program not in self.first_alone
+
+    def spared(self, programs: Programs) -> tuple[set[str], set[str]]:
+        """Return the names of engines and weights that only other ranks' programs use."""
+
+        def used(ours: bool) -> tuple[set[str], set[str]]:
+            runs = [runs for name, runs in programs.items() if self.runs(name) == ours]
+            calls = [call for calls in chain(*runs) for call in calls]
+            read = {ref.name for call in calls for ref in call.inputs if ref.kind == "weight"}
+            return {call.engine for call in calls}, read
+
+        (engines, weights), (engines_elsewhere, weights_elsewhere) = used(True), used(False)
+        return engines_elsewhere - engines, weights_elsewhere - weights
+
+    def sharing(
+        self,
+        names: Collection[str],
+        programs: Programs,
+        bound: Mapping[str, Sequence[BoundProgram]],
+        buffers: Mapping[str, Tensor],
+    ) -> dict[str, BoundProgram | FirstRanksProgram]:
+        """Return those of some programs that the artifact has, by name, run by rank 0 for all.
+
+        Parameters
+        ----------
+        names : collection of str
+            Programs of one run; of several ranks they are in `first_alone`.
+        programs : Programs
+            The artifact's.
+        bound : mapping of str to sequence of BoundProgram
+            Those that are bound here.
+        buffers : mapping of str to tensor
+            The artifact's, by name.
+        """
+        found: dict[str, BoundProgram | FirstRanksProgram] = {}
+        for name in names:
+            if name not in programs:
+                continue
+            if self.share is None:
+                found[name] = bound[name][0]
+                continue
+            refs = [ref for call in programs[name][0] for ref in call.outputs if ref.kind == "buffer"]
+            results = [buffers[buffer] for buffer in dict.fromkeys(ref.name for ref in refs)]
+            found[name] = FirstRanksProgram(bound[name][0] if name in bound else None, results, self.share)
+        return found
+
+
+ALONE = RankPlace()
+
+
+@dataclass(frozen=True)
+class FirstRanksProgram:
+    """A program that rank 0 runs for all ranks. It is run as a `BoundProgram` is.
+
+    Parameters
+    ----------
+    program : BoundProgram or None
+        On rank 0.
+    results : sequence of tensor
+        The buffers that it writes.
+    share : callable
+        As in `RankPlace`.
+    """
+
+    program: BoundProgram | None
+    results: Sequence[Tensor]
+    share: Callable[[Tensor], None]
+
+    def run(self) -> None:
+        """Run it, or receive what rank 0 wrote.
+
+        Raises
+        ------
+        ArtifactError, EngineRunError
+            On rank 0, as `BoundProgram.run`. The others then wait until the group is ended.
+        """
+        if self.program is not None:
+            self.program.run()
+        for result in self.results:
+            self.share(result)

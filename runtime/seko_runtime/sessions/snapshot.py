@@ -1,0 +1,255 @@
+"""A row's state as a file: safetensors with a hash or a keyed code, for one artifact."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import HostBytes
+from seko_runtime.errors import ArtifactError, ManifestError, SnapshotError, UsageError
+from seko_runtime.format.artifact_files import FILE_FLAGS
+from seko_runtime.format.json_fields import Fields, parse_json
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.format.safetensors_map import map_safetensors
+from seko_runtime.format.whole_files import whole_file
+from seko_runtime.host.faults import lacks, machine_faults
+from seko_runtime.sessions.row_state import RowLayout, RowState, StateForm
+
+VERSION = 1
+_FACTS = "seko.snapshot"  # the tensor that holds the facts as JSON: hashed with the others
+_HASH = "seko.sha256"  # over all tensors but this one, in order of their names
+_MAC = (
+    "seko.hmac-sha256"  # in its place where there is a key: the file's last bytes, over all that come before
+)
+MAC_BYTES = 32
+LEAST_KEY_BYTES = 32
+_BYTES_A_TENSOR = 512  # of header and facts, at most: names have at most 255 letters
+
+
+@machine_faults()
+def write_snapshot(path: Path, digests: Sequence[str], state: RowState, key: bytes | None = None) -> None:
+    """Write a row's state to a file of mode 0600 that appears complete or not at all.
+
+    Parameters
+    ----------
+    path : Path
+        The file; a regular file that exists is replaced.
+    digests : sequence of str
+        The artifact's digest and its `content_digest`.
+    state : RowState
+        What to write.
+    key : bytes, optional
+        If given, the file ends in the HMAC-SHA256 of its content, and only this key can read it.
+
+    Raises
+    ------
+    UsageError
+        If the path is something else than a regular file.
+    DiskError
+        If it cannot be written.
+    """
+    facts = {"version": VERSION, "artifact": digests[0], "content": digests[1]}
+    facts["numbers"] = asdict(state.numbers)
+    parts = {
+        **state.tensors.arrays(),
+        **state.arrays,
+        _FACTS: np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8),
+    }
+    if key is None:
+        parts[_HASH] = np.frombuffer(_hash(parts), np.uint8)
+    table, offset = {}, 0
+    for name, size in [*((name, array.size) for name, array in sorted(parts.items())), (_MAC, MAC_BYTES)]:
+        if name != _MAC or key is not None:
+            table[name] = {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
+            offset += size
+    header = json.dumps(table, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    check = None if key is None else hmac.new(key, digestmod=hashlib.sha256)
+    blocks: list[bytes | memoryview] = [
+        len(header).to_bytes(8, "little") + header,
+        *(np.ascontiguousarray(array).data for _, array in sorted(parts.items())),
+    ]
+    with whole_file(path, "saving", replace=True, mode=0o600) as file:
+        for block in blocks:
+            file.write(block)
+            if check is not None:
+                check.update(block)
+        if check is not None:
+            file.write(check.digest())
+
+
+@machine_faults()
+def read_snapshot(
+    path: Path, digests: Sequence[str], layout: RowLayout, form: StateForm, key: bytes | None = None
+) -> RowState:
+    """Read a row's state.
+
+    Parameters
+    ----------
+    path : Path
+        The file, untrusted: no link, no pipe, and no larger than a state of this layout can be.
+    digests : sequence of str
+        As `write_snapshot` takes them; one of the two must be the file's.
+    layout : RowLayout
+        What a state of the artifact holds.
+    form : StateForm
+        The workload's.
+    key : bytes, optional
+        If given, only files written with the same key are read; otherwise only files without a key.
+
+    Returns
+    -------
+    RowState
+
+    Raises
+    ------
+    SnapshotError
+        If it is no snapshot, damaged, or of another version, artifact or key.
+    EnvironmentLacksError
+        If this machine lacks what reading it needs.
+    """
+    content = _content(path, layout)
+    if key is not None:
+        _check_mac(content, key, path.name)
+    parts = _parts(content, path.name, keyed=key is not None)
+    try:
+        facts = Fields(parse_json(parts[_FACTS].tobytes(), path.name), path.name)
+        version, artifact = facts.integer("version"), facts.text("artifact")
+        if version != VERSION:
+            raise SnapshotError(
+                f"{path.name} is a snapshot of version {version}, this runtime reads {VERSION}"
+            )
+        named = {artifact, facts.text("content") if "content" in facts else artifact}
+        if named.isdisjoint(digests):
+            raise SnapshotError(
+                f"{path.name} is of artifact {artifact[:16]!r}, this one is {digests[0][:16]!r}: their numbers mean "
+                "other things"
+            )
+        wanted = parts.pop(_HASH) if key is None else None
+        if wanted is not None and not hmac.compare_digest(wanted.tobytes(), _hash(parts)):
+            raise SnapshotError(
+                f"{path.name} is damaged: its hash is not that of its content; take another copy"
+            )
+        del parts[_FACTS]
+        wanted_sizes = {name: spec.nbytes for name, spec in layout.everything.items()}
+        if {name: array.size for name, array in parts.items()} != wanted_sizes:
+            raise SnapshotError(
+                f"{path.name} does not hold the {len(wanted_sizes)} tensors of a session of this artifact"
+            )
+        numbers = form.read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
+    except ManifestError as fault:  # the shared JSON reader's word for malformed
+        raise SnapshotError(f"{path.name}: {fault}") from fault
+    arrays = {name: parts.pop(name) for name in layout.arrays}
+    return RowState(numbers, HostBytes(parts), arrays)
+
+
+def content_digest(manifest: Manifest, facts: Sequence[object]) -> str:
+    """Return SHA-256 of what gives a state's numbers their meaning, whatever ranks and sessions; "" without hashes.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        Its weights and model count.
+    facts : sequence
+        The workload's, as JSON can hold them.
+    """
+    files = {weight.file for weight in manifest.weights}
+    if not files <= manifest.files.keys():
+        return ""
+    hashes = {file: manifest.files[file].sha256 for file in files}
+    content = json.dumps([hashes, dict(manifest.model), *facts], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def checked_key(key: object) -> bytes | None:
+    """Return a snapshot key, or None; UsageError for anything else, or if it is too short to be safe."""
+    if key is None or (isinstance(key, bytes) and len(key) >= LEAST_KEY_BYTES):
+        return key
+    found = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+    raise UsageError(
+        f"snapshot_key is {found}, expected bytes, at least {LEAST_KEY_BYTES}: secrets.token_bytes({LEAST_KEY_BYTES})"
+    )
+
+
+def _content(path: Path, layout: RowLayout) -> NDArray[np.uint8]:
+    """Read a regular file that is no larger than a snapshot of this layout can be; SnapshotError otherwise."""
+    most = layout.nbytes + (len(layout.everything) + 128) * _BYTES_A_TENSOR
+    try:
+        with os.fdopen(_open_regular(path), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > most:
+                raise SnapshotError(
+                    f"{path.name} has {size} bytes, a snapshot of this artifact's session has at most {most}"
+                )
+            content = np.empty(size, np.uint8)
+            at = 0
+            while at < size and (read := file.readinto(content.data[at:])):
+                at += read
+    except OSError as fault:
+        if lacks(fault):
+            raise
+        raise SnapshotError(f"{path.name} cannot be read as a plain file: {fault.strerror}") from fault
+    if at < size:
+        raise SnapshotError(f"{path.name} became shorter while it was read: {at} bytes of {size}")
+    return content
+
+
+def _open_regular(path: Path) -> int:
+    """Open a file that is neither a link nor a pipe, without blocking."""
+    descriptor = os.open(path, FILE_FLAGS)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SnapshotError(f"{path.name} is no regular file; give the snapshot itself")
+    return descriptor
+
+
+def _check_mac(content: NDArray[np.uint8], key: bytes, name: str) -> None:
+    """Raise a SnapshotError unless a file ends in the code of its content with this key. Nothing else of it is
+    read.
+    """
+    found = hmac.new(key, content[:-MAC_BYTES].data, hashlib.sha256).digest()
+    if not hmac.compare_digest(content[-MAC_BYTES:].tobytes(), found):
+        raise SnapshotError(
+            f"{name} was not written with this pool's snapshot_key, or was changed since; take a copy that was"
+        )
+
+
+def _parts(content: NDArray[np.uint8], name: str, *, keyed: bool) -> dict[str, NDArray[np.uint8]]:
+    """Return the bytes of all tensors of a file except the code at its end; SnapshotError if it is not such a
+    snapshot.
+    """
+    try:
+        found = map_safetensors(content.data, name)
+    except ArtifactError as fault:
+        raise SnapshotError(f"{name} is no readable snapshot: {fault}") from fault
+    if _MAC in found and not keyed:
+        raise SnapshotError(f"{name} was written with a key; open the pool with that snapshot_key")
+    for needed in (_FACTS, _MAC if keyed else _HASH):
+        if needed not in found:
+            raise SnapshotError(f"{name} is no snapshot: it lacks {needed}")
+    for tensor in found.values():
+        if tensor.dtype != "uint8" or tensor.shape != (tensor.nbytes,):
+            raise SnapshotError(
+                f"{name} is no snapshot: {tensor.name[:80]!r} is {tensor.dtype} {list(tensor.shape)}, expected uint8 "
+                f"[{tensor.nbytes}]"
+            )
+    found.pop(_MAC, None)
+    return {one.name: content[one.offset : one.offset + one.nbytes] for one in found.values()}
+
+
+def _hash(parts: Mapping[str, NDArray[np.uint8]]) -> bytes:
+    """Return SHA-256 over names, sizes and bytes, ordered by name."""
+    running = hashlib.sha256()
+    for name, array in sorted(parts.items()):
+        running.update(f"{name}\0{array.size}\0".encode())
+        running.update(np.ascontiguousarray(array).data)
+    return running.digest()

@@ -1,0 +1,430 @@
+"""The device side of video rows: their programs, kept latents, decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import Memory, Tensor
+from seko_runtime.errors import TornStreamError, UsageError
+from seko_runtime.executor.contract import RANK
+from seko_runtime.executor.resolved import Programs
+from seko_runtime.format.manifest import EngineSpec, TensorSpec
+from seko_runtime.sessions.device import Device
+from seko_runtime.sessions.loaded import Loaded
+from seko_runtime.video.chunk_programs import ChunkCall, chunk_programs
+from seko_runtime.video.clocks import KeptChunk, RowClocks
+from seko_runtime.video.contract import (
+    CONDITIONING_LATENTS,
+    ENCODER_PROGRAMS,
+    REFERENCE_LATENTS,
+    TEXT_BUFFER,
+    video_contract,
+)
+from seko_runtime.video.decoding import Decoder
+from seko_runtime.video.inputs import CallerInputs, check_magnitude
+from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.options import VideoOptions
+from seko_runtime.video.positions import Positions
+
+
+class VideoDevice(Device):
+    """The tensors and programs of an artifact's streams.
+
+    Must be made inside the memory's `ordered`.
+
+    Parameters
+    ----------
+    loaded : Loaded
+        The artifact.
+    memory : Memory
+        The rows' memory.
+    clocks : RowClocks
+        Of the rows.
+    inputs : CallerInputs
+        The callers' inputs.
+    options : VideoOptions
+        What the opener chose.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded[VideoManifest],
+        memory: Memory,
+        clocks: RowClocks,
+        inputs: CallerInputs,
+        options: VideoOptions,
+    ) -> None:
+        manifest, programs = loaded.manifest, loaded.programs
+        super().__init__(loaded, memory, video_contract(manifest).units)
+        self._manifest, self._clocks, self._inputs = manifest, clocks, inputs
+        self._rank = loaded.rank.number
+        self._prompt = self.programs["prompt"]  # one for all rows, or one a row
+        self.prompt_by_row = any(ref.by_row for call in programs["prompt"][0] for ref in call.inputs)
+        self.prompt_buffers = _prompt_buffers(programs, {engine.name: engine for engine in manifest.engines})
+        read = {ref.name for call in programs["prompt"][0] for ref in call.inputs if ref.kind == "buffer"}
+        self.prompt_takes_inputs = any(spec.buffer in read for spec in manifest.caller_inputs)
+        self.half_prompted: set[int] = set()  # rows whose prompt was changed in part, when an error came
+        self.once = loaded.rank.sharing(ENCODER_PROGRAMS, programs, self.programs, self.buffers)
+        self.chunk = chunk_programs(manifest, self.programs)
+        latents = self.specs[manifest.workload.output]
+        kept_shape = (manifest.rows, *latents.shape[1:])
+        self._kept = [
+            memory.allocate(TensorSpec(f"kept.{place}", kept_shape, latents.dtype))
+            for place in range(clocks.kept_slots)
+        ]
+        self.decoder: Decoder | None = None
+        if manifest.workload.video is not None:
+            decode_buffers = [spec.name for spec in manifest.buffers if spec.role == "decode"]
+            self.decoder = Decoder(
+                self.programs["decode_first"],
+                self.programs["decode"],
+                self.buffers,
+                decode_buffers,
+                memory,
+                overlap=options.overlap,
+            )
+
+    @property
+    def latents(self) -> Tensor:
+        """The buffer of a finished chunk's latents; axis 0 is the batch index."""
+        return self.buffers[self._manifest.workload.output]
+
+    def prepare(self) -> None:
+        """Run every program once, clear what that wrote, and capture if the memory does so.
+
+        This loads each engine's kernels, which is not permitted during a capture, and checks their results.
+        """
+        memory = self._memory
+        if memory.warm_up_runs:
+            with memory.ordered():
+                self._warm_up()
+            memory.wait()
+        if memory.captures:
+            for call, programs in self.chunk.items():
+                self.capture(call, programs.in_order, "a chunk's run of all its engines")
+        if self.decoder is not None:
+            self.decoder.prepare()
+
+    def set_text(self, rows: Sequence[int], text: object) -> None:
+        """Write the rows' embeddings and run the prompt program; UsageError if the shape does not fit."""
+        spec = self.specs.get(TEXT_BUFFER)
+        wanted = None if spec is None else (len(rows), *spec.shape[1:])
+        found = None if text is None else tuple(getattr(text, "shape", ()))
+        if found != wanted:
+            raise UsageError(f"text has shape {found}, this artifact takes {wanted}")
+        if isinstance(text, np.ndarray) and text.dtype.kind not in "fiu":
+            raise UsageError(f"text is {text.dtype}, expected numbers")
+        on_host = isinstance(text, np.ndarray) or str(getattr(text, "device", "")) == "cpu"
+        if spec is not None and on_host:  # to look at a GPU's tensor would wait for the device
+            check_magnitude(text, "text")
+        with self.prompting(rows):
+            if spec is not None and len(rows) == spec.shape[0]:
+                self._memory.write(self.buffers[TEXT_BUFFER], text)
+            elif spec is not None:
+                for place, row in enumerate(rows):
+                    part: object = text[place : place + 1]  # type: ignore[index] # it has a shape
+                    self._memory.write(self.row_of(TEXT_BUFFER, row), part)
+            self.run_prompt(rows)
+
+    def set_inputs(self, rows: Sequence[int], inputs: Mapping[str, object] | None, *, rerun: bool) -> None:
+        """Write the rows' inputs per session or prompt; with ``rerun`` run the prompt program after an input per
+        prompt.
+
+        Raises
+        ------
+        UsageError
+            As `CallerInputs.steady`.
+        """
+        written = self._inputs.steady(rows, inputs)
+        rerun = rerun and any(spec.per == "prompt" for spec, _, _ in written)
+        with self.prompting(rows) if rerun else self._memory.ordered():
+            for spec, row, array in written:
+                self._memory.write(self.row_of(spec.buffer, row), array)
+            if rerun:
+                self.run_prompt(rows)
+
+    @contextmanager
+    def prompting(self, rows: Sequence[int]) -> Iterator[None]:
+        """Context of the memory's order in which rows' prompts change; after an error `check_prompts` refuses them."""
+        with self._memory.ordered():
+            self.half_prompted.update(rows)
+            yield
+            self.half_prompted.difference_update(rows)
+
+    def check_prompts(self, rows: Sequence[int]) -> None:
+        """Raise a TornStreamError if a row's prompt was changed in part."""
+        for row in self.half_prompted.intersection(rows):
+            raise TornStreamError(f"the prompt of row {row} was set in part when an error came; set it again")
+
+    def run_prompt(self, rows: Sequence[int]) -> None:
+        """Queue the prompt program: it turns the rows' embeddings into the keys and values that the layers attend
+        to.
+        """
+        for program in [self._prompt[row] for row in rows] if self.prompt_by_row else self._prompt:
+            program.run()
+
+    def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
+        """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk.
+
+        In a pool it covers the first rows, as many as the largest call has.
+        """
+        sample = {}
+        for spec in self._manifest.buffers:
+            if spec.role == "cache":
+                axis = int(spec.layered)
+                tokens = spec.shape[axis] // self._manifest.state_rows * self._manifest.call_rows
+                whole = self.layers.homes.get(spec.name, self.buffers[spec.name])
+                read = self._memory.read(self._memory.every(whole, axis, step))
+                sample[spec.name] = read[(slice(None),) * axis + (slice(-(-tokens // step)),)]
+        return sample
+
+    def run_chunk(self, positions: Positions, inputs: Mapping[str, NDArray[Any]]) -> int:
+        """Queue the next chunk of a call's rows, and copy its latents to their kept slots.
+
+        Which engines a row of a pool goes through depends on that row alone: those of full rows may round otherwise
+        than those with a mask. So a call of full rows and of filling ones is two launches of its bucket. A row has
+        the same place in both; in the one that is not for it, the spare row has.
+
+        Parameters
+        ----------
+        positions : Positions
+            Positions of the call's rows.
+        inputs : mapping of str to numpy.ndarray
+            From `CallerInputs.of_chunk`.
+
+        Returns
+        -------
+        int
+            Number of launches of captured graphs.
+        """
+        rows, everyone = positions.rows, list(range(len(positions.rows)))
+        by_fill = self._manifest.pool is not None and (self._bucket(rows), True) in self.chunk
+        launches, graphs = positions.launches(self._clocks.ring) if by_fill else [everyone], 0
+        for places in launches:
+            call = self.send_positions(positions, places, inputs)
+            graphs += self.launch(call, self.chunk[call].in_order)
+            self._keep(rows, places)
+        for places in launches[:-1]:  # the last launch left the spare row's latents in their places
+            for at in places:
+                kept = self._kept[self._clocks.next_kept_slot(rows[at])]
+                self._memory.copy(self._row(self.latents, at), self._row(kept, rows[at]))
+        return graphs
+
+    def send_positions(
+        self,
+        positions: Positions,
+        places: Sequence[int] | None = None,
+        inputs: Mapping[str, NDArray[Any]] | None = None,
+    ) -> ChunkCall:
+        """Write the small tensors of a launch, for some batch indices or all; return which launch it is.
+
+        Without ``inputs`` the caller's inputs are zeros.
+        """
+        ring, bucket = self._clocks.ring, self._bucket(positions.rows)
+        places = range(len(positions.rows)) if places is None else places
+        host = self.host.acquire()
+        stream, spare = self._manifest.workload.stream, self._manifest.state_rows - 1
+        for name, values in positions.values(ring, stream, bucket, places, spare).items():
+            if name in host:
+                host[name][:bucket] = values
+        if RANK in host:
+            host[RANK][:] = self._rank
+        self._inputs.fill(host, inputs or {})
+        self.host.send()
+        full = positions.full(ring)
+        return bucket, (bucket, True) in self.chunk and all(full[at] for at in places)
+
+    def rebuild_caches(self, rows: Sequence[int], seeds: NDArray[np.int64]) -> None:
+        """Queue context passes over the rows' kept chunks, oldest first, into empty caches.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            At most as many as the largest call carries.
+        seeds : numpy.ndarray
+            int64 [k].
+        """
+        self.write_references(rows)
+        steps = self._clocks.rebuild(rows)
+        for entries in steps:
+            firsts = np.array([entry.first_frame for entry in entries], np.int64)
+            frames = firsts[:, None] + np.arange(self._clocks.ring.chunk_frames)
+            slot_firsts = [entry.slot_first for entry in entries]
+            positions = Positions(rows, seeds, frames, slot_firsts)
+            self._write_caches(
+                positions, partial(self._load_kept, rows, entries), self._inputs.kept(rows, entries)
+            )
+        empty = self._clocks.rebuilt(rows) if steps else []
+        for row in empty:
+            self.clear_cache(row)
+        if empty:
+            self.write_references(empty)
+
+    def write_references(self, rows: Sequence[int]) -> None:
+        """Queue the passes that write rows' reference frames into their caches; nothing if there are none.
+
+        They are chunks of frames before the stream's, the last one filled up with copies (`Ring.repeats_references`)
+        or with zeros that no row sees. They run at
+        the context time: in the context pass, or where each pass has a cache of its own, in each as given frames.
+        Where a call carries all rows, the others write what their next chunk writes over before it reads. What the
+        caller gives per chunk is zeros in them.
+        """
+        ring, clocks = self._clocks.ring, self._clocks
+        called = list(rows) if self._manifest.pool is not None else list(range(self._manifest.rows))
+        for first in range(-ring.reference_frames, 0, ring.chunk_frames):
+            firsts = [first if row in rows else int(clocks.slot_first[row]) for row in called]
+            frames = clocks.next_frames(called)
+            written = [(at, row) for at, row in enumerate(called) if row in rows]
+            for at, _ in written:
+                frames[at] = ring.latent_frames(first)
+            given = np.full(len(called), ring.chunk_frames)
+            positions = Positions(called, np.zeros(len(called), np.int64), frames, firsts, given)
+            self._write_caches(positions, partial(self._load_references, written, first))
+
+    def _write_caches(
+        self,
+        positions: Positions,
+        load: Callable[[], None],
+        inputs: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:
+        """Queue what writes the caches of a call at these positions, over the latents that ``load`` copies in.
+
+        `begin` runs first: such a pass may read what `begin` makes of the cache. `load` then replaces the noise.
+        """
+        call = self.send_positions(positions, inputs=inputs)
+        programs = self.chunk[call]
+        programs.begin.run()
+        load()
+        self.layers.arm()
+        self.run_all(programs.cache_writers)
+
+    def clear_cache(self, row: int) -> None:
+        """Queue zeros into a row's part of every cache.
+
+        A smaller valid_tokens alone is not enough: a masked 0 * NaN is NaN, and the previous client's keys must not
+        remain.
+        """
+        for spec in self._manifest.buffers:
+            if spec.device_layers:
+                self.layers.clear(spec.name, row)
+            elif spec.role == "cache":
+                self._memory.zero(self.row_of(spec.name, row))
+
+    def tensors(self, row: int) -> dict[str, Tensor]:
+        """Return views of all tensors of a row's stream, by name: caches, prompt, conditioning, kept chunks, decoder.
+
+        Another row with the same bytes, and the same numbers on the host, continues the same stream.
+        """
+        own = {
+            TEXT_BUFFER,
+            CONDITIONING_LATENTS,
+            REFERENCE_LATENTS,
+            *self.prompt_buffers,
+            *self._inputs.buffers,
+        }
+        state = {}
+        for spec in self._manifest.buffers:
+            if spec.role == "cache" or spec.name in own:
+                state[spec.name] = self.row_of(spec.name, row)
+            elif spec.role == "decode":
+                state[spec.name] = self._row(self.buffers[spec.name], row)
+        return state | {f"kept.{place}": self._row(kept, row) for place, kept in enumerate(self._kept)}
+
+    def kept_latents(self, row: int, slot: int | None = None) -> Tensor:
+        """Return a view [1, C, F, h, w] of a slot that keeps latents of a row; default: those of its last chunk."""
+        slot = self._clocks.last_kept_slot(row) if slot is None else slot
+        return self._memory.row(self._kept[slot], 0, row, self._manifest.rows)
+
+    def join(self) -> None:
+        """Make later work of the memory wait for the decoding so far."""
+        if self.decoder is not None:
+            self.decoder.join()
+
+    def drop(self) -> None:
+        """Release graphs first, then the tensors that they use."""
+        self.replays.clear()
+        self.chunk.clear()
+        self.once.clear()
+        self._prompt.clear()
+        if self.decoder is not None:
+            self.decoder.close()
+            self.decoder = None
+        self._kept.clear()
+        super().drop()
+
+    def _bucket(self, rows: Sequence[int]) -> int:
+        pool = self._manifest.pool
+        return len(rows) if pool is None else pool.bucket(len(rows))
+
+    def _keep(self, rows: Sequence[int], places: Sequence[int]) -> None:
+        """Queue copies of the latents at some batch indices to their rows' kept slots."""
+        kept = [self._clocks.next_kept_slot(row) for row in rows]
+        if self._every_row(rows) and len(places) == len(rows) and len(set(kept)) == 1:
+            self._memory.copy(self._kept[kept[0]], self.latents)
+            return
+        for at in places:
+            self._memory.copy(self._row(self._kept[kept[at]], rows[at]), self._row(self.latents, at))
+
+    def _load_kept(self, rows: Sequence[int], entries: Sequence[KeptChunk]) -> None:
+        places = {entry.kept_slot for entry in entries}
+        if self._every_row(rows) and len(places) == 1 and None not in places:
+            self._memory.copy(self.latents, self._kept[entries[0].kept_slot or 0])
+            return
+        for at, (row, entry) in enumerate(zip(rows, entries, strict=True)):
+            target = self._row(self.latents, at)
+            if entry.kept_slot is None:
+                self._memory.zero(target)
+            else:
+                self._memory.copy(target, self._row(self._kept[entry.kept_slot], row))
+
+    def _load_references(self, written: Sequence[tuple[int, int]], first: int) -> None:
+        """Queue copies of the reference frames from ``first`` on; `written`: (batch index, row) pairs."""
+        memory, ring = self._memory, self._clocks.ring
+        for place, row in written:
+            target = self._row(self.latents, place)  # [C, F, h, w]
+            held = self._row(self.buffers[REFERENCE_LATENTS], row)  # [C, R, h, w]
+            memory.zero(target)
+            for offset, frame in enumerate(ring.latent_frames(first)):
+                if frame < 0:
+                    source = memory.row(held, 1, ring.reference_frames + frame, ring.reference_frames)
+                    memory.copy(memory.row(target, 1, offset, ring.chunk_frames), source)
+
+    def _row(self, tensor: Tensor, row: int) -> Tensor:
+        return self._memory.index(tensor, (row,))
+
+    def _every_row(self, rows: Sequence[int]) -> bool:
+        """Return whether a call's batch indices are the rows themselves, all of them in order."""
+        return list(rows) == list(range(self._manifest.rows))
+
+    def _warm_up(self) -> None:
+        ring, memory = self._clocks.ring, self._memory
+        for (bucket, full), programs in self.chunk.items():
+            first = ring.cache_frames if full else 0
+            frames = np.full((bucket, 1), first) + np.arange(ring.chunk_frames)
+            self.send_positions(
+                Positions(range(bucket), np.zeros(bucket, np.int64), frames, [first] * bucket)
+            )
+            for _ in range(memory.warm_up_runs):
+                self.run_all(programs.every_engine)
+        for spec in self._manifest.buffers:
+            if spec.device_layers:
+                self.layers.clear(spec.name)
+            elif spec.role in ("cache", "state"):
+                memory.zero(self.buffers[spec.name])
+
+
+def _prompt_buffers(programs: Programs, engines: Mapping[str, EngineSpec]) -> tuple[str, ...]:
+    """Return the buffers that the prompt program writes."""
+    names: list[str] = []
+    for call in programs["prompt"][0]:
+        refs = [*call.outputs]
+        taken = zip(call.inputs, engines[call.engine].inputs, strict=True)
+        refs += [ref for ref, spec in taken if spec.name in engines[call.engine].mutates]
+        names += [ref.name for ref in refs if ref.kind == "buffer"]
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,164 @@
+"""Measures how much a replayed chunk differs from its golden: in latents, cache and video."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.format.manifest import Buffer
+from seko_runtime.format.safetensors_map import MappedTensor
+
+
+@dataclass(frozen=True)
+class ChunkError:
+    """How much a replayed chunk differs from the recorded one.
+
+    Parameters
+    ----------
+    chunk : int
+        Its number.
+    golden : float
+        Error of the latents against the recording with the same cache format, ||found - recorded|| / ||recorded||.
+    exact : float or None
+        The same against the recording with an exact cache, if there is one; reported only.
+    tolerance : float
+        Largest ``golden`` that passes.
+    cache : float or None
+        The worst `cache_error` of the chunk, if the cache was recorded and compared.
+    cache_tolerance : float
+        Largest ``cache`` that passes.
+    video : float or None
+        `video_error` of the chunk's frames, if they were recorded and compared.
+    video_tolerance : float
+        Largest ``video`` that passes.
+    """
+
+    chunk: int
+    golden: float
+    exact: float | None
+    tolerance: float
+    cache: float | None = None
+    cache_tolerance: float = 0.0
+    video: float | None = None
+    video_tolerance: float = 0.0
+
+    @property
+    def within(self) -> bool:
+        """Whether all errors are within their tolerances; never if a number is NaN."""
+        return (
+            self.golden <= self.tolerance
+            and (self.cache is None or self.cache <= self.cache_tolerance)
+            and (self.video is None or self.video <= self.video_tolerance)
+        )
+
+    @property
+    def size(self) -> float:
+        """The error of the latents; infinite if a number is NaN."""
+        return _nan_last(self.golden)
+
+    def row(self) -> dict[str, object]:
+        """Return it for JSON, which has no NaN and no infinity."""
+        return {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
+
+    def __str__(self) -> str:
+        exact = "" if self.exact is None else f"; against an exact cache {self.exact:.3g}"
+        cache = "" if self.cache is None else f", cache {self.cache:.3g} (at most {self.cache_tolerance:.3g})"
+        video = "" if self.video is None else f", video {self.video:.3g} (at most {self.video_tolerance:.3g})"
+        return f"chunk {self.chunk}: golden {self.golden:.3g} (at most {self.tolerance:.3g}){cache}{video}{exact}"
+
+
+def relative_error(found: NDArray[np.generic], recorded: NDArray[np.generic]) -> float:
+    """Return ||found - recorded|| / ||recorded|| over all numbers, in float64."""
+    wanted = recorded.astype(np.float64)
+    norm = float(np.linalg.norm(wanted))
+    difference = float(np.linalg.norm(found.astype(np.float64) - wanted))
+    if norm == 0:
+        return 0.0 if difference == 0 else float("inf")
+    return difference / norm
+
+
+def cache_error(
+    found: NDArray[np.float32], recorded: NDArray[np.float32], dtype: str, *, layered: bool
+) -> float:
+    """Return the worst error of one cache token; a token in a wrong slot or layer counts as wrong.
+
+    Parameters
+    ----------
+    found, recorded : numpy.ndarray
+        [L, S, ...] if ``layered``, else [S, ...]: S sampled tokens.
+    dtype : str
+        The buffer's. Numbers of several bytes: ||found - recorded|| of a token over the greater of the two norms (a
+        slot that should be empty is wrong by 1); so of int8 codes, which are numbers over a scale of their own.
+        uint8 is bits: the share of bytes that differ.
+    """
+    axes = 2 if layered else 1
+    a, b = (part.reshape(*part.shape[:axes], -1).astype(np.float64) for part in (found, recorded))
+    if dtype == "uint8":
+        return float((a != b).mean(axis=-1).max())
+    norm = np.maximum(np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1))
+    ratio = np.linalg.norm(a - b, axis=-1) / np.where(norm == 0, 1.0, norm)
+    return float(ratio.max())
+
+
+def video_error(frames: NDArray[np.uint8], recorded: NDArray[np.generic], step: int) -> float:
+    """Return the root mean square difference, in levels of 255, of every ``step``-th pixel of both sides.
+
+    Parameters
+    ----------
+    frames : numpy.ndarray
+        uint8 [B, T, H, W, 3], as `Chunk.video` gives them.
+    recorded : numpy.ndarray
+        uint8 [B, T, ceil(H/step), ceil(W/step), 3]; another shape, as of another T, is an infinite error.
+    step : int
+        `Golden.video_step`.
+    """
+    sampled = frames[:, :, ::step, ::step]
+    if sampled.shape != recorded.shape:
+        return math.inf
+    return float(np.sqrt(np.square(sampled.astype(np.float64) - recorded.astype(np.float64)).mean()))
+
+
+def worst_cache_error(
+    found: Mapping[str, NDArray[np.float32]],
+    recorded: Mapping[str, MappedTensor],
+    chunk: int,
+    buffers: Iterable[Buffer],
+) -> float:
+    """Return the worst `cache_error` over the cache buffers after chunk ``chunk``; infinite if a number is NaN."""
+    errors = [
+        cache_error(
+            found[buffer.name],
+            recorded[cache_tensor(buffer.name, chunk)].to_numpy().astype(np.float32),
+            buffer.dtype,
+            layered=buffer.layered,
+        )
+        for buffer in buffers
+        if buffer.role == "cache"
+    ]
+    return max((_nan_last(error) for error in errors), default=0.0)
+
+
+def cache_tensor(buffer: str, chunk: int) -> str:
+    """Name of the golden tensor with a cache buffer's sample after a chunk."""
+    return f"cache.{buffer}.{chunk}"
+
+
+def video_tensor(chunk: int) -> str:
+    """Name of the golden tensor with a chunk's sampled video frames."""
+    return f"video.{chunk}"
+
+
+def input_tensor(name: str, chunk: int | None = None) -> str:
+    """Name of the golden tensor with an input's values, for a chunk if the input is per chunk."""
+    return f"input.{name}" if chunk is None else f"input.{name}.{chunk}"
+
+
+def _nan_last(value: float) -> float:
+    return math.inf if math.isnan(value) else value

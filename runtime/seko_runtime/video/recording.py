@@ -1,0 +1,107 @@
+"""What an artifact's golden was recorded with and of: inputs to fall back on, and chunks to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.arguments import shown, whole_number
+from seko_runtime.errors import UsageError
+from seko_runtime.format.safetensors_map import MappedTensor
+from seko_runtime.video.golden import (
+    ChunkError,
+    input_tensor,
+    relative_error,
+    video_error,
+    video_tensor,
+    worst_cache_error,
+)
+from seko_runtime.video.inputs import as_array
+from seko_runtime.video.manifest import VideoManifest
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The golden of an artifact; empty where it has none.
+
+    Parameters
+    ----------
+    manifest : VideoManifest
+        The artifact's.
+    tensors : mapping of str to MappedTensor
+        The golden's file.
+    """
+
+    manifest: VideoManifest
+    tensors: Mapping[str, MappedTensor]
+
+    @property
+    def prompt(self) -> str | None:
+        """The sentence that stands in for a text, where the golden holds a sentence alone."""
+        golden = self.manifest.workload.golden
+        return golden.prompt if golden is not None and golden.text is None else None
+
+    def text(self) -> NDArray[np.generic]:
+        """Text embeddings; UsageError if there are none."""
+        golden = self.manifest.workload.golden
+        if golden is None or golden.text is None:
+            raise UsageError(
+                "this artifact holds no text to fall back on; give the text encoder's output as text"
+            )
+        return self.tensors[golden.text].to_numpy()
+
+    def reference(self) -> NDArray[np.generic] | None:
+        """Latents of the reference frames, if it holds any."""
+        golden = self.manifest.workload.golden
+        if golden is None or golden.reference is None:
+            return None
+        return self.tensors[golden.reference].to_numpy()
+
+    def inputs(self, chunk: int | None) -> dict[str, NDArray[np.generic]]:
+        """Values of the caller's inputs, as `OpenArtifact.golden_inputs` gives them."""
+        golden = self.manifest.workload.golden
+        recorded = 0 if golden is None or chunk is None else chunk % (golden.chunks[-1] + 1)
+        found = {}
+        for one in self.manifest.caller_inputs:
+            steady = one.per in ("session", "prompt")
+            tensor = input_tensor(one.name) if steady else input_tensor(one.name, recorded)
+            if steady == (chunk is None) and tensor in self.tensors:
+                found[one.name] = self.tensors[tensor].to_numpy()
+        return found
+
+    def chunk_error(
+        self,
+        number: int,
+        latents: NDArray[np.float32],
+        cache: Mapping[str, NDArray[np.float32]] | None,
+        video: NDArray[np.uint8] | None,
+    ) -> ChunkError:
+        """Return how far a chunk is from the recorded one; UsageError if it was not recorded."""
+        golden, tensors = self.manifest.workload.golden, self.tensors
+        number = whole_number(number, "number", 0)
+        if golden is None or number not in golden.chunks:
+            raise UsageError(f"chunk {shown(number)} is not in this artifact's golden")
+        found, recorded = as_array(latents, "latents"), tensors[f"latents.{number}"].to_numpy()
+        if found.shape != recorded.shape or found.dtype.kind != "f":
+            raise UsageError(
+                f"latents are {found.dtype} {list(found.shape)}, expected float32 {list(recorded.shape)} of to_host()"
+            )
+        if video is not None and ((seen := as_array(video, "video")).dtype != np.uint8 or seen.ndim != 5):
+            raise UsageError("video is no uint8 [B, T, H, W, 3]; take what Chunk.video() gave")
+        bound, exact = golden.bound(number), tensors.get(f"exact.{number}")
+        frames = tensors.get(video_tensor(number)) if golden.video_step and video is not None else None
+        return ChunkError(
+            chunk=number,
+            golden=relative_error(found, recorded),
+            exact=None if exact is None else relative_error(found, exact.to_numpy()),
+            tolerance=bound.latents,
+            cache=None if cache is None else worst_cache_error(cache, tensors, number, self.manifest.buffers),
+            cache_tolerance=bound.cache,
+            video=None
+            if frames is None or video is None
+            else video_error(video, frames.to_numpy(), golden.video_step),
+            video_tolerance=bound.video,
+        )
