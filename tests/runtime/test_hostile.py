@@ -266,8 +266,8 @@ def test_weights_that_are_not_the_manifests(artifact: Path, loads: list[str], ed
 
     for change, words in (
         (missing, "no tensor gain"),
-        (shape, "gain in weights/all.safetensors has shape"),
-        (dtype, "gain in weights/all.safetensors is int32"),
+        (shape, "gain in weights/0.safetensors has shape"),
+        (dtype, "gain in weights/0.safetensors is int32"),
     ):
         rewrite_weights(artifact, change)
         edit_manifest(artifact, lambda one: one)  # the hashes are right again: only the tensors are wrong
