@@ -127,8 +127,8 @@ def mixed(folder: Path, tmp_path: Path) -> tuple[list[bytes], Pool]:
 def test_what_a_build_of_a_pool_says(pool_artifact: BuildResult) -> None:
     manifest = json.loads((pool_artifact.artifact / "manifest.json").read_text())
     assert manifest["pool"] == {"buckets": [1, 2]}
-    assert manifest["stream"]["batch"] == SESSIONS + 1
-    assert len(manifest["golden"]["seeds"]) == 2
+    assert manifest["state_rows"] == SESSIONS + 1
+    assert len(manifest["workload"]["golden"]["seeds"]) == 2
     names = {engine["name"] for engine in manifest["engines"]}
     assert {"block.1", "block.2", "prompt", "prompt_kv"} <= names
     assert "block" not in names

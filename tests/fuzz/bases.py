@@ -233,7 +233,7 @@ def _with_references() -> VideoManifest:
     shape = (2, toy.CHANNELS, 2, toy.ROWS, toy.COLUMNS)
     buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "prompt"))
     golden = replace(toy_whole.GOLDEN, seeds=(0, 1), chunks=(0,), reference="reference", bounds=())
-    return replace(base, stream=stream, buffers=buffers, golden=golden)
+    return toy.changed(base, stream=stream, buffers=buffers, golden=golden)
 
 
 def _sample(folder: Path) -> Base:

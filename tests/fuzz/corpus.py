@@ -93,7 +93,7 @@ def many_kinds_of_layers(bases: Bases, folder: Path) -> None:
     """A message that lists every buffer that could be there would have 50 million letters."""
 
     def change(tree: Tree) -> None:
-        tree["stream"]["rings"] = {f"k{number}" + "x" * 200: 4 for number in range(60_000)}
+        tree["workload"]["stream"]["rings"] = {f"k{number}" + "x" * 200: 4 for number in range(60_000)}
         tree["buffers"].append(
             {"name": "odd", "shape": [1], "dtype": "int64", "role": "chunk", "layered": False}
         )
@@ -115,27 +115,35 @@ def buckets_that_fall(bases: Bases, folder: Path) -> None:
 
 @named(4)
 def ring_of_18_frames_over_a_cache_of_12(bases: Bases, folder: Path) -> None:
-    opened(bases.artifacts["sample"], folder, lambda tree: tree["stream"].update(ring_frames=18))
+    opened(bases.artifacts["sample"], folder, lambda tree: tree["workload"]["stream"].update(ring_frames=18))
 
 
 @named(4)
 def ring_of_2_31_frames(bases: Bases, folder: Path) -> None:
-    opened(bases.artifacts["sample"], folder, lambda tree: tree["stream"].update(ring_frames=1 << 31))
+    opened(
+        bases.artifacts["sample"], folder, lambda tree: tree["workload"]["stream"].update(ring_frames=1 << 31)
+    )
 
 
 @named(4)
 def sink_of_2_31_frames(bases: Bases, folder: Path) -> None:
-    opened(bases.artifacts["whole"], folder, lambda tree: tree["stream"].update(sink_frames=1 << 31))
+    opened(
+        bases.artifacts["whole"], folder, lambda tree: tree["workload"]["stream"].update(sink_frames=1 << 31)
+    )
 
 
 @named(4)
 def references_of_65536_frames(bases: Bases, folder: Path) -> None:
-    opened(bases.artifacts["reference"], folder, lambda tree: tree["stream"].update(reference_frames=1 << 16))
+    opened(
+        bases.artifacts["reference"],
+        folder,
+        lambda tree: tree["workload"]["stream"].update(reference_frames=1 << 16),
+    )
 
 
 @named(4)
 def pad_id_behind_the_text_engines_table(bases: Bases, folder: Path) -> None:
-    opened(bases.artifacts["whole"], folder, lambda tree: tree["text"].update(pad_id=1 << 31))
+    opened(bases.artifacts["whole"], folder, lambda tree: tree["workload"]["text"].update(pad_id=1 << 31))
 
 
 @named(4)

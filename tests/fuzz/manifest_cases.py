@@ -97,8 +97,8 @@ def mend_pool_bytes(tree: Any) -> None:
         for buffer in tree["buffers"]:
             if buffer["role"] == "cache":
                 total += prod(buffer["shape"]) * DTYPE_BYTES[buffer["dtype"]]
-        if not isinstance(tree["kv"]["pool_bytes"], Raw):
-            tree["kv"]["pool_bytes"] = total
+        if not isinstance(tree["workload"]["kv"]["pool_bytes"], Raw):
+            tree["workload"]["kv"]["pool_bytes"] = total
 
 
 def mend_weights(tree: Any, place: Path) -> None:

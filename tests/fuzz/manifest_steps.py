@@ -26,9 +26,7 @@ def change_manifest(document: Document, random: Random) -> str:
 
 def _number_of(tree: Tree, random: Random) -> str:
     """A number of the small tables that the host reckons with."""
-    table = random.choice(
-        [tree[name] for name in ("stream", "kv", "schedule", "text", "video", "golden") if tree.get(name)]
-    )
+    table = random.choice([table for table in (tree, *tree["workload"].values()) if isinstance(table, dict)])
     keys = [
         key for key, value in table.items() if isinstance(value, int | float) and not isinstance(value, bool)
     ]
@@ -170,13 +168,15 @@ def _passes(tree: Tree, random: Random) -> str:
     """Another number of passes, with as many times."""
     passes = random.choice((1, 2, 3, 5, 100, 1024))
     number = random.choice((0.0, 1.0, 1e308, -1.0, 1e-320))
-    tree["schedule"].update(denoise_passes=passes, timesteps=[number] * passes, sigmas=[number] * passes)
+    tree["workload"]["schedule"].update(
+        denoise_passes=passes, timesteps=[number] * passes, sigmas=[number] * passes
+    )
     return f"{passes} passes at {number}"
 
 
 def _rings(tree: Tree, random: Random) -> str:
     """A kind of layers with a ring of its own, and its two buffers."""
-    stream = tree["stream"]
+    stream = tree["workload"]["stream"]
     size = random.choice((stream["chunk_frames"], stream["ring_frames"], 1, 1 << 20))
     stream["rings"] = {"short": size}
     for name in ("write_slots", "valid_tokens"):
@@ -195,9 +195,10 @@ def _buckets(tree: Tree, random: Random) -> str:
 
 def _table(tree: Tree, random: Random) -> str:
     key = random.choice(("text", "video", "golden", "pool"))
-    if tree.get(key) is None:
+    table = tree if key == "pool" else tree["workload"]
+    if table.get(key) is None:
         return ""
-    tree[key] = None
+    table[key] = None
     return f"{key} is gone"
 
 
@@ -207,7 +208,7 @@ def _format(tree: Tree, random: Random) -> str:
 
 
 def _golden(tree: Tree, random: Random) -> str:
-    golden = tree.get("golden")
+    golden = tree["workload"].get("golden")
     if not golden:
         return ""
     key, value = random.choice(

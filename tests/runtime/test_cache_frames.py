@@ -81,7 +81,8 @@ def test_the_frames_before_the_ring_and_the_ring_may_lie_apart() -> None:
     numbers = Buffer("kv.slot_frames", (toy.CACHE,), "int64", "cache")
     manifest = apart()
     slots = replace(manifest, buffers=(*manifest.buffers, numbers))
-    slots = replace(slots, kv=replace(slots.kv, pool_bytes=slots.kv.pool_bytes + numbers.nbytes))
+    kv = slots.workload.kv
+    slots = toy.changed(slots, kv=replace(kv, pool_bytes=kv.pool_bytes + numbers.nbytes))
     resolve_video(slots)
 
 
@@ -108,7 +109,7 @@ def test_a_buffer_of_rows_that_is_said_to_be_of_layers_is_refused(name: str) -> 
 def test_a_pad_id_beyond_the_text_engines_table_is_refused(
     whole_folder: Path, edit_manifest: Edit, pad_id: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    edit_manifest(whole_folder, lambda one: replace(one, text=replace(toy_whole.TABLE, pad_id=pad_id)))
+    edit_manifest(whole_folder, lambda one: toy.changed(one, text=replace(toy_whole.TABLE, pad_id=pad_id)))
     assert main(["verify", str(whole_folder)]) == 4
     assert f"text.pad_id is {pad_id}, the text engine looks up ids below 12" in capsys.readouterr().err
 

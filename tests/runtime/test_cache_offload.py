@@ -16,7 +16,7 @@ from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import EngineRunError, ManifestError, ProgramError, UsageError
 from seko_runtime.executor.layer_visits import device_seat, layer_visits
 from seko_runtime.format.manifest import Buffer, Call, FileEntry
-from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.contract import resolve_video, video_contract
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 from seko_runtime.video.session import Session
 from tests.stacked import stacked_session
@@ -113,7 +113,7 @@ def test_a_pass_that_does_not_write_copies_nothing_back() -> None:
         for name, calls in manifest.programs.items()
     }
     manifest = streamed(replace(manifest, engines=(*manifest.engines, reader), programs=programs), 2)
-    visits = layer_visits(manifest, resolve_video(manifest))
+    visits = layer_visits(manifest, resolve_video(manifest), video_contract(manifest).units)
     for number in range(toy.PASSES):
         assert [visit.stores for visit in visits["denoise", number].values()] == [()] * 4
     written = [visit.stores for _, visit in sorted(visits["context", 0].items())]
@@ -122,7 +122,7 @@ def test_a_pass_that_does_not_write_copies_nothing_back() -> None:
 
 def test_each_call_is_preceded_by_the_fetch_of_its_layer_and_the_chunks_end_by_the_first_one() -> None:
     manifest = streamed(toy.toy_manifest(layers=4), 2)
-    visits = layer_visits(manifest, resolve_video(manifest))
+    visits = layer_visits(manifest, resolve_video(manifest), video_contract(manifest).units)
     chunk = [
         visit
         for place in [("denoise", 0), ("denoise", 1), ("context", 0)]

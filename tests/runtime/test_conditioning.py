@@ -75,7 +75,7 @@ def reference_manifest() -> VideoManifest:
     )
     shape = (2, toy.CHANNELS, 2, toy.ROWS, toy.COLUMNS)
     buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "prompt"))
-    return dataclasses.replace(base, stream=stream, buffers=buffers)
+    return toy.changed(base, stream=stream, buffers=buffers)
 
 
 def test_pictures_as_references_are_their_latents_each_encoded_alone() -> None:
@@ -239,7 +239,7 @@ def test_a_session_with_the_artifacts_own_numbers_has_the_artifacts_own_times() 
     assert len(resolve_video(replace_gain(changed))["denoise"]) == 7
     assert tables["schedule.timestep"].shape == (8, 1, toy.CHUNK)
     for lacking in (
-        whole_manifest(schedule=toy.toy_manifest().schedule),
+        whole_manifest(schedule=toy.toy_manifest().workload.schedule),
         whole_manifest(weights=tuple(w for w in manifest.weights if w.name != "schedule.timestep")),
     ):
         with pytest.raises(UsageError, match="this artifact"):

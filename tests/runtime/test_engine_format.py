@@ -15,24 +15,24 @@ import pytest
 from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime import errors
 from seko_runtime.backends import BACKENDS, runtime_backend
-from seko_runtime.executor import buffers_check
-from seko_runtime.executor.programs_check import (
-    CHUNK_PROGRAMS,
-    DECODE_PROGRAMS,
-    ENCODER_PROGRAMS,
-    REF_PATTERN,
-)
+from seko_runtime.executor.contract import CALL_ROWS, RANK
+from seko_runtime.executor.programs_check import REF_PATTERN
 from seko_runtime.format import manifest
 from seko_runtime.format.manifest import Buffer, TensorSpec
 from seko_runtime.format.safetensors_map import DTYPE_NAMES
-from seko_runtime.video.manifest import Stream, VideoManifest, parse_video_manifest
+from seko_runtime.video import contract
+from seko_runtime.video import manifest as video_manifest
+from seko_runtime.video.contract import DECODE_PROGRAMS, ENCODER_PROGRAMS
+from seko_runtime.video.manifest import parse_video_manifest
 from seko_runtime.video.ring import Ring
 
 PAGE = (Path(__file__).parents[2] / "docs" / "engine-format.md").read_text(encoding="utf-8")
+ABSTRACT = (manifest.Workload, video_manifest.VideoManifest)  # each is told as the class that it goes with
 RECORDS = [
-    one
-    for _, one in inspect.getmembers(manifest, dataclasses.is_dataclass)
-    if one.__module__ == manifest.__name__
+    record
+    for module in (manifest, video_manifest)
+    for _, record in inspect.getmembers(module, dataclasses.is_dataclass)
+    if record.__module__ == module.__name__ and record not in ABSTRACT
 ]
 ERRORS: dict[str, type[Exception]] = dict(inspect.getmembers(errors, inspect.isclass))
 Table = list[list[str]]
@@ -85,8 +85,8 @@ def test_dtypes_and_their_safetensors_names() -> None:
 def test_roles_programs_and_backends() -> None:
     assert tuple(unquoted(row[0]) for row in only(tables(PAGE, "role"))) == manifest.ROLES
     programs = [unquoted(row[0]) for row in only(tables(PAGE, "program"))]
-    full = [f"{role}_full" for role in CHUNK_PROGRAMS[1:]]
-    assert programs == ["prompt", *CHUNK_PROGRAMS, *full, *ENCODER_PROGRAMS, *DECODE_PROGRAMS]
+    of_chunk = ["begin", "denoise", "context", "denoise_full", "context_full"]
+    assert programs == ["prompt", *of_chunk, *ENCODER_PROGRAMS, *DECODE_PROGRAMS]
     assert [unquoted(row[0]) for row in only(tables(PAGE, "backend"))] == [one.name for one in BACKENDS]
     with pytest.raises(
         errors.BackendMissingError, match="'other' is unknown, this runtime has aoti, compile"
@@ -98,11 +98,12 @@ def test_the_buffers_that_have_a_meaning_by_name() -> None:
     rows = only(tables(PAGE, "named buffer"))
     wanted = {
         value
-        for name, value in vars(buffers_check).items()
+        for name, value in vars(contract).items()
         if name.isupper()
         and isinstance(value, str)
         and value not in ("text.embeddings", "conditioning_frames")
     }
+    assert {CALL_ROWS, RANK} <= wanted
     assert {unquoted(row[0]) for row in rows} == wanted
     assert {unquoted(row[1]) for row in rows} <= set(manifest.ROLES)
 
@@ -181,7 +182,7 @@ def pooled_example() -> dict[str, Any]:
     (pool,) = re.findall(r'^    ("pool": .*)$', PAGE, flags=re.MULTILINE)
     (rings,) = re.findall(r'^    ("rings": .*)$', PAGE, flags=re.MULTILINE)
     table = example() | {"format_version": manifest.FORMAT_VERSION, **json.loads(f"{{{pool}}}")}
-    (inputs,) = re.findall(r'^    ("workload": .*?\])$', PAGE, flags=re.MULTILINE | re.DOTALL)
+    (inputs,) = re.findall(r'^    ("inputs": \[\{"name".*?\])$', PAGE, flags=re.MULTILINE | re.DOTALL)
     table |= json.loads(f"{{{inputs}}}")
     (ranks,) = re.findall(r'^    ("ranks": .*)$', PAGE, flags=re.MULTILINE)
     table |= json.loads(f"{{{ranks}}}")
@@ -189,8 +190,8 @@ def pooled_example() -> dict[str, Any]:
     (shared,) = re.findall(r'^    ("rank_axis": .*)$', PAGE, flags=re.MULTILINE)
     table["buffers"][0] |= json.loads(f"{{{streamed}, {shared}}}")
     (references,) = re.findall(r'^    ("reference_frames": .*)$', PAGE, flags=re.MULTILINE)
-    table["stream"] |= json.loads(f"{{{rings}, {references}}}")
-    table["golden"] |= {"reference": "reference"}
+    table["workload"]["stream"] |= json.loads(f"{{{rings}, {references}}}")
+    table["workload"]["golden"] |= {"reference": "reference"}
     table["programs"]["begin"][0] |= {"first_layer": 0, "first_place": 0}  # of a call without layers, no more
     return table
 
@@ -203,18 +204,20 @@ def places(table: dict[str, Any]) -> list[tuple[str, list[Any]]]:
         for name in value:
             found.append((record.__name__, [*path, name]))
 
-    walk(VideoManifest, table, [])
+    walk(manifest.Manifest, table, [])
+    walk(manifest.Target, table["target"], ["target"])
+    walk(manifest.Pool, table["pool"], ["pool"])
+    workload = table["workload"]
+    walk(video_manifest.VideoWorkload, workload, ["workload"])
     for name, record in (
-        ("target", manifest.Target),
-        ("stream", Stream),
-        ("kv", manifest.KvPool),
-        ("schedule", manifest.Schedule),
-        ("golden", manifest.Golden),
-        ("text", manifest.Text),
-        ("video", manifest.Video),
-        ("pool", manifest.Pool),
+        ("stream", video_manifest.Stream),
+        ("kv", video_manifest.KvPool),
+        ("schedule", video_manifest.Schedule),
+        ("golden", video_manifest.Golden),
+        ("text", video_manifest.Text),
+        ("video", video_manifest.Video),
     ):
-        walk(record, table[name], [name])
+        walk(record, workload[name], ["workload", name])
     for name, record in (
         ("inputs", manifest.InputSpec),
         ("buffers", Buffer),
@@ -224,7 +227,8 @@ def places(table: dict[str, Any]) -> list[tuple[str, list[Any]]]:
         walk(record, table[name][0], [name, 0])
     walk(TensorSpec, table["engines"][0]["inputs"][0], ["engines", 0, "inputs", 0])
     walk(manifest.Call, table["programs"]["begin"][0], ["programs", "begin", 0])
-    walk(manifest.GoldenBound, table["golden"]["bounds"][0], ["golden", "bounds", 0])
+    bounds = workload["golden"]["bounds"]
+    walk(video_manifest.GoldenBound, bounds[0], ["workload", "golden", "bounds", 0])
     path = next(iter(table["files"]))
     walk(manifest.FileEntry, table["files"][path], ["files", path])
     assert {record for record, _ in found} == {record.__name__ for record in RECORDS}

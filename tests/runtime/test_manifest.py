@@ -62,9 +62,9 @@ def test_unknown_fields_are_ignored_and_optional_ones_may_be_absent() -> None:
     manifest = whole_manifest()
     table = as_table(manifest)
     table["added_later"] = {"anything": [1]}
-    table["stream"]["added_later"] = 1
+    table["workload"]["stream"]["added_later"] = 1
     assert read(table) == manifest
-    del table["golden"], table["target"]["cpu_flags"], table["target"]["cuda"]
+    del table["workload"]["golden"], table["target"]["cpu_flags"], table["target"]["cuda"]
     assert read(table) == toy.changed(manifest, golden=None)
 
 
@@ -87,9 +87,9 @@ def test_a_path_that_is_no_plain_relative_one_is_refused_wherever_it_stands(path
         elif place == "engine":
             table["engines"][0]["file"] = path
         elif place == "golden":
-            table["golden"]["file"] = path
+            table["workload"]["golden"]["file"] = path
         elif place == "text":
-            table["text"]["tokenizer"] = path
+            table["workload"]["text"]["tokenizer"] = path
         else:
             table["files"][path] = {"sha256": "0" * 64, "size": 1}
         with pytest.raises(PathEscapeError, match="expected a relative path"):
@@ -105,12 +105,12 @@ def test_a_picture_that_no_machine_holds_is_refused_before_any_is_made(
 ) -> None:
     """A preview is as large as the stream's table says, whatever the buffers are."""
     manifest = as_table(with_video())
-    manifest[table] |= {"height": height, "width": width}
+    manifest["workload"][table] |= {"height": height, "width": width}
     with pytest.raises(
         ManifestError, match=f"{table} brings the pixels to {height * width}, at most 67108864"
     ):
         read(manifest)
-    manifest[table] |= {"height": 1 << 13, "width": 1 << 13}
+    manifest["workload"][table] |= {"height": 1 << 13, "width": 1 << 13}
     read(manifest)
 
 
@@ -299,7 +299,7 @@ def test_a_number_that_json_cannot_say_again_is_refused() -> None:
 @pytest.mark.parametrize("seed", [-(1 << 62), 1 << 62])
 def test_a_golden_seed_that_no_session_takes_is_refused(seed: int) -> None:
     table = as_table(whole_manifest())
-    table["golden"]["seeds"] = [seed]
+    table["workload"]["golden"]["seeds"] = [seed]
     with pytest.raises(ManifestError, match=r"golden\.seeds"):
         read(table)
 
@@ -426,9 +426,8 @@ def test_a_golden_of_video_needs_video_and_a_batch_without_end_is_refused() -> N
     with pytest.raises(ProgramError, match="makes no video"):
         resolve_video(toy.changed(whole_manifest(), golden=golden))
     manifest = with_video()
-    huge = toy.changed(manifest, stream=replace(manifest.workload.stream, batch=1 << 31), golden=None)
     with pytest.raises(ProgramError):
-        resolve_video(huge)
+        resolve_video(toy.changed(manifest, state_rows=1 << 31, golden=None))
 
 
 @pytest.mark.parametrize(
@@ -448,7 +447,7 @@ def test_a_golden_of_video_needs_video_and_a_batch_without_end_is_refused() -> N
 )
 def test_new_fields_have_bounds(table: str, field: str, value: object) -> None:
     whole = as_table(with_video())
-    whole[table][field] = value
+    whole["workload"][table][field] = value
     with pytest.raises(ManifestError, match=field):
         read(whole)
 

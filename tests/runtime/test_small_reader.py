@@ -30,6 +30,8 @@ class SmallReader:
         self.manifest = table = json.loads((folder / "manifest.json").read_text("utf-8"))
         assert table["format_version"] == 1  # 1
         assert table.get("ranks", 1) == 1
+        self.video = table["workload"]
+        assert self.video["kind"] == "video"
         for path, entry in table["files"].items():  # 2
             data = (folder / path).read_bytes()
             assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["size"], entry["sha256"]), path
@@ -66,7 +68,7 @@ class SmallReader:
         return tensor
 
     def chunk(self, first: int, seed: int) -> torch.Tensor:
-        stream, passes = self.manifest["stream"], self.manifest["schedule"]["denoise_passes"]
+        stream, passes = self.video["stream"], self.video["schedule"]["denoise_passes"]
         sink, ring, count = stream["sink_frames"], stream["ring_frames"], stream["chunk_frames"]
         frames = range(first, first + count)
         slots = [frame if frame < sink else sink + (frame - sink) % ring for frame in frames]
@@ -86,7 +88,7 @@ class SmallReader:
             ("context", passes),
         ):  # 8
             self.run(program, number)
-        return self.buffers[self.manifest["output"]].clone()
+        return self.buffers[self.video["output"]].clone()
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -120,11 +122,11 @@ def test_it_lists_engines_and_buffers(reader: SmallReader) -> None:
 
 def test_it_makes_the_recorded_chunks(reader: SmallReader, small_artifact: Path) -> None:
     """Point 10. The last recorded chunk is one that has evicted frames."""
-    golden: dict[str, Any] = reader.manifest["golden"]
+    golden: dict[str, Any] = reader.video["golden"]
     recorded = tensors(small_artifact / golden["file"])
     reader.buffers["text.embeddings"].copy_(recorded[golden["text"]])
     reader.run("prompt")
-    stream = reader.manifest["stream"]
+    stream = reader.video["stream"]
     assert (golden["chunks"][-1] + 1) * stream["chunk_frames"] > stream["sink_frames"] + stream["ring_frames"]
     for number in range(golden["chunks"][-1] + 1):
         found = reader.chunk(number * stream["chunk_frames"], golden["seeds"][0]).double()

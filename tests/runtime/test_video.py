@@ -52,7 +52,7 @@ def test_decoded_frames_are_written_as_they_are_rows_beside_each_other(tmp_path:
     grey = (
         np.arange(2 * 5 * 6 * 4, dtype=np.uint8).reshape(2, 5, 6, 4, 1).repeat(3, -1)
     )  # grey survives YCbCr
-    with ChunkWriter(tmp_path / "a.y4m", STREAM, 2, Video(5, 12, 6, 4, rows=2)) as writer:
+    with ChunkWriter(tmp_path / "a.y4m", STREAM, 2, Video(5, 12, 6, 4), rows=2) as writer:
         assert writer.takes_frames
         assert not writer.is_preview
         writer.write(grey)
@@ -70,7 +70,7 @@ def test_decoded_frames_are_written_as_they_are_rows_beside_each_other(tmp_path:
 
 
 def test_npy_takes_latents_also_where_video_is_made(tmp_path: Path) -> None:
-    with ChunkWriter(tmp_path / "a.npy", STREAM, 1, Video(9, 12, 64, 96, rows=2)) as writer:
+    with ChunkWriter(tmp_path / "a.npy", STREAM, 1, Video(9, 12, 64, 96), rows=2) as writer:
         assert not writer.takes_frames
         writer.write(chunk(0))
     assert np.array_equal(np.load(tmp_path / "a.npy")[0], chunk(0))

@@ -74,7 +74,7 @@ def test_verify_compares_the_video_and_tells_another_decoder(
 
 
 def test_a_golden_video_of_another_shape_is_refused(whole_folder: Path, edit_manifest: Edit) -> None:
-    edit_manifest(whole_folder, lambda one: replace(one, golden=replace(toy_whole.GOLDEN, video_step=3)))
+    edit_manifest(whole_folder, lambda one: toy.changed(one, golden=replace(toy_whole.GOLDEN, video_step=3)))
     with pytest.raises(errors.WeightShapeError, match=r"video\.0"):
         open_artifact(whole_folder)
 
@@ -117,7 +117,7 @@ def test_a_schedule_changes_prompts_at_the_chunks_that_begin_late_enough(run: Ru
 
 def test_prompts_by_video_frame_change_at_its_latent_frame(tmp_path: Path) -> None:
     """The rule of Seko-Talk's own schedules: a segment counts from the chunk on whose first latent frame it is in."""
-    stream = toy.toy_manifest().stream
+    stream = toy.toy_manifest().workload.stream
     assert stream.video_frames_per_latent == 4
     file = tmp_path / "prompts.json"
     file.write_text(json.dumps([{"at_frame": at, "prompt": str(at)} for at in (0, 82, 160, 240)]))

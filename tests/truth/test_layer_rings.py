@@ -146,7 +146,7 @@ def test_rings_that_cannot_be_are_refused():
 def test_a_manifest_whose_rings_cannot_be_is_refused():
     table = json.loads(manifest_json(describe(config_of(), export_backend("eager"), (), {})))
     for ring in (1, 6):
-        table["stream"]["rings"] = {"ring2": ring}
+        table["workload"]["stream"]["rings"] = {"ring2": ring}
         with pytest.raises(ManifestError, match=f"rings.ring2 is {ring}, expected 2"):
             parse_video_manifest(json.dumps(table).encode())
 

@@ -42,6 +42,8 @@ class ChunkWriter:
         How many will be written.
     video : Video, optional
         The manifest's table of pictures, if decoded frames are written. Without it a preview of the latents is.
+    rows : int
+        Rows of each chunk.
     form : str, optional
         One of `FORMS`; default: see `output_form`.
     sound : numpy.ndarray, optional

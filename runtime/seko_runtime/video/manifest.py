@@ -161,6 +161,7 @@ class Golden:
 class VideoWorkload(Workload):
     """What a video artifact says beside the core's tables. ``output`` names the buffer of a chunk's latents."""
 
+    kind: Annotated[str, one_of((KIND,), complaint=UNKNOWN_WORD)]
     stream: Stream
     kv: KvPool
     schedule: Schedule
