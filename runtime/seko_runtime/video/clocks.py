@@ -201,17 +201,12 @@ class RowClocks:
     def rebuilt(self, rows: Sequence[int]) -> list[int]:
         """Set the rows' slot clocks as the steps of `rebuild` leave them; return the rows that had no chunk."""
         for row in rows:
-            self.slot_first[row] = self._rebuilt(row)
+            self.slot_first[row] = len(self._order(self._made[row])) * self.ring.chunk_frames
         return [row for row in rows if not self._made[row]]
 
-    def full(self, row: int, *, rebuilt: bool = False) -> bool:
-        """Return whether a row's cache is full once its next chunk is written; ``rebuilt``: if it is rebuilt first."""
-        first = self._rebuilt(row) if rebuilt else int(self.slot_first[row])
-        return self.ring.valid_frames(first) == self.ring.cache_frames
-
-    def _rebuilt(self, row: int) -> int:
-        """Frames in a row's cache once it is rebuilt."""
-        return len(self._order(self._made[row])) * self.ring.chunk_frames
+    def full(self, row: int) -> bool:
+        """Return whether a row's cache is full once its next chunk is written."""
+        return self.ring.valid_frames(int(self.slot_first[row])) == self.ring.cache_frames
 
     def _order(self, made: int) -> list[int]:
         """Kept slots of a row that has made so many chunks, oldest first."""

@@ -181,8 +181,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
         """Return for each row whether engines of their own make its next chunk, those for a full cache."""
         by_fill = any(full for _, full in self.device().chunk)
-        full = [self.clocks.full(row, rebuilt=row in self.rebuild_due) for row in rows]
-        return [by_fill and one for one in full]
+        return [by_fill and self.clocks.full(row) for row in rows]
 
     def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None) -> list[Chunk]:
         """Make the next chunk of each row; return one chunk a row, which only the row's own next chunk overwrites.
