@@ -11,8 +11,9 @@ import torch
 
 from scripts.bench.resident_copy import resident_copy
 from seko_export.build_steps import build_artifact
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_runtime import Session, open_artifact
@@ -34,7 +35,9 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     tiny = PRESETS["tiny"]
     model = replace(tiny.model, layers=int(layers))
     stream = replace(tiny.stream, batch=2, offload_cache=True)
-    config = BuildConfig(model, stream, Schedule.warped(2), scheme, "cuda", fused=kernels == "fused")
+    config = VideoBuild(
+        model, VideoConfig(stream, Schedule.warped(2), scheme), TargetConfig("cuda", fused=kernels == "fused")
+    )
     write_random_checkpoint(home / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     build_artifact(config, home / "tiny.pt", home / "streamed")
     return home / "streamed", resident_copy(home / "streamed", home / "resident")

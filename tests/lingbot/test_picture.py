@@ -19,7 +19,7 @@ import torch
 import seko_runtime
 from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import dtype_name
 from seko_export.errors import NumericError
 from seko_export.errors import UsageError as BuildUsageError
@@ -48,7 +48,7 @@ from tests.tolerances import ORACLE, relative_error
 PICTURE = np.random.default_rng(5).integers(0, 256, (32, 48, 3), np.uint8)
 
 
-def manifest_of(config: BuildConfig, weights: dict[str, torch.Tensor]) -> VideoManifest:
+def manifest_of(config: VideoBuild, weights: dict[str, torch.Tensor]) -> VideoManifest:
     table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
     return describe(config, EAGER, table, {})
 
@@ -62,7 +62,7 @@ def weights() -> dict[str, torch.Tensor]:
         noise = torch.randn(shape, generator=generator)
         vae[name] = noise * prod(shape[1:]) ** -0.5 if name.endswith("weight") else 1 + 0.1 * noise
     made = dict(FAMILY.weights(graph_of(config).pieces, random_checkpoint(), MediaTensors(vae=vae)))
-    return made | config.schedule.tables(config.stream)
+    return made | config.workload.schedule.tables(config.workload.stream)
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def test_rows_of_a_batch_get_cameras_of_their_own_as_the_page_says(
     page = (Path(__file__).parents[2] / "docs" / "world-models.md").read_text(encoding="utf-8")
     (snippet,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.S) if "cameras" in one]
     config = lingbot_config(vae=SMALL, layout={"batch": 2})
-    tables = weights | config.schedule.tables(config.stream)
+    tables = weights | config.workload.schedule.tables(config.workload.stream)
     engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
     manifest = manifest_of(config, tables)
 
@@ -259,7 +259,7 @@ def test_the_options_of_a_camera(weights, tmp_path: Path) -> None:
 )
 def test_the_video_has_the_pictures_aspect(aspect: str, sides: tuple[int, int]) -> None:
     """At the preset's area, as the authors' own numbers round it."""
-    stream = resolved("lingbot-v2-fast", aspect=aspect).config.stream
+    stream = resolved("lingbot-v2-fast", aspect=aspect).config.workload.stream
     assert (stream.height, stream.width) == sides
 
 

@@ -132,7 +132,8 @@ def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
         def run(name: str, turn: int) -> None:
             one = passes[name]
             feed = {
-                i.name: _given(i.name, state, live.buffers, artifact._weights, turn) for i in one.get_inputs()
+                i.name: _given(i.name, state, live.buffers, artifact.engines.loaded.weights, turn)
+                for i in one.get_inputs()
             }
             results = one.run(None, feed)
             state.update(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -131,6 +130,6 @@ def test_a_build_that_could_not_be_verified_is_refused(monkeypatch: pytest.Monke
 
 
 def test_a_gpu_build_is_refused() -> None:
-    config = replace(forms.config_of("fp4", 1), device="cuda")
+    config = forms.config_of("fp4", 1).changed(device="cuda")
     with pytest.raises(UsageError, match=r"--backend onnx builds for CPUs, .* cuda: give --target cpu"):
         backend.BACKEND.check_build(config)

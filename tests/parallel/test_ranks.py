@@ -82,10 +82,11 @@ def test_a_picture_is_encoded_by_rank_0_alone_and_begins_the_stream_of_all(
         expected, found = one.run_chunk().to_host(), several.run_chunk().to_host()
         assert relative(found, expected) <= bound < relative(plain, expected)
     with open_rank(two.folder, rank=0) as first, open_rank(two.folder, rank=1) as second:
-        only_first = first._engines.keys() - second._engines.keys()
+        ours, others = first.engines.loaded, second.engines.loaded
+        only_first = ours.engines.keys() - others.engines.keys()
         assert only_first == {call.engine for call in first.manifest.programs["encode"]}
-        assert not second._engines.keys() - first._engines.keys()
-        assert {name.split(".")[1] for name in first._weights.keys() - second._weights.keys()} == {
+        assert not others.engines.keys() - ours.engines.keys()
+        assert {name.split(".")[1] for name in ours.weights.keys() - others.weights.keys()} == {
             "conv1",
             "encoder",
         }

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece, dtype_name
 from seko_export.families.layers.rank_split import rank_split
 from seko_export.families.registry import graph_of
@@ -54,7 +54,7 @@ class EagerRank:
 
     def __init__(
         self,
-        config: BuildConfig,
+        config: VideoBuild,
         weights: Mapping[str, Tensor],
         tokenizer: Path | None = None,
         rank: int = 0,
@@ -68,7 +68,7 @@ class EagerRank:
             if split is not None and getattr(piece.module, "split", None) is not None:
                 piece.module.split = InThreads(*astuple(split), rank, meeting)
             if isinstance(piece.module, DecodeShare):
-                piece.module.rows_of = lambda number: RowsInThreads(config.ranks, number, meeting)
+                piece.module.rows_of = lambda number: RowsInThreads(config.target.ranks, number, meeting)
         place = ALONE
         if meeting is not None:
             place = RankPlace(rank, partial(meeting.share, rank), ENCODER_PROGRAMS)
@@ -90,14 +90,14 @@ class ThreadGroup:
 
     over = False
 
-    def __init__(self, config: BuildConfig, weights: Mapping[str, Tensor], tokenizer: Path | None) -> None:
-        meeting = Meeting(config.ranks, threading.Barrier(config.ranks))
-        ranks = range(config.ranks)
+    def __init__(self, config: VideoBuild, weights: Mapping[str, Tensor], tokenizer: Path | None) -> None:
+        meeting = Meeting(config.target.ranks, threading.Barrier(config.target.ranks))
+        ranks = range(config.target.ranks)
         made = [EagerRank(config, weights, tokenizer, rank, meeting) for rank in ranks]
         self._commands = [
             RankCommands(rank, one.manifest, one.open_rows, RANK_COMMANDS) for rank, one in enumerate(made)
         ]
-        self._pool = ThreadPoolExecutor(config.ranks)
+        self._pool = ThreadPoolExecutor(config.target.ranks)
         pairs = [channel_pair() for _ in ranks]
         self._near = [near for near, _ in pairs]
         self._far = [inherited_channel(far.detach()) for _, far in pairs]
@@ -139,7 +139,7 @@ class ThreadGroup:
 
 @contextmanager
 def ranks_in_threads(
-    config: BuildConfig, weights: Mapping[str, Tensor], tokenizer: Path | None
+    config: VideoBuild, weights: Mapping[str, Tensor], tokenizer: Path | None
 ) -> Iterator[RankedVideoRows]:
     """Open the rows of a build of several ranks; yield the caller's side."""
     group = ThreadGroup(config, weights, tokenizer)
@@ -151,13 +151,13 @@ def ranks_in_threads(
         group.close()
 
 
-def manifest_of(config: BuildConfig, weights: Mapping[str, Tensor]) -> VideoManifest:
+def manifest_of(config: VideoBuild, weights: Mapping[str, Tensor]) -> VideoManifest:
     """Return the manifest of a build without files."""
     table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
     return describe(config, EAGER, table, {})
 
 
-def random_weights(config: BuildConfig) -> dict[str, Tensor]:
+def random_weights(config: VideoBuild) -> dict[str, Tensor]:
     """Return random weights by the artifact's names, scaled so that every one shows, and the schedule's tables."""
     generator = torch.Generator().manual_seed(0)
     made: dict[str, Tensor] = {}
@@ -168,7 +168,7 @@ def random_weights(config: BuildConfig) -> dict[str, Tensor]:
                 fan_in = noise[0].numel()
                 one = 1 + 0.1 * noise if "norm" in name and "weight" in name else 0.1 * noise
                 made[name] = noise / fan_in**0.5 if fan_in > 1 and "modulation" not in name else one
-    return made | config.schedule.tables(config.as_batch.stream)
+    return made | config.workload.schedule.tables(config.as_batch.workload.stream)
 
 
 def names_of(piece: Piece) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -48,7 +48,7 @@ def test_verify_meets_the_golden_and_tells_a_changed_weight(built_toy: Path) -> 
         errors = artifact.verify()
         assert [error.chunk for error in errors] == [0, 3]
         assert all(error.within and error.exact is not None for error in errors)
-        artifact._weights["gain"] += 1
+        artifact.engines.loaded.weights["gain"] += 1
         assert not all(error.within for error in artifact.verify())
 
 

@@ -140,8 +140,8 @@ def test_a_closed_artifact_gives_its_memory_back(built_cuda_toy: Path) -> None:
 def test_weights_reach_the_device_bit_for_bit(built_cuda_toy: Path) -> None:
     with open_artifact(built_cuda_toy) as artifact:
         for name, wanted in toy.toy_weights().items():
-            assert torch.equal(artifact._weights[name].cpu(), wanted)
-            assert artifact._weights[name].data_ptr() % 256 == 0
+            assert torch.equal(artifact.engines.loaded.weights[name].cpu(), wanted)
+            assert artifact.engines.loaded.weights[name].data_ptr() % 256 == 0
 
 
 def test_a_device_that_is_not_there_is_named(built_cuda_toy: Path) -> None:

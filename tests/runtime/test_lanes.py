@@ -48,7 +48,7 @@ def run(world: World, *, ahead: int, overlap: bool = True) -> list[bytes]:
 def read(world: World, chunk: Any) -> bytes:
     """Frames of a chunk; the host's copy counts as a read of the pinned block after the event that it waited for."""
     rows = chunk.video_rows()
-    frames = chunk.streams.decoder()._blocks
+    frames = chunk.maker.decoder()._blocks
     before, world.current = world.current, "host"
     for row, number in chunk.pictures:
         turn = number % FRAME_BLOCKS

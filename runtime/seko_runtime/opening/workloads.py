@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seko_runtime.errors import UsageError, WorkloadUnknownError
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.sessions.workload import RuntimeWorkload
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "seko.workloads"  # of entry points, whose names are kinds and whose values are `MODULE:WORKLOAD`
 BUILT_IN = {"video": "seko_runtime.video.workload"}  # modules, each with `WORKLOAD`; imported when asked for
@@ -60,6 +62,8 @@ def workload_of_document(document: bytes) -> RuntimeWorkload[Any]:
 
 
 def _installed() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # with the parser of e-mail; needed for other workloads alone
+
     return {found.name: found for found in entry_points(group=GROUP)}
 
 

@@ -59,7 +59,7 @@ class LocalEngines:
     def __init__(
         self, loaded: Loaded[Any], backend: Backend, weights_memory: Memory, open_rows: OpenRows
     ) -> None:
-        self._backend, self._weights_memory, self._open_rows = backend, weights_memory, open_rows
+        self.backend, self._weights_memory, self._open_rows = backend, weights_memory, open_rows
         self._captures = True
         self.loaded: Loaded[Any] | None = replace(loaded, memory=self._new_memory)
 
@@ -85,15 +85,15 @@ class LocalEngines:
 
     def stats(self) -> Mapping[str, int]:
         """Return the backend's counters."""
-        return self._backend.stats()
+        return self.backend.stats()
 
     def close(self) -> None:
         """Release engines and weights."""
         self.loaded = None
-        self._backend.close()
+        self.backend.close()
         self._weights_memory.close()
 
     def _new_memory(self) -> Memory:
-        memory = self._backend.memory()
+        memory = self.backend.memory()
         memory.captures = memory.captures and self._captures
         return memory

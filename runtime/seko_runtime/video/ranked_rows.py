@@ -55,7 +55,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
 
     def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
         """Begin streams on rows that are empty."""
-        self.asked("begin", {"rows": rows, "beginning": vars(beginning)})
+        self.asked("begin", {"rows": rows, "beginning": vars(beginning)}, patient=True)
 
     def run_chunk(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None = None) -> Chunk:
         """Make the next chunk of each row, and return all of them as one."""
