@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,8 @@ def open_pool(memory: Memory | None = None, digest: str = "d") -> ToyPool:
 
 
 def said(session: ToySession, most: int = model.POSITIONS) -> list[np.ndarray]:
-    return [samples for samples, _ in zip(session.speak(), range(most), strict=False)]
+    """What a session says, at most so many samples."""
+    return list(islice(session.speak(), most))
 
 
 def test_some_words_end_by_their_flag_and_some_not() -> None:
