@@ -111,8 +111,12 @@ def test_a_picture_of_another_size_is_encoded_as_the_resize_leaves_it(weights) -
         made = held(session)
         assert relative_error(made, wanted) <= ORACLE[torch.float32]
         assert relative_error(made, as_bytes) > 100 * ORACLE[torch.float32]
-        with pytest.raises(UsageError, match="a level that is not finite"):
-            session.restart_row(0, image=np.full((32, 48, 3), np.nan, np.float32))
+        for level, words in (
+            (np.nan, "a number that is not finite"),
+            (1e38, r"a number of magnitude 1e\+38"),
+        ):
+            with pytest.raises(UsageError, match=f"image holds {words}"):
+                session.restart_row(0, image=np.full((32, 48, 3), level, np.float32))
         with pytest.raises(UsageError, match="image is float64"):
             session.restart_row(0, image=PICTURE.astype(np.float64))
 

@@ -59,7 +59,8 @@ class ConditioningFrames:
         Raises
         ------
         UsageError
-            If the artifact encodes no pictures, the picture's shape or dtype does not fit, or a level is not finite.
+            If the artifact encodes no pictures, the picture's shape or dtype does not fit, or a level is not finite or
+            beyond all models' numbers.
         """
         told = picture_input(self._manifest)
         program = "encode" if told is None else "condition"
@@ -69,8 +70,8 @@ class ConditioningFrames:
         found, spec = as_array(image, "image"), device.specs[name]
         levels = name == PICTURE_LEVELS and found.dtype == np.float32
         pictures = per_row(found, spec.shape, np.float32 if levels else np.uint8, "image", rows)
-        if levels and not np.isfinite(found).all():
-            raise UsageError("image holds a level that is not finite")
+        if levels:
+            check_magnitude(found, "image")
         pictures = [(row, one.astype(host_dtype(spec.dtype), copy=False)) for row, one in pictures]
         previous: NDArray[np.generic] | None = None
         with self._memory.ordered():
