@@ -255,11 +255,14 @@ def test_serve_next_returns_when_the_device_is_done_and_run_before_that(world: W
         finally:
             world.current = before
 
-    with Watch(world), open_pool(memory=FakeMemory(world)) as pool:
-        with pool.open_session(prompt="a red disc") as session:
-            (chunk,) = pool.run([session])
-            with pytest.raises(RaceError):
-                read_by_the_host(chunk)
-            session.request_chunk(0.0)
-            ((_, chunk),) = pool.serve_next()
+    with (
+        Watch(world),
+        open_pool(memory=FakeMemory(world)) as pool,
+        pool.open_session(prompt="a red disc") as session,
+    ):
+        (chunk,) = pool.run([session])
+        with pytest.raises(RaceError):
             read_by_the_host(chunk)
+        session.request_chunk(0.0)
+        ((_, chunk),) = pool.serve_next()
+        read_by_the_host(chunk)

@@ -225,6 +225,11 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         self._load(row, state)
         self.torn.discard(row)
 
+    def check(self, rows: Sequence[int], given: Sequence[Any]) -> None:
+        """Raise the error with which `run` would refuse these rows; here only what the rows' state says."""
+        del given
+        self.check_whole(rows)
+
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
         """Return the launch variant of each row's next call; here there is one."""
         return [None] * len(rows)
