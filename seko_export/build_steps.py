@@ -61,7 +61,7 @@ class BuildResult:
         Largest relative error of the engines against the eager model over the golden chunks; None of a build for GPUs
         that are not here, or for more ranks than there are GPUs, whose engines have not run.
     golden_cache_error : float or None
-        Largest error of a token in the cache afterwards, as in `seko_runtime.opening.golden.cache_error`.
+        Largest error of a token in the cache afterwards, as in `seko_runtime.video.golden.cache_error`.
     golden_video_error : float or None
         Root mean square difference of the video frames in the worst chunk, in levels of 255; None without a VAE.
     golden_rounding : float or None

@@ -18,7 +18,7 @@ from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.streams import Streams
+from tests.stacked import open_rows
 
 
 def eager_pool(config: VideoBuild, weights: Mapping[str, Tensor], like: VideoManifest | None = None) -> Pool:
@@ -33,6 +33,4 @@ def eager_pool(config: VideoBuild, weights: Mapping[str, Tensor], like: VideoMan
         manifest = replace(manifest, weights=like.weights, files=like.files)
     memory = torch_memory(torch.device(config.target.eager_device))
     memory.captures = False
-    streams = Streams(manifest, engines, weights, memory, digest="d")
-    streams.prepare()
-    return Pool(streams)
+    return Pool(open_rows(manifest, engines, weights, memory, digest="d"))

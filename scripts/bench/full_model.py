@@ -47,10 +47,14 @@ from seko_kernels.kv_formats import ChannelStatistics  # noqa: E402
 from seko_runtime.backends import open_backend  # noqa: E402
 from seko_runtime.backends.aoti import torch_memory  # noqa: E402
 from seko_runtime.format.manifest import Weight  # noqa: E402
+from seko_runtime.sessions.loaded import Loaded  # noqa: E402
+from seko_runtime.video.contract import resolve_video  # noqa: E402
+from seko_runtime.video.local_rows import open_video_rows  # noqa: E402
 from seko_runtime.video.manifest import VideoManifest  # noqa: E402
+from seko_runtime.video.options import VideoOptions  # noqa: E402
 from seko_runtime.video.pool import Pool  # noqa: E402
+from seko_runtime.video.rows import Beginning, VideoRows  # noqa: E402
 from seko_runtime.video.session import Session  # noqa: E402
-from seko_runtime.video.streams import Streams  # noqa: E402
 
 Engine = Callable[[list[Tensor]], Sequence[Tensor]]
 Engines = Mapping[str, Engine]
@@ -243,20 +247,17 @@ class FullModelBench:
         begun = time.monotonic()
         weights = random_weights(config) if weights is None else weights
         held = golden_reference(config)
+        beginning = Beginning(
+            [0],
+            text=golden_text(config),
+            reference=None if held is None else held.numpy(),
+            inputs=golden_inputs(config, None),
+        )
         with (
             self.engines(config, weights, engines) as (manifest, found),
             torch.no_grad(),
             attention_backends(config.target.device),
-            Session(
-                manifest,
-                wrapped(found, wrap),
-                weights,
-                self._memory(config, captured=captured),
-                seeds=[0],
-                text=golden_text(config),
-                reference=None if held is None else held.numpy(),
-                inputs=golden_inputs(config, None),
-            ) as session,
+            Session(self._rows(manifest, found, wrap, weights, config, captured), beginning) as session,
         ):
             self.say(f"{config.model.name}: ready after {time.monotonic() - begun:.0f} s")
             yield session
@@ -277,13 +278,24 @@ class FullModelBench:
             self.engines(config, weights, engines) as (manifest, found),
             torch.no_grad(),
             attention_backends(config.target.device),
+            Pool(self._rows(manifest, found, wrap, weights, config, engines is None)) as pool,
         ):
-            memory = self._memory(config, captured=engines is None)
-            streams = Streams(manifest, wrapped(found, wrap), weights, memory)
-            with Pool(streams) as pool:
-                streams.prepare()
-                self.say(f"{config.model.name}: a pool of {pool.capacity}")
-                yield pool
+            self.say(f"{config.model.name}: a pool of {pool.capacity}")
+            yield pool
+
+    def _rows(
+        self,
+        manifest: VideoManifest,
+        engines: Engines,
+        wrap: Wrap | None,
+        weights: Mapping[str, Tensor],
+        config: VideoBuild,
+        captured: bool,
+    ) -> VideoRows:
+        memory = self._memory(config, captured=captured)
+        programs = resolve_video(manifest)
+        loaded = Loaded(manifest, programs, wrapped(engines, wrap), weights, lambda: memory)
+        return open_video_rows(loaded, VideoOptions())
 
     def _memory(self, config: VideoBuild, *, captured: bool) -> Any:
         memory = torch_memory(torch.device(config.target.device))

@@ -28,7 +28,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 from seko_runtime.backends.rank_group import join_ranks  # noqa: E402
 from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP  # noqa: E402
 from seko_runtime.opening.artifact import open_rank  # noqa: E402
-from seko_runtime.video.rank_place import RankPlace  # noqa: E402
+from seko_runtime.sessions.loaded import Loaded  # noqa: E402
+from seko_runtime.sessions.rank_place import RankPlace  # noqa: E402
+from seko_runtime.video.contract import resolve_video  # noqa: E402
+from seko_runtime.video.local_rows import open_video_rows  # noqa: E402
+from seko_runtime.video.options import VideoOptions  # noqa: E402
+from seko_runtime.video.rows import Beginning  # noqa: E402
 from seko_runtime.video.session import Session  # noqa: E402
 
 if TYPE_CHECKING:
@@ -93,7 +98,7 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
     weights = random_weights(config.changed(ranks=1))  # each rank holds all of them
     table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
     memory = torch_memory(place)
-    more = {"seeds": [0], "text": golden_text(config), "inputs": golden_inputs(config, None)}
+    beginning = Beginning([0], text=golden_text(config), inputs=golden_inputs(config, None))
     if spec["eager"]:
         manifest, backend = describe(config, EAGER, table, {}), None
         engines: Any = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
@@ -104,10 +109,12 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
         backend = open_backend("aoti", spec["device"])
         files = {one.file: memoryview((folder / one.file).read_bytes()) for one in manifest.engines}
         engines = backend.load_engines(manifest, files)
+    rank = RankPlace(spec["rank"])
+    loaded = Loaded(manifest, resolve_video(manifest), engines, weights, lambda: memory, rank=rank)
     try:
         with (
             attention_backends(config.target.device),
-            Session(manifest, engines, weights, memory, rank=RankPlace(spec["rank"]), **more) as session,
+            Session(open_video_rows(loaded, VideoOptions()), beginning) as session,
         ):
             yield session
     finally:

@@ -27,6 +27,7 @@ from seko_export.lowering.patches.patch import applied
 from seko_export.lowering.trace import trace
 from seko_kernels.ops import plain_torch
 from seko_runtime import open_artifact
+from seko_runtime.video.artifact import video_artifact
 from seko_runtime.video.contract import PICTURE_CHANNELS
 
 COMPILER_CACHE = "engines/compiler.cache"
@@ -80,7 +81,8 @@ def fill_cache(folder: Path) -> None:
 
     Runs in a child process, so that the cache holds the graphs of this artifact alone.
     """
-    with open_artifact(folder) as artifact:
+    with open_artifact(folder) as opened:
+        artifact = video_artifact(opened)
         stream = artifact.manifest.workload.stream
         golden, video = artifact.manifest.workload.golden, artifact.manifest.workload.video
         given: dict[str, Any] = {}  # so that a sentence and a picture go through their engines too

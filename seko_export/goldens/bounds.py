@@ -10,7 +10,7 @@ from torch import Tensor
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.sampler import ADVANCE
 from seko_export.families.registry import graph_of
-from seko_runtime.opening.golden import cache_error, relative_error, video_error
+from seko_runtime.video.golden import cache_error, relative_error, video_error
 from seko_runtime.video.manifest import GoldenBound
 
 # How far an engine may be from the eager model over a golden chunk, as |a - b| / |b|. The two sum in other orders,

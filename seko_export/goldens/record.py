@@ -32,9 +32,13 @@ from seko_export.media.pieces import video_table
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.backends.torch_memory import torch_dtype
 from seko_runtime.format.manifest import Weight
-from seko_runtime.opening.golden import cache_tensor, input_tensor, video_tensor
-from seko_runtime.video.contract import PICTURE_CHANNELS
+from seko_runtime.sessions.loaded import Loaded
+from seko_runtime.video.contract import PICTURE_CHANNELS, resolve_video
+from seko_runtime.video.golden import cache_tensor, input_tensor, video_tensor
+from seko_runtime.video.local_rows import open_video_rows
 from seko_runtime.video.manifest import Golden, GoldenBound
+from seko_runtime.video.options import VideoOptions
+from seko_runtime.video.rows import Beginning
 from seko_runtime.video.session import Session
 
 GOLDEN_FILE = "golden/golden.safetensors"
@@ -276,20 +280,17 @@ def eager_session(
     manifest = describe(config, EAGER, table, {})
     manifest = replace(manifest, buffers=placed_buffers(config, buffer_room(config, memory)))
     held = golden_reference(config) if reference is None else reference
-    given = None if held is None else held.numpy()
+    loaded = Loaded(manifest, resolve_video(manifest), engines, weights, lambda: memory)
+    beginning = Beginning(
+        seeds,
+        text=text,
+        reference=None if held is None else held.numpy(),
+        inputs=golden_inputs(config, None),
+    )
     with (
         torch.no_grad(),
         attention_backends(config.target.eager_device),
-        Session(
-            manifest,
-            engines,
-            weights,
-            memory,
-            seeds=seeds,
-            text=text,
-            reference=given,
-            inputs=golden_inputs(config, None),
-        ) as session,
+        Session(open_video_rows(loaded, VideoOptions()), beginning) as session,
     ):
         yield session
 

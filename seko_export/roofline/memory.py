@@ -17,7 +17,7 @@ from seko_export.roofline.work import Work, nbytes
 from seko_runtime.format.manifest import Buffer
 from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.contract import TEXT_BUFFER
-from seko_runtime.video.prompts import PROMPT_CACHE
+from seko_runtime.video.options import PROMPT_CACHE
 from seko_runtime.video.ring import Ring
 
 _CHUNK = ("begin", "denoise", "context")

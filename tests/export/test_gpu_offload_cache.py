@@ -112,7 +112,7 @@ def test_what_was_page_locked_is_given_back(built: tuple[Path, Path]) -> None:
     for _ in range(3):
         with open_artifact(built[0]) as artifact, artifact.open_session() as session:
             session.run_chunk().to_host()
-            homes = session._streams.live()._layers.homes
+            homes = session._rows.device().layers.homes
             addresses = {home.data_ptr(): home.nbytes for home in homes.values()}
             kept = list(homes.values())  # past the session's end, so that the range is still this process's
         for address, nbytes in addresses.items():

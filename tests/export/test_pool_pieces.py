@@ -30,8 +30,8 @@ from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.pool import Pool, PooledSession
 from seko_runtime.video.session import Session
-from seko_runtime.video.streams import Streams
 from tests.asked import resolved
+from tests.stacked import open_rows
 from tests.tolerances import STEP, relative_error
 
 MODEL = replace(
@@ -76,14 +76,13 @@ def weights(scheme: str) -> dict[str, Tensor]:
 def eager_pool(config: VideoBuild, weights: Mapping[str, Tensor]) -> Iterator[Pool]:
     engines = {name: eager_engine(piece) for name, piece in make_pieces(config).items()}
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
-    streams = Streams(
+    rows = open_rows(
         describe(config, export_backend("eager"), table, {}),
         engines,
         weights,
         torch_memory(torch.device("cpu")),
     )
-    streams.prepare()
-    pool = Pool(streams)
+    pool = Pool(rows)
     with torch.no_grad():
         try:
             yield pool
@@ -124,11 +123,11 @@ def begin(batch: Session, streams: Mapping[int, PooledSession]) -> None:
     other within rounding here, and what is compared bit for bit begins with the same ones.
     """
     batch.set_text(np.concatenate([text_of(number) for number in streams]))
-    live = batch._streams.live()
+    live = batch._rows.device()
     for place, (number, session) in enumerate(streams.items()):
         for name in live.prompt_buffers:
             own = live.row_of(name, place)
-            pools = session._pool._streams.live().row_of(name, session._row)
+            pools = session._pool._rows.device().row_of(name, session._row)
             assert relative_error(pools, own) <= STEP[torch.float32], name
             own.copy_(pools)
         batch.restart_row(place, seed=number)
@@ -162,14 +161,14 @@ def test_rows_at_different_chunks_and_buckets_are_streams_of_their_own(
         apart, made = {}, {a: [], b: []}
         for number, session in ((1, a), (2, b)):
             begin(batches[1], {number: session})
-            apart[session] = batches[1]._streams.store(0)
+            apart[session] = batches[1]._rows.store(0)
         for who in ([a], [a, b], [b, a], [b], [a, b], [a], [b, a], [a, b]):
-            streams = batches[len(who)]._streams
+            alone = batches[len(who)]._rows
             for place, session in enumerate(who):
-                streams.load(place, apart[session])
+                alone.load(place, apart[session])
             wanted = batches[len(who)].run_chunk().to_host()
             for place, (session, chunk) in enumerate(zip(who, pool.run(who), strict=True)):
-                apart[session] = streams.store(place)
+                apart[session] = alone.store(place)
                 made[session].append(chunk.to_host())
                 assert np.array_equal(made[session][-1][0], wanted[place])
         if scheme == "fp32":
@@ -191,11 +190,11 @@ def test_a_call_with_an_empty_place_leaves_every_other_session_as_it_was(
         sessions = [pool.open_session(seed=n, text=text_of(n)) for n in range(5)]
         pool.run(sessions[:4])
         sessions[4].run_chunk()
-        live = pool._streams.live()
-        idle = {row: {name: t.clone() for name, t in live.state_of(row).items()} for row in (1, 4)}
+        live = pool._rows.device()
+        idle = {row: {name: t.clone() for name, t in live.tensors(row).items()} for row in (1, 4)}
         pool.run([sessions[0], sessions[3], sessions[2]])
         for row, state in idle.items():
-            for name, tensor in live.state_of(row).items():
+            for name, tensor in live.tensors(row).items():
                 assert torch.equal(tensor, state[name]), name
 
 
@@ -205,9 +204,9 @@ def test_slots_that_hold_nothing_yet_may_hold_nan(scheme: str, weights: dict[str
     with eager_pool(config_of(scheme), weights) as pool:
         session = pool.open_session(seed=3, text=text_of(3))
         wanted = batch_latents(config_of(scheme, None), weights, {3: session}, 3)
-        state = pool._streams.live().state_of(0)
+        state = pool._rows.device().tensors(0)
         for chunk in wanted:
-            filled = pool._streams.clocks.ring.valid_frames(pool._streams.clocks.state(0).first)
+            filled = pool._rows.clocks.ring.valid_frames(pool._rows.clocks.state(0).first)
             for tensor in config_of(scheme).kv.cache_tensors:
                 before = STREAM.sink_frames * (tensor.part == "ring")
                 if (name := f"kv.{tensor.name}") in filler:

@@ -42,6 +42,7 @@ from seko_runtime.video.session import Session
 from tests.asked import resolved
 from tests.export.vae_oracle import SMALL
 from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint
+from tests.stacked import stacked_session
 from tests.tolerances import ORACLE, relative_error
 
 PICTURE = np.random.default_rng(5).integers(0, 256, (32, 48, 3), np.uint8)
@@ -69,14 +70,14 @@ def opened(weights: dict[str, torch.Tensor], **more: object) -> Iterator[Session
     config = lingbot_config(vae=SMALL)
     engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
     text = golden_text(config)
-    with torch.no_grad(), Session(
+    with torch.no_grad(), stacked_session(
         manifest_of(config, weights), engines, weights, CpuMemory(), seeds=[3], text=text, **more
     ) as session:  # fmt: skip
         yield session
 
 
 def held(session: Session) -> torch.Tensor:
-    return session._streams.live().buffers["input.condition"][0]
+    return session._rows.device().buffers["input.condition"][0]
 
 
 def test_the_table_of_a_picture_is_made_by_the_engines(weights) -> None:
@@ -110,8 +111,12 @@ def test_a_picture_of_another_size_is_encoded_as_the_resize_leaves_it(weights) -
         made = held(session)
         assert relative_error(made, wanted) <= ORACLE[torch.float32]
         assert relative_error(made, as_bytes) > 100 * ORACLE[torch.float32]
-        with pytest.raises(UsageError, match="a level that is not finite"):
-            session.restart_row(0, image=np.full((32, 48, 3), np.nan, np.float32))
+        for level, words in (
+            (np.nan, "a number that is not finite"),
+            (1e38, r"a number of magnitude 1e\+38"),
+        ):
+            with pytest.raises(UsageError, match=f"image holds {words}"):
+                session.restart_row(0, image=np.full((32, 48, 3), level, np.float32))
         with pytest.raises(UsageError, match="image is float64"):
             session.restart_row(0, image=PICTURE.astype(np.float64))
 
@@ -192,7 +197,7 @@ def test_rows_of_a_batch_get_cameras_of_their_own_as_the_page_says(
 
     def open_session(*, prompt: str, **more: object) -> Session:
         assert prompt
-        return Session(manifest, engines, tables, CpuMemory(), text=golden_text(config), **more)  # type: ignore[arg-type]
+        return stacked_session(manifest, engines, tables, CpuMemory(), text=golden_text(config), **more)  # type: ignore[arg-type]
 
     made: dict[str, Any] = {"picture": PICTURE}
     stub = SimpleNamespace(manifest=manifest, open_session=open_session)

@@ -18,7 +18,7 @@ from seko_export.families.registry import presets
 from seko_export.goldens.bounds import TOLERANCES, VIDEO_TOLERANCES
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.ranked_streams import RankedSession
+from seko_runtime.video.rows import Beginning
 from seko_runtime.video.session import Session
 from tests.export.media_files import TEXT, VAE, write_tokenizer
 from tests.parallel.thread_group import EagerRank, random_weights, ranks_in_threads
@@ -70,13 +70,13 @@ def test_references_are_those_of_one_rank_in_every_row(layout: dict[str, object]
             session.set_text(text[::-1], recache=True)
         return [*made, session.run_chunk().to_host(), *session.cache_sample(1).values()]
 
-    facts = {"seeds": SEEDS, "text": text, "reference": mine}
-    with torch.no_grad(), EagerRank(config, weights).open_session(**facts) as one:
+    beginning = Beginning(SEEDS, text=text, reference=mine)
+    with torch.no_grad(), Session(EagerRank(config, weights).open_rows({}), beginning) as one:
         expected = life(one, others)
-    with torch.no_grad(), EagerRank(config, weights).open_session(**facts) as one:
+    with torch.no_grad(), Session(EagerRank(config, weights).open_rows({}), beginning) as one:
         unlike = life(one, mine)
-    with ranks_in_threads(config.changed(ranks=2), weights, None, "open_session", **facts) as streams:
-        found = life(RankedSession(streams), others)
+    with ranks_in_threads(config.changed(ranks=2), weights, None) as rows:
+        found = life(Session(rows, beginning), others)
     assert all(map(near, found, expected))
     assert not near(unlike[4], expected[4])  # else the bound could not tell references apart
 
@@ -123,11 +123,11 @@ def test_a_stream_follows_its_sentences_as_on_one_rank(tokenizer: Path) -> None:
         stats = session.stats
         return made, (stats.prompt_cache_hits, stats.prompt_cache_misses)
 
-    facts = {"seeds": SEEDS, "prompt": "a red disc", "reference": pictures(1), "image": pictures()}
-    with torch.no_grad(), EagerRank(config, weights, tokenizer).open_session(**facts) as one:
+    beginning = Beginning(SEEDS, "a red disc", image=pictures(), reference=pictures(1))
+    with torch.no_grad(), Session(EagerRank(config, weights, tokenizer).open_rows({}), beginning) as one:
         expected, counts = life(one)
-    with ranks_in_threads(config.changed(ranks=2), weights, tokenizer, "open_session", **facts) as streams:
-        found, told = life(RankedSession(streams))
+    with ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows:
+        found, told = life(Session(rows, beginning))
     assert told == counts
     assert_same(found, expected)
 
@@ -152,8 +152,8 @@ def test_sessions_of_a_pool_have_sentences_and_references_of_their_own(tokenizer
         return made
 
     alone = EagerRank(config, weights, tokenizer)
-    with torch.no_grad(), Pool(alone._pool_streams()) as one:
+    with torch.no_grad(), Pool(alone.open_rows({})) as one:
         expected = life(one)
-    with ranks_in_threads(config.changed(ranks=2), weights, tokenizer, "open_pool") as streams:
-        found = life(Pool(streams))
+    with ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows:
+        found = life(Pool(rows))
     assert_same(found, expected)

@@ -173,7 +173,7 @@ def test_a_client_finds_no_byte_of_the_one_before_and_nothing_is_allocated_for_i
     def bytes_of(pool: Pool, session: PooledSession) -> dict[str, bytes]:
         return {
             name: np.asarray(one.contiguous().view(torch.uint8)).tobytes()
-            for name, one in pool._streams.live().state_of(session._running_row()).items()
+            for name, one in pool._rows.device().tensors(session._running_row()).items()
         }
 
     with opened(config) as fresh:

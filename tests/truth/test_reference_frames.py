@@ -169,7 +169,7 @@ def test_a_rebuilt_cache_has_them_again():
     """Nothing was evicted yet and the prompt is the same: rebuilt from nothing, the stream goes on as it would."""
     with two_rows_after_three_chunks() as (session, text, wanted):
         for row in range(2):
-            session._streams.live().clear_cache(row)
+            session._rows.device().clear_cache(row)
         session.set_text(text, recache=True)
         assert np.array_equal(session.run_chunk().to_host(), wanted[3])
 
@@ -214,7 +214,7 @@ def test_sessions_of_a_pool_have_their_own(scheme, buckets, tmp_path: Path):
         def of_batch(reference: torch.Tensor, chunks: int) -> list[np.ndarray]:
             """A batch makes its prompts at once, a pool one by one: it gets the pool's."""
             with eager_session(config, weights, text, [5, 6], reference=reference) as batch:
-                live, held = batch._streams.live(), pool._streams.live()
+                live, held = batch._rows.device(), pool._rows.device()
                 for name in live.prompt_buffers:
                     for row, session in enumerate((a, b)):
                         live.row_of(name, row).copy_(held.row_of(name, session._row))
