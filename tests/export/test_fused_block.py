@@ -346,7 +346,7 @@ def test_a_gpu_build_launches_each_kernel_once(name: str, fp8: bool, monkeypatch
         graph = trace(make_pieces(config)[name], "cuda").graph
     called = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     ours = [target._schema.name for target in called if target.namespace == "seko"]
-    wrote = ["seko::nvfp4_write"] * 2 if name == "block_context" else []
+    wrote = ["seko::kv_write"] * 2 if name == "block_context" else []
     rows, quantise = ["seko::row_norm"], ["seko::row_norm"] * fp8
     scratch = ["seko::qk_norm_rope", "seko::fp8_expand", "seko::attention_fp8"]
     gelu = ["seko::row_gelu"] * fp8

@@ -21,7 +21,8 @@ from seko_export.errors import (
     UsageError,
 )
 from seko_export.families.layers.pieces import make_pieces
-from seko_kernels import nvfp4_expand
+from seko_kernels import kv_expand
+from seko_kernels.formats import FP4
 
 from . import forms
 
@@ -99,9 +100,9 @@ def test_a_number_that_the_exporter_would_round_is_refused() -> None:
 def test_two_meanings_of_one_function_are_refused() -> None:
     codes, scales = torch.zeros(2, 1, 8, dtype=torch.uint8), torch.zeros(2, 1, 1, dtype=torch.uint8)
     with KeptOps():
-        nvfp4_expand(codes, scales, torch.ones(1), torch.float32)
+        kv_expand(FP4, codes, scales, torch.ones(1), torch.float32)
         with pytest.raises(LoweringError, match="seko::nvfp4_expand is called with"):
-            nvfp4_expand(codes[:1], scales[:1], torch.ones(1), torch.float32)
+            kv_expand(FP4, codes[:1], scales[:1], torch.ones(1), torch.float32)
 
 
 def test_attention_of_a_second_shape_is_a_second_function() -> None:
