@@ -13,15 +13,12 @@ from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
-from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError, UsageError
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Match = Callable[[OpenedFiles], tuple[str, Mapping[str, TensorSource]]]
 _SAMPLED_NUMBERS = 64  # of each tensor, for the fingerprint: one page of the file each
-
-AnyConfig = ModelConfig | VaeConfig | TextEncoderConfig | HubertConfig | ClipConfig
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,8 @@ class Checkpoint:
 
     Parameters
     ----------
-    config : ModelConfig, VaeConfig, TextEncoderConfig, HubertConfig or ClipConfig
-        The model that the keys and shapes were checked against.
+    config : object
+        The config of the model that the keys and shapes were checked against.
     format : str
         The naming that the file uses, such as ``wan`` or ``diffusers``.
     identity : Mapping[str, str | int]
@@ -42,7 +39,7 @@ class Checkpoint:
         The dtype to convert to; None keeps the stored dtype.
     """
 
-    config: AnyConfig
+    config: object
     format: str
     identity: Mapping[str, str | int]
     dtype: torch.dtype | None
@@ -149,7 +146,7 @@ def load_model(
 
 def load_weights(
     path: Path,
-    config: AnyConfig,
+    config: object,
     layout: Layout,
     match: Match,
     *,
@@ -162,8 +159,8 @@ def load_weights(
     ----------
     path : Path
         A file, or a folder with one, as ``layout`` says.
-    config : ModelConfig, VaeConfig or TextEncoderConfig
-        The model that is expected.
+    config : object
+        The config of the model that is expected.
     layout : Layout
         Where files of such a model keep its weights.
     match : callable
@@ -194,7 +191,7 @@ def load_weights(
 def _checkpoint(
     path: Path,
     opened: OpenedFiles,
-    config: AnyConfig,
+    config: object,
     format_name: str,
     sources: Mapping[str, TensorSource],
     dtype: torch.dtype | None,

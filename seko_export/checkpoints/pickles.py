@@ -24,7 +24,7 @@ _HARMLESS_GLOBALS = frozenset(
 )
 
 
-def open_pt(path: Path, layout: Layout, optional_part: str | None = None) -> tuple[TensorSource, ...]:
+def open_pt(path: Path, layout: Layout) -> tuple[TensorSource, ...]:
     """Map the zip that `torch.save` wrote, and list the tensors of the part that the layout names.
 
     Parameters
@@ -32,9 +32,7 @@ def open_pt(path: Path, layout: Layout, optional_part: str | None = None) -> tup
     path : Path
         The file.
     layout : Layout
-        Names the part, if the file has parts.
-    optional_part : str, optional
-        A part that holds the weights if the file has it; otherwise the file holds them directly.
+        Names the part, if the file has or may have parts.
 
     Returns
     -------
@@ -47,8 +45,8 @@ def open_pt(path: Path, layout: Layout, optional_part: str | None = None) -> tup
         See the classes.
     """
     content = _load_pt(path, layout)
-    if optional_part is not None and isinstance(content, dict) and optional_part in content:
-        return _pt_sources(path, layout, repr(optional_part), content[optional_part])
+    if layout.optional_part is not None and isinstance(content, dict) and layout.optional_part in content:
+        return _pt_sources(path, layout, repr(layout.optional_part), content[layout.optional_part])
     if layout.pt_part is None:
         return _pt_sources(path, layout, "the top", content)
     part = layout.pt_part

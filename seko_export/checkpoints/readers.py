@@ -58,7 +58,7 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
         file = companion or companion_file(path, layout, one)
         if file is not None:
             try:
-                beside = _open_one(file, Layout(layout.formats, (), None, {}), one.pt_part)
+                beside = _open_one(file, Layout(layout.formats, (), None, optional_part=one.pt_part))
             except NotACheckpointError as fault:
                 raise CheckpointError(f"{fault}; {path} is read together with it") from fault
             opened = replace(
@@ -76,7 +76,7 @@ def companion_file(path: Path, layout: Layout, companion: Companion) -> Path | N
     return next((file for file in files if file.is_file()), None)
 
 
-def _open_one(path: Path, layout: Layout, optional_part: str | None = None) -> OpenedFiles:
+def _open_one(path: Path, layout: Layout) -> OpenedFiles:
     try:
         if path.is_dir():
             return _open_folder(path, layout)
@@ -90,9 +90,7 @@ def _open_one(path: Path, layout: Layout, optional_part: str | None = None) -> O
         if _looks_like_safetensors(head):
             return OpenedFiles("safetensors", "all", file_bytes, _open_safetensors(path))
         if head.startswith(b"PK\x03\x04"):
-            return OpenedFiles(
-                "pt", layout.pt_part or "all", file_bytes, open_pt(path, layout, optional_part)
-            )
+            return OpenedFiles("pt", layout.pt_part or "all", file_bytes, open_pt(path, layout))
     except OSError as fault:
         raise CheckpointNotFoundError(f"{path} cannot be read: {fault.strerror or fault}") from fault
     raise _refused_content(path, head, layout)
