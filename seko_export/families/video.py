@@ -72,7 +72,7 @@ class VideoFamily(Family["VideoBuild"]):
 
         Raises
         ------
-        ContradictionError
+        CheckpointError
             If the two say different things, with both values.
         NotACheckpointError
             If config.json has a field of another type than it should.
