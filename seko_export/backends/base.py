@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seko_export.config.build import BuildConfig
 from seko_export.errors import UsageError
@@ -13,9 +13,14 @@ from seko_export.host.progress import Progress
 from seko_export.workloads.registry import workload_of
 from seko_runtime.format.manifest import Manifest
 
+if TYPE_CHECKING:
+    from seko_export.engines.piece import Piece
+
 OFFLOADING = "--offload-cache"  # the option of a `Need` that `Capabilities.offloaded_cache` answers
-# Takes a build, the name of an engine and the path to write; returns the seconds it took. Runs in a process of its own.
-EngineMaker = Callable[[Any, str, str], float]
+
+# Takes a build, one of its pieces, and the path of the file to write, in a folder of its own. Runs in a child process:
+# compilers are not thread-safe, and several engines compile at the same time. LoweringError if there is no such engine.
+EngineMaker = Callable[[Any, "Piece", Path], None]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ ONNX runtime on a CPU.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from seko_export.workloads.registry import workload_of
 
 if TYPE_CHECKING:
     from seko_export.config.build import BuildConfig
+    from seko_export.engines.piece import Piece
 
 
 PROGRAM_FILE = "{}.onnx"  # one whole program, such as a pass
@@ -38,36 +38,9 @@ def check_can_build() -> None:
         ) from None
 
 
-def export_piece(config: BuildConfig, name: str, path: str) -> float:
-    """Translate one engine to ONNX and save it.
-
-    Runs in a child process, as the other backends' makers do.
-
-    Parameters
-    ----------
-    config : BuildConfig
-        The whole build.
-    name : str
-        The engine's name.
-    path : str
-        Path of the ``.onnx`` to write.
-
-    Returns
-    -------
-    float
-        Seconds, without the start of the process.
-
-    Raises
-    ------
-    LoweringError
-        If the engine has no ONNX form.
-    """
-    from seko_export.families.registry import graph_of
-
-    started = time.monotonic()
-    model = piece_model(graph_of(config).pieces[name])
-    Path(path).write_bytes(model.SerializeToString(deterministic=True))
-    return time.monotonic() - started
+def export_piece(config: BuildConfig, piece: Piece, path: Path) -> None:  # noqa: ARG001
+    """Translate one piece to ONNX and save it."""
+    path.write_bytes(piece_model(piece).SerializeToString(deterministic=True))
 
 
 def finish(artifact: Unfinished) -> bool:
