@@ -15,7 +15,7 @@ from seko_export.families.voxcpm2.pieces import SpeechLayout, prefill_pieces, st
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.lowering.trace import trace
 from tests.tolerances import STEP, relative_error
-from tests.voxcpm2.test_truth import scaled
+from tests.voxcpm2.models import scaled
 
 CONFIG = PRESETS[TINY]
 LAYOUT = SpeechLayout(rows=5, places=40, dtype=torch.float32)
