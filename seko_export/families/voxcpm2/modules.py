@@ -290,4 +290,5 @@ class SolverStep(nn.Module):
         product = (told * free).sum((1, 2), keepdim=True)
         free = free * (product / (free.square().sum((1, 2), keepdim=True) + _SCALE_EPS))
         guided = free + (guidance[:, None, None] * (told - free).float()).to(free.dtype)
-        return patch - size * guided
+        moved: Tensor = patch - size * guided
+        return moved
