@@ -167,9 +167,7 @@ def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
     times["queued"] = [milliseconds(queued) / chunks]
     told: dict[str, Any] = {
         "name": session.manifest.name,
-        "layers": max(
-            call.first_layer + call.layers for calls in session.manifest.programs.values() for call in calls
-        ),
+        "layers": session.manifest.model["layers"],
         "passes": session.manifest.workload.schedule.denoise_passes + session.manifest.has_context,
         "ms": times,
         "ends_ns": ends,

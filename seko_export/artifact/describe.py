@@ -114,13 +114,11 @@ def describe(
 
 def kv_pool(config: BuildConfig) -> KvPool:
     """Return the size of the KV pool in bytes, in the build's own format and in bf16."""
-    model, stream = config.model, config.stream
+    model = config.model
     tokens = sum(
         len(group.layers) * config.of_layer_group(group).stream.cache_tokens for group in config.layer_groups
     )
-    numbers = 2 * config.slots * tokens * model.dim // config.ranks  # K and V
-    if stream.pass_caches:
-        numbers *= len(config.schedule.timesteps)
+    numbers = 2 * config.slots * tokens * model.dim // config.ranks * config.cache_passes  # K and V
     return KvPool(
         scheme=config.kv.name,
         pool_bytes=sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.role == "cache"),

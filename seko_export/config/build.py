@@ -164,7 +164,7 @@ class BuildConfig:
                 "--offload-cache contradicts --sessions: the sessions of a pool move rows to and from the device, not "
                 "layers; leave one of them out"
             )
-        if not any(group.device_layers for group in self.layer_groups):
+        if not any(self.device_layers(group) for group in self.layer_groups):
             raise UsageError(
                 f"--offload-cache: the device would hold all of the {self.model.layers} layers of {self.model.name!r}; "
                 "leave it out"
@@ -364,6 +364,21 @@ class BuildConfig:
             )
             for ring in sorted(set(rings), reverse=True)
         )
+
+    @property
+    def cache_passes(self) -> int:
+        """How many passes of a chunk have a cache of their own."""
+        return len(self.schedule.timesteps) if self.stream.pass_caches else 1
+
+    def device_layers(self, group: LayerGroup) -> int:
+        """Layers of a group's offloaded cache that the device holds at a time; 0: so few that all may stay there.
+
+        Two: one that is read and one that is being copied. Three for an odd number of layers, so that the first layer
+        can be copied while the last is read.
+        """
+        layers = len(group.layers) * self.cache_passes
+        seats = 2 + layers % 2
+        return seats if seats < layers else 0
 
     def of_layer_group(self, group: LayerGroup) -> BuildConfig:
         """The same build as if all layers were in this group."""

@@ -53,7 +53,7 @@ def placed_buffers(config: BuildConfig, room: int | None) -> tuple[Buffer, ...]:
     if (
         room is None
         or config.pool is not None
-        or not any(group.device_layers for group in config.layer_groups)
+        or not any(config.device_layers(group) for group in config.layer_groups)
     ):
         return buffers
     offloaded = replace(config, stream=replace(config.stream, offload_cache=True), resident_window=False)

@@ -101,7 +101,7 @@ def _held_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
         return sum(buffer.on_device.nbytes for buffer in buffers if buffer.role in roles)
 
     s = config.stream
-    window = sum(buffer.nbytes for buffer in buffers if buffer.role == "state" and buffer.layered)
+    window = sum(buffer.nbytes for buffer in buffers if buffer.role == "state" and buffer.row_axis)
     latents = next(buffer for buffer in buffers if buffer.name == "latents")
     kept = RowClocks(Ring(s.sink_frames, s.ring_frames, s.chunk_frames), config.rows).kept_slots
     return {

@@ -17,6 +17,6 @@ def chunk_offload_bytes(config: BuildConfig) -> int:
     Each pass fetches every layer of its cache once. Each layer is copied back once, after the last pass that writes
     it.
     """
-    # Of a cache a pass, each is fetched by its own alone.
+    # Of a cache for each pass, each is fetched by its own alone.
     fetches = 1 if config.stream.pass_caches else len(config.schedule.timesteps) + 1
     return home_bytes(config) * (fetches + 1)

@@ -74,7 +74,7 @@ def test_the_manifest_counts_what_lies_where() -> None:
     assert {name: buffer.device_layers for name, buffer in pool.items()} == {"kv.k": 2, "kv.v": 2}
     assert manifest.device_pool_bytes * 3 == manifest.workload.kv.pool_bytes
     resident = describe(config_of(layers=6), export_backend("aoti"), (), {})
-    assert resident.device_pool_bytes == resident.kv.pool_bytes == manifest.workload.kv.pool_bytes
+    assert resident.device_pool_bytes == resident.workload.kv.pool_bytes == manifest.workload.kv.pool_bytes
 
 
 def test_of_few_layers_none_is_streamed() -> None:

@@ -28,7 +28,7 @@ CHUNKS = 14  # the ring of 4 frames behind a sink of 1 wraps after the second
 def streamed(manifest: VideoManifest, seats: int) -> VideoManifest:
     """The same artifact with its cache on the host."""
     buffers = tuple(
-        replace(one, device_layers=seats) if one.role == "cache" and one.layered else one
+        replace(one, device_layers=seats) if one.role == "cache" and one.row_axis else one
         for one in manifest.buffers
     )
     return replace(manifest, buffers=buffers)
@@ -134,7 +134,7 @@ def test_each_call_is_preceded_by_the_fetch_of_its_layer_and_the_chunks_end_by_t
 @pytest.mark.parametrize("layers", range(3, 12))
 def test_neighbours_never_share_a_seat_also_around_the_end(layers: int) -> None:
     seats = 2 + layers % 2
-    buffer = Buffer("kv", (layers, 6), "float32", "cache", layered=True, device_layers=seats)
+    buffer = Buffer("kv", (layers, 6), "float32", "cache", row_axis=1, device_layers=seats)
     places = [device_seat(layer, buffer) for layer in range(layers)]
     assert set(places) == set(range(seats)) if layers > seats else True
     assert all(one != other for one, other in zip(places, [*places[1:], places[0]], strict=True))
@@ -203,8 +203,8 @@ def test_the_manifest_says_it_and_reads_back() -> None:
         (lambda m: streamed(m, 1), "device_layers 1, expected 2 to 4"),
         (lambda m: streamed(m, 5), "device_layers 5, expected 2 to 4"),
         (lambda m: streamed(m, 2), "would share a seat"),  # five layers: the last one and the first
-        (lambda m: _buffers(m, "text.embeddings", device_layers=2), "only layered caches"),
-        (lambda m: _refs(streamed(m, 3), "denoise", "buffer:kv[layer]", "buffer:kv"), "is float32"),
+        (lambda m: _buffers(m, "text.embeddings", device_layers=2), "only caches with layers"),
+        (lambda m: _refs(streamed(m, 3), "denoise", "buffer:kv[0]", "buffer:kv"), "is float32"),
         (lambda m: _also(streamed(m, 3), "begin"), "program begin takes an offloaded cache"),
         (lambda m: _begins_with_another(streamed(m, 3), "denoise_full"), "begin with different layers"),
         (lambda m: _begins_with_another(streamed(m, 3), "context"), "begin with different layers"),
@@ -279,16 +279,12 @@ def _refs(manifest: VideoManifest, program: str, old: str, new: str) -> VideoMan
 def _also(manifest: VideoManifest, program: str) -> VideoManifest:
     step = next(call for call in manifest.programs["denoise"] if call.engine == "step")
     load = Call("copy", ("buffer:latents",), ("value:hidden",))
-    gain = tuple(ref.replace("[pass]", "[layer]") for ref in step.inputs)
-    calls = (*manifest.programs[program], load, replace(step, inputs=gain, layers=3))
+    gain = tuple(ref.replace("[pass]", "[0]") for ref in step.inputs)
+    calls = (*manifest.programs[program], load, replace(step, inputs=gain))
     return replace(manifest, programs={**manifest.programs, program: calls})
 
 
 def _begins_with_another(manifest: VideoManifest, program: str) -> VideoManifest:
     """The manifest with layer 2 called once more, in front of the others."""
-    calls = []
-    for call in manifest.programs[program]:
-        if call.layers:
-            calls.append(replace(call, first_layer=2, layers=1))
-        calls.append(call)
-    return replace(manifest, programs={**manifest.programs, program: tuple(calls)})
+    load, *steps = manifest.programs[program]
+    return replace(manifest, programs={**manifest.programs, program: (load, steps[2], *steps)})

@@ -192,7 +192,6 @@ def pooled_example() -> dict[str, Any]:
     (references,) = re.findall(r'^    ("reference_frames": .*)$', PAGE, flags=re.MULTILINE)
     table["workload"]["stream"] |= json.loads(f"{{{rings}, {references}}}")
     table["workload"]["golden"] |= {"reference": "reference"}
-    table["programs"]["begin"][0] |= {"first_layer": 0, "first_place": 0}  # of a call without layers, no more
     return table
 
 

@@ -123,5 +123,5 @@ def test_a_pool_has_them_too():
     assert {*programs} == {"prompt", "begin.1", "begin.2", "denoise.1", "denoise.2"}
     fused = dataclasses.replace(config_of(2, 1, 4, "fp4"), device="cuda", fused=True)
     block = next(call for call in make_programs(make_pieces(fused))["denoise"] if call.engine == "block")
-    assert any("{pass}" in ref for ref in block.inputs)
+    assert any(ref.startswith("buffer:kv.") and "[pass][" in ref for ref in block.inputs)
     assert make_pieces(fused)["block"].mutates

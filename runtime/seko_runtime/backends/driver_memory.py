@@ -70,7 +70,7 @@ class DriverMemory:
     def allocate(self, spec: TensorSpec) -> DeviceTensor:
         """Return a zero-filled tensor; layers and decoded rows are aligned as engines need it."""
         strides = contiguous_strides(spec.shape, spec.dtype)
-        by_part = isinstance(spec, Buffer) and (spec.layered or spec.role == "decode")
+        by_part = isinstance(spec, Buffer) and (spec.row_axis or spec.role == "decode")
         if by_part and len(spec.shape) > 1:
             strides = (-(-strides[0] // ALIGNMENT) * ALIGNMENT, *strides[1:])
         nbytes = strides[0] * spec.shape[0] if spec.shape else spec.nbytes

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from seko_runtime.backends.memory import Memory, Tensor
-from seko_runtime.executor.layer_visits import Layer, device_seat, layer_visits
+from seko_runtime.executor.layer_visits import Layer, device_seat, layer_index, layer_number, layer_visits
 from seko_runtime.executor.resolved import Programs, Ref
 from seko_runtime.format.manifest import Manifest
 
@@ -69,7 +69,9 @@ class CacheOffload:
     def index(self, ref: Ref) -> tuple[int, ...]:
         """Return where a reference points in its tensor on the device."""
         spec = self._specs.get(ref.name) if ref.kind == "buffer" else None
-        return ref.index if spec is None else (device_seat(ref.index[0], spec), *ref.index[1:])
+        if spec is None:
+            return ref.index
+        return (device_seat(layer_number(ref.index, spec), spec), *ref.index[spec.row_axis :])
 
     def visits(self, program: str, number: int) -> dict[int, BoundVisit]:
         """Return the visits of one run of a program, by call number."""
@@ -116,8 +118,8 @@ class CacheOffload:
         # The device writes them, in its own order. The first seat is their source, and holds the first layer after it.
         zeros = part(self._memory.index(self._seats[buffer], (0,)))
         self._memory.zero(zeros)
-        for layer in range(self._specs[buffer].shape[0]):
-            self._memory.copy(part(self._memory.index(self.homes[buffer], (layer,))), zeros)
+        for number in range(self._specs[buffer].layers):
+            self._memory.copy(part(self._home(buffer, number)), zeros)
 
     def drop(self) -> None:
         """Release all tensors."""
@@ -125,12 +127,15 @@ class CacheOffload:
         self._seats.clear()
         self._first = self._unstored = ()
 
+    def _home(self, buffer: str, layer: int) -> Tensor:
+        return self._memory.index(self.homes[buffer], layer_index(layer, self._specs[buffer]))
+
     def _fetched(self, layers: Sequence[Layer]) -> Copies:
         """Return the copies of these layers from their homes to their seats."""
         return [
             (
                 self._memory.index(self._seats[name], (device_seat(layer, self._specs[name]),)),
-                self._memory.index(self.homes[name], (layer,)),
+                self._home(name, layer),
             )
             for name, layer in layers
         ]

@@ -12,7 +12,7 @@ from seko_runtime.errors import ProgramError
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.manifest import Buffer, EngineSpec, Manifest
 
-Layer = tuple[str, int]  # of which buffer, and its index there
+Layer = tuple[str, int]  # of which buffer, and its number there: `layer_number`
 Run = tuple[str, int]  # a program, and which of its runs
 
 
@@ -36,10 +36,27 @@ class Visit:
     stores: tuple[Layer, ...]
 
 
+def layer_number(index: tuple[int, ...], buffer: Buffer) -> int:
+    """Return the number of a layer, counted over all axes before the rows; ``index`` may go on behind them."""
+    number = 0
+    for size, position in zip(buffer.shape[: buffer.row_axis], index, strict=False):
+        number = number * size + position
+    return number
+
+
+def layer_index(number: int, buffer: Buffer) -> tuple[int, ...]:
+    """Return the indices that `layer_number` makes a number of."""
+    index = []
+    for size in reversed(buffer.shape[: buffer.row_axis]):
+        number, position = divmod(number, size)
+        index.append(position)
+    return tuple(reversed(index))
+
+
 def device_seat(layer: int, buffer: Buffer) -> int:
     """Return the seat of a layer. Seats are used in turn, except that first and last layer never share one."""
     seat = layer % buffer.device_layers
-    return 1 if layer and layer == buffer.shape[0] - 1 and seat == 0 else seat
+    return 1 if layer and layer == buffer.layers - 1 and seat == 0 else seat
 
 
 def layer_visits(
@@ -107,11 +124,11 @@ def _layers_of(
         ref for ref in (*(call.inputs[n] for n in positions), *call.outputs) if _is_offloaded(ref, offloaded)
     ]
     for ref in refs:
-        if not ref.index:
+        if len(ref.index) < offloaded[ref.name].row_axis:
             raise ProgramError(
                 f"engine {call.engine} takes the offloaded buffer {ref.name} whole, expected a layer of it"
             )
-    return iter(dict.fromkeys((ref.name, ref.index[0]) for ref in refs))
+    return iter(dict.fromkeys((ref.name, layer_number(ref.index, offloaded[ref.name])) for ref in refs))
 
 
 def _is_offloaded(ref: Ref, offloaded: Mapping[str, Buffer]) -> bool:
@@ -124,13 +141,13 @@ def _mutated(engine: EngineSpec) -> tuple[int, ...]:
 
 
 def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:
-    if buffer.role != "cache" or not buffer.layered:
+    if buffer.role != "cache" or not buffer.row_axis:
         raise ProgramError(
-            f"buffer {buffer.name} of role {buffer.role} is offloaded, only layered caches may be"
+            f"buffer {buffer.name} of role {buffer.role} is offloaded, only caches with layers may be"
         )
-    if not 2 <= buffer.device_layers < buffer.shape[0]:
+    if not 2 <= buffer.device_layers < buffer.layers:
         raise ProgramError(
-            f"buffer {buffer.name} has device_layers {buffer.device_layers}, expected 2 to {buffer.shape[0] - 1}, "
+            f"buffer {buffer.name} has device_layers {buffer.device_layers}, expected 2 to {buffer.layers - 1}, "
             "fewer than its layers"
         )
     if manifest.pool is not None:

@@ -23,8 +23,7 @@ MAX_PIXELS = 1 << 26  # of one picture, 921,600
 MAX_INPUTS = 1 << 8  # 1
 MAX_CALLS = 1 << 13  # as they stand in the document, 370
 MAX_REFERENCES = 1 << 18  # of all these calls, 15,736
-MAX_RESOLVED_CALLS = 1 << 18  # after layers, passes and rows are put in, 4,846
-MAX_RESOLVED_REFERENCES = 3 << 19  # of all those calls, 131,258
+MAX_RESOLVED_REFERENCES = 3 << 19  # of the calls of all runs, 131,258
 MAX_DISTINCT_REFERENCES = 7 << 14  # among them, 10,246
 
 

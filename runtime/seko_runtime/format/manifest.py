@@ -97,25 +97,32 @@ class Buffer(TensorSpec):
     role : str
         ``cache`` (the KV pool), ``prompt``, ``chunk`` (written by the host), ``state``, or ``decode`` (decoding of
         finished latents).
-    layered : bool
-        Whether the leading axis counts layers; the next axis then holds the rows of the batch.
+    row_axis : int
+        The axis that holds the rows. Calls index the axes before it, such as passes and layers; all of these axes
+        together count the buffer's layers.
     device_layers : int
         0: all layers lie on the device. n: the buffer lies on the host, and the device holds n layers at a time.
     rank_axis : int
-        Of a ``decode`` buffer: the axis of which each of several ranks has a share, in their order; 0: each has all.
+        The axis of which each of several ranks has a share, in their order; 0: each has all.
     """
 
     role: Annotated[str, one_of(ROLES), Mark.REQUIRED] = "state"
-    layered: bool = False
+    row_axis: Annotated[int, within(0, MAX_RANK)] = 0
     device_layers: Layers = 0
     rank_axis: Annotated[int, within(0, MAX_RANK)] = 0
 
     @property
+    def layers(self) -> int:
+        """How many layers it has: 1 where nothing comes before its rows."""
+        return math.prod(self.shape[: self.row_axis])
+
+    @property
     def on_device(self) -> Buffer:
-        """The part of it that lies on the device."""
+        """The part of it that lies on the device: of an offloaded buffer some layers, on one axis."""
         if not self.device_layers:
             return self
-        return replace(self, shape=(self.device_layers, *self.shape[1:]), device_layers=0)
+        shape = (self.device_layers, *self.shape[self.row_axis :])
+        return replace(self, shape=shape, row_axis=1, device_layers=0)
 
 
 @dataclass(frozen=True)
@@ -164,18 +171,11 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a program. With ``layers`` 0 the engine is called once, with n for n layers from ``first_layer``
-    on.
-
-    ``first_place`` is the index of that layer among the layers of its buffers.
-    """
+    """One call of an engine: a reference for each tensor of its signature."""
 
     engine: Name
     inputs: Annotated[tuple[str, ...], _REFERENCES]
     outputs: Annotated[tuple[str, ...], _REFERENCES]
-    layers: Layers = 0
-    first_layer: Layers = 0
-    first_place: Layers = 0
 
 
 @dataclass(frozen=True)

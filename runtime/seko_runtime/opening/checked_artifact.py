@@ -11,7 +11,6 @@ from seko_runtime.arguments import path_of
 from seko_runtime.backends import runtime_backend
 from seko_runtime.backends.host import check_cpu, check_device, free_host_bytes
 from seko_runtime.errors import HostMemoryError
-from seko_runtime.executor.contract import HEADS_AXIS
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.artifact_files import ArtifactFiles
 from seko_runtime.format.budgets import MAX_HELD_BYTES, Budget
@@ -198,13 +197,13 @@ def _place_golden(manifest: VideoManifest, files: Mapping[str, memoryview]) -> d
 def _check_cache_sample(
     found: Mapping[str, MappedTensor], manifest: VideoManifest, buffer: Buffer, chunk: int
 ) -> None:
-    golden, axis = manifest.workload.golden, int(buffer.layered)
+    golden, axis = manifest.workload.golden, buffer.row_axis
     if golden is None:
         return
     shape = list(buffer.shape)
     shape[axis] = -(-(shape[axis] // manifest.state_rows * manifest.call_rows) // golden.cache_step)
-    if manifest.ranks > 1 and buffer.layered:  # the golden holds the heads of all
-        shape[HEADS_AXIS] *= manifest.ranks
+    if buffer.rank_axis:  # the golden holds the shares of all ranks
+        shape[buffer.rank_axis] *= manifest.ranks
     name = cache_tensor(buffer.name, chunk)
     dtype = found[name].dtype if name in found else buffer.dtype  # any dtype that converts
     check_tensor(found, TensorSpec(name, tuple(shape), dtype), golden.file)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from seko_runtime.errors import ProgramError
-from seko_runtime.executor.contract import CALL_ROWS, HEADS_AXIS, RANK, Contract, ProgramRule
+from seko_runtime.executor.contract import CALL_ROWS, RANK, Contract, ProgramRule
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import ROLES, Buffer, InputSpec
@@ -217,7 +217,7 @@ def _check_inputs(
                     f"{where} has shape {list(one.shape)}, expected [{passes}, ...]: a pass each"
                 )
             shape = (passes, manifest.call_rows, *one.shape[1:])
-            _expect(buffers, one.buffer, "chunk", shape, one.dtype)
+            _expect(buffers, one.buffer, "chunk", shape, one.dtype, row_axis=1)
     for name in names:
         stem, _, slot = name.rpartition(".")
         if saved_input(name) in buffers or (stem in names and slot.isdecimal()):
@@ -226,8 +226,8 @@ def _check_inputs(
 
 
 def _check_row_axis(buffer: Buffer, batch: int) -> None:
-    """Check that the axis after the layers divides into the rows, so that one row can be cleared or moved."""
-    axis = int(buffer.layered)
+    """Check that the axis of the rows divides into them, so that one row can be cleared or moved."""
+    axis = buffer.row_axis
     if len(buffer.shape) <= axis or buffer.shape[axis] % batch:
         raise ProgramError(
             f"{buffer.role} buffer {buffer.name} {list(buffer.shape)}: axis {axis} cannot be cut into the {batch} rows "
@@ -243,9 +243,11 @@ def _check_cache_frames(stream: Stream, batch: int, caches: Sequence[Buffer]) ->
     told = f"{pinned} frames before the ring and rings of {', '.join(map(str, sorted(rings)))}"
     held: set[int] = set()
     for buffer in caches:
-        entries = buffer.shape[int(buffer.layered)] // batch  # of a row: tokens, or frames if not of a layer
+        entries = buffer.shape[buffer.row_axis] // batch  # of a row: tokens, or frames if not of a layer
         frames, rest = divmod(entries, stream.frame_tokens)
-        found = wanted & ({frames} if not rest else set()) | wanted & (set() if buffer.layered else {entries})
+        found = wanted & ({frames} if not rest else set()) | wanted & (
+            set() if buffer.row_axis else {entries}
+        )
         if not found:
             raise ProgramError(
                 f"cache buffer {buffer.name} holds {entries} entries a row, the stream has {told}, each frame of "
@@ -269,7 +271,7 @@ def text_vocabulary(manifest: VideoManifest) -> int | None:
         spec.shape[0]
         for call in manifest.programs.get("text", ())
         if f"buffer:{TEXT_IDS}" in call.inputs
-        for ref, spec in zip(call.inputs, specs[call.engine], strict=True)
+        for ref, spec in zip(call.inputs, specs.get(call.engine, ()), strict=False)  # not compared yet
         if ref.startswith("weight:") and len(spec.shape) == 2
     ]
     return max(tables, default=None)
@@ -278,11 +280,11 @@ def text_vocabulary(manifest: VideoManifest) -> int | None:
 def _check_text(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     batch, text = manifest.state_rows, buffers.get(TEXT_BUFFER)
     if text is not None and (
-        text.role != "prompt" or text.layered or len(text.shape) != 3 or text.shape[0] != batch
+        text.role != "prompt" or text.row_axis or len(text.shape) != 3 or text.shape[0] != batch
     ):
-        layered = "layered " * text.layered
         raise ProgramError(
-            f"{TEXT_BUFFER} is a {layered}{text.role} buffer {list(text.shape)}, expected prompt [{batch}, n, n]"
+            f"{TEXT_BUFFER} is a {text.role} buffer {list(text.shape)} with row_axis {text.row_axis}, expected prompt "
+            f"[{batch}, n, n] with row_axis 0"
         )
     if ("text" in manifest.programs) != (manifest.workload.text is not None):
         raise ProgramError("the table text and the program text belong together, expected both or none")
@@ -359,17 +361,12 @@ def _check_reference(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> 
 
 def _check_shares(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     """Check that what ranks share has the axis along which they do."""
-    ranks = manifest.ranks
-    for one in buffers.values():
-        if ranks > 1 and one.role == "cache" and one.layered and len(one.shape) <= HEADS_AXIS:
+    for buffer in buffers.values():
+        axis, shared = buffer.rank_axis, buffer.role in ("cache", "decode") and manifest.ranks > 1
+        if axis and not (shared and buffer.row_axis < axis < len(buffer.shape)):
             raise ProgramError(
-                f"cache buffer {one.name} {list(one.shape)} has no axis of heads, expected layers, tokens and heads "
-                f"where {ranks} ranks share them"
-            )
-        if one.rank_axis and (ranks == 1 or one.role != "decode" or not 1 <= one.rank_axis < len(one.shape)):
-            raise ProgramError(
-                f"{one.role} buffer {one.name} {list(one.shape)} has rank_axis {one.rank_axis}, expected an axis after "
-                f"the rows of a decode buffer of several ranks; there are {ranks}"
+                f"{buffer.role} buffer {buffer.name} {list(buffer.shape)} has rank_axis {axis}, expected an axis after "
+                f"the rows of a cache or decode buffer of several ranks; there are {manifest.ranks}"
             )
 
 
@@ -394,15 +391,23 @@ def _check_video(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None
     _expect(buffers, VIDEO, "decode", (rows, video.chunk_frames, *picture), "uint8")
 
 
-def _expect(buffers: Mapping[str, Buffer], name: str, role: str, shape: tuple[int, ...], dtype: str) -> None:
+def _expect(
+    buffers: Mapping[str, Buffer],
+    name: str,
+    role: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    *,
+    row_axis: int = 0,
+) -> None:
     found = buffers.get(name)
     if found is None:
         raise ProgramError(f"buffer {name} is not there, expected {role} {dtype} {list(shape)}")
-    if (found.role, found.shape, found.dtype, found.layered) != (role, shape, dtype, False):
-        layered = "layered " * found.layered
+    if (found.role, found.shape, found.dtype, found.row_axis) != (role, shape, dtype, row_axis):
+        axes = f" with row_axis {found.row_axis}, expected {row_axis}" if found.row_axis != row_axis else ""
         raise ProgramError(
-            f"buffer {name} is {layered}{found.role} {found.dtype} {list(found.shape)}, expected {role} "
-            f"{dtype} {list(shape)}"
+            f"buffer {name} is {found.role} {found.dtype} {list(found.shape)}, expected {role} {dtype} "
+            f"{list(shape)}{axes}"
         )
 
 

@@ -195,7 +195,7 @@ class Live:
         sample = {}
         for spec in self._manifest.buffers:
             if spec.role == "cache":
-                axis = int(spec.layered)
+                axis = spec.row_axis
                 tokens = spec.shape[axis] // self._manifest.state_rows * self._manifest.call_rows
                 whole = self._layers.homes.get(spec.name, self.buffers[spec.name])
                 read = self._memory.read(self._memory.every(whole, axis, step))
@@ -366,13 +366,13 @@ class Live:
     def has_rows(self, buffer: str) -> bool:
         """Return whether a buffer can be split into rows."""
         spec = self.specs[buffer]
-        axis = int(spec.layered)
+        axis = spec.row_axis
         return len(spec.shape) > axis and not spec.shape[axis] % self._manifest.state_rows
 
     def row_of(self, buffer: str, row: int) -> Tensor:
         """Return a view of a row's part of a buffer; layers, if any, stay the leading axis."""
         spec = self.specs[buffer]
-        return self._memory.row(self.buffers[buffer], int(spec.layered), row, self._manifest.state_rows)
+        return self._memory.row(self.buffers[buffer], spec.row_axis, row, self._manifest.state_rows)
 
     def drop(self) -> None:
         """Release graphs first, then the tensors that they use."""

@@ -191,7 +191,7 @@ class VideoManifest(Manifest):
     @property
     def shares_decoding(self) -> bool:
         """Whether each of several ranks decodes some rows of a picture; otherwise each that is asked decodes all."""
-        return any(buffer.rank_axis for buffer in self.buffers)
+        return any(buffer.rank_axis and buffer.role == "decode" for buffer in self.buffers)
 
 
 def parse_video_manifest(document: bytes) -> VideoManifest:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import SekoRuntimeError, UsageError
-from seko_runtime.executor.contract import HEADS_AXIS
 from seko_runtime.format.json_fields import Fields
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.parallel.group import RankGroup
@@ -204,8 +203,8 @@ class RankedSession(Session):
 
 def split_axes(manifest: VideoManifest) -> dict[str, int]:
     """Return the axis of a row's tensor of which each rank has a share, by name: heads, or rows of pictures."""
-    axes = {one.name: HEADS_AXIS for one in manifest.buffers if one.role == "cache" and one.layered}
-    return axes | {one.name: one.rank_axis - 1 for one in manifest.buffers if one.rank_axis}
+    shared = [buffer for buffer in manifest.buffers if buffer.rank_axis]
+    return {buffer.name: buffer.rank_axis - (buffer.role == "decode") for buffer in shared}
 
 
 def state_to_message(state: RowState, names: Collection[str] | None = None) -> dict[str, Any]:
