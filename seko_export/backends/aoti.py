@@ -19,13 +19,10 @@ from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import engine_spec
 from seko_export.families.registry import graph_of
 from seko_export.host.compiler_cache import CACHE_VARIABLE, use_private_cache
+from seko_export.lowering import patches
 from seko_export.lowering.agree import check_agrees
-from seko_export.lowering.container_code import container_compiled_once
-from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
-from seko_export.lowering.dtype_rules import dtype_rules_made_once
-from seko_export.lowering.int_arrays import arrays_declared_where_used
-from seko_export.lowering.outlined_kernels import gluon_behind_outlines
 from seko_export.lowering.package import slim_package
+from seko_export.lowering.patches.patch import applied
 from seko_export.lowering.rank_group import stand_in_group
 from seko_export.lowering.trace import trace
 from seko_export.media.pieces import MEDIA_PROGRAMS
@@ -83,21 +80,9 @@ def compile_piece(config: BuildConfig, name: str, package: str) -> float:
     outputs_beside = torch._inductor.config.patch({"aot_inductor.output_path": str(Path(package).parent)})
     tensors = tensors_text(engine_spec(piece, Path(package).suffix))
     carried = torch._inductor.config.patch({"aot_inductor.metadata": {TENSORS_KEY: tensors}})
-    with (
-        torch.no_grad(),
-        attention_backends(config.device),
-        scratch_of_the_whole_grid(),
-        stand_in_group(config.ranks),
-    ):
+    with torch.no_grad(), attention_backends(config.device), stand_in_group(config.ranks):
         program = trace(piece, config.device)
-        with (
-            arrays_declared_where_used(),
-            container_compiled_once(),
-            dtype_rules_made_once(),
-            gluon_behind_outlines(),
-            outputs_beside,
-            carried,
-        ):
+        with applied(*patches.AOTI), outputs_beside, carried:
             torch._inductor.aoti_compile_and_package(program, package_path=package)
     slim_package(Path(package), [*local_prefixes(), Path(package).parent])
     if piece.key.role in MEDIA_PROGRAMS.values():

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._dynamo.repro import after_aot
 from torch.export import ExportedProgram
 
 from seko_export.backends.aoti import attention_backends
@@ -23,6 +22,8 @@ from seko_export.errors import ExportError, MachineError
 from seko_export.families.registry import graph_of
 from seko_export.host.child_process import last_line, run_child
 from seko_export.host.compiler_cache import use_private_cache
+from seko_export.lowering import patches
+from seko_export.lowering.patches.patch import applied
 from seko_export.lowering.trace import trace
 from seko_kernels.ops import plain_torch
 from seko_runtime import open_artifact
@@ -79,9 +80,6 @@ def fill_cache(folder: Path) -> None:
 
     Runs in a child process, so that the cache holds the graphs of this artifact alone.
     """
-    # The compiler keeps a script with each graph to run it again, which sets every TORCH and TRITON variable of this
-    # machine's environment: paths, the user's name.
-    vars(after_aot)["generate_env_vars_string"] = lambda **_: ""
     with open_artifact(folder) as artifact:
         stream = artifact.manifest.workload.stream
         golden, video = artifact.manifest.workload.golden, artifact.manifest.workload.video
@@ -128,4 +126,5 @@ BACKEND = ExportBackend(
 
 if __name__ == "__main__":
     use_private_cache()
-    fill_cache(Path(sys.argv[1]))
+    with applied(*patches.CACHE):
+        fill_cache(Path(sys.argv[1]))

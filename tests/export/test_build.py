@@ -38,9 +38,7 @@ from seko_export.goldens.bounds import CACHE_TOLERANCES, TOLERANCES
 from seko_export.goldens.record import eager_session, golden_text
 from seko_export.host.compiler_cache import (
     CACHE_VARIABLE,
-    HEADERS_KEPT,
     private_cache,
-    remove_old_headers,
 )
 from seko_export.host.workshop import workshop
 from seko_runtime import open_artifact
@@ -199,20 +197,6 @@ def test_the_compilers_cache_is_the_users_own(monkeypatch, tmp_path):
         assert Path(private_cache()).is_relative_to(tmp_path)
     monkeypatch.setenv(CACHE_VARIABLE, "/chosen")
     assert private_cache() == "/chosen"
-
-
-def test_of_precompiled_headers_those_used_last_stay(tmp_path):
-    """Torch keeps every one; their sources stay, which a compiler reads where it finds no precompiled one."""
-    for number in range(HEADERS_KEPT + 3):
-        compiled = tmp_path / f"{number}.h.{'pch' if number % 2 else 'gch'}"
-        compiled.touch()
-        os.utime(compiled, (1000.0 + number * 7 % 11, 1.0))  # used in another order than made
-        (tmp_path / f"{number}.h").touch()
-    remove_old_headers(tmp_path)
-    kept = {int(path.name.partition(".")[0]) for path in tmp_path.glob("*.?ch")}
-    assert {number * 7 % 11 for number in kept} == {*range(3, 11)}
-    assert len([*tmp_path.glob("*.h")]) == HEADERS_KEPT + 3
-    remove_old_headers(tmp_path / "none")
 
 
 @pytest.mark.parametrize("name", sorted(make_pieces(FP4)))

@@ -138,10 +138,7 @@ def test_a_snapshot_of_other_weights_model_or_layout_is_refused(
     )
     assert len({content, *map(stream_content, others)}) == 1 + len(others)
     assert stream_content(replace(manifest, files={})) == ""
-    assert (
-        stream_content(toy.changed(manifest, ranks=1, stream=replace(manifest.workload.stream, batch=9)))
-        == content
-    )
+    assert stream_content(replace(manifest, ranks=1, state_rows=9)) == content
     with several.open_session(text=text_of(several, 1)) as session:
         session.run_chunk()
         session.save(tmp_path / "snapshot")

@@ -333,15 +333,13 @@ def test_a_mask_is_not_rounded_on_its_way() -> None:
     spec = InputSpec(
         "masks", (2, s.frame_tokens), "float32", "input.masks", per="session", kind="speaker_masks"
     )
-    manifest = SimpleNamespace(
-        caller_inputs=(spec,),
-        stream=SimpleNamespace(
-            latent_shape=(16, s.latent_height, s.latent_width),
-            frame_tokens=s.frame_tokens,
-            height=s.height,
-            width=s.width,
-        ),
+    stream = SimpleNamespace(
+        latent_shape=(16, s.latent_height, s.latent_width),
+        frame_tokens=s.frame_tokens,
+        height=s.height,
+        width=s.width,
     )
+    manifest = SimpleNamespace(caller_inputs=(spec,), workload=SimpleNamespace(stream=stream))
     masks = speaker_masks([fine, np.full_like(fine, 128)], manifest)  # type: ignore[arg-type]
     assert (masks[0].max(), masks[1].min()) == (0, 1)
 
@@ -416,7 +414,7 @@ def test_a_session_steps_back_and_hears_something_else(hubert: tuple[Path, Any])
 def test_masks_of_speakers_are_made_of_pictures(tmp_path: Path) -> None:
     """Bright where a speaker is, at any size and aspect; tokens of 16 pixels."""
     two, alone = (describe(talk_config(model={"speakers": count}), EAGER, (), {}) for count in (2, 1))
-    assert (two.stream.height, two.stream.width) == (32, 48)  # 2 x 3 tokens
+    assert (two.workload.stream.height, two.workload.stream.width) == (32, 48)  # 2 x 3 tokens
     left = np.zeros((64, 96, 3), np.uint8)
     left[:, :32] = 255
     tall = np.zeros((96, 48, 3), np.uint8)  # its middle third is what is seen

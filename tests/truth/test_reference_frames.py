@@ -265,5 +265,5 @@ def test_the_manifest_says_so():
     manifest = describe(config, export_backend("eager"), (), {})
     files = {engine.file: FileEntry("0" * 64, 1) for engine in manifest.engines}
     manifest = dataclasses.replace(manifest, backend="aoti", files=files)
-    assert parse_video_manifest(manifest_json(manifest)).stream == manifest.workload.stream
+    assert parse_video_manifest(manifest_json(manifest)).workload.stream == manifest.workload.stream
     assert manifest.workload.stream.cache_frames == 7

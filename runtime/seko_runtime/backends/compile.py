@@ -8,8 +8,6 @@ import os
 import platform
 import stat
 import sys
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -17,13 +15,13 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
-from torch._export.serde import serialize
 from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
 from seko_runtime.backends.cuda_memory import CudaMemory
 from seko_runtime.backends.engine_tensors import Side, check_place, check_side
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.backends.torch_patches import resolve_type_hints_once
 from seko_runtime.errors import EngineLoadError, MissingFileError
 from seko_runtime.format.manifest import CACHE_KEY, EngineSpec, Manifest
 from seko_runtime.host.faults import lacks
@@ -62,7 +60,7 @@ class CompileBackend:
             If a program's inputs or outputs are not the manifest's, or it is another engine's.
         """
         _refuse_shared_folders()
-        _resolve_type_hints_once()
+        resolve_type_hints_once()
         self._counted = _counters()
         cache = manifest.extra.get(CACHE_KEY)
         if cache is not None:
@@ -133,22 +131,6 @@ def _refuse_shared_folders() -> None:
                     "compiles and runs it from; set TMPDIR and TORCHINDUCTOR_CACHE_DIR to folders of your own, or, if "
                     "this one and all that is in it is yours, chmod go-w"
                 )
-
-
-def _resolve_type_hints_once() -> None:
-    """Have torch's reader of programs ask once for the type hints of each of its classes: it asks for each of a
-    program's thousands of records, which takes most of the time that loading takes.
-    """
-    if vars(serialize).get("typing") is not typing:
-        return
-    known: dict[type, dict[str, Any]] = {}
-
-    def hints(one: type, globalns: dict[str, Any]) -> dict[str, Any]:
-        if one not in known:
-            known[one] = typing.get_type_hints(one, globalns)
-        return known[one]
-
-    vars(serialize)["typing"] = types.SimpleNamespace(**{**vars(typing), "get_type_hints": hints})
 
 
 def _compiled(spec: EngineSpec, program: memoryview) -> Engine:

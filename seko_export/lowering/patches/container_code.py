@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from seko_export.lowering.patches.patch import Patch
+
 _WRAPPER_ENDING = ".wrapper.cpp"
 _TEMPLATE = "namespace torch::aot_inductor {{ {} template class AOTInductorModelBase<AOTInductorModel>; }}\n"
 _DECLARED, _INSTANTIATED = _TEMPLATE.format("extern"), _TEMPLATE.format("")
@@ -100,3 +102,6 @@ def _compiled_in_two(cmd_line: str, cwd: str, run: Callable[[str, str], None]) -
         link = [command[0], "-r", "-nostdlib", "-o", command[target_at], str(own_object), str(kept)]
         run(shlex.join(link), cwd)
     return True
+
+
+PATCH = Patch(container_compiled_once)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 import triton
+from torch._higher_order_ops import triton_kernel_wrap
+from torch._inductor.codegen import wrapper
+from torch._inductor.runtime import triton_heuristics
 from triton.backends.compiler import GPUTarget
 
 from seko_export.errors import LoweringError
-from seko_export.lowering import outlined_kernels
-from seko_export.lowering.outlined_kernels import gluon_behind_outlines
+from seko_export.lowering.patches import outlined_kernels
+from seko_export.lowering.patches.outlined_kernels import PATCH, gluon_behind_outlines
 from seko_kernels.outlines import kernel_of
 from tests.kernels.outlined import EIGHT_BITS
 
@@ -64,3 +68,11 @@ def test_torchs_compiler_compiles_outlines_here_and_says_if_it_does_not(
             AsyncCompile().triton("ours", "def attention_hopper_outline(): another")
     assert [how for _, how in seen] == ["pool", *["here"] * 6]
     assert AsyncCompile.use_process_pool()
+
+
+def test_this_torchs_compiler_knows_no_gluon() -> None:
+    """As soon as its path of kernels of users names Gluon, it may compile one itself: try it without an outline."""
+    sources = [
+        inspect.getsource(module).lower() for module in (triton_kernel_wrap, wrapper, triton_heuristics)
+    ]
+    assert PATCH.is_needed() == (not any("gluon" in source for source in sources))

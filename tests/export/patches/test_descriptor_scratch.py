@@ -7,7 +7,7 @@ from torch._inductor.codegen.common import TritonScratchWorkspace
 from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 
 from seko_export.errors import LoweringError
-from seko_export.lowering.descriptor_scratch import scratch_of_the_whole_grid
+from seko_export.lowering.patches.descriptor_scratch import GRID, PATCH, scratch_of_the_whole_grid
 
 WORKSPACE = TritonScratchWorkspace(768, lambda: "cached_torch_dtype_uint8")
 NONE = TritonScratchWorkspace(0, lambda: "cached_torch_dtype_uint8")
@@ -21,7 +21,11 @@ def lines_of(workspace: TritonScratchWorkspace) -> list[str]:
     return made[0]
 
 
-def test_this_torch_allocates_for_the_whole_grid() -> None:
+def test_this_torch_needs_it_if_it_allocates_for_one_program() -> None:
+    assert PATCH.is_needed() == (GRID not in lines_of(WORKSPACE)[0])
+
+
+def test_memory_is_allocated_for_the_whole_grid() -> None:
     plain, plain_none = lines_of(WORKSPACE), lines_of(NONE)
     with scratch_of_the_whole_grid():
         mended, none = lines_of(WORKSPACE), lines_of(NONE)

@@ -11,7 +11,7 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.utils import IndentedBuffer
 from torch.utils._ordered_set import OrderedSet
 
-from seko_export.lowering.int_arrays import arrays_declared_where_used
+from seko_export.lowering.patches.int_arrays import PATCH, arrays_declared_where_used
 
 SHAPES = [f"{{{rows}L, 4680L, 1536L}}" for rows in range(1, 9)]
 
@@ -82,7 +82,15 @@ def test_the_fault_of_an_older_torch_is_mended(monkeypatch: pytest.MonkeyPatch) 
     assert CppWrapperCpu.codegen_int_array_var is older  # and nothing of it stays
 
 
-def test_this_torch_declares_each_array_once_a_pass() -> None:
+def test_this_torch_needs_it_if_it_takes_two_methods_of_one_list_for_two_lists() -> None:
+    """Each call of this test makes a bound method anew; all live, so that no address is used twice."""
+    writer, lines = compiler(), IndentedBuffer()
+    methods = [lines.writeline for _ in range(2)]
+    names = {writer.codegen_int_array_var(SHAPES[0], method, known_statically=True) for method in methods}
+    assert PATCH.is_needed() == (len(writer.codegen_int_array_var_cache) > 1), names
+
+
+def test_each_array_is_declared_once_a_pass() -> None:
     with arrays_declared_where_used():
         assert misplaced_of_two_passes() == (0, 2 * len(SHAPES))
 

@@ -3,8 +3,7 @@
 The compiler writes C++ in two passes into two lists, and remembers by the bound method ``writeline`` which arrays
 each list has. Torch 2.11 identifies this method by its address. A bound method lives for one call, so the second pass
 may get an address from the first; it then uses an array that is declared further down, and the C++ does not compile.
-2.13 uses the list's address. Here every list gets one method that lives as long as the compiler's object, which is
-right for both.
+2.13 uses the list's address. Here every list gets one method that lives as long as the compiler's object.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from seko_export.lowering.patches.patch import Patch
 
 Writer = Callable[..., None]
 _KEPT = (
@@ -44,3 +45,6 @@ def _lasting(compiler: object, writeline: Writer) -> Writer:
     owner: object = getattr(writeline, "__self__", writeline)
     name: str = getattr(writeline, "__name__", "")
     return kept.setdefault((id(owner), name), (owner, writeline))[1]
+
+
+PATCH = Patch(arrays_declared_where_used, mended_in=(2, 13))

@@ -15,6 +15,7 @@ from typing import Any
 import triton
 
 from seko_export.errors import LoweringError
+from seko_export.lowering.patches.patch import Patch
 from seko_kernels.outlines import TWINS, gluon_twin
 
 # Sources of this process whose twins were compiled. Torch keeps what it compiled and does not compile it again.
@@ -67,3 +68,6 @@ def gluon_behind_outlines() -> Iterator[None]:
     finally:
         triton.compile = known_compile
         compiler.triton = known_triton
+
+
+PATCH = Patch(gluon_behind_outlines)

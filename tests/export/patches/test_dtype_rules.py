@@ -6,7 +6,7 @@ import pytest
 from torch._inductor import lowering, utils
 from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
-from seko_export.lowering.dtype_rules import dtype_rules_made_once
+from seko_export.lowering.patches.dtype_rules import PATCH, dtype_rules_made_once
 
 
 def test_it_is_filled_once_and_again_for_later_rules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +34,11 @@ def test_it_is_filled_once_and_again_for_later_rules(monkeypatch: pytest.MonkeyP
     DtypePropagationOpsHandler()
     DtypePropagationOpsHandler()
     assert len(filled) == 4  # as torch does it
+
+
+def test_this_torch_fills_it_each_time() -> None:
+    assert lowering.lowerings
+    table, name = DtypePropagationOpsHandler(), next(iter(utils.op_dtype_propagation_rules))
+    delattr(table, name)
+    DtypePropagationOpsHandler()
+    assert PATCH.is_needed() == hasattr(table, name)

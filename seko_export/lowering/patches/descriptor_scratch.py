@@ -1,7 +1,7 @@
-"""Fixes the memory for tensor descriptors of Triton kernels in AOTInductor engines (torch before 2.12).
+"""Fixes the memory for tensor descriptors of Triton kernels in AOTInductor engines (torch 2.11; 2.13 has it right).
 
 A kernel that makes tensor descriptors on the device writes them to global memory, each program to its own part.
-Before torch 2.12 the generated C++ allocates the part of one program only, and the others write out of bounds
+The C++ that torch 2.11 generates allocates the part of one program only, and the others write out of bounds
 (pytorch/pytorch#175385). Small grids stay within the allocator's rounding; a full-size engine gives NaN.
 """
 
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from seko_export.errors import LoweringError
+from seko_export.lowering.patches.patch import Patch
 
 GRID = "grid_0 * grid_1 * grid_2"  # what the C++ code around a launch calls its size
 
@@ -53,3 +54,6 @@ def _scaled(lines: list[str], size: int) -> list[str]:
         )
     every = f"_size[] = {{static_cast<int64_t>({size}) * {GRID}}};"
     return [line.replace(one, every) for line in lines]
+
+
+PATCH = Patch(scratch_of_the_whole_grid, mended_in=(2, 13))

@@ -1,0 +1,27 @@
+"""Patches of private parts of torch, as `seko_export.lowering.patches` has those of builds."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any
+
+from torch._export.serde import serialize
+
+
+def resolve_type_hints_once() -> None:
+    """Have torch's reader of exported programs resolve the type hints of each of its classes once a process.
+
+    Torch 2.11 and 2.13 resolve them for each of a program's thousands of records, which takes most of the time that
+    loading takes.
+    """
+    if vars(serialize).get("typing") is not typing:
+        return
+    known: dict[type, dict[str, Any]] = {}
+
+    def hints(record: type, globalns: dict[str, Any]) -> dict[str, Any]:
+        if record not in known:
+            known[record] = typing.get_type_hints(record, globalns)
+        return known[record]
+
+    vars(serialize)["typing"] = types.SimpleNamespace(**{**vars(typing), "get_type_hints": hints})

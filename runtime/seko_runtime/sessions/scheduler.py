@@ -1,0 +1,196 @@
+"""The scheduler: which waiting sessions share the next call, and in which bucket. A pure function of due times.
+
+Model
+-----
+Each waiting session needs one row of one call. The device makes one call at a time, and no call is interrupted. The
+rows of a call have one variant; its bucket is the smallest that holds them, and decides how long it takes. A session's
+lateness is the end of its call minus its due time, or 0 if that is negative.
+
+Claims
+------
+1. Let L be the largest lateness in the best schedule of the sessions that wait now, if no others come. When
+   `next_call` is called again after each call with the sessions that still wait, none is later than L. So if any
+   schedule meets all due times, this one does. If none does, the largest lateness is minimised, not the number of late
+   sessions: minimising the number would postpone the same sessions again and again.
+2. While L is 0, serving all sessions takes the least total time of all schedules that meet all due times. So buckets
+   are full, unless a full bucket makes a session late or costs more time than it saves.
+3. Each call contains the session that is due first. So a session waits for at most as many calls as there are sessions
+   due before it, and no session starves if the due times of newer sessions keep growing.
+
+`tests/runtime/test_scheduler.py` compares 1 and 2 with all schedules of up to six sessions.
+
+Why few schedules are enough
+----------------------------
+Any schedule can be changed as follows, and neither the largest lateness nor the total time grows:
+
+- Rows of two variants in one call, which are two launches of its bucket, become two calls.
+- The sessions of one variant swap places until they are served in the order of their due times.
+- A call takes further sessions of its variant until its bucket is full.
+- The call with the session that is due first moves to the front: the calls that it overtakes have later due times, and
+  end no later than it ended before.
+
+Then only the bucket of each call is left to choose, and the number of sessions served of each variant says what is
+still to do. Dynamic programming over these numbers finds the best choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, product
+
+from seko_runtime.arguments import real_number
+from seko_runtime.errors import UsageError
+
+__all__ = ["NextCall", "Waiting", "next_call"]
+
+NANOSECONDS = 10**9  # per second; sums of integers are exact in any order
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A session that waits for its next call.
+
+    Parameters
+    ----------
+    due : float
+        When the call should have ended, in seconds.
+    variant : hashable
+        The launch variant of the session's row. Rows of different variants need a launch each; rows that share one
+        launch have equal variants.
+    """
+
+    due: float
+    variant: Hashable = None
+
+
+@dataclass(frozen=True)
+class NextCall:
+    """The next call.
+
+    Parameters
+    ----------
+    sessions : tuple of int
+        Indices of the waiting sessions that share the call, earliest due first. Their variants are equal.
+    bucket : int
+        Number of rows of the smallest bucket that holds them.
+    """
+
+    sessions: tuple[int, ...]
+    bucket: int
+
+
+# A state is the number of served sessions of each variant; states are numbered so that each call leads to a higher
+# number. A state's entry: the earliest due time of the sessions left, and the possible next calls, shortest first, as
+# (sessions, duration, increase of the state's number). The last state, where no session is left, has no entry.
+_Calls = list[tuple[int, int, int]]
+_States = list[tuple[int, _Calls]]
+
+
+def next_call(
+    waiting: Sequence[Waiting], call_times: Mapping[Hashable, Mapping[int, float]], now: float
+) -> NextCall | None:
+    """Return the next call, or None if no session waits.
+
+    Times are rounded to nanoseconds. The cost grows with the product of the variants' numbers of waiting sessions.
+
+    Parameters
+    ----------
+    waiting : sequence of Waiting
+        Among sessions with equal due times the first one is served first.
+    call_times : mapping of hashable to (mapping of int to float)
+        For each variant, the seconds that a call takes, by the rows of its bucket. A bucket that is faster than a
+        smaller one counts as equally fast.
+    now : float
+        When the call begins, on the clock of the due times.
+
+    Raises
+    ------
+    UsageError
+        If a time is not finite or a call's time is negative, or if a variant has no buckets.
+    """
+    now = real_number(now, "now")
+    dues = [real_number(session.due, "due") for session in waiting]
+    if not dues:
+        return None
+    order = sorted(range(len(dues)), key=dues.__getitem__)
+    queues: dict[Hashable, list[int]] = {}  # by variant: indices into `order`, ascending
+    for rank, index in enumerate(order):
+        queues.setdefault(waiting[index].variant, []).append(rank)
+    buckets = [_buckets(call_times.get(variant), variant) for variant in queues]
+    remaining = [round((dues[index] - now) * NANOSECONDS) for index in order]
+    states = _states(list(queues.values()), buckets, remaining)
+    rows = _first_rows(states, 0) or _first_rows(states, _least_lateness(states))
+    first_due, *_ = queues.values()
+    bucket = next(size for size, _ in buckets[0] if size >= rows)
+    return NextCall(tuple(order[rank] for rank in first_due[:rows]), bucket)
+
+
+def _buckets(times: Mapping[int, float] | None, variant: Hashable) -> list[tuple[int, int]]:
+    """Return the rows and the nanoseconds of each bucket, both ascending."""
+    if not times:
+        raise UsageError(f"variant {variant!r} has no call times, expected one for each bucket")
+    sizes = sorted(times)
+    seconds = [real_number(times[size], f"the time of a call of {size} rows") for size in sizes]
+    if sizes[0] < 1 or min(seconds) < 0:
+        raise UsageError(
+            f"call times of variant {variant!r} are {dict(times)}, expected buckets of 1 row or more, and 0 s or more"
+        )
+    return list(zip(sizes, accumulate((round(time * NANOSECONDS) for time in seconds), max), strict=True))
+
+
+def _states(queues: list[list[int]], buckets: list[list[tuple[int, int]]], dues: list[int]) -> _States:
+    """Return all states but the last, by number."""
+    strides = [*accumulate((len(queue) + 1 for queue in queues[:0:-1]), int.__mul__, initial=1)][::-1]
+    calls = [
+        [_possible_calls(len(queue) - served, sizes, stride) for served in range(len(queue))]
+        for queue, sizes, stride in zip(queues, buckets, strides, strict=True)
+    ]
+    last = len(dues)  # a rank that no session has
+    heads = [[*queue, last] for queue in queues]
+    states: _States = []
+    for counts in product(*(range(len(queue) + 1) for queue in queues)):
+        rank, variant = min((heads[at][served], at) for at, served in enumerate(counts))
+        if rank < last:
+            states.append((dues[rank], calls[variant][counts[variant]]))
+    return states
+
+
+def _possible_calls(left: int, buckets: list[tuple[int, int]], stride: int) -> _Calls:
+    """Return the calls of sessions of one variant of which so many are left: each bucket as full as it can be."""
+    needed = sum(size < left for size, _ in buckets) + 1
+    return [(min(size, left), time, min(size, left) * stride) for size, time in buckets[:needed]]
+
+
+def _first_rows(states: _States, allowed: int) -> int:
+    """Return how many sessions the first call of the shortest schedule serves; 0 if there is no schedule.
+
+    Only schedules in which no session is later than ``allowed`` nanoseconds count. Of equally short ones, the one that
+    serves most sessions in its first call is taken.
+    """
+    ends: list[int | None] = [0, *[None] * len(states)]  # the earliest time at which each state is reached
+    first_rows = [0] * len(ends)
+    for state, (due, calls) in enumerate(states):
+        begin = ends[state]
+        if begin is None:
+            continue
+        for rows, duration, increase in calls:
+            end, after = begin + duration, state + increase
+            if end - due > allowed:
+                break
+            known, first = ends[after], first_rows[state] or rows
+            if known is None or end < known or (end == known and first > first_rows[after]):
+                ends[after], first_rows[after] = end, first
+    return first_rows[-1]
+
+
+def _least_lateness(states: _States) -> int:
+    """Return the largest lateness in the best schedule, in nanoseconds; negative if all sessions are early."""
+    lateness = [0] * len(states)  # of the sessions left in each state, if it is reached at time 0
+    for state in reversed(range(len(states))):
+        due, calls = states[state]
+        lateness[state] = min(
+            duration + (-due if state + increase == len(states) else max(-due, lateness[state + increase]))
+            for _, duration, increase in calls
+        )
+    return lateness[0]

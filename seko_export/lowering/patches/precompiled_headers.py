@@ -1,0 +1,64 @@
+"""Keeps torch's precompiled headers in the cache that was chosen, and few of them.
+
+Torch writes them below /tmp, whatever the compiler's cache is, into a folder that another user may have created; what
+lies there is compiled into engines. And it never removes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+
+from seko_export.lowering.patches.patch import Patch
+
+HEADERS_KEPT = (
+    8  # of 120 to 160 MB each; a build for a CPU uses two, and others of another torch, compiler or option
+)
+
+
+@contextmanager
+def headers_in_the_cache() -> Iterator[None]:
+    """Context in which precompiled headers are in the compiler's cache; older ones are removed from it.
+
+    A torch that names their folder otherwise precompiles none.
+    """
+    import torch._inductor.config
+    from torch._inductor import codecache
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    if not hasattr(codecache, "_HEADER_DIR"):
+        with torch._inductor.config.patch({"aot_inductor.precompile_headers": False}):
+            yield
+        return
+    folder = Path(cache_dir(), "precompiled_headers")
+    remove_old_headers(folder)
+    names = vars(codecache)
+    original = {name: names[name] for name in ("_HEADER_DIR", "_HEADER_LOCK_DIR")}
+    names.update(_HEADER_DIR=str(folder), _HEADER_LOCK_DIR=str(folder / "locks"))
+    try:
+        yield
+    finally:
+        names.update(original)
+
+
+def remove_old_headers(folder: Path) -> None:
+    """Remove all but the `HEADERS_KEPT` most recently used precompiled headers.
+
+    A compiler that has one open keeps it, and one that looks for it later reads the header itself, which stays.
+    """
+    headers = chain(folder.glob("*.gch"), folder.glob("*.pch"))
+    for path in sorted(headers, key=_last_used, reverse=True)[HEADERS_KEPT:]:
+        path.unlink(missing_ok=True)
+
+
+def _last_used(path: Path) -> float:
+    try:
+        status = path.stat()
+    except FileNotFoundError:  # another build has removed it
+        return 0.0
+    return max(status.st_atime, status.st_mtime)
+
+
+PATCH = Patch(headers_in_the_cache)

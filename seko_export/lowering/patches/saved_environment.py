@@ -1,0 +1,29 @@
+"""Leaves the environment out of the compiler's cache, which a ``compile`` artifact ships.
+
+With each graph the compiler saves a script that runs the graph again. The script sets every variable of this machine
+whose name has TORCH or TRITON in it: paths, the user's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from seko_export.lowering.patches.patch import Patch
+
+
+@contextmanager
+def environment_left_out() -> Iterator[None]:
+    """Context in which saved graphs name no variable of the environment."""
+    from torch._dynamo.repro import after_aot
+
+    names = vars(after_aot)
+    original = names["generate_env_vars_string"]
+    names["generate_env_vars_string"] = lambda **_: ""
+    try:
+        yield
+    finally:
+        names["generate_env_vars_string"] = original
+
+
+PATCH = Patch(environment_left_out)
