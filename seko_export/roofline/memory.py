@@ -106,11 +106,11 @@ def _held_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
     kept = RowClocks(Ring(s.sink_frames, s.ring_frames, s.chunk_frames), config.rows).kept_slots
     return {
         "kv": of("cache"),
-        "prompt": of("prompt"),
+        "prompt": of("session"),
         "prompt_cache": PROMPT_CACHE * _prompt_entry(config, buffers, work),
-        "latents": of("chunk", "state") - window + kept * config.rows * latents.nbytes // config.call_rows,
+        "latents": of("host", "state") - window + kept * config.rows * latents.nbytes // config.call_rows,
         "window": window,
-        "decode": of("decode"),
+        "decode": of("lane"),
         "scratch_step": work.scratch_bytes(_CHUNK),
         "scratch_decode": work.scratch_bytes(("decode_first", "decode")),
         "scratch_prompt": work.scratch_bytes(("prompt", "text", "encode", "condition")),

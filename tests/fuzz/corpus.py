@@ -94,7 +94,7 @@ def many_kinds_of_layers(bases: Bases, folder: Path) -> None:
 
     def change(tree: Tree) -> None:
         tree["workload"]["stream"]["rings"] = {f"k{number}" + "x" * 200: 4 for number in range(60_000)}
-        tree["buffers"].append({"name": "odd", "shape": [1], "dtype": "int64", "role": "chunk"})
+        tree["buffers"].append({"name": "odd", "shape": [1], "dtype": "int64", "role": "host"})
 
     opened(bases.artifacts["whole"], folder, change)
 

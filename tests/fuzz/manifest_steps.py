@@ -13,7 +13,7 @@ from .damage import NUMBERS, Document
 Tree = dict[str, Any]
 SIZES = tuple(one for one in NUMBERS if isinstance(one, int) and one > 0)
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "uint8", "int8", "int32", "int64", "bool")
-ROLES = ("cache", "prompt", "chunk", "state", "decode")
+ROLES = ("cache", "session", "host", "state", "lane")
 
 
 def change_manifest(document: Document, random: Random) -> str:

@@ -153,7 +153,7 @@ def test_names_that_look_like_errors_or_fields_of_the_code_exist() -> None:
     for name in re.findall(r"`(\w+Error)`", PAGE):
         assert name in ERRORS
     chunk_inputs = [unquoted(row[0]) for row in only(tables(PAGE, "chunk input"))]
-    assert chunk_inputs == [one["name"] for one in example()["buffers"] if one["role"] == "chunk"]
+    assert chunk_inputs == [one["name"] for one in example()["buffers"] if one["role"] == "host"]
 
 
 def assert_holds(written: Any, shown: Any) -> None:

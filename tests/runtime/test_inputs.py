@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_refused_with_what_there_is(inputs: Any, found: str
 @pytest.mark.parametrize("given", [5, [5, None], [{}], [{}] * 3])
 def test_what_are_no_inputs_of_a_call_is_refused_beside_a_voice_too(given: Any) -> None:
     spec = InputSpec("audio", (1, toy.CHUNK, WINDOW), "float32", "input.audio", kind=NORMALISED)
-    taken = Buffer("input.audio", (2, *spec.shape), "float32", "chunk")
+    taken = Buffer("input.audio", (2, *spec.shape), "float32", "host")
     base = toy_whole.whole_manifest(2)
     manifest = replace(base, inputs=(spec,), buffers=(*base.buffers, taken))
     with toy_whole.open_whole(2, manifest=manifest) as session:

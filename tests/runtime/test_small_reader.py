@@ -115,7 +115,7 @@ def test_it_lists_engines_and_buffers(reader: SmallReader) -> None:
     for one in reader.manifest["buffers"]:
         roles.setdefault(one["role"], []).append(one["name"])
     assert {*roles["cache"]} == {"kv.k_codes", "kv.k_scales", "kv.v_codes", "kv.v_scales", "kv.slot_frames"}
-    assert {*roles} == {"cache", "prompt", "chunk", "state"}
+    assert {*roles} == {"cache", "session", "host", "state"}
 
 
 def test_it_makes_the_recorded_chunks(reader: SmallReader, small_artifact: Path) -> None:

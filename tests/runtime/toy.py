@@ -124,12 +124,12 @@ def toy_manifest(batch: int = 1, *, layers: int = LAYERS, **changes: object) -> 
         "schedule": Schedule(PASSES, (1000.0, 500.0), (1.0, 0.5), 0.0, "toy"),
         "buffers": (
             Buffer("kv", (layers, *cache), f32, "cache", row_axis=1),
-            Buffer("text.embeddings", (batch, TEXT_TOKENS, TEXT_DIM), f32, "prompt"),
-            Buffer("prompt.mean", (batch, CHANNELS), f32, "prompt"),
-            Buffer("seeds", (batch,), "int64", "chunk"),
-            Buffer("frames", (batch, CHUNK), "int64", "chunk"),
-            Buffer("write_slots", (batch, CHUNK), "int64", "chunk"),
-            Buffer("valid_tokens", (batch,), "int64", "chunk"),
+            Buffer("text.embeddings", (batch, TEXT_TOKENS, TEXT_DIM), f32, "session"),
+            Buffer("prompt.mean", (batch, CHANNELS), f32, "session"),
+            Buffer("seeds", (batch,), "int64", "host"),
+            Buffer("frames", (batch, CHUNK), "int64", "host"),
+            Buffer("write_slots", (batch, CHUNK), "int64", "host"),
+            Buffer("valid_tokens", (batch,), "int64", "host"),
             Buffer("latents", latent, f32, "state"),
         ),
         "weights": (

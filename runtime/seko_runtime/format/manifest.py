@@ -29,12 +29,11 @@ DTYPE_BYTES = {
 }
 PLUGINS_KEY = "tensorrt_plugins"  # there: the library of native code that plans are loaded with
 CACHE_KEY = "compiler_cache"  # in `Manifest.extra`: the file of `torch.compiler.save_cache_artifacts`
-ROLES = ("cache", "prompt", "chunk", "state", "decode")
-PERIODS = ("session", "prompt", "chunk", "pass")  # how often an input may change
+ROLES = ("cache", "session", "host", "state", "lane")
 SOURCES = ("host", "caller")
 DEFAULTS = ("zeros", "required", "hold")
-# Names of the process groups in engines of several ranks: of a chunk, and of decoding, which runs beside the next one.
-RANK_GROUP, DECODE_GROUP = "seko.ranks", "seko.ranks.decode"
+# Names of the process groups in engines of several ranks: of calls, and of lanes, which run beside them.
+CALL_GROUP, LANE_GROUP = "seko.calls", "seko.lanes"
 MAX_RANK = 16
 UNKNOWN_WORD = "this runtime knows {}; update it"
 
@@ -95,8 +94,8 @@ class Buffer(TensorSpec):
     Parameters
     ----------
     role : str
-        ``cache`` (the KV pool), ``prompt``, ``chunk`` (written by the host), ``state``, or ``decode`` (decoding of
-        finished latents).
+        ``cache``: a row's memory, written by calls. ``session``: a row's too, written between calls. ``host``: filled
+        by the host before a call. ``state``: scratch of a call. ``lane``: of programs that run beside calls.
     row_axis : int
         The axis that holds the rows. Calls index the axes before it, such as passes and layers; all of these axes
         together count the buffer's layers.
@@ -127,14 +126,14 @@ class Buffer(TensorSpec):
 
 @dataclass(frozen=True)
 class InputSpec(TensorSpec):
-    """An input of the model that changes while a stream runs; ``shape`` is one row's.
+    """An input of the model that changes while a session runs; ``shape`` is one row's.
 
     Parameters
     ----------
     buffer : str
         The buffer from which the programs read it.
     per : str
-        How often it may change: one of `PERIODS`. For ``pass``, axis 0 of the shape counts the passes of a chunk.
+        How often it may change, in a word of the workload's.
     source : str
         ``host``: the runtime fills it, as the buffer's name says. ``caller``: the caller of the session supplies it.
     default : str
@@ -145,7 +144,7 @@ class InputSpec(TensorSpec):
     """
 
     buffer: Annotated[Name, Mark.REQUIRED] = ""
-    per: Annotated[str, one_of(PERIODS, complaint=UNKNOWN_WORD), Mark.REQUIRED] = "chunk"
+    per: Annotated[Name, Mark.REQUIRED] = "session"
     source: Annotated[str, one_of(SOURCES, complaint=UNKNOWN_WORD), Mark.REQUIRED] = "caller"
     default: Annotated[str, one_of(DEFAULTS, complaint=UNKNOWN_WORD), Mark.REQUIRED] = "required"
     kind: Name | None = None

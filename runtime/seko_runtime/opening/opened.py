@@ -22,6 +22,7 @@ from seko_runtime.video.call_lock import CallLock, under_lock
 from seko_runtime.video.contract import TEXT_BUFFER, made_of, resolve_video, text_vocabulary
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.memory_advice import memory_advice
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.prompts import PROMPT_CACHE
 from seko_runtime.video.rank_place import ALONE, RankPlace
@@ -88,6 +89,7 @@ class OpenArtifact:
             document = checked.files[spec.tokenizer]
             self._prompt_ids = PromptIds(spec, document, text_vocabulary(self.manifest))
 
+    @memory_advice()
     @machine_faults()
     @under_lock
     def open_session(
@@ -190,6 +192,7 @@ class OpenArtifact:
         self._sessions = [one for one in self._sessions if not one.closed] + [session]
         return session
 
+    @memory_advice()
     @machine_faults()
     @under_lock
     def open_pool(

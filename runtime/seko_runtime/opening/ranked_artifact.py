@@ -13,7 +13,7 @@ from seko_runtime.errors import (
     RankLostError,
     UsageError,
 )
-from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP
+from seko_runtime.format.manifest import CALL_GROUP, LANE_GROUP
 from seko_runtime.opening.golden import ChunkError
 from seko_runtime.opening.opened import OpenArtifact, Opening
 from seko_runtime.parallel.group import RankGroup
@@ -140,7 +140,7 @@ def rank_facts(
 
 def rank_groups(manifest: VideoManifest) -> list[str]:
     """Return the names of the process groups that the engines take."""
-    return [RANK_GROUP, DECODE_GROUP] if manifest.shares_decoding else [RANK_GROUP]
+    return [CALL_GROUP, LANE_GROUP] if manifest.shares_decoding else [CALL_GROUP]
 
 
 def rank_devices(manifest: VideoManifest, device: str) -> list[str]:

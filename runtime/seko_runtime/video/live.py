@@ -62,10 +62,10 @@ class Live:
     ) -> None:
         self._rank = rank.number
         self._manifest, self._memory, self._clocks, self._inputs = manifest, memory, clocks, inputs
-        self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == "chunk"])
+        self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == "host"])
         self.specs = {spec.name: spec for spec in manifest.buffers}
         self.buffers = {
-            spec.name: memory.allocate(spec.on_device) for spec in manifest.buffers if spec.role != "chunk"
+            spec.name: memory.allocate(spec.on_device) for spec in manifest.buffers if spec.role != "host"
         }
         self.buffers.update(self.host.tensors)
         units = video_contract(manifest).units
@@ -97,7 +97,7 @@ class Live:
         ]
         self.decoder: Decoder | None = None
         if manifest.workload.video is not None:
-            decode_buffers = [spec.name for spec in manifest.buffers if spec.role == "decode"]
+            decode_buffers = [spec.name for spec in manifest.buffers if spec.role == "lane"]
             self.decoder = Decoder(
                 bound["decode_first"],
                 bound["decode"],
@@ -354,7 +354,7 @@ class Live:
         for spec in self._manifest.buffers:
             if spec.role == "cache" or spec.name in own:
                 state[spec.name] = self.row_of(spec.name, row)
-            elif spec.role == "decode":
+            elif spec.role == "lane":
                 state[spec.name] = self._row(self.buffers[spec.name], row)
         return state | {f"kept.{place}": self._row(kept, row) for place, kept in enumerate(self._kept)}
 

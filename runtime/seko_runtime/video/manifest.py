@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from seko_runtime.errors import ManifestError
-from seko_runtime.format import budgets
 from seko_runtime.format.budgets import Budget
 from seko_runtime.format.manifest import (
     UNKNOWN_WORD,
     Count,
     FilePath,
+    InputSpec,
     Manifest,
     Name,
     Workload,
@@ -23,7 +23,10 @@ from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.format.records import Check, Limit, Mark, one_of, within
 
 KIND = "video"
+# How often an input may change. Of one per pass axis 0 counts the passes of a chunk.
+PERIODS = ("session", "prompt", "chunk", "pass")
 CLEANINGS = ("wan",)  # how a prompt is cleaned before it is cut into tokens; `text` does it
+MAX_PIXELS = 1 << 26  # of one picture; the largest artifact in mind has 921,600
 MAX_SEED = (1 << 62) - 1  # as a session takes them
 
 
@@ -191,7 +194,7 @@ class VideoManifest(Manifest):
     @property
     def shares_decoding(self) -> bool:
         """Whether each of several ranks decodes some rows of a picture; otherwise each that is asked decodes all."""
-        return any(buffer.rank_axis and buffer.role == "decode" for buffer in self.buffers)
+        return any(buffer.rank_axis and buffer.role == "lane" for buffer in self.buffers)
 
 
 def parse_video_manifest(document: bytes) -> VideoManifest:
@@ -200,7 +203,7 @@ def parse_video_manifest(document: bytes) -> VideoManifest:
 
 
 def _check_stream(stream: Stream, where: str) -> None:
-    Budget(budgets.MAX_PIXELS, "pixels").take(stream.height * stream.width, where)
+    Budget(MAX_PIXELS, "pixels").take(stream.height * stream.width, where)
     if stream.chunk_frames > stream.ring_frames:
         raise ManifestError(
             f"{where}.chunk_frames {stream.chunk_frames} is larger than ring_frames {stream.ring_frames}: "
@@ -235,10 +238,16 @@ def _check_golden(golden: Golden, where: str) -> None:
 
 
 def _check_video(video: Video, where: str) -> None:
-    Budget(budgets.MAX_PIXELS, "pixels").take(video.height * video.width, where)
+    Budget(MAX_PIXELS, "pixels").take(video.height * video.width, where)
+
+
+def _check_input(spec: InputSpec, where: str) -> None:
+    if spec.per not in PERIODS:
+        raise ManifestError(f"{where}.per is {spec.per!r}, {UNKNOWN_WORD.format(', '.join(PERIODS))}")
 
 
 CHECKS: Mapping[type, Check] = {
+    InputSpec: _check_input,
     Stream: _check_stream,
     Schedule: _check_schedule,
     Golden: _check_golden,

@@ -204,7 +204,7 @@ class RankedSession(Session):
 def split_axes(manifest: VideoManifest) -> dict[str, int]:
     """Return the axis of a row's tensor of which each rank has a share, by name: heads, or rows of pictures."""
     shared = [buffer for buffer in manifest.buffers if buffer.rank_axis]
-    return {buffer.name: buffer.rank_axis - (buffer.role == "decode") for buffer in shared}
+    return {buffer.name: buffer.rank_axis - (buffer.role == "lane") for buffer in shared}
 
 
 def state_to_message(state: RowState, names: Collection[str] | None = None) -> dict[str, Any]:

@@ -232,9 +232,9 @@ def prompt_module_pieces(config: BuildConfig, choice: LayerChoice) -> list[Piece
 def input_buffers(config: BuildConfig, choice: LayerChoice) -> list[Buffer]:
     """Return the buffers of the caller's inputs."""
     return [
-        Buffer(one.buffer, (config.call_rows, *one.shape), one.dtype, "chunk")
+        Buffer(one.buffer, (config.call_rows, *one.shape), one.dtype, "host")
         if one.per == "chunk"
-        else Buffer(one.buffer, (config.slots, *one.shape), one.dtype, "prompt")
+        else Buffer(one.buffer, (config.slots, *one.shape), one.dtype, "session")
         for one in choice.inputs
     ]
 
@@ -244,7 +244,7 @@ def module_buffers(config: BuildConfig, choice: LayerChoice) -> list[Buffer]:
     kept = []
     for role, buffer_role, rows, modules in (
         (CHUNK, "state", config.call_rows, choice.chunk_modules),
-        (PROMPT, "prompt", config.slots, choice.prompt_modules),
+        (PROMPT, "session", config.slots, choice.prompt_modules),
     ):
         for module in modules:
             layers = (config.model.layers,) if module.per_layer else ()

@@ -323,20 +323,20 @@ def make_buffers(config: BuildConfig, choice: LayerChoice = PLAIN) -> tuple[Buff
         )
     return (
         *caches,
-        Buffer("text.embeddings", (held, m.text_tokens, m.text_dim), dtype, "prompt"),
-        Buffer("text.k", text, dtype, "prompt", row_axis=1),
-        Buffer("text.v", text, dtype, "prompt", row_axis=1),
-        Buffer("seeds", (b,), "int64", "chunk"),
-        Buffer("frames", (b, f), "int64", "chunk"),
-        *(Buffer(group.own("write_slots"), (b, f), "int64", "chunk") for group in config.layer_groups),
-        *(Buffer(group.own("valid_tokens"), (b,), "int64", "chunk") for group in config.layer_groups),
-        Buffer(CONDITIONING_FRAMES, (b,), "int64", "chunk"),
-        *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk")]),
-        *([] if config.ranks == 1 else [Buffer(RANK, (1,), "int64", "chunk")]),
+        Buffer("text.embeddings", (held, m.text_tokens, m.text_dim), dtype, "session"),
+        Buffer("text.k", text, dtype, "session", row_axis=1),
+        Buffer("text.v", text, dtype, "session", row_axis=1),
+        Buffer("seeds", (b,), "int64", "host"),
+        Buffer("frames", (b, f), "int64", "host"),
+        *(Buffer(group.own("write_slots"), (b, f), "int64", "host") for group in config.layer_groups),
+        *(Buffer(group.own("valid_tokens"), (b,), "int64", "host") for group in config.layer_groups),
+        Buffer(CONDITIONING_FRAMES, (b,), "int64", "host"),
+        *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "host")]),
+        *([] if config.ranks == 1 else [Buffer(RANK, (1,), "int64", "host")]),
         *input_buffers(config, choice),
         *module_buffers(config, choice),
-        Buffer(CONDITIONING_LATENTS, (held, *latent), "float32", "prompt"),
-        *([Buffer(REFERENCE_LATENTS, reference, "float32", "prompt")] if s.reference_frames else []),
+        Buffer(CONDITIONING_LATENTS, (held, *latent), "float32", "session"),
+        *([Buffer(REFERENCE_LATENTS, reference, "float32", "session")] if s.reference_frames else []),
         *(
             Buffer(name, (len(group.layers), *one.shape), dtype_name(one.dtype), "state", row_axis=1)
             for group in config.layer_groups

@@ -161,14 +161,14 @@ def picture_buffers(config: BuildConfig, vae: WanVaeConfig) -> tuple[Buffer, ...
     latent = (z, 1, s.latent_height, s.latent_width)
     whole = (MASK_CHANNELS + z, TABLE_FRAMES, *latent[2:])
     return (
-        Buffer(PICTURE_LEVELS, (s.height, s.width, PICTURE_CHANNELS), "float32", "prompt"),
+        Buffer(PICTURE_LEVELS, (s.height, s.width, PICTURE_CHANNELS), "float32", "session"),
         *(
-            Buffer(_cache_name(slot), shape, dtype_name(config.dtype), "prompt")
+            Buffer(_cache_name(slot), shape, dtype_name(config.dtype), "session")
             for slot, shape in enumerate(_cache_shapes(config, vae))
         ),
-        Buffer(_FIRST, latent, "float32", "prompt"),
-        Buffer(_LATER, (TABLE_FRAMES - 1, *latent), "float32", "prompt", row_axis=1),
-        Buffer(PICTURE_CONDITION, whole, "float32", "prompt"),
+        Buffer(_FIRST, latent, "float32", "session"),
+        Buffer(_LATER, (TABLE_FRAMES - 1, *latent), "float32", "session", row_axis=1),
+        Buffer(PICTURE_CONDITION, whole, "float32", "session"),
     )
 
 
