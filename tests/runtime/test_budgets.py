@@ -181,7 +181,7 @@ def more_buffers(count: int) -> VideoManifest:
 
 
 def more_inputs(count: int) -> VideoManifest:
-    added = tuple(InputSpec(f"i{at}", (1,), "uint8", "nowhere") for at in range(count))
+    added = tuple(InputSpec(f"i{at}", (1,), "uint8", "nowhere", "session") for at in range(count))
     return replace(whole(), inputs=added)
 
 

@@ -260,10 +260,10 @@ def test_writing_to_what_a_failed_chunk_could_not_restore_is_refused() -> None:
     manifest = toy.toy_manifest()
     prompt = manifest.programs["prompt"]
     for programs in ({"begin": prompt}, {"context": prompt}):
-        with pytest.raises(ProgramError, match=r"writes buffer prompt.mean of role prompt"):
+        with pytest.raises(ProgramError, match=r"writes buffer prompt.mean of role session"):
             resolve_video(replace(manifest, programs={**manifest.programs, **programs}))
     begin = manifest.programs["begin"]
-    with pytest.raises(ProgramError, match="writes buffer latents of role state, may write prompt"):
+    with pytest.raises(ProgramError, match="writes buffer latents of role state, may write session"):
         resolve_video(replace(manifest, programs={**manifest.programs, "prompt": begin}))
 
 
@@ -278,7 +278,7 @@ def test_tables_that_contradict_themselves_are_refused() -> None:
         ({"programs": {**manifest.programs, "denoise_full": (), "warm": ()}}, "unknown"),
         (
             {"buffers": (*manifest.buffers, replace(manifest.buffers[3], name="other"))},
-            "chunk buffer 'other'",
+            "host buffer 'other'",
         ),
         (
             {
@@ -318,16 +318,16 @@ def renamed(manifest: VideoManifest, name: str, **changes: Any) -> tuple[Any, ..
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("conditioning_frames", {"shape": (1,)}, "chunk buffer conditioning_frames"),
-        ("conditioning_frames", {"dtype": "int32"}, "chunk buffer conditioning_frames"),
+        ("conditioning_frames", {"shape": (1,)}, "host buffer conditioning_frames"),
+        ("conditioning_frames", {"dtype": "int32"}, "host buffer conditioning_frames"),
         ("conditioning_frames", {"drop": True}, "belong together"),
         ("conditioning.latents", {"drop": True}, "belong together"),
-        ("conditioning.latents", {"dtype": "bfloat16"}, "buffer conditioning.latents is prompt bfloat16"),
+        ("conditioning.latents", {"dtype": "bfloat16"}, "buffer conditioning.latents is session bfloat16"),
         ("conditioning.latents", {"role": "state"}, "buffer conditioning.latents is state"),
         (
             "text.ids",
             {"shape": (1, 6)},
-            "buffer text.ids is prompt int64 [1, 6], expected prompt int64 [1, 5]",
+            "buffer text.ids is session int64 [1, 6], expected session int64 [1, 5]",
         ),
         ("text.ids", {"shape": (2, 5)}, "buffer text.ids"),
         ("text.ids", {"dtype": "int32"}, "buffer text.ids"),
@@ -335,7 +335,7 @@ def renamed(manifest: VideoManifest, name: str, **changes: Any) -> tuple[Any, ..
         ("text.encoded", {"shape": (2, 5, 4)}, "buffer text.encoded"),
         ("text.encoded", {"dtype": "float16"}, "buffer text.encoded"),
         ("text.embeddings", {"drop": True}, "needs the buffer text.embeddings"),
-        ("image", {"shape": (8, 24, 4)}, "buffer image is prompt uint8 [8, 24, 4]"),
+        ("image", {"shape": (8, 24, 4)}, "buffer image is session uint8 [8, 24, 4]"),
         ("image", {"shape": (8,)}, "buffer image"),
         ("image", {"dtype": "float32"}, "buffer image"),
         ("image", {"drop": True}, "buffer image is not there"),

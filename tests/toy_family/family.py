@@ -103,7 +103,7 @@ class CameraFamily(Family):
     def graph(self, config: BuildConfig) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""
         camera = InputSpec(
-            "camera", (config.stream.chunk_frames, CAMERA), "float32", "input.camera", kind="pose"
+            "camera", (config.stream.chunk_frames, CAMERA), "float32", "input.camera", "chunk", kind="pose"
         )
         names = (camera.name,)
         choice = LayerChoice((camera,), CameraEmbed, names, CameraAttention, names)

@@ -10,7 +10,7 @@ from typing import Annotated
 from seko_runtime.errors import ManifestError
 from seko_runtime.format.json_fields import MAX_INTEGER, as_integer, as_name, as_text
 from seko_runtime.format.paths import as_path
-from seko_runtime.format.records import Limit, Mark, one_of, within
+from seko_runtime.format.records import Limit, Mark, OneOf, Within
 
 FORMAT_VERSION = 1  # the only one: no format was released before
 GPU_SEPARATOR = "-"  # between the GPUs of a `Target.arch`
@@ -47,14 +47,16 @@ def as_shape(value: object, where: str) -> tuple[int, ...]:
     return tuple(as_integer(size, f"{where}[{axis}]", minimum=1) for axis, size in enumerate(value))
 
 
-def _as_device(value: object, where: str) -> str:
+def as_device(value: object, where: str) -> str:
+    """Read the name of a kind of device."""
     device = as_text(value, where)
     if device not in ("cpu", "cuda"):
         raise ManifestError(f"{where} is {device[:40]!r}, expected 'cpu' or 'cuda'")
     return device
 
 
-def _as_sha256(value: object, where: str) -> str:
+def as_sha256(value: object, where: str) -> str:
+    """Read a SHA-256 in hexadecimal digits."""
     digits = as_text(value, where)
     if len(digits) != 64 or set(digits) - set("0123456789abcdef"):
         raise ManifestError(f"{where} is {digits[:80]!r}, expected 64 lower-case hexadecimal digits")
@@ -64,9 +66,9 @@ def _as_sha256(value: object, where: str) -> str:
 Name = Annotated[str, as_name]
 FilePath = Annotated[str, as_path]
 Shape = Annotated[tuple[int, ...], as_shape]
-Dtype = Annotated[str, one_of(tuple(DTYPE_BYTES))]
-Count = Annotated[int, within(1, 1 << 31)]
-Layers = Annotated[int, within(0, 4096)]
+Dtype = Annotated[str, OneOf(tuple(DTYPE_BYTES))]
+Count = Annotated[int, Within(1, 1 << 31)]
+Layers = Annotated[int, Within(0, 4096)]
 
 _TENSORS = Limit("MAX_SIGNATURE_TENSORS", "tensors of engine signatures")
 _REFERENCES = Limit("MAX_REFERENCES", "references")
@@ -105,10 +107,10 @@ class Buffer(TensorSpec):
         The axis of which each of several ranks has a share, in their order; 0: each has all.
     """
 
-    role: Annotated[str, one_of(ROLES), Mark.REQUIRED] = "state"
-    row_axis: Annotated[int, within(0, MAX_RANK)] = 0
+    role: Annotated[str, OneOf(ROLES), Mark.REQUIRED] = "state"
+    row_axis: Annotated[int, Within(0, MAX_RANK)] = 0
     device_layers: Layers = 0
-    rank_axis: Annotated[int, within(0, MAX_RANK)] = 0
+    rank_axis: Annotated[int, Within(0, MAX_RANK)] = 0
 
     @property
     def layers(self) -> int:
@@ -143,10 +145,10 @@ class InputSpec(TensorSpec):
         What it is, for helpers that make the array from a user's input.
     """
 
-    buffer: Annotated[Name, Mark.REQUIRED] = ""
-    per: Annotated[Name, Mark.REQUIRED] = "session"
-    source: Annotated[str, one_of(SOURCES, complaint=UNKNOWN_WORD), Mark.REQUIRED] = "caller"
-    default: Annotated[str, one_of(DEFAULTS, complaint=UNKNOWN_WORD), Mark.REQUIRED] = "required"
+    buffer: Name
+    per: Name
+    source: Annotated[str, OneOf(SOURCES, complaint=UNKNOWN_WORD), Mark.REQUIRED] = "caller"
+    default: Annotated[str, OneOf(DEFAULTS, complaint=UNKNOWN_WORD), Mark.REQUIRED] = "required"
     kind: Name | None = None
 
 
@@ -194,7 +196,7 @@ class Target:
         The kernel's name of the host's architecture; not checked if missing.
     """
 
-    device: Annotated[str, _as_device]
+    device: Annotated[str, as_device]
     arch: Name
     torch: str
     cuda: str | None = None
@@ -229,7 +231,7 @@ class Pool:
 class FileEntry:
     """Hash and size of one file of the artifact."""
 
-    sha256: Annotated[str, _as_sha256]
+    sha256: Annotated[str, as_sha256]
     size: int
 
 
@@ -278,9 +280,9 @@ class Manifest:
     extra: Annotated[Mapping[str, str], Limit("MAX_ENTRIES", "entries"), Mark.REQUIRED] = field(
         default_factory=dict
     )
-    format_version: Annotated[int, within(FORMAT_VERSION, FORMAT_VERSION), Mark.REQUIRED] = FORMAT_VERSION
+    format_version: Annotated[int, Within(FORMAT_VERSION, FORMAT_VERSION), Mark.REQUIRED] = FORMAT_VERSION
     pool: Pool | None = None
-    ranks: Annotated[int, within(1, 64)] = 1
+    ranks: Annotated[int, Within(1, 64)] = 1
     inputs: Annotated[tuple[InputSpec, ...], Limit("MAX_INPUTS", "inputs"), Mark.REQUIRED] = ()
 
     @property

@@ -20,7 +20,7 @@ from seko_runtime.format.manifest import (
 )
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.format.program_key import ProgramKey
-from seko_runtime.format.records import Check, Limit, Mark, one_of, within
+from seko_runtime.format.records import Check, Limit, Mark, OneOf, Within
 
 KIND = "video"
 # How often an input may change. Of one per pass axis 0 counts the passes of a chunk.
@@ -30,7 +30,8 @@ MAX_PIXELS = 1 << 26  # of one picture; the largest artifact in mind has 921,600
 MAX_SEED = (1 << 62) - 1  # as a session takes them
 
 
-def _as_latent_shape(value: object, where: str) -> tuple[int, ...]:
+def as_latent_shape(value: object, where: str) -> tuple[int, ...]:
+    """Read channels, rows and columns."""
     shape = as_shape(value, where)
     if len(shape) != 3:
         raise ManifestError(f"{where} has {len(shape)} sizes, expected channels, rows, columns")
@@ -46,16 +47,16 @@ class Stream:
     """
 
     chunk_frames: Count
-    sink_frames: Annotated[int, within(0, 1 << 31)]
+    sink_frames: Annotated[int, Within(0, 1 << 31)]
     ring_frames: Count
     frame_tokens: Count
-    latent_shape: Annotated[tuple[int, int, int], _as_latent_shape]
+    latent_shape: Annotated[tuple[int, int, int], as_latent_shape]
     height: Count
     width: Count
-    video_frames_per_latent: Annotated[int, within(1, 1 << 16)]
+    video_frames_per_latent: Annotated[int, Within(1, 1 << 16)]
     fps: Count
     rings: Annotated[Mapping[str, int], Limit("MAX_ENTRIES", "entries")] = field(default_factory=dict)
-    reference_frames: Annotated[int, within(0, 1 << 16)] = 0
+    reference_frames: Annotated[int, Within(0, 1 << 16)] = 0
 
     @property
     def cache_frames(self) -> int:
@@ -80,7 +81,7 @@ class Schedule:
     ``shift`` is the warp with which the timesteps were made, if any; a session's own ``steps`` use it.
     """
 
-    denoise_passes: Annotated[int, within(1, 1024)]
+    denoise_passes: Annotated[int, Within(1, 1024)]
     timesteps: tuple[float, ...]
     sigmas: tuple[float, ...]
     context_timestep: float
@@ -107,10 +108,10 @@ class Text:
     """
 
     tokenizer: FilePath
-    tokens: Annotated[int, within(1, 1 << 20)]
-    pad_id: Annotated[int, within(0, 1 << 31)]
+    tokens: Annotated[int, Within(1, 1 << 20)]
+    pad_id: Annotated[int, Within(0, 1 << 31)]
     truncate: bool
-    cleaning: Annotated[str, one_of(CLEANINGS, complaint=UNKNOWN_WORD)]
+    cleaning: Annotated[str, OneOf(CLEANINGS, complaint=UNKNOWN_WORD)]
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,8 @@ class Golden:
     """
 
     file: FilePath
-    seeds: tuple[Annotated[int, within(-MAX_SEED, MAX_SEED)], ...]
-    chunks: tuple[Annotated[int, within(0, 100_000)], ...]
+    seeds: tuple[Annotated[int, Within(-MAX_SEED, MAX_SEED)], ...]
+    chunks: tuple[Annotated[int, Within(0, 100_000)], ...]
     tolerance: float
     text: Name | None = None
     cache_step: int = 0
@@ -164,7 +165,7 @@ class Golden:
 class VideoWorkload(Workload):
     """What a video artifact says beside the core's tables. ``output`` names the buffer of a chunk's latents."""
 
-    kind: Annotated[str, one_of((KIND,), complaint=UNKNOWN_WORD)]
+    kind: Annotated[str, OneOf((KIND,), complaint=UNKNOWN_WORD)]
     stream: Stream
     kv: KvPool
     schedule: Schedule
