@@ -56,7 +56,8 @@ def test_there_is_a_cache_for_each_pass_and_no_context(scheme):
         for c in (config, single)
     ]
     assert sum(caches[0].values()) == 3 * sum(caches[1].values())
-    assert {name.split(".")[1] for name in caches[0]} == {"0", "1", "2"}
+    buffers = {b.name: b for b in make_buffers(config)}
+    assert {buffers[name].shape[:2] for name in caches[0]} == {(3, config.model.layers)}
     manifest = describe(config, export_backend("eager"), (), {})
     assert {*manifest.programs} == {"prompt", "begin", "denoise"}
     assert manifest.workload.kv.pool_bytes / manifest.workload.kv.bf16_pool_bytes == pytest.approx(
