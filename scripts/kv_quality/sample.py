@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import UMT5Config
 
 from scripts.train_sample.captions import caption, describe
-from scripts.train_sample.progress import fill
 from scripts.train_sample.shapes import draw_scenes
-from scripts.train_sample.text import encode, make_encoder, token_ids
+from scripts.train_sample.text import PromptTexts
 from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
@@ -76,15 +72,7 @@ class Sample:
 
     def embed(self, prompts: list[str]) -> Tensor:
         """Return the text encoder's output, [B, text tokens, text_dim] float32, on the CPU."""
-        told = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))["text"]
-        encoder = make_encoder(UMT5Config.from_dict(told)).requires_grad_(False)
-        encoder.train(False)
-        weights = load_file(self.folder / "text.safetensors")
-        fill(
-            dict(encoder.named_parameters()), {n.removeprefix("text."): t.float() for n, t in weights.items()}
-        )
-        tokenizer = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
-        return encode(encoder, token_ids(tokenizer, prompts, self.model.text_tokens)).float()
+        return PromptTexts(self.folder, "cpu")(prompts)
 
     def decoder(self, frames: int, device: str) -> VaeDecode:
         """Return the decoder of a clip of ``frames`` latent frames, float32: its rounding must not be judged."""

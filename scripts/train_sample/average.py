@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
-from scripts.train_sample.curve import CURVE
-from scripts.train_sample.progress import FACTS, LOSSES, STATE, read_ema
+from scripts.train_sample.progress import read_ema, write_state
 
 
 def average(runs: list[Path], folder: Path) -> dict[str, Any]:
@@ -55,13 +52,7 @@ def average(runs: list[Path], folder: Path) -> dict[str, Any]:
             raise ValueError(f"{run} has another schedule than {runs[0]}")
     mean: dict[str, Tensor] = {name: sum(w[name] for w in weights) / len(weights) for name in weights[0]}
     made = {"distillation": facts[0]["distillation"], "averaged": list(facts)}
-    (folder / STATE).mkdir(parents=True)
-    save_file(mean, folder / STATE / "ema.safetensors")
-    state = {"facts": made, "finished": True, "seconds": 0.0, "step": 0}
-    (folder / STATE / FACTS).write_text(json.dumps(state, indent=1), encoding="utf-8")
-    for name in (LOSSES, CURVE):  # those of the first stand for all
-        if (runs[0] / name).exists():
-            shutil.copyfile(runs[0] / name, folder / name)
+    write_state(folder, {"ema": mean}, {"step": 0, "seconds": 0.0, "facts": made})
     return made
 
 

@@ -10,7 +10,7 @@ rule), and errors that would grow are met in training. It sharpens chunk 0: the 
 Try ``ode`` first, then ``dmd`` from it. Works if, in the loss log: ``ode`` falls under half of its first value in a
 minute; ``gap`` (dmd) falls while ``fake`` stays within a factor of two of the teacher's own loss. Look at the sheet of
 `evaluate.py`: a ghost or two half-bright shapes in chunk 0 mean blurred means; more dmd, or guidance, is the cure.
-If colours burn or shapes freeze, guidance is too high or the fake score too slow (``--fake-steps``).
+If colours burn or shapes freeze, guidance is too high or the fake score too slow (``fake_steps``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import functools
 import json
 import sys
 from collections.abc import Callable
@@ -28,15 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.train_sample import ranks
 from scripts.train_sample.causal_training import CausalDit
 from scripts.train_sample.distillation import CHUNK_0_ROWS, METHODS, Distillation, texts_of
-from scripts.train_sample.graphs import captured, require_cuda
 from scripts.train_sample.guided_paths import Guided, chosen, levels, predict_clean, teacher_paths
 from scripts.train_sample.latent_pool import LAYOUTS, LatentPool
 from scripts.train_sample.optimizers import OPTIMIZERS
 from scripts.train_sample.progress import (
-    Budget,
     Run,
     autocast,
     compile_layers,
@@ -44,15 +40,9 @@ from scripts.train_sample.progress import (
     read_ema,
     step_generator,
 )
-from scripts.train_sample.run_options import (
-    add_graphs_option,
-    add_odds_option,
-    add_run_options,
-    budget_of,
-    scaled,
-)
+from scripts.train_sample.run_options import add_odds_option, add_run_options
 from scripts.train_sample.self_forcing import self_force
-from scripts.train_sample.text import encode, encode_unwaited, make_tokenizer
+from scripts.train_sample.text import make_tokenizer
 from scripts.train_sample.train_dit import Conditioned, DitTraining, layout_mask, load_teacher
 from scripts.train_sample.train_vae import FrozenVae
 
@@ -63,21 +53,14 @@ def train(
     teacher: Conditioned,
     teaching: DitTraining,
     encode_video: Callable[[Tensor], Tensor],
-    budget: Budget,
+    steps: int,
     options: argparse.Namespace,
     begin: tuple[dict[str, Tensor], dict[str, Any]] | None = None,
 ) -> Run:
     """Distil, or go on; the student begins as the weights of ``begin``, a run as `read_ema` gives it, or as the
     teacher. Return the run, saved.
-
-    Raises
-    ------
-    GraphsNeedCudaError
-        If ``options.graphs`` and the device is another one.
     """
     device: str = options.device
-    if options.graphs:
-        require_cuda(device)
     student = copy.deepcopy(teacher.dit).requires_grad_(True)
     if begin is not None:
         fill(dict(student.named_parameters()), begin[0])
@@ -87,11 +70,10 @@ def train(
         student,
         config.learning_rate,
         config.ema_decay,
-        budget,
+        steps,
         resume=options.resume,
         also=fake,
         optimizer=config.optimizer,
-        on_device=options.graphs,
     )
     if run.finished:
         return run
@@ -109,7 +91,6 @@ def train(
         device,
         pool_seed,
         count_odds=config.count_odds,
-        aside=options.graphs,
     )
     for network in (teacher.dit, student, *([] if fake is None else [fake])):
         compile_layers(network.blocks, options.compile)
@@ -128,7 +109,6 @@ def _regress(
     guided = Guided(teacher.dit, config.guidance)
     masks = {name: layout_mask(name, teaching.stream, device) for name in LAYOUTS}
     sigmas = torch.tensor(config.sigmas, device=device)
-    encode_text = encode_unwaited if options.graphs else encode
 
     def draw_paths(layout: str, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Return what `take_step` takes: visited, ends, clean frames, frames, text, and who was given a frame."""
@@ -137,7 +117,7 @@ def _regress(
         if layout == "first":
             given = torch.rand(len(given), generator=generator, device=device) < teaching.given_share
         with autocast(device):
-            text, null = texts_of(teacher, batch.ids, encode_text)
+            text, null = texts_of(teacher, batch.ids)
             visited, ends = teacher_paths(
                 guided,
                 batch,
@@ -155,7 +135,7 @@ def _regress(
         frames = torch.cat((clean_frames, batch.chunks(LAYOUTS[layout][1], size)[1]), dim=1)
         return visited, ends, clean, frames, text, given
 
-    def take_step(layout: str, paths: tuple[Tensor, ...], generator: torch.Generator) -> tuple[Tensor]:
+    def take_step(layout: str, paths: tuple[Tensor, ...], generator: torch.Generator) -> Tensor:
         """Descend on one random pass of each chunk; return the loss."""
         visited, ends, clean, frames, text, given = paths
         chunks = (len(ends), ends.shape[2] // size)
@@ -167,83 +147,41 @@ def _regress(
             judged = levels(torch.ones(chunks, device=device), size, given).expand_as(x0)
             loss = (x0 - ends).square().sum() / judged.sum()
         run.descend(loss)
-        return (loss.detach(),)
+        return loss.detach()
 
     kept = -1
     paths: tuple[Tensor, ...] = ()
-    with captured(options.graphs, step_generator(device, options.seed + 11, run.step)) as graphs:
-        for step in run.steps():
-            path = step // config.updates_a_path
-            fresh = path != kept  # also the first step after a resume
-            kept, layout = path, ("first", "start", "window")[path % 3]
-            if graphs is None:
-                if fresh:
-                    paths = draw_paths(layout, step_generator(device, options.seed + 3, path))
-                (loss,) = take_step(layout, paths, step_generator(device, options.seed + 4, step))
-            else:
-                if fresh:
-                    draw = functools.partial(draw_paths, layout, graphs.generator)
-                    paths = graphs.run(f"paths {layout}", draw)
-                (loss,) = graphs.run(layout, functools.partial(take_step, layout, paths, graphs.generator))
-            run.log(config.updates_a_path, 1, **{f"ode {layout}": loss})
-            if config.renew_every and step % config.renew_every == 0:
-                pool.renew()
+    for step in run.steps():
+        path = step // config.updates_a_path
+        layout = ("first", "start", "window")[path % 3]
+        if path != kept:  # also the first step after a resume
+            kept, paths = path, draw_paths(layout, step_generator(device, options.seed + 3, path))
+        loss = take_step(layout, paths, step_generator(device, options.seed + 4, step))
+        run.log(config.updates_a_path, 1, **{f"ode {layout}": loss})
+        if config.renew_every and step % config.renew_every == 0:
+            pool.renew()
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Distil the teacher and end in one JSON line."""
-    options = read_options(arguments)
-    with ranks.joined(options.device) as options.device:
-        run = run_with(options)
-        if ranks.is_first():
-            print(json.dumps({"stage": options.method, "step": run.step, "seconds": round(run.seconds, 1),
-                              "finished": run.finished}))  # fmt: skip
-    return 0
-
-
-def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the options of a command line."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    add_run_options(parser)
+    add_run_options(parser, steps=1150)
     parser.add_argument("--method", choices=METHODS, required=True)
     parser.add_argument("--vae", type=Path, required=True, help="folder of the VAE's run")
     parser.add_argument("--teacher", type=Path, required=True, help="folder of the teacher's run")
     parser.add_argument("--begin", type=Path, help="folder of an earlier distillation to begin from")
-    for field in dataclasses.fields(Distillation):
-        name, default = f"--{field.name.replace('_', '-')}", field.default
-        if field.name == "turns":
-            parser.add_argument(
-                name, type=lambda text: tuple(text.split(",")), default=default, metavar="NEAR,FAR"
-            )
-        elif field.name == "optimizer":
-            parser.add_argument(name, choices=OPTIMIZERS, default=default)
-        elif field.name == "count_odds":
-            add_odds_option(parser)
-        elif field.name != "method":
-            parser.add_argument(name, type=type(default), default=default)
-    add_graphs_option(parser)
-    return parser.parse_args(arguments)
-
-
-def run_with(options: argparse.Namespace) -> Run:
-    """Distil as the options say; ``options.device`` is this rank's own."""
-    chosen = {
-        f.name: getattr(options, f.name) for f in dataclasses.fields(Distillation) if hasattr(options, f.name)
-    }
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=Distillation.optimizer)
+    add_odds_option(parser)
+    options = parser.parse_args(arguments)
+    config = Distillation(options.method, optimizer=options.optimizer, count_odds=options.count_odds)
     if options.rehearse:
-        chosen |= {"batch": 2, "pool": 8, "teacher_passes": 6, "start_chunks": 4, "fake_steps": 1}
-    chosen["batch"] = scaled(chosen["batch"], options)
+        config = dataclasses.replace(config, batch=2, pool=8, teacher_passes=6, start_chunks=4, fake_steps=1)
     teacher, teaching = load_teacher(options.teacher, options.device)
-    return train(
-        Distillation(**chosen),
-        options.folder,
-        teacher,
-        teaching,
-        FrozenVae(options.vae, options.device).encode,
-        budget_of(options),
-        options,
-        read_ema(options.begin) if options.begin else None,
-    )
+    encode_video = FrozenVae(options.vae, options.device).encode
+    begin = read_ema(options.begin) if options.begin else None
+    run = train(config, options.folder, teacher, teaching, encode_video, options.steps, options, begin)
+    print(json.dumps({"stage": options.method, "step": run.step, "seconds": round(run.seconds, 1)}))
+    return 0
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +10,12 @@ from torch import Tensor
 from scripts.train_sample.optimizers import OPTIMIZERS
 from scripts.train_sample.rollout import warped
 from scripts.train_sample.shapes import COUNT_ODDS
+from scripts.train_sample.text import encode
 from scripts.train_sample.train_dit import Conditioned, empty_caption
 
 METHODS = ("ode", "dmd")
-TURNS = ("near", "far", "first")
-CHUNK_0_ROWS = 4  # times the batch, where chunk 0 stands alone: a step then costs about what the others do
+TURNS = ("near", "far")  # of `dmd`'s steps
+CHUNK_0_ROWS = 4  # times the batch, where `ode` has chunk 0 alone: a step then costs about what the others do
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,10 @@ class Distillation:
         Of both, one of `optimizers.OPTIMIZERS`.
     teacher_passes, updates_a_path : int
         ``ode``: Euler steps of a path; student steps on each batch of paths.
-    turns : tuple of str
-        ``dmd``: what the steps roll out, in turn. ``near``: a stream's first chunks; ``far``: three chunks behind clean
-        ones, far down; ``first``: chunk 0 alone.
     fake_steps, start_chunks : int
         ``dmd``: fake-score steps a student step; chunks of a ``near`` rollout.
-    score_shift, score_least, score_most : float
-        ``dmd``: times at which scores are compared, ``least..most`` before the warp by ``score_shift`` (0: the
-        teacher's).
+    score_least, score_most : float
+        ``dmd``: times at which scores are compared, before the teacher's warp.
 
     Raises
     ------
@@ -70,10 +66,8 @@ class Distillation:
     optimizer: str = "adamw"
     teacher_passes: int = 24
     updates_a_path: int = 6
-    turns: tuple[str, ...] = ("near", "far")
     fake_steps: int = 3
     start_chunks: int = 6
-    score_shift: float = 0.0
     score_least: float = 0.05
     score_most: float = 0.99
 
@@ -84,11 +78,6 @@ class Distillation:
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(
                 f"optimizer {self.optimizer!r} is unknown; choose one of {', '.join(OPTIMIZERS)}"
-            )
-        odd = [turn for turn in self.turns if turn not in TURNS]
-        if odd or not self.turns:
-            raise ValueError(
-                f"turns {','.join(self.turns)!r} name {odd or 'none'}; take some of {', '.join(TURNS)}"
             )
         if not 0 <= self.score_least < self.score_most < 1:
             raise ValueError(
@@ -110,8 +99,8 @@ class Distillation:
         return tuple(sorted({*warped(self.teacher_passes, self.shift), *self.sigmas, 0.0}, reverse=True))
 
 
-def texts_of(teacher: Conditioned, ids: Tensor, encode_text: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+def texts_of(teacher: Conditioned, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return the embeddings of captions [B, text tokens] and of as many empty ones."""
     with torch.no_grad():
-        text, null = encode_text(teacher.text, torch.cat((ids, empty_caption(ids)))).float().chunk(2)
+        text, null = encode(teacher.text, torch.cat((ids, empty_caption(ids)))).float().chunk(2)
     return text, null

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from scripts.bench.rows import append_row
-from scripts.train_sample import ranks
 from scripts.train_sample.breakdown import Judged, report_of
 from scripts.train_sample.captions import caption, describe, parse
 from scripts.train_sample.judge import judge
@@ -27,30 +26,25 @@ from scripts.train_sample.progress import autocast, compile_layers, fill, read_e
 from scripts.train_sample.rollout import roll_out, warped
 from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.text import encode, make_tokenizer, token_ids
-from scripts.train_sample.train_dit import Conditioned, empty_caption, load_teacher
+from scripts.train_sample.train_dit import Conditioned, load_teacher
 from scripts.train_sample.train_vae import FrozenVae
 
 FOLLOWED_BAR, FALL_BAR = 0.85, 0.10
 CLIP_LATENTS = 15  # judged at either end: 57 video frames, 3.6 s
 WARMUP_LATENTS = 6  # decoded and dropped before the clip at the end
-# Streams at once, alone and as one of several ranks: there a rank's part of 200 prompts is done in one go.
-BATCH, RANK_BATCH = 64, 100
+BATCH = 64  # streams at once
 
 
 def streams(
-    both: Conditioned, prompts: list[str], chunks: int, sigmas: tuple[float, ...], guidance: float, renoise: bool,
-    seed: int, device: str,
-) -> Tensor:  # fmt: skip
+    both: Conditioned, prompts: list[str], chunks: int, sigmas: tuple[float, ...], seed: int, device: str
+) -> Tensor:
     """Return latents [B, C, chunks*F, h, w] on the CPU, one stream a prompt."""
     ids = token_ids(make_tokenizer(), prompts, both.dit.model.text_tokens).to(device)
     generator = torch.Generator(device).manual_seed(seed)
     frames = torch.arange(chunks * both.dit.stream.chunk_frames, device=device).expand(len(ids), -1)
     with torch.no_grad(), autocast(device):
-        text, null = encode(both.text, torch.cat((ids, empty_caption(ids)))).float().chunk(2)
-    rolled = roll_out(
-        both.dit, text, frames, sigmas, generator, null_text=null, guidance=guidance, renoise=renoise
-    )
-    return rolled.latents.cpu()
+        text = encode(both.text, ids).float()
+    return roll_out(both.dit, text, frames, sigmas, generator).latents.cpu()
 
 
 def decoded(vae: FrozenVae, latents: Tensor, device: str, batch: int = 8) -> Tensor:
@@ -80,14 +74,12 @@ def draw_sheet(path: Path, start: Tensor, end: Tensor, prompts: list[str], rows:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Judge a run on held-out prompts."""
+    """Judge a student on held-out prompts."""
     options = read_options(arguments)
-    with ranks.joined(options.device) as options.device:
-        report = judge_run(options)
-    if report is not None:
-        if options.rows is not None:
-            append_figures(options.rows, report)
-        print(json.dumps(report))
+    report = judge_run(options)
+    if options.rows is not None:
+        append_figures(options.rows, report)
+    print(json.dumps(report))
     return 0
 
 
@@ -109,15 +101,11 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--vae", type=Path, required=True)
     parser.add_argument("--teacher", type=Path, required=True, help="its text encoder serves every student")
-    parser.add_argument("--student", type=Path, help="a distilled run; without it the teacher is judged")
+    parser.add_argument("--student", type=Path, required=True, help="the distilled run that is judged")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--chunks", type=int, default=80, help="of each stream; 80 are a minute")
     parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--shift", type=float, default=5.0)
-    parser.add_argument("--guidance", type=float, default=1.0, help="other than 1 only for the teacher")
-    parser.add_argument(
-        "--euler", action="store_true", help="no fresh noise between passes: the teacher's sampler"
-    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sheet", type=Path)
     parser.add_argument("--rows", type=Path, help="jsonl file to append the figures with a bar to")
@@ -127,22 +115,13 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def judge_run(options: argparse.Namespace) -> dict[str, Any] | None:
-    """Judge as the options say, ``device`` being this rank's own; return the report on rank 0, None elsewhere.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer prompts than ranks.
-    """
+def judge_run(options: argparse.Namespace) -> dict[str, Any]:
+    """Judge as the options say; return the report."""
     if options.rehearse:
-        options.prompts, options.chunks, options.passes = max(2, ranks.world()), 7, 2
-    if options.prompts < ranks.world():
-        raise ValueError(f"{options.prompts} prompts for {ranks.world()} ranks; ask for one a rank or more")
+        options.prompts, options.chunks, options.passes = 2, 7, 2
     began = time.monotonic()
     both, _ = load_teacher(options.teacher, options.device)
-    if options.student:
-        fill(dict(both.dit.named_parameters()), read_ema(options.student)[0])
+    fill(dict(both.dit.named_parameters()), read_ema(options.student)[0])
     for p in both.parameters():
         p.data = p.data.bfloat16().float()
     compile_layers(both.dit.blocks, options.compile)
@@ -151,26 +130,19 @@ def judge_run(options: argparse.Namespace) -> dict[str, Any] | None:
     prompts = [
         caption(d, rng) for d in describe(draw_scenes(options.prompts, 123_000 + options.seed, held_out=True))
     ]
-    part = ranks.share(len(prompts))
-    batch = BATCH if ranks.world() == 1 else RANK_BATCH
+    sigmas = warped(options.passes, options.shift)
     latents = torch.cat([
-        streams(
-            both, prompts[i : min(i + batch, part.stop)], options.chunks, warped(options.passes, options.shift),
-            options.guidance, not options.euler, options.seed + i, options.device,
-        )
-        for i in part[::batch]
+        streams(both, prompts[i : i + BATCH], options.chunks, sigmas, options.seed + i, options.device)
+        for i in range(0, len(prompts), BATCH)
     ])  # fmt: skip
     start = decoded(vae, latents[:, :, :CLIP_LATENTS], options.device)
     end = decoded(vae, latents[:, :, -CLIP_LATENTS - WARMUP_LATENTS :], options.device)[
         :, :, 4 * WARMUP_LATENTS :
     ]
-    mine = [prompts[i] for i in part]
-    wanted = [parse(prompt) for prompt in mine]
-    judged = ranks.gather([
-        Judged(w, judge(a, w), judge(z, w)) for a, z, w in zip(start, end, wanted, strict=True)
-    ])  # fmt: skip
-    if not ranks.is_first():
-        return None
+    judged = [
+        Judged(wanted, judge(first, wanted), judge(last, wanted))
+        for first, last, wanted in zip(start, end, map(parse, prompts), strict=True)
+    ]
     report = {
         "stage": "judge",
         **report_of(judged),
@@ -178,7 +150,7 @@ def judge_run(options: argparse.Namespace) -> dict[str, Any] | None:
         "seconds": round(time.monotonic() - began, 1),
     }
     if options.sheet:
-        draw_sheet(options.sheet, start, end, mine)
+        draw_sheet(options.sheet, start, end, prompts)
     return report
 
 

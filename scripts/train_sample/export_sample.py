@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from scripts.train_sample.progress import LOSSES, read_ema
+from scripts.train_sample.progress import read_ema
+from scripts.train_sample.shipped import write_checkpoint
 from scripts.train_sample.text import save_tokenizer, text_config
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
@@ -24,9 +23,7 @@ LARGEST = 25_000_000  # bytes of all shipped files together
 TEMPLATE = Path(__file__).with_name("MODEL.template.md")
 
 
-def export(
-    vae: Path, teacher: Path, student: Path, judged: dict[str, Any], goal: Path, docs: Path | None
-) -> int:
+def export(vae: Path, teacher: Path, student: Path, judged: dict[str, Any], goal: Path) -> int:
     """Write the sample's folder and return its bytes.
 
     Parameters
@@ -37,8 +34,6 @@ def export(
         The JSON line of `evaluate.py`.
     goal : Path
         The folder to write; must not exist.
-    docs : Path or None
-        Where the loss curves go.
 
     Raises
     ------
@@ -80,7 +75,7 @@ def export(
     fresh.mkdir(parents=True)
     text = {name.removeprefix("text."): t for name, t in taught.items() if name.startswith("text.")}
     for name, tensors in (("dit", dit), ("vae", vae_weights), ("text", text)):
-        _write(fresh / f"{name}.safetensors", tensors)
+        write_checkpoint(fresh / f"{name}.safetensors", tensors)
     save_tokenizer(fresh / "tokenizer.json")
     (fresh / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     total = sum(file.stat().st_size for file in fresh.iterdir())
@@ -90,7 +85,6 @@ def export(
             total,
             [dit, vae_weights, text],
             (vae_facts, taught_facts, student_facts),
-            (vae, teacher, student),
             judged,
         ),
         encoding="utf-8",
@@ -98,17 +92,7 @@ def export(
     if total > LARGEST:
         raise ValueError(f"the sample has {total} bytes, at most {LARGEST} ship; train a smaller model")
     fresh.rename(goal)
-    if docs is not None:
-        docs.mkdir(parents=True, exist_ok=True)
-        for run, name in ((vae, "vae"), (teacher, "dit"), (student, "distil")):
-            shutil.copyfile(run / "curve.png", docs / f"sample-{name}.png")
     return total
-
-
-def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    rounded = {name: t.to(torch.bfloat16).contiguous() for name, t in tensors.items()}
-    save_file(rounded, path, metadata={"format": "pt", "licence": "Apache-2.0"})
-    path.chmod(0o644)  # safetensors writes for its owner alone
 
 
 def _card(
@@ -116,12 +100,11 @@ def _card(
     total: int,
     groups: list[dict[str, Tensor]],
     facts: tuple[dict[str, Any], ...],
-    runs: tuple[Path, ...],
     judged: dict[str, Any],
 ) -> str:
     """Fill the model card's template."""
     digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
-    legs = [_legs(run, told) for run, told in zip(runs, facts, strict=True)]
+    parts = [_parts(told) for told in facts]
     counts = [f"{sum(t.numel() for t in group.values()) / 1e6:.2f} M" for group in groups]
     start, end = judged["start"], judged["end"]
     return TEMPLATE.read_text(encoding="utf-8").format(
@@ -131,10 +114,8 @@ def _card(
         text=counts[2],
         psnr=f"{facts[0]['psnr']:.1f}",
         psnr_worst=f"{facts[0]['psnr_worst']:.1f}",
-        minutes=_sum([[f"{leg['minutes']:.1f}" for leg in stage] for stage in legs]),
-        gpus=_gpus(max(leg["ranks"] for stage in legs for leg in stage)),
-        ranks=_sum([[str(leg["ranks"]) for leg in stage] for stage in legs]),
-        steps=_sum([[str(leg["steps"]) for leg in stage] for stage in legs]),
+        minutes=_sum([[f"{part['minutes']:.1f}" for part in stage] for stage in parts]),
+        steps=_sum([[str(part["steps"]) for part in stage] for stage in parts]),
         method="`, then `".join(_methods(facts[2])),
         guidance=facts[2]["distillation"]["guidance"],
         averaged=_averaged(facts[2]),
@@ -149,19 +130,13 @@ def _card(
     )
 
 
-def _legs(run: Path, told: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return minutes, steps and ranks of each leg of a run, behind those of the run that it began from.
-
-    Of an average, those of each run that is in it. Runs of before there were legs have one, in their log.
-    """
+def _parts(told: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the facts of a run behind those of the runs that it began from; of an average, those of its runs."""
     if "averaged" in told:
         first, *others = told["averaged"]
-        return [*_legs(run, first), *(leg for one in others for leg in one["legs"])]
-    before = _legs(run, told["began_from"]) if "began_from" in told else []
-    if "legs" in told:
-        return [*before, *told["legs"]]
-    end = json.loads((run / LOSSES).read_text(encoding="utf-8").splitlines()[-1])
-    return [{"minutes": end["seconds"] / 60, "steps": end["step"], "ranks": told.get("ranks", 1)}]
+        return [*_parts(first), *others]
+    before = _parts(told["began_from"]) if "began_from" in told else []
+    return [*before, told]
 
 
 def _methods(told: dict[str, Any]) -> list[str]:
@@ -184,12 +159,8 @@ def _averaged(told: dict[str, Any]) -> str:
 
 
 def _sum(stages: list[list[str]]) -> str:
-    """Return ``5.0 + (16.2 + 12.0) + 2.0``: a stage of several legs in brackets."""
-    return " + ".join(legs[0] if len(legs) == 1 else f"({' + '.join(legs)})" for legs in stages)
-
-
-def _gpus(ranks: int) -> str:
-    return "one GPU" if ranks == 1 else f"up to {ranks} GPUs"
+    """Return ``5.0 + (16.2 + 12.0) + 2.0``: a stage of several parts in brackets."""
+    return " + ".join(parts[0] if len(parts) == 1 else f"({' + '.join(parts)})" for parts in stages)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -201,10 +172,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--judged", type=Path, required=True, help="file that ends in the JSON line of evaluate.py"
     )
     parser.add_argument("--goal", type=Path, default=Path("seko_export/sample"))
-    parser.add_argument("--docs", type=Path, default=Path("docs/images"))
     options = parser.parse_args(arguments)
     judged = json.loads(options.judged.read_text(encoding="utf-8").splitlines()[-1])
-    total = export(options.vae, options.teacher, options.student, judged, options.goal, options.docs)
+    total = export(options.vae, options.teacher, options.student, judged, options.goal)
     print(json.dumps({"stage": "export", "goal": str(options.goal), "bytes": total}))
     return 0
 

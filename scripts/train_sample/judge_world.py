@@ -11,9 +11,10 @@ from scripts.train_sample.camera_dit import CameraDit
 from scripts.train_sample.causal_training import Cache
 from scripts.train_sample.progress import autocast
 from scripts.train_sample.shapes import SIDE
+from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_vae import FrozenVae
 from scripts.train_sample.world import STEP, VIDEO_PER_LATENT, captions_of
-from scripts.train_sample.world_pool import OWN_ROWS, PromptTexts, Walks, draw_walks, picture_rows, rows_at
+from scripts.train_sample.world_pool import OWN_ROWS, Walks, draw_walks, picture_rows, rows_at
 from seko_export.families.lingbot.condition import TABLE_FRAMES
 
 SEED = 987_654  # of worlds and walks that training does not draw

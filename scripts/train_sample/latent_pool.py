@@ -20,7 +20,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from scripts.train_sample import ranks
 from scripts.train_sample.captions import caption, describe
 from scripts.train_sample.shapes import COUNT_ODDS, Scenes, draw_scenes, render
 from scripts.train_sample.text import token_ids
@@ -68,7 +67,7 @@ class LatentPool:
     Parameters
     ----------
     size : int
-        Samples held by all ranks together, each its own scenes; the first half of the slots hold contiguous ones.
+        Samples held; the first half of the slots hold contiguous ones.
     stream : StreamConfig
         Chunk length and latent size.
     encode : callable
@@ -83,13 +82,8 @@ class LatentPool:
         Largest chunk number at which a window begins.
     batch : int
         Scenes encoded at once.
-    held_out : bool
-        Whether the scenes are those that are never trained on.
     count_odds : sequence of float
         Of one, two and three shapes, as `draw_scenes` takes them.
-    aside : bool
-        Whether renewals encode on a stream of their own, beside steps that the device still has before it: pays where
-        the host is ahead. CUDA only.
 
     Raises
     ------
@@ -108,14 +102,11 @@ class LatentPool:
         seed: int,
         farthest: int = 1400,
         batch: int = 16,
-        held_out: bool = False,
         count_odds: Sequence[float] = COUNT_ODDS,
-        aside: bool = False,
     ) -> None:
-        size = _rank_size(size, batch)
         self.size, self.stream, self.encode, self.device, self.seed = size, stream, encode, device, seed
         self.tokenizer, self.text_tokens, self.farthest = tokenizer, text_tokens, farthest
-        self.held_out, self.count_odds = held_out, tuple(count_odds)
+        self.count_odds = tuple(count_odds)
         self.batch = min(batch, size // 2)
         if size < 2 or size % (2 * self.batch):
             raise ValueError(
@@ -128,43 +119,15 @@ class LatentPool:
         self.starts = torch.zeros(size, dtype=torch.int64, device=device)  # latent frame of chunk 1
         self.ids = torch.zeros(size, PHRASINGS, text_tokens, dtype=torch.int64, device=device)
         self.written = 0
-        self._aside: torch.cuda.Stream | None = None
         while self.written < size:
             self.renew()
-        if aside:
-            self._aside = torch.cuda.Stream(device)
 
     def renew(self) -> None:
         """Encode the next few scenes into the slots that were written longest ago, in place."""
-        if self._aside is None:
-            self._write(*self._encode_next())
-            return
-        # Only the copies wait for the steps launched so far, and those launched next for the copies.
-        current = torch.cuda.current_stream(self._aside.device)
-        with torch.cuda.stream(self._aside):
-            fresh = self._encode_next()
-        current.wait_stream(self._aside)
-        for tensor in fresh:
-            tensor.record_stream(current)
-        self._write(*fresh)
-
-    def _write(self, slots: Tensor, latents: Tensor, starts: Tensor, ids: Tensor) -> None:
-        self.latents[slots] = latents
-        self.starts[slots] = starts
-        self.ids[slots] = ids
-
-    def _encode_next(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return slots [b], latents, frames of chunk 1 [b] and ids of the next few scenes, all on the device."""
         half = self.size // 2
         step, self.written = self.written // self.batch, self.written + self.batch
-        seed = self.seed * 1_000_003 + step + ranks.seed_offset()
-        scenes = draw_scenes(
-            self.batch,
-            seed + 50_000_000,
-            self.device,
-            held_out=self.held_out,
-            count_odds=self.count_odds,
-        )
+        seed = self.seed * 1_000_003 + step
+        scenes = draw_scenes(self.batch, seed + 50_000_000, self.device, count_odds=self.count_odds)
         rng = random.Random(seed)
         contiguous = step % 2 == 0
         # Contiguous samples fill the first half of the slots, the others the second.
@@ -182,7 +145,9 @@ class LatentPool:
         texts = [caption(d, rng) for d in describe(scenes) for _ in range(PHRASINGS)]
         ids = token_ids(self.tokenizer, texts, self.text_tokens).unflatten(0, (-1, PHRASINGS))
         at = torch.tensor(slots, device=self.device)
-        return at, latents.to(self.latents.dtype), starts, ids.to(self.device)
+        self.latents[at] = latents.to(self.latents.dtype)
+        self.starts[at] = starts
+        self.ids[at] = ids.to(self.device)
 
     def draw(self, layout: str, count: int, generator: torch.Generator) -> Batch:
         """Draw ``count`` samples that fit the layout, each with one of its captions."""
@@ -224,11 +189,3 @@ def sequence_times(sigma: Tensor, clean_frames: int, chunk: int) -> Tensor:
 def _places(numbers: tuple[int, ...], size: int, device: torch.device) -> Tensor:
     """Return the frames of chunks, int64; kept, as each copy to a device waits for all of its work."""
     return torch.tensor([n * size + i for n in numbers for i in range(size)], device=device, dtype=torch.long)
-
-
-def _rank_size(size: int, batch: int) -> int:
-    """Return a rank's part of a pool of ``size``: whole pairs of batches of at most ``batch``."""
-    if ranks.world() == 1:
-        return size
-    part = max(2, size // ranks.world())
-    return part - part % (2 * min(batch, part // 2))

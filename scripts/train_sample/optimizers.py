@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.train_sample import ranks
-
 OPTIMIZERS = ("adamw", "muon")
 BETAS = (0.9, 0.98)
 WEIGHT_DECAY = 0.01
@@ -26,14 +24,14 @@ _BLOCK_MATRIX = re.compile(r"(.*\.)?blocks\.[0-9]+\..*weight")
 class Muon(torch.optim.Optimizer):
     """Momentum whose matrices are made orthogonal, as many of one shape at once; weight decay apart from it.
 
-    The update is scaled to the RMS of AdamW's, so AdamW's rates apply. All of it runs on the device.
+    The update is scaled to the RMS of AdamW's, so AdamW's rates apply.
 
     Parameters
     ----------
     parameters : iterable of Tensor
         Matrices, float32.
-    learning_rate : float or Tensor
-        Peak rate; a tensor on the device is read there, so that a CUDA graph can replay the step.
+    learning_rate : float
+        Peak rate.
     weight_decay, momentum : float
         Share of a weight that a rate of 1 takes away; share that momentum keeps of itself (Nesterov's form).
 
@@ -46,7 +44,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self,
         parameters: Iterable[Tensor],
-        learning_rate: float | Tensor,
+        learning_rate: float,
         weight_decay: float = WEIGHT_DECAY,
         momentum: float = MOMENTUM,
     ) -> None:
@@ -103,7 +101,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def make_optimizers(
-    kind: str, parameters: Mapping[str, Tensor], learning_rate: float, *, on_device: bool
+    kind: str, parameters: Mapping[str, Tensor], learning_rate: float
 ) -> list[torch.optim.Optimizer]:
     """Return what trains named parameters.
 
@@ -115,8 +113,6 @@ def make_optimizers(
         By name.
     learning_rate : float
         Peak rate of both.
-    on_device : bool
-        Rates and step counts live on the device and nothing waits for it, so that a CUDA graph can hold the step.
 
     Raises
     ------
@@ -132,46 +128,37 @@ def make_optimizers(
     }
     rest = [p for name, p in parameters.items() if name not in matrices]
     if kind == "adamw":
-        return [adamw(rest, learning_rate, on_device=on_device)]
+        return [adamw(rest, learning_rate)]
     if not matrices:
         raise ValueError("muon has nothing to train: no parameter is a matrix of blocks.N; use adamw")
-    rate = _rate(learning_rate, rest[0].device, on_device)
-    return [adamw(rest, learning_rate, on_device=on_device), Muon(matrices.values(), rate)]
+    return [adamw(rest, learning_rate), Muon(matrices.values(), learning_rate)]
 
 
-def adamw(
-    parameters: Iterable[Tensor], learning_rate: float, *, on_device: bool = False
-) -> torch.optim.AdamW:
+def adamw(parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.AdamW:
     """Return the optimiser of every run; one fused kernel on a GPU."""
     parameters = list(parameters)
-    device = parameters[0].device
     return torch.optim.AdamW(
         parameters,
-        lr=_rate(learning_rate, device, on_device),
+        lr=learning_rate,
         betas=BETAS,
         weight_decay=WEIGHT_DECAY,
-        fused=on_device or device.type == "cuda",
-        capturable=on_device,
+        fused=parameters[0].device.type == "cuda",
     )
 
 
 def set_rate(optimizers: Sequence[torch.optim.Optimizer], rate: float) -> None:
-    """Give every group this learning rate, on the device where it lives there."""
-    for group in _groups(optimizers):
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
+    """Give every group this learning rate."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
             group["lr"] = rate
 
 
 def descend(loss: Tensor, optimizers: Sequence[torch.optim.Optimizer], parameters: Iterable[Tensor]) -> None:
-    """Take one step down a loss, the mean of its gradient over the ranks clipped to norm 1."""
+    """Take one step down a loss, its gradient clipped to norm 1."""
     parameters = list(parameters)
     for optimizer in optimizers:
-        # To None, also under a CUDA graph: its backward pass then writes gradients, instead of adding to zeros.
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
     loss.backward()
-    ranks.mean_gradients(parameters)
     torch.nn.utils.clip_grad_norm_(parameters, 1.0)
     for optimizer in optimizers:
         optimizer.step()
@@ -184,11 +171,3 @@ def moments_of(optimizers: Sequence[torch.optim.Optimizer], parameter: Tensor) -
         if parameter in optimizer.state:
             held = optimizer.state[parameter]
     return held
-
-
-def _groups(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
-    return [group for optimizer in optimizers for group in optimizer.param_groups]
-
-
-def _rate(rate: float, device: torch.device, on_device: bool) -> float | Tensor:
-    return torch.tensor(rate, dtype=torch.float32, device=device) if on_device else rate

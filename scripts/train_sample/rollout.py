@@ -1,8 +1,7 @@
-"""Streams of latents from the training model: the few-step renoising sampler behind a cache, and a guided teacher."""
+"""Streams of latents from the training model: the few-step renoising sampler behind a cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +9,6 @@ from torch import Tensor
 
 from scripts.train_sample.causal_training import Cache, CausalDit
 from scripts.train_sample.progress import autocast
-
-Velocity = Callable[[Tensor, Tensor], Tensor]  # of latents [B, C, F, h, w] at times [B, F]
 
 
 @dataclass(frozen=True)
@@ -41,9 +38,6 @@ def roll_out(
     prefix: Tensor | None = None,
     given: Tensor | None = None,
     given_latents: Tensor | None = None,
-    null_text: Tensor | None = None,
-    guidance: float = 1.0,
-    renoise: bool = True,
     keep_inputs: bool = False,
 ) -> Rollout:
     """Generate chunks on the model's own cache, as the exported step does.
@@ -67,10 +61,6 @@ def roll_out(
         a ``prefix``.
     given_latents : Tensor or None
         [B, C, 1, h, w], that frame; other rows' are not looked at.
-    null_text : Tensor or None
-        The empty caption's embedding, for ``guidance`` other than 1: v = v0 + guidance * (v - v0).
-    renoise : bool
-        True: the product's sampler, fresh noise at each pass. False: Euler, for a teacher with many passes.
     keep_inputs : bool
         Whether to keep every pass's input.
 
@@ -82,10 +72,8 @@ def roll_out(
     if given is not None and (prefix is not None or given_latents is None):
         raise ValueError("given frames begin a stream: give their latents, and no prefix")
     size, device = dit.stream.chunk_frames, text.device
-    guided = null_text is not None and guidance != 1.0
     with autocast(device.type):
-        text_kv = dit.text_kv(torch.cat((text, null_text)) if guided and null_text is not None else text)
-    doubled: Callable[[Tensor], Tensor] = (lambda x: torch.cat((x, x))) if guided else (lambda x: x)
+        text_kv = dit.text_kv(text)
     cache: Cache | None = None
 
     def run(
@@ -95,10 +83,7 @@ def roll_out(
         if known is not None:
             times = times.masked_fill(known[:, 0, :, 0, 0], 0.0)
         with autocast(device.type):
-            velocity, written = dit.step(doubled(x), doubled(times), doubled(at), text_kv, held)
-        if guided:
-            with_text, without = velocity.float().chunk(2)
-            return without + guidance * (with_text - without), written
+            velocity, written = dit.step(x, times, at, text_kv, held)
         return velocity.float(), written
 
     known = 0 if prefix is None else prefix.shape[2]
@@ -126,11 +111,8 @@ def roll_out(
             for sigma, after in zip(sigmas, (*sigmas[1:], 0.0), strict=True):
                 passes.append(x)
                 velocity = run(x, sigma, at, cache, still)[0]
-                if renoise:
-                    noise = torch.randn(shape, generator=generator, device=device)
-                    moved = (1 - after) * (x - sigma * velocity) + after * noise
-                else:
-                    moved = x + (after - sigma) * velocity
+                noise = torch.randn(shape, generator=generator, device=device)
+                moved = (1 - after) * (x - sigma * velocity) + after * noise
                 x = moved if still is None else torch.where(still, x, moved)
             done.append(x)
             if keep_inputs:

@@ -1,11 +1,11 @@
-"""``dmd``, the second way to the student: self-forcing with distribution matching, each step alone or as a CUDA graph.
+"""``dmd``, the second way to the student: self-forcing with distribution matching.
 
 The student rolls out on its own cache with the product's sampler. A fake score learns what it makes; the student then
 follows the difference between that score and the guided teacher's, at one random pass of each chunk, with every
 generated chunk behind the student's own earlier ones in one sequence.
 
-A step asks nothing of the host: masks and frame numbers come from the layout, not from the batch, random numbers from
-one generator. So each kind of step is one graph, from the draw of the prompts to the moving average.
+Steps train on two parts of a stream in turn: ``near`` is its first chunks, ``far`` three chunks behind clean ones, far
+down it.
 
 A given first latent frame is in the rollout what it is at inference (`rollout.py`); here it is clean at time 0 in what
 both scores see, and nobody judges it: it has no part in the fake's loss, the gradient or its scale.
@@ -14,21 +14,18 @@ both scores see, and nobody judges it: it has no part in the fake's loss, the gr
 from __future__ import annotations
 
 import argparse
-import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from scripts.train_sample.causal_training import CausalDit
-from scripts.train_sample.distillation import CHUNK_0_ROWS, Distillation, texts_of
-from scripts.train_sample.graphs import captured
+from scripts.train_sample.distillation import TURNS, Distillation, texts_of
 from scripts.train_sample.guided_paths import Guided, chosen, frame_times, levels, predict_clean
 from scripts.train_sample.latent_pool import LAYOUTS, LatentPool
 from scripts.train_sample.optimizers import descend, make_optimizers
 from scripts.train_sample.progress import Run, autocast, step_generator
 from scripts.train_sample.rollout import roll_out
-from scripts.train_sample.text import encode, encode_unwaited
 from scripts.train_sample.train_dit import Conditioned, DitTraining, chunk_mask, layout_mask
 
 LEAST_DISTANCE = 0.02  # between student and teacher, per value: below it their difference is not scaled up
@@ -67,7 +64,7 @@ class SelfForcing:
     pool : LatentPool
         Prompts, what far rollouts stand on, and given frames.
     options : argparse.Namespace
-        ``device``, ``graphs``.
+        ``device``.
     """
 
     def __init__(
@@ -79,13 +76,12 @@ class SelfForcing:
         self.guided = Guided(teacher.dit, config.guidance)
         self.device: str = options.device
         self.size, self.given_share = teaching.stream.chunk_frames, teaching.given_share
-        self.fake_shift, self.score_shift = teaching.shift, config.score_shift or teaching.shift
-        self.encode_text = encode_unwaited if options.graphs else encode
+        self.shift = teaching.shift
         self.fake_optimizers = make_optimizers(
-            config.optimizer, dict(fake.named_parameters()), config.fake_rate, on_device=options.graphs
+            config.optimizer, dict(fake.named_parameters()), config.fake_rate
         )
         self.sigmas = torch.tensor(config.sigmas, device=self.device)
-        self.sequences = {turn: sequence_of(turn, config, teaching, self.device) for turn in config.turns}
+        self.sequences = {turn: sequence_of(turn, config, teaching, self.device) for turn in TURNS}
 
     def take_step(self, turn: str, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Roll out, teach the fake score, descend; return the scores' gap, the fake's loss, the latents' square."""
@@ -95,7 +91,7 @@ class SelfForcing:
         if not sequence.prefix:
             given = torch.rand(sequence.rows, generator=generator, device=self.device) < self.given_share
         with autocast(self.device):
-            text, null = texts_of(self.teacher, batch.ids, self.encode_text)
+            text, null = texts_of(self.teacher, batch.ids)
         prefix = batch.latents[:, :, : sequence.prefix] if sequence.prefix else None
         # Frames of a stream's beginning are 0, 1, ... for every row; a far window has its own.
         frames = batch.frames if sequence.prefix else self._beginning(sequence)
@@ -111,7 +107,7 @@ class SelfForcing:
         judged = levels(torch.ones(shape, device=self.device), size, given)  # [B, 1, M, 1, 1]
 
         for _ in range(self.config.fake_steps):
-            sigma = self._times(shape, self.fake_shift, 0.0, 0.99, generator)
+            sigma = self._times(shape, 0.0, 0.99, generator)
             noisy, noise = _noised(made, sigma, size, given, generator)
             times = frame_times(sigma, clean.shape[2], size, given)
             with autocast(self.device):
@@ -125,9 +121,7 @@ class SelfForcing:
                 self.student, clean, chosen(rolled.inputs, which, size), self.sigmas[which], text, behind,
                 sequence.mask, size, given,
             )  # fmt: skip
-            sigma = self._times(
-                shape, self.score_shift, self.config.score_least, self.config.score_most, generator
-            )
+            sigma = self._times(shape, self.config.score_least, self.config.score_most, generator)
             noisy, _ = _noised(x0.detach(), sigma, size, given, generator)
             times, level = frame_times(sigma, clean.shape[2], size, given), levels(sigma, size, given)
             with torch.no_grad():
@@ -144,36 +138,26 @@ class SelfForcing:
     def _beginning(self, sequence: Sequence) -> Tensor:
         return torch.arange(len(sequence.noisy) * self.size, device=self.device).expand(sequence.rows, -1)
 
-    def _times(
-        self, shape: tuple[int, int], shift: float, least: float, most: float, generator: torch.Generator
-    ) -> Tensor:
+    def _times(self, shape: tuple[int, int], least: float, most: float, generator: torch.Generator) -> Tensor:
         """Return sigma [B, chunks], uniform but for the warp."""
         u = least + (most - least) * torch.rand(shape, generator=generator, device=self.device)
-        return shift * u / (1 + (shift - 1) * u)
+        return self.shift * u / (1 + (self.shift - 1) * u)
 
 
 def self_force(
     run: Run, config: Distillation, teaching: DitTraining, teacher: Conditioned, student: CausalDit, fake: CausalDit,
     pool: LatentPool, options: argparse.Namespace,
 ) -> None:  # fmt: skip
-    """Train the student until the run is finished or its time is up."""
+    """Train the student until the run is finished."""
     forcing = SelfForcing(run, config, teaching, teacher, student, fake, pool, options)
-    with captured(options.graphs, step_generator(options.device, options.seed + 11, run.step)) as graphs:
-        for step in run.steps():
-            turn = config.turns[step % len(config.turns)]
-            if graphs is None:
-                told: tuple[Tensor, ...] = forcing.take_step(
-                    turn, step_generator(options.device, options.seed + 5, step)
-                )
-            else:
-                told = graphs.run(turn, functools.partial(forcing.take_step, turn, graphs.generator))
-            run.log(
-                10,
-                len(config.turns),
-                **{f"{n} {turn}": v for n, v in zip(("gap", "fake", "size"), told, strict=True)},
-            )
-            if config.renew_every and step % config.renew_every == 0:
-                pool.renew()
+    for step in run.steps():
+        turn = TURNS[step % len(TURNS)]
+        losses = forcing.take_step(turn, step_generator(options.device, options.seed + 5, step))
+        run.log(
+            10, len(TURNS), **{f"{n} {turn}": v for n, v in zip(("gap", "fake", "size"), losses, strict=True)}
+        )
+        if config.renew_every and step % config.renew_every == 0:
+            pool.renew()
 
 
 def sequence_of(turn: str, config: Distillation, teaching: DitTraining, device: str) -> Sequence:
@@ -184,8 +168,7 @@ def sequence_of(turn: str, config: Distillation, teaching: DitTraining, device: 
         return Sequence(
             rows, noisy[0] * stream.chunk_frames, clean, noisy, layout_mask("window", stream, device)
         )
-    noisy = tuple(range(1 if turn == "first" else config.start_chunks))
-    rows *= CHUNK_0_ROWS if turn == "first" else 1
+    noisy = tuple(range(config.start_chunks))
     return Sequence(rows, 0, noisy[:-1], noisy, chunk_mask(noisy[:-1], noisy, stream, device))
 
 

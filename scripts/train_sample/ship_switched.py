@@ -13,7 +13,9 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from scripts.train_sample.train_switch import CHECKPOINT, REPORT, SAMPLE, SHEET, STREAMS
+from scripts.train_sample.judge_switch import SHEET
+from scripts.train_sample.progress import read_ema
+from scripts.train_sample.shipped import CHECKPOINT, REPORT, SAMPLE
 
 LEAST_SWITCHED, LARGEST_FALL = 0.8, 0.02
 CARD = "MODEL.md"
@@ -27,11 +29,11 @@ def ship(made: Path, sample: Path, images: Path | None) -> None:
     Parameters
     ----------
     made : Path
-        The folder that `train_switch.py` wrote.
+        The folder that `train_switch.py` and `judge_switch.py` wrote.
     sample : Path
         The sample's folder; its VAE, text encoder and configuration stay.
     images : Path or None
-        Where the pictures of streams and switches go.
+        Where the picture of switches goes.
 
     Raises
     ------
@@ -51,9 +53,8 @@ def ship(made: Path, sample: Path, images: Path | None) -> None:
     shutil.copyfile(made / CHECKPOINT, sample / CHECKPOINT)
     card = (sample / CARD).read_text(encoding="utf-8")
     digest = hashlib.sha256((sample / CHECKPOINT).read_bytes()).hexdigest()
-    (sample / CARD).write_text(told_card(card, judged, digest), encoding="utf-8")
+    (sample / CARD).write_text(told_card(card, judged, parts_of(read_ema(made)[1]), digest), encoding="utf-8")
     if images is not None:
-        shutil.copyfile(made / STREAMS, images / "sample-sheet.png")
         shutil.copyfile(made / SHEET, images / "sample-switches.png")
 
 
@@ -80,7 +81,13 @@ def require_good(judged: dict[str, Any]) -> None:
             )
 
 
-def told_card(card: str, judged: dict[str, Any], digest: str) -> str:
+def parts_of(facts: dict[str, Any]) -> list[dict[str, float]]:
+    """Return steps and minutes of a run, behind those of the runs that it began from, the earliest first."""
+    before = parts_of(facts["began_from"]) if "began_from" in facts else []
+    return [*before, {name: facts[name] for name in ("steps", "minutes")}]
+
+
+def told_card(card: str, judged: dict[str, Any], parts: list[dict[str, float]], digest: str) -> str:
     """Return the model card with this training, these figures and this digest.
 
     Raises
@@ -88,10 +95,10 @@ def told_card(card: str, judged: dict[str, Any], digest: str) -> str:
     ValueError
         If the card has no place for one of them.
     """
-    before, after, legs = judged["before"], judged["after"], judged["legs"]
+    before, after = judged["before"], judged["after"]
     start, end = after["start"], after["end"]
-    minutes = " + ".join(f"{leg['minutes']:.1f}" for leg in legs)
-    steps = " + ".join(str(leg["steps"]) for leg in legs)
+    minutes = " + ".join(f"{part['minutes']:.1f}" for part in parts)
+    steps = " + ".join(str(part["steps"]) for part in parts)
     earlier = [f"{100 * before[name]['followed']:.1f}" for name in ("start", "end")]
     attributes = ", ".join(f"{n} {100 * v:.0f} %" for n, v in start.items() if n not in ("clips", "followed"))
     measured = (
@@ -109,7 +116,7 @@ def told_card(card: str, judged: dict[str, Any], digest: str) -> str:
     )
     taught = (
         f"\n\nThen prompts that change: {minutes} minutes on one GPU, {steps} steps\n"
-        "(`scripts/gpu/train_switch.sh`), each part from the one before. The student of the table was the teacher: it\n"
+        "(`train_switch.py`), each part from the one before. The student of the table was the teacher: it\n"
         "was shown the stream from the switch on, the one that learns all of it."
     )
     card = _TAUGHT.sub("", card)
@@ -127,7 +134,7 @@ def told_card(card: str, judged: dict[str, Any], digest: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Put trained switches into the shipped sample; ends in one JSON line."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("made", type=Path, help="folder that train_switch.py wrote")
+    parser.add_argument("made", type=Path, help="folder that train_switch.py and judge_switch.py wrote")
     parser.add_argument("--sample", type=Path, default=SAMPLE)
     parser.add_argument("--images", type=Path, default=Path("docs/images"))
     options = parser.parse_args(arguments)

@@ -16,7 +16,7 @@ from scripts.train_sample.captions import Description, caption, describe, held_o
 from scripts.train_sample.causal_training import CausalDit
 from scripts.train_sample.rollout import roll_out
 from scripts.train_sample.shapes import draw_scenes
-from scripts.train_sample.world_pool import PromptTexts
+from scripts.train_sample.text import PromptTexts
 
 CHUNKS = 6
 FARTHEST = 1400  # chunks

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
@@ -14,9 +15,7 @@ from torch import Tensor
 from transformers import UMT5Config, UMT5EncoderModel
 
 from scripts.train_sample.captions import vocabulary
-from seko_export.config.media import TextEncoderConfig
-from seko_export.media.umt5.encoder import TextEncoder
-from seko_export.media.umt5.keys import text_transformers_names
+from scripts.train_sample.progress import fill
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # UMT5's names and numbers: 0, 1, 2
 
@@ -80,32 +79,27 @@ def encode(encoder: UMT5EncoderModel, ids: Tensor) -> Tensor:
     return hidden * mask[..., None]
 
 
-def encode_unwaited(encoder: UMT5EncoderModel, ids: Tensor) -> Tensor:
-    """Return what `encode` returns, without waiting for the device: transformers asks there whether any mask is zero.
+class PromptTexts:
+    """A sample's frozen text encoder.
 
-    The exported encoder's forward runs on the parameters of transformers' module, so that a CUDA graph can hold it.
+    Parameters
+    ----------
+    sample : Path
+        The sample's folder.
+    device : str
+        Where it works.
     """
-    c = encoder.config
-    forward, names = _written_out(
-        TextEncoderConfig(
-            vocab_size=c.vocab_size,
-            dim=c.d_model,
-            heads=c.num_heads,
-            head_dim=c.d_kv,
-            ffn_dim=c.d_ff,
-            layers=c.num_layers,
-            buckets=c.relative_attention_num_buckets,
-            max_distance=c.relative_attention_max_distance,
-            norm_eps=c.layer_norm_epsilon,
-        )
-    )
-    parameters: dict[str, Tensor] = {name: encoder.get_parameter(theirs) for name, theirs in names.items()}
-    hidden: Tensor = torch.func.functional_call(forward, parameters, (ids,))
-    return hidden
 
+    def __init__(self, sample: Path, device: str) -> None:
+        config = json.loads((sample / "config.json").read_text(encoding="utf-8"))
+        encoder = make_encoder(UMT5Config.from_dict(config["text"])).requires_grad_(False).eval()
+        weights = load_file(sample / "text.safetensors")
+        fill(dict(encoder.named_parameters()), {name: t.float() for name, t in weights.items()})
+        self.encoder, self.device = encoder.to(device), device
+        self.tokenizer = Tokenizer.from_file(str(sample / "tokenizer.json"))
+        self.tokens: int = config["model"]["text_tokens"]
 
-@functools.cache
-def _written_out(config: TextEncoderConfig) -> tuple[TextEncoder, dict[str, str]]:
-    """Return the encoder without weights, and transformers' name of each of its parameters."""
-    with torch.device("meta"):
-        return TextEncoder(config), text_transformers_names(config)
+    @torch.no_grad()
+    def __call__(self, texts: list[str]) -> Tensor:
+        """Return [B, tokens, dim] float32."""
+        return encode(self.encoder, token_ids(self.tokenizer, texts, self.tokens).to(self.device)).float()

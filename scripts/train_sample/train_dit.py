@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import sys
 from collections.abc import Callable
@@ -14,13 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from scripts.train_sample import ranks
 from scripts.train_sample.causal_training import CausalDit, init_weights, sequence_mask
-from scripts.train_sample.graphs import captured, require_cuda
 from scripts.train_sample.latent_pool import CHUNKS, LAYOUTS, Batch, LatentPool, sequence_times
 from scripts.train_sample.optimizers import OPTIMIZERS
 from scripts.train_sample.progress import (
-    Budget,
     Run,
     autocast,
     compile_layers,
@@ -28,15 +24,9 @@ from scripts.train_sample.progress import (
     read_ema,
     step_generator,
 )
-from scripts.train_sample.run_options import (
-    add_graphs_option,
-    add_odds_option,
-    add_run_options,
-    budget_of,
-    scaled,
-)
+from scripts.train_sample.run_options import add_odds_option, add_run_options
 from scripts.train_sample.shapes import COUNT_ODDS, FPS, SIDE
-from scripts.train_sample.text import encode, encode_unwaited, make_encoder, make_tokenizer, text_config
+from scripts.train_sample.text import encode, make_encoder, make_tokenizer, text_config
 from scripts.train_sample.train_vae import FrozenVae
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
@@ -179,74 +169,38 @@ def train(
     config: DitTraining,
     folder: Path,
     encode_video: Callable[[Tensor], Tensor],
-    budget: Budget,
+    steps: int,
     options: argparse.Namespace,
 ) -> Run:
-    """Train, or go on training; return the run, saved.
-
-    Raises
-    ------
-    GraphsNeedCudaError
-        If ``options.graphs`` and the device is another one.
-    """
+    """Train, or go on training; return the run, saved."""
     device: str = options.device
-    if options.graphs:
-        require_cuda(device)
     both = Conditioned(config, options.seed).to(device)
     run = Run(
-        folder,
-        both,
-        config.learning_rate,
-        config.ema_decay,
-        budget,
-        resume=options.resume,
-        optimizer=config.optimizer,
-        on_device=options.graphs,
-    )
+        folder, both, config.learning_rate, config.ema_decay, steps, resume=options.resume, optimizer=config.optimizer
+    )  # fmt: skip
     if run.finished:
         return run
     run.facts["training"] = dataclasses.asdict(config)
-    run.leg["training"] = {
-        name: run.facts["training"][name] for name in ("batches", "optimizer", "renew_every", "count_odds")
-    }
     # Another seed after a resume where samples are renewed: more variety, at the price of exact repetition.
     pool_seed = options.seed + (run.step if config.renew_every else 0)
     pool = LatentPool(
-        config.pool,
-        config.stream,
-        encode_video,
-        make_tokenizer(),
-        config.model.text_tokens,
-        device,
-        pool_seed,
+        config.pool, config.stream, encode_video, make_tokenizer(), config.model.text_tokens, device, pool_seed,
         count_odds=config.count_odds,
-        aside=options.graphs,
-    )
+    )  # fmt: skip
     masks = {name: layout_mask(name, config.stream, device) for name in LAYOUTS}
     compile_layers(both.dit.blocks, options.compile)
-    encode_text = encode_unwaited if options.graphs else encode
-
-    def take_step(layout: str, generator: torch.Generator) -> tuple[Tensor]:
-        """Draw, descend; return the loss."""
+    for step in run.steps():
+        layout = config.turns[step % len(config.turns)]
+        generator = step_generator(device, options.seed, step)
         batch = pool.draw(layout, config.batches[layout], generator)
         ids = drop_captions(batch.ids, config.text_dropout, generator)
         with autocast(device):
-            text = encode_text(both.text, ids).float()
+            text = encode(both.text, ids).float()
             loss = flow_loss(both.dit, batch, layout, text, masks[layout], config, generator)
         run.descend(loss)
-        return (loss.detach(),)
-
-    # One generator for all replays of a process, another one after each resume.
-    with captured(options.graphs, step_generator(device, options.seed + 11, run.step)) as graphs:
-        for step in run.steps():
-            layout = config.turns[step % len(config.turns)]
-            if graphs is None:
-                (loss,) = take_step(layout, step_generator(device, options.seed, step))
-            else:
-                (loss,) = graphs.run(layout, functools.partial(take_step, layout, graphs.generator))
-            run.log(every=10, turns=len(config.turns), **{layout: loss})
-            if config.renew_every and step % config.renew_every == 0:
-                pool.renew()
+        run.log(every=10, turns=len(config.turns), **{layout: loss})
+        if config.renew_every and step % config.renew_every == 0:
+            pool.renew()
     return run
 
 
@@ -264,56 +218,24 @@ def load_teacher(folder: Path, device: str) -> tuple[Conditioned, DitTraining]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Train the teacher and end in one JSON line."""
-    options = read_options(arguments)
-    with ranks.joined(options.device) as options.device:
-        run = run_with(options)
-        if ranks.is_first():
-            parameters = sum(p.numel() for p in run.parameters.values())
-            print(json.dumps({"stage": "dit", "step": run.step, "seconds": round(run.seconds, 1),
-                              "finished": run.finished, "parameters": parameters, "chunks": CHUNKS}))  # fmt: skip
-    return 0
-
-
-def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the options of a command line."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    add_run_options(parser)
+    add_run_options(parser, steps=92_000)
     parser.add_argument("--vae", type=Path, required=True, help="folder of the VAE's run")
-    parser.add_argument("--pool", type=int, default=DitTraining.pool)
-    parser.add_argument("--renew-every", type=int, default=DitTraining.renew_every)
-    parser.add_argument("--rate", type=float, default=DitTraining.learning_rate)
-    parser.add_argument("--shift", type=float, default=DitTraining.shift)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=DitTraining.optimizer)
     add_odds_option(parser)
-    add_graphs_option(parser)
-    return parser.parse_args(arguments)
-
-
-def run_with(options: argparse.Namespace) -> Run:
-    """Train as the options say; ``options.device`` is this rank's own."""
-    config = DitTraining(
-        pool=options.pool,
-        renew_every=options.renew_every,
-        learning_rate=options.rate,
-        shift=options.shift,
-        optimizer=options.optimizer,
-        count_odds=options.count_odds,
-    )
+    options = parser.parse_args(arguments)
+    config = DitTraining(optimizer=options.optimizer, count_odds=options.count_odds)
     if options.rehearse:
-        small = dataclasses.replace(SAMPLE_MODEL, layers=1, dim=32, heads=2, ffn_dim=32, text_dim=32)
-        config = DitTraining(
-            model=small,
-            text_layers=1,
-            pool=8,
-            renew_every=5,
-            batches={"start": 2, "window": 2, "first": 4},
-            optimizer=options.optimizer,
-            count_odds=options.count_odds,
-        )
-    batches = {layout: scaled(batch, options) for layout, batch in config.batches.items()}
-    config = dataclasses.replace(config, batches=batches)
+        small = dataclasses.replace(SAMPLE_MODEL, layers=1, dim=32, ffn_dim=32, text_dim=32)
+        config = dataclasses.replace(
+            config, model=small, text_layers=1, pool=8, renew_every=5, batches={"start": 2, "window": 2, "first": 4}
+        )  # fmt: skip
     vae = FrozenVae(options.vae, options.device)
-    return train(config, options.folder, vae.encode, budget_of(options), options)
+    run = train(config, options.folder, vae.encode, options.steps, options)
+    parameters = sum(p.numel() for p in run.parameters.values())
+    print(json.dumps({"stage": "dit", "step": run.step, "seconds": round(run.seconds, 1),
+                      "parameters": parameters, "chunks": CHUNKS}))  # fmt: skip
+    return 0
 
 
 if __name__ == "__main__":

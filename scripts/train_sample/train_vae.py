@@ -16,11 +16,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from scripts.train_sample import ranks
 from scripts.train_sample.captions import describe
 from scripts.train_sample.judge import judge, summary
 from scripts.train_sample.progress import (
-    Budget,
     Run,
     autocast,
     compile_layers,
@@ -28,7 +26,7 @@ from scripts.train_sample.progress import (
     read_ema,
     step_generator,
 )
-from scripts.train_sample.run_options import add_run_options, budget_of, scaled
+from scripts.train_sample.run_options import add_run_options
 from scripts.train_sample.shapes import SIDE, draw_scenes, render
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.layers import FrameCaches, RmsNorm
@@ -178,14 +176,14 @@ def order_weights(vae: Vae) -> None:
             p.data = p.data.contiguous(memory_format=_ORDER)
 
 
-def train(config: VaeTraining, folder: Path, budget: Budget, options: argparse.Namespace) -> Run:
+def train(config: VaeTraining, folder: Path, steps: int, options: argparse.Namespace) -> Run:
     """Train, or go on training; return the run, saved."""
     device = options.device
     torch.backends.cudnn.benchmark = True
     vae = Vae(config.vae)
     init_vae(vae, options.seed)
     order_weights(vae.to(device))
-    run = Run(folder, vae, config.learning_rate, config.ema_decay, budget, resume=options.resume)
+    run = Run(folder, vae, config.learning_rate, config.ema_decay, steps, resume=options.resume)
     run.facts["training"] = dataclasses.asdict(config)
     # Norms are half of the kernels that eager launches; whole blocks carry a list of caches, so they stay eager.
     compile_layers((m for m in vae.modules() if isinstance(m, RmsNorm)), options.compile, dynamic=True)
@@ -208,9 +206,9 @@ def train(config: VaeTraining, folder: Path, budget: Budget, options: argparse.N
 
 
 def draw_clips(batch: int, frames: int, crop: int, device: str, seed: int, step: int) -> Tensor:
-    """Return a rank's fresh training clips [B, 3, frames, crop, crop], each from somewhere in its stream."""
+    """Return fresh training clips [B, 3, frames, crop, crop], each from somewhere in its stream."""
     generator = step_generator(device, seed + 1, step)
-    scenes = draw_scenes(batch, seed * 1_000_003 + 7_000_000 + step + ranks.seed_offset(), device)
+    scenes = draw_scenes(batch, seed * 1_000_003 + 7_000_000 + step, device)
     start = torch.randint(0, 20_000, (batch, 1), generator=generator, device=device)
     video = render(scenes, start + torch.arange(frames, device=device))
     top, left = torch.randint(
@@ -259,47 +257,21 @@ def measure(
 def main(arguments: list[str] | None = None) -> int:
     """Train the VAE, measure it, and end in one JSON line."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    add_run_options(parser)
-    parser.add_argument("--base-dim", type=int, default=VaeTraining.base_dim)
-    parser.add_argument(
-        "--clips", default="9x16,9x16,25x6", help="frames x batch of the kinds of step, in turn"
-    )
-    parser.add_argument("--images", type=int, default=VaeTraining.images)
-    parser.add_argument("--image-share", type=float, default=VaeTraining.image_share)
-    parser.add_argument("--crop", type=int, default=SIDE)
-    parser.add_argument("--rate", type=float, default=VaeTraining.learning_rate)
+    add_run_options(parser, steps=3200)
     parser.add_argument("--measure-clips", type=int, default=64)
     options = parser.parse_args(arguments)
-    with ranks.joined(options.device) as options.device:
-        _train_and_measure(options)
-    return 0
-
-
-def _train_and_measure(options: argparse.Namespace) -> None:
-    clips = tuple((int(a), int(b)) for a, b in (part.split("x") for part in options.clips.split(",")))
-    config = VaeTraining(
-        options.base_dim, options.images, options.image_share, clips, options.crop, options.rate
-    )
+    config = VaeTraining()
     if options.rehearse:
         config, options.measure_clips = VaeTraining(base_dim=2, images=4, clips=((5, 1),)), 1
-    clips = tuple((frames, scaled(batch, options)) for frames, batch in config.clips)
-    config = dataclasses.replace(config, images=scaled(config.images, options), clips=clips)
-    run = train(config, options.folder, budget_of(options), options)
-    if not ranks.is_first():  # which measures and waits for the others where they leave
-        return
-    frames = 33 if config.crop == SIDE else 9
+    run = train(config, options.folder, options.steps, options)
     found = measure(
-        Vae(config.vae).to(options.device),
-        run.ema,
-        options.device,
-        options.measure_clips,
-        frames,
-        config.crop,
+        Vae(config.vae).to(options.device), run.ema, options.device, options.measure_clips, 33, config.crop
     )
     run.facts |= found
     run.save()
-    print(json.dumps({"stage": "vae", "step": run.step, "seconds": round(run.seconds, 1), "finished": run.finished,
+    print(json.dumps({"stage": "vae", "step": run.step, "seconds": round(run.seconds, 1),
                       "psnr": found["psnr"], "psnr_worst": found["psnr_worst"]}))  # fmt: skip
+    return 0
 
 
 if __name__ == "__main__":

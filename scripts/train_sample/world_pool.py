@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from scripts.train_sample.text import encode, make_encoder, make_tokenizer, text_config, token_ids
+from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_vae import FrozenVae
 from scripts.train_sample.world import (
     VIDEO_PER_LATENT,
@@ -32,35 +30,6 @@ CHUNKS = 6
 OWN_ROWS = 9
 FARTHEST = 1400  # chunks
 LATENT_CHANNELS = 16
-
-
-class PromptTexts:
-    """The sample's frozen text encoder.
-
-    Parameters
-    ----------
-    sample : Path
-        The shipped sample's folder.
-    device : str
-        Where it works.
-    dim, layers, tokens : int
-        Of the encoder; of a prompt.
-    """
-
-    def __init__(self, sample: Path, device: str, dim: int, layers: int, tokens: int) -> None:
-        self.encoder = make_encoder(text_config(dim, layers)).requires_grad_(False).eval()
-        weights = load_file(sample / "text.safetensors")
-        self.encoder.load_state_dict({name: t.float() for name, t in weights.items()}, strict=False)
-        missing = {name for name, _ in self.encoder.named_parameters()} - set(weights)
-        if missing - {"encoder.embed_tokens.weight"}:
-            raise ValueError(f"{sample} lacks {sorted(missing)[:3]} of its text encoder")
-        self.encoder.to(device)
-        self.tokenizer, self.device, self.tokens = make_tokenizer(), device, tokens
-
-    @torch.no_grad()
-    def __call__(self, texts: list[str]) -> Tensor:
-        """Return [B, tokens, dim] float32."""
-        return encode(self.encoder, token_ids(self.tokenizer, texts, self.tokens).to(self.device)).float()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Backends: one file for each kind of engine that a build can make. A backend is imported when it is used."""
+"""Backends: how a build makes its engine files. A backend is imported when it is used."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from importlib import import_module
 from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.errors import UsageError
 
-BACKENDS = (
-    "aoti",
-    "compile",
-    "onnx",
-    "tensorrt",
-    "tensorrt-rtx",
-)  # each a module of this package with a `BACKEND`
+# By the name of `--backend`: a module of this package, and the name of the `ExportBackend` in it.
+_PLACES = {
+    "aoti": ("aoti", "BACKEND"),
+    "compile": ("compile", "BACKEND"),
+    "onnx": ("onnx", "BACKEND"),
+    "tensorrt": ("tensorrt_plans.backend", "TENSORRT"),
+    "tensorrt-rtx": ("tensorrt_plans.backend", "TENSORRT_RTX"),
+}
+BACKENDS = tuple(_PLACES)
 # The pieces themselves, run by torch: what goldens are recorded with. No artifact has it.
 EAGER = ExportBackend("eager", Capabilities(fused_kernels=True, offloaded_cache=True))
 
@@ -28,7 +30,8 @@ def export_backend(name: str) -> ExportBackend:
     """
     if name == EAGER.name:
         return EAGER
-    if name not in BACKENDS:
+    if name not in _PLACES:
         raise UsageError(f"--backend {name!r} is not known: expected one of {', '.join(BACKENDS)}")
-    backend: ExportBackend = import_module(f"{__name__}.{name.replace('-', '_')}").BACKEND
+    module, attribute = _PLACES[name]
+    backend: ExportBackend = getattr(import_module(f"{__name__}.{module}"), attribute)
     return backend

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import Field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from seko_export.cli.delivery import DELIVERY
+from seko_export.cli.delivery import keygen, pack, sign, unpack
+from seko_export.cli.grouped_help import GroupedCommand, GroupedOption, help_all_option
 from seko_export.cli.progress import shown_progress
-from seko_export.cli.questions import QUESTIONS
+from seko_export.cli.questions import bench, doctor, inspect, profile, verify
 from seko_export.cli.shared import SekoGroup, completing, json_option, print_json, say
-from seko_export.options.declaration import BuildOptions, Option, declared, flag, numbers
+from seko_export.options.declaration import BuildOptions, Group, Option, declared, flag, numbers
 from seko_export.roofline.gpus import GPUS
 from seko_runtime.cli.output import note
 
@@ -42,20 +44,20 @@ def build_options(*, of_plan: bool = False) -> Callable[[Callable[..., Any]], Ca
 
 def _click_option(one: Field[Any], option: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     spelled, kind = flag(one.name), str(one.type)
+    add = partial(click.option, cls=GroupedOption, group=option.group, common=option.common, help=option.help)
     if option.off is not None:
-        return click.option(f"{spelled}/{option.off}", one.name, default=None, help=option.help)
+        return add(f"{spelled}/{option.off}", one.name, default=None)
     if kind == "bool":
-        return click.option(spelled, one.name, is_flag=True, help=option.help)
+        return add(spelled, one.name, is_flag=True)
     if option.numbers:
-        return click.option(spelled, one.name, callback=_numbers, help=option.help)
+        return add(spelled, one.name, callback=_numbers)
     types: dict[str, Any] = {"int | None": int, "Path | None": click.Path(path_type=Path)}
-    return click.option(
+    return add(
         spelled,
         one.name,
         type=types.get(kind),
         default=one.default,
         show_default=one.default is not None,
-        help=option.help,
         shell_complete=None if option.values is None else completing(option.values),
     )
 
@@ -64,13 +66,32 @@ def _numbers(_: click.Context, param: click.Parameter, value: str | None) -> tup
     return None if value is None else numbers(param.opts[0], value)
 
 
-@main.command()
+grouped_option = partial(click.option, cls=GroupedOption)
+
+
+@click.command(cls=GroupedCommand, short_help="Build an artifact from a checkpoint, or of the sample model.")
 @click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
 @build_options()
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
-@click.option("--force", is_flag=True, help="Replace an artifact that is already there.")
-@click.option("--no-room-check", is_flag=True, help="Begin even if memory or disk seem too small.")
+@grouped_option(
+    "-o",
+    "--output",
+    group=Group.OUTPUT,
+    common=True,
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The artifact's folder.",
+)
+@grouped_option(
+    "--force", group=Group.OUTPUT, is_flag=True, help="Replace an artifact that is already there."
+)
+@grouped_option(
+    "--no-room-check",
+    group=Group.OUTPUT,
+    is_flag=True,
+    help="Begin even if memory or disk seem too small.",
+)
 @json_option
+@help_all_option
 def build(
     checkpoint: Path | None, output: Path, force: bool, no_room_check: bool, as_json: bool, **asked: Any
 ) -> None:
@@ -120,19 +141,18 @@ def _told(result: BuildResult) -> Iterator[str]:
         yield f"          other last bits alone move the eager model by {result.golden_rounding:.2e}{where}"
 
 
-for command in (*QUESTIONS, *DELIVERY):
-    main.add_command(command)
-
-
-@main.command()
-@click.option(
+@click.command(cls=GroupedCommand, short_help="Predict memory and time of a build on any GPU.")
+@grouped_option(
     "--gpu",
+    group=Group.OUTPUT,
     required=True,
     help=f"One of {', '.join(GPUS)}; it need not be in this machine.",
     shell_complete=completing(lambda: [*GPUS]),
 )
-@click.option("--steps", type=int, help="Denoise passes of a chunk.")
-@click.option("--fps", type=int, help="Video frames per second that a stream must reach.")
+@grouped_option("--steps", group=Group.LAYOUT, type=int, help="Denoise passes of a chunk.")
+@grouped_option(
+    "--fps", group=Group.LAYOUT, type=int, help="Video frames per second that a stream must reach."
+)
 @build_options(of_plan=True)
 @json_option
 def plan(gpu: str, steps: int | None, fps: int | None, as_json: bool, **asked: Any) -> None:
@@ -145,3 +165,8 @@ def plan(gpu: str, steps: int | None, fps: int | None, as_json: bool, **asked: A
         print_json(report)
     else:
         say(show(report))
+
+
+main.add_section("Build", build, inspect, plan, doctor)
+main.add_section("Check and measure", verify, bench, profile)
+main.add_section("Deliver", pack, unpack, keygen, sign)

@@ -12,7 +12,7 @@ from seko_export.cli.shared import artifact_argument, json_option, print_json, s
 from seko_runtime.cli.output import note
 
 
-@click.command()
+@click.command(short_help="Write an artifact as one tar.")
 @artifact_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The tar to write.")
 @click.option("--force", is_flag=True, help="Replace a file that is already there.")
@@ -28,7 +28,7 @@ def pack(artifact: Path, output: Path, force: bool, as_json: bool) -> None:
         say(f"{made.file}: {made.files} files, {made.bytes} bytes, digest {made.digest}")
 
 
-@click.command()
+@click.command(short_help="Unpack such a tar into a folder.")
 @click.argument("archive", metavar="FILE.tar", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The artifact's folder.")
 @click.option("--force", is_flag=True, help="Replace an artifact that is already there.")
@@ -44,7 +44,7 @@ def unpack(archive: Path, output: Path, force: bool, as_json: bool) -> None:
         say(f"{made.folder}: {made.files} files, {made.bytes} bytes, digest {made.digest}")
 
 
-@click.command()
+@click.command(short_help="Make a key to sign artifacts with.")
 @click.option(
     "-o",
     "--output",
@@ -78,7 +78,7 @@ def keygen(output: Path, ask_passphrase: bool, passphrase_file: Path | None, as_
         say(f"{made.private}: keep it; {made.public}: a line for the trust file, key {made.key}")
 
 
-@click.command()
+@click.command(short_help="Sign an artifact.")
 @artifact_argument
 @click.option(
     "--key", type=click.Path(path_type=Path), required=True, help="The private key that keygen made."
@@ -108,6 +108,3 @@ def on_terminal() -> bool:
 def _ask(words: str, *, twice: bool = False) -> bytes:
     typed: str = click.prompt(words, hide_input=True, confirmation_prompt=twice, err=True)
     return typed.encode()
-
-
-DELIVERY = (pack, unpack, keygen, sign)

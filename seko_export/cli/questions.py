@@ -10,7 +10,7 @@ from rich.markup import escape
 from seko_export.cli.shared import artifact_argument, drawn, json_option, print_json, print_table, say
 
 
-@click.command()
+@click.command(short_help="Show what an artifact or a checkpoint holds.")
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @json_option
 def inspect(path: Path, as_json: bool) -> None:
@@ -27,7 +27,7 @@ def inspect(path: Path, as_json: bool) -> None:
         print_table(report)
 
 
-@click.command()
+@click.command(short_help="Replay the goldens of an artifact and compare.")
 @artifact_argument
 @json_option
 def verify(artifact: Path, as_json: bool) -> None:
@@ -54,7 +54,7 @@ def verify(artifact: Path, as_json: bool) -> None:
         say(f"{artifact}: {compared}", "verified")
 
 
-@click.command()
+@click.command(short_help="Time an artifact: opening, first chunk, steady chunks.")
 @artifact_argument
 @click.option(
     "--chunks",
@@ -96,7 +96,7 @@ def doctor(as_json: bool) -> None:
             console.print(f"{mark}  {line}", soft_wrap=True, highlight=False)
 
 
-@click.command()
+@click.command(short_help="Show where the time of a steady chunk goes.")
 @artifact_argument
 @click.option(
     "--chunks",
@@ -121,6 +121,3 @@ def profile(artifact: Path, chunks: int, top: int, trace: Path | None, as_json: 
     else:
         with drawn() as console:
             show(report, console)
-
-
-QUESTIONS = (inspect, verify, bench, doctor, profile)

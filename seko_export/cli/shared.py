@@ -16,7 +16,9 @@ import click
 from click.shell_completion import CompletionItem
 from rich.console import Console
 
+from seko_export.cli.grouped_help import GroupedOption, write_sections
 from seko_export.errors import ExportError
+from seko_export.options.declaration import Group
 from seko_runtime.cli.output import Report, note, print_lines, show, show_failure
 from seko_runtime.errors import SekoRuntimeError
 from seko_runtime.host.end_signals import until_ended
@@ -24,7 +26,12 @@ from seko_runtime.host.faults import machine_faults
 
 artifact_argument = click.argument("artifact", type=click.Path(path_type=Path))
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, also for a failure."
+    "--json",
+    "as_json",
+    cls=GroupedOption,
+    group=Group.OUTPUT,
+    is_flag=True,
+    help="Print one JSON object on stdout, also for a failure.",
 )
 
 
@@ -39,8 +46,27 @@ class _EndedError(Exception):
 class SekoGroup(click.Group):
     """A group that ends with our exit codes: 2 usage, 3 checkpoint, 4 artifact, 5 environment, 6 numeric.
 
-    A failure is one sentence on stderr; with ``--json`` also ``{"error": SENTENCE, "exit": CODE}`` on stdout.
+    A failure is one sentence on stderr; with ``--json`` also ``{"error": SENTENCE, "exit": CODE}`` on stdout. The help
+    shows the commands in sections.
     """
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.sections: dict[str, list[str]] = {}
+
+    def add_section(self, heading: str, *commands: click.Command) -> None:
+        """Add commands, under a heading of the help."""
+        self.sections[heading] = [str(command.name) for command in commands]
+        for command in commands:
+            self.add_command(command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click gives it
+        """Write the sections."""
+        sections = {
+            heading: [(name, self.commands[name].get_short_help_str(formatter.width)) for name in names]
+            for heading, names in self.sections.items()
+        }
+        write_sections(formatter, sections)
 
     def main(
         self,

@@ -34,6 +34,8 @@ class TensorRt:
         Package of the runtime that opens its plans, where that is another one.
     packages : tuple of str
         What the bill of materials lists.
+    missing_link : tuple of str, optional
+        A package, the name by which its parser opens the library in it, and the file that is there instead.
     """
 
     backend: str
@@ -45,6 +47,7 @@ class TensorRt:
     targets: tuple[str, ...]
     verifies_with: str | None
     packages: tuple[str, ...]
+    missing_link: tuple[str, str, str] | None = None
 
     def load(self) -> ModuleType:
         """Import it.
@@ -105,4 +108,5 @@ RTX = TensorRt(
     targets=("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121"),
     verifies_with=None,
     packages=("tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu13-bindings"),
+    missing_link=("tensorrt_rtx_libs", "libtensorrt_rtx.so", "libtensorrt_rtx.so.1"),
 )

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from seko_export.config.attention import ATTENTIONS as BY_NAME
-from seko_export.config.stream import PoolConfig, with_commas
+from seko_export.config.stream import PoolConfig, StreamConfig, with_commas
 from seko_export.errors import UsageError
 from seko_export.media.vaes import VAES
 
@@ -28,13 +29,18 @@ ATTENTIONS = ("auto", *BY_NAME)
 MOST = 65_535  # of pixels, frames, streams: far above what memory holds, and below what overflows
 MOST_DIGITS = 9  # of a number in a list
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
-_LAYOUT, _STREAMS, _MEDIA, _ENGINES, _CACHE = (
-    "stream layout",
-    "streams side by side",
-    "media",
-    "engines",
-    "KV cache",
-)
+_OF_STREAM = {one.name for one in fields(StreamConfig)}  # options that replace a field of the preset's
+
+
+class Group(StrEnum):
+    """What an option is about: the headings of the help and of the table in the docs, in their order."""
+
+    MODEL = "Model (weights and their settings)"
+    MEDIA = "Media (text, pictures and sound in, video out)"
+    LAYOUT = "Layout (picture size, frames, streams)"
+    CACHE = "KV cache (precision and place)"
+    SPEED = "Speed (precision, kernels, GPUs)"
+    OUTPUT = "Output (the artifact and its machine)"
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,10 @@ class Option:
     ----------
     help : str
         One or two sentences.
-    group : str
-        The heading above it in the docs.
+    group : Group
+        The heading above it.
+    common : bool
+        Whether `build --help` shows it; ``--help-all`` shows all options.
     off : str, optional
         The spelling for "no", if both have one: ``--resident-cache``.
     plan : bool
@@ -58,7 +66,8 @@ class Option:
     """
 
     help: str
-    group: str
+    group: Group
+    common: bool = False
     off: str | None = None
     plan: bool = False
     numbers: bool = False
@@ -85,7 +94,7 @@ def _either(words: Iterable[str]) -> str:
     return joined[:1].upper() + joined[1:]
 
 
-def _option(help: str, group: str, default: Any = None, **more: Any) -> Any:
+def _option(help: str, group: Group, default: Any = None, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(help, group, **more)})
 
 
@@ -105,194 +114,221 @@ class BuildOptions:
     preset: str | None = _option(
         "A model with its sizes, such as sample or self-forcing-1.3b; an unknown name lists all. Default: what the "
         "checkpoint says; without a checkpoint, sample.",
-        "model",
+        Group.MODEL,
         plan=True,
         values=_presets,
+        common=True,
     )
     model_folder: Path | None = _option(
         "A folder with all files of a model, each found by its content; options that name a file come first.",
-        "model",
+        Group.MODEL,
+        common=True,
+    )
+    random_weights: int | None = _option(
+        "Build a preset without a checkpoint, with random weights from this seed: for tests of speed, not for video.",
+        Group.MODEL,
     )
     audio_adapter: Path | None = _option(
         "Seko-Talk's audio adapter (safetensors, .pt), if it is not in the transformer's folder.",
-        "model",
+        Group.MODEL,
     )
     run_config: Path | None = _option(
         "How the model's own code runs it, as that code's JSON says: picture, passes, windows, positions. Of "
         "Seko-Talk, LightX2V's. Options that say the same come first.",
-        "model",
-    )
-    random_weights: int | None = _option(
-        "Build a preset without a checkpoint, with random weights from this seed: for tests of speed, not for video.",
-        "model",
+        Group.MODEL,
     )
     heads: int | None = _option(
-        "Number of attention heads, if no config.json beside the weights says it.", "model"
+        "Number of attention heads, if no config.json beside the weights says it.", Group.MODEL
     )
     no_ema: bool = _option(
-        "Use a .pt's plain weights (generator) instead of the averaged ones (generator_ema).", "model", False
+        "Use a .pt's plain weights (generator) instead of the averaged ones (generator_ema).",
+        Group.MODEL,
+        False,
     )
     camera: str | None = _option(
         "For models with a camera. chunk: each layer's scale and shift for the camera are computed once a chunk and "
         "kept; pass: in every pass, with less memory; none: layers without a camera.",
-        "model",
+        Group.MODEL,
         plan=True,
     )
-
     speakers: int | None = _option(
         "For models that speak: voices that a session gives; several have a mask each. Default: what config.json says "
         "(speakers), else 1.",
-        "model",
+        Group.MODEL,
         plan=True,
     )
 
-    kv: str | None = _option(
-        f"KV cache: {KV_FORMATS[0]} (exact; fp32 on a CPU), {', '.join(KV_FORMATS[1:-1])} or {KV_FORMATS[-1]}. "
-        "Two formats for keys and values: int8-fp4. With exact sink frames: fp4-sink.",
-        _CACHE,
-        plan=True,
-        values=lambda: KV_FORMATS,
+    vae: Path | None = _option(
+        f"{_either(VAES.values())}: video out, start images in.", Group.MEDIA, common=True
     )
-    fp4_kv: bool = _option(
-        "Short for --kv fp4: the cache takes 3.56 times less memory than in bf16.", _CACHE, False, plan=True
+    text_encoder: Path | None = _option(
+        "A UMT5 encoder (.pth, safetensors, transformers folder): prompts as sentences.",
+        Group.MEDIA,
+        common=True,
     )
-    resident_window: bool = _option(
-        "Convert the past to 8 bits once a chunk instead of in every pass: faster, more memory.",
-        _CACHE,
-        False,
-        plan=True,
+    tokenizer: Path | None = _option("Its tokenizer.json, if it is not beside the encoder.", Group.MEDIA)
+    audio_encoder: Path | None = _option(
+        "For models that take sound: a HuBERT folder. The caller then gives samples instead of features.",
+        Group.MEDIA,
     )
-
-    fp8: bool = _option(
-        "Compute the layers' matmuls in fp8 (weights and activations); needs fused kernels.",
-        _ENGINES,
-        False,
-        plan=True,
+    image_encoder: Path | None = _option(
+        "For models that see a picture beside the text: Wan's CLIP file (.pth). The caller then gives the picture "
+        "instead of features.",
+        Group.MEDIA,
     )
-    fp8_except: tuple[int, ...] | None = _option(
-        "Layers that --fp8 leaves out: numbers from 0, separated by commas.", _ENGINES, numbers=True
-    )
-    attention: str = _option(
-        "; ".join(f"{one.name}: {one.help}" if one.help else one.name for one in BY_NAME.values())
-        + "; auto: the fastest one measured.",
-        _ENGINES,
-        "auto",
-        plan=True,
-        values=lambda: ATTENTIONS,
-    )
-    kernels: str = _option(
-        "auto, plain (torch's) or fused (Seko's, around the matmuls).",
-        _ENGINES,
-        "auto",
-        plan=True,
-        values=lambda: KERNELS,
-    )
-    backend: str = _option(
-        "aoti, compile, onnx, tensorrt or tensorrt-rtx.", _ENGINES, "aoti", plan=True, values=_backends
-    )
-    target: str = _option(
-        "auto, cpu, or sm_NN of this machine's GPU. tensorrt-rtx also builds for other GPUs: sm_89,sm_120.",
-        _ENGINES,
-        "auto",
-        values=lambda: ("auto", "cpu"),
-    )
-    ranks: int = _option(
-        "GPUs of one box that make each chunk together: at most 8, and a divisor of the model's heads.",
-        _ENGINES,
-        1,
-        plan=True,
-    )
-    no_goldens: bool = _option(
-        "Record no chunks for `verify` to compare; only for GPUs that are not here.", _ENGINES, False
-    )
+    no_vae: bool = _option("Leave out the VAE: latents come out.", Group.MEDIA, False, plan=True)
+    no_text: bool = _option("Leave out the text encoder: embeddings go in.", Group.MEDIA, False, plan=True)
 
     height: int | None = _option(
-        "Video height in pixels, a multiple of 16 (twice the VAE's stride).", _LAYOUT, plan=True
+        "Video height in pixels, a multiple of 16 (twice the VAE's stride).",
+        Group.LAYOUT,
+        plan=True,
+        common=True,
     )
     width: int | None = _option(
-        "Video width in pixels, a multiple of 16 (twice the VAE's stride).", _LAYOUT, plan=True
+        "Video width in pixels, a multiple of 16 (twice the VAE's stride).",
+        Group.LAYOUT,
+        plan=True,
+        common=True,
     )
     aspect: str | None = _option(
         "Aspect ratio of the start pictures, as 16:9 or 1920:1080. The video gets this aspect and the preset's area.",
-        _LAYOUT,
+        Group.LAYOUT,
         plan=True,
     )
-    chunk_frames: int | None = _option("Latent frames denoised together.", _LAYOUT, plan=True)
+    chunk_frames: int | None = _option("Latent frames denoised together.", Group.LAYOUT, plan=True)
     sink_frames: int | None = _option(
-        "Latent frames at the start that are never evicted.", _LAYOUT, plan=True
-    )
-    reference_frames: int | None = _option(
-        "Latent frames for reference pictures, which a session supplies and the cache keeps.",
-        _LAYOUT,
-        plan=True,
+        "Latent frames at the start that are never evicted.", Group.LAYOUT, plan=True
     )
     ring_frames: int | None = _option(
-        "Latent frames behind the sink; the oldest one is replaced.", _LAYOUT, plan=True
-    )
-    pass_caches: bool | None = _option(
-        "A cache for each denoise pass, or one cache that a context pass writes.",
-        _LAYOUT,
-        off="--context-pass",
-        plan=True,
+        "Latent frames behind the sink; the oldest one is replaced.", Group.LAYOUT, plan=True
     )
     layer_rings: tuple[int, ...] | None = _option(
         "Ring sizes of the layers, repeated from the first layer on: 2,2,2,2,21. The largest is --ring-frames.",
-        _LAYOUT,
+        Group.LAYOUT,
         plan=True,
         numbers=True,
     )
+    reference_frames: int | None = _option(
+        "Latent frames for reference pictures, which a session supplies and the cache keeps.",
+        Group.LAYOUT,
+        plan=True,
+    )
     window_positions: bool | None = _option(
         "RoPE counts frames from the oldest one in the cache, or from the start of the stream.",
-        _LAYOUT,
+        Group.LAYOUT,
         off="--stream-positions",
         plan=True,
     )
     rope_max_frames: int | None = _option(
         "With --window-positions: RoPE counts frames from the start of the stream, but shifts those behind the sink so "
         "that the newest has at most this number. 0: it counts the frames in the cache.",
-        _LAYOUT,
+        Group.LAYOUT,
         plan=True,
     )
     references_apart: bool | None = _option(
         "With --window-positions: RoPE leaves the reference frame out of the count, so that it and the first frame of "
         "the stream stand at 0; or counts it, too.",
-        _LAYOUT,
+        Group.LAYOUT,
         off="--references-counted",
         plan=True,
     )
-    offload_cache: bool | None = _option(
-        "Keep the cache on the host and copy it to the device layer by layer, or keep it on the device.",
-        _LAYOUT,
-        off="--resident-cache",
-        plan=True,
-    )
-
     batch: tuple[int, ...] | None = _option(
         "Streams in one engine call; with --sessions several sizes of calls: 1,2,4.",
-        _STREAMS,
+        Group.LAYOUT,
         plan=True,
         numbers=True,
     )
     sessions: int | None = _option(
-        "Build a pool for this many sessions; each starts and ends at any time.", _STREAMS, plan=True
+        "Build a pool for this many sessions; each starts and ends at any time.",
+        Group.LAYOUT,
+        plan=True,
+        common=True,
     )
 
-    vae: Path | None = _option(f"{_either(VAES.values())}: video out, start images in.", _MEDIA)
-    text_encoder: Path | None = _option(
-        "A UMT5 encoder (.pth, safetensors, transformers folder): prompts as sentences.", _MEDIA
+    kv: str | None = _option(
+        f"KV cache: {KV_FORMATS[0]} (exact; fp32 on a CPU), {', '.join(KV_FORMATS[1:-1])} or {KV_FORMATS[-1]}. "
+        "Two formats for keys and values: int8-fp4. With exact sink frames: fp4-sink.",
+        Group.CACHE,
+        plan=True,
+        values=lambda: KV_FORMATS,
+        common=True,
     )
-    tokenizer: Path | None = _option("Its tokenizer.json, if it is not beside the encoder.", _MEDIA)
-    audio_encoder: Path | None = _option(
-        "For models that take sound: a HuBERT folder. The caller then gives samples instead of features.",
-        _MEDIA,
+    fp4_kv: bool = _option(
+        "Short for --kv fp4: the cache takes 3.56 times less memory than in bf16.",
+        Group.CACHE,
+        False,
+        plan=True,
     )
-    image_encoder: Path | None = _option(
-        "For models that see a picture beside the text: Wan's CLIP file (.pth). The caller then gives the picture "
-        "instead of features.",
-        _MEDIA,
+    resident_window: bool = _option(
+        "Convert the past to 8 bits once a chunk instead of in every pass: faster, more memory.",
+        Group.CACHE,
+        False,
+        plan=True,
     )
-    no_vae: bool = _option("Leave out the VAE: latents come out.", _MEDIA, False, plan=True)
-    no_text: bool = _option("Leave out the text encoder: embeddings go in.", _MEDIA, False, plan=True)
+    pass_caches: bool | None = _option(
+        "A cache for each denoise pass, or one cache that a context pass writes.",
+        Group.CACHE,
+        off="--context-pass",
+        plan=True,
+    )
+    offload_cache: bool | None = _option(
+        "Keep the cache on the host and copy it to the device layer by layer, or keep it on the device.",
+        Group.CACHE,
+        off="--resident-cache",
+        plan=True,
+    )
+
+    fp8: bool = _option(
+        "Compute the layers' matmuls in fp8 (weights and activations); needs fused kernels.",
+        Group.SPEED,
+        False,
+        plan=True,
+        common=True,
+    )
+    fp8_except: tuple[int, ...] | None = _option(
+        "Layers that --fp8 leaves out: numbers from 0, separated by commas.", Group.SPEED, numbers=True
+    )
+    attention: str = _option(
+        "; ".join(f"{one.name}: {one.help}" if one.help else one.name for one in BY_NAME.values())
+        + "; auto: the fastest one measured.",
+        Group.SPEED,
+        "auto",
+        plan=True,
+        values=lambda: ATTENTIONS,
+    )
+    kernels: str = _option(
+        "auto, plain (torch's) or fused (Seko's, around the matmuls).",
+        Group.SPEED,
+        "auto",
+        plan=True,
+        values=lambda: KERNELS,
+    )
+    ranks: int = _option(
+        "GPUs of one box that make each chunk together: at most 8, and a divisor of the model's heads.",
+        Group.SPEED,
+        1,
+        plan=True,
+    )
+
+    backend: str = _option(
+        "aoti, compile, onnx, tensorrt or tensorrt-rtx.",
+        Group.OUTPUT,
+        "aoti",
+        plan=True,
+        values=_backends,
+        common=True,
+    )
+    target: str = _option(
+        "auto, cpu, or sm_NN of this machine's GPU. tensorrt-rtx also builds for other GPUs: sm_89,sm_120.",
+        Group.OUTPUT,
+        "auto",
+        values=lambda: ("auto", "cpu"),
+        common=True,
+    )
+    no_goldens: bool = _option(
+        "Record no chunks for `verify` to compare; only for GPUs that are not here.", Group.OUTPUT, False
+    )
 
     def __post_init__(self) -> None:
         for option, given, refusal, refused in (
@@ -316,10 +352,10 @@ class BuildOptions:
             raise UsageError(
                 f"--aspect {self.aspect} contradicts --height and --width: give one or the other"
             )
-        for one, declaration in declared():
+        for one, _ in declared():
             value = getattr(self, one.name)
             for number in value if isinstance(value, tuple) else (value,):
-                if declaration.group in (_LAYOUT, _STREAMS) and isinstance(number, int) and number > MOST:
+                if one.name in {*_OF_STREAM, "sessions"} and isinstance(number, int) and number > MOST:
                     raise UsageError(f"{flag(one.name)} {number}: expected at most {MOST}")
         if self.sessions is None and self.batch is not None and len(self.batch) > 1:
             raise UsageError(
@@ -336,8 +372,8 @@ class BuildOptions:
     @property
     def layout(self) -> Mapping[str, Any]:
         """Fields of `StreamConfig` that override the preset's."""
-        asked = {one.name: getattr(self, one.name) for one, option in declared() if option.group == _LAYOUT}
-        del asked["aspect"]  # sides of it are found with the model's
+        asked = {one.name: getattr(self, one.name) for one, _ in declared() if one.name in _OF_STREAM}
+        del asked["batch"]  # which is a tuple, and sizes of calls with --sessions
         if self.layer_rings and self.ring_frames is None:
             asked["ring_frames"] = max(self.layer_rings)
         if self.batch and self.sessions is None:
@@ -376,7 +412,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 def options_table() -> str:
     """Return the table of options in the docs, as Markdown."""
     lines = ["| option | default | what it does |", "|---|---|---|"]
-    group = ""
+    group: Group | None = None
     for one, option in declared():
         if option.group != group:
             group = option.group

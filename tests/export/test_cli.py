@@ -206,16 +206,6 @@ def test_doctor(invoke, monkeypatch):
         assert finding["advice"] in line
 
 
-def test_help_names_every_option_of_the_issue(invoke):
-    text = invoke("build", "--help").stdout
-    for option in ("vae", "text-encoder", "tokenizer"):
-        assert f"--{option} " in text
-    for option in ("preset", "kv", "fp4-kv", "backend", "target", "height", "width", "chunk-frames"):
-        assert f"--{option} " in text
-    for option in ("sink-frames", "ring-frames", "batch", "json", "force", "no-vae", "no-text"):
-        assert f"--{option} " in text
-
-
 # -- artifacts that are not what they were ---------------------------------------------------------------------
 
 

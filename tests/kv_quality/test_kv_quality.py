@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     told = text_config(MODEL.text_dim, 1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        text = {f"text.{n}": p.detach().clone() for n, p in make_encoder(told).named_parameters()}
+        text = {name: p.detach().clone() for name, p in make_encoder(told).named_parameters()}
     save_file(text, folder / "text.safetensors")
     save_tokenizer(folder / "tokenizer.json")
     config = {

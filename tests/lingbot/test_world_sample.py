@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from scripts.train_sample.judge_world import pan_errors, psnr
+from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_vae import FrozenVae
 from scripts.train_sample.world import STEP, captions_of
-from scripts.train_sample.world_pool import OWN_ROWS, PromptTexts, Walks, draw_walks, picture_rows
+from scripts.train_sample.world_pool import OWN_ROWS, Walks, draw_walks, picture_rows
 from seko_export.families.lingbot.condition import condition_table
 from seko_export.families.lingbot.model import MASK_CHANNELS
 from seko_export.families.model_files import load_checkpoint
@@ -55,7 +56,7 @@ def table(vae: FrozenVae, walks: Walks) -> Tensor:
 @pytest.fixture(scope="module")
 def videos(vae, walks, table) -> dict[str, Tensor]:
     """The video [1, 3, T, 96, 96] of each key."""
-    encoder = PromptTexts(SAMPLE_FOLDER, "cpu", 128, 3, 48)
+    encoder = PromptTexts(SAMPLE_FOLDER, "cpu")
     before, after = (encoder(captions_of(one)) for one in (walks.before, walks.after))
     made = resolved(None, checkpoint=WORLD, no_vae=True, no_text=True)
     config, found = made.config, {}
@@ -103,6 +104,6 @@ def test_the_quick_starts_files_belong_together():
     picture = np.load(WORLD / "picture.npy")
     assert (picture.shape, picture.dtype) == ((96, 96, 3), np.uint8)
     prompts = json.loads((WORLD / "prompts.json").read_text(encoding="utf-8"))
-    encoder = PromptTexts(SAMPLE_FOLDER, "cpu", 128, 3, 48)
+    encoder = PromptTexts(SAMPLE_FOLDER, "cpu")
     assert all(2 not in one.ids for one in encoder.tokenizer.encode_batch([one["prompt"] for one in prompts]))
     assert sum(file.stat().st_size for file in (*WORLD.iterdir(), *SAMPLE_FOLDER.iterdir())) <= 50_000_000

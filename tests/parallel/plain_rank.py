@@ -6,10 +6,13 @@ python -m tests.parallel.plain_rank DESCRIPTOR
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from seko_runtime.parallel.channel import inherited_channel
 from seko_runtime.parallel.worker import Handler, serve
@@ -22,9 +25,28 @@ def begin(rank: int, facts: Mapping[str, Any]) -> tuple[Handler, object]:
     def answer(command: str, facts: Mapping[str, Any]) -> object:
         if command == "wait":  # uses no processor, as a rank that loads libraries or waits for another one
             time.sleep(facts["seconds"])
-        return {"rank": rank, **facts, "temporary": os.environ.get("TMPDIR")}
+        if command == "stop" and rank == facts["rank"]:
+            stop_at_the_first_array()
+        return {
+            "array": np.zeros(facts.get("size", 0)),
+            "rank": rank,
+            **facts,
+            "temporary": os.environ.get("TMPDIR"),
+        }
 
     return answer, rank
+
+
+def stop_at_the_first_array() -> None:
+    """Stop this process when it has sent a part of the next array."""
+    write = os.write
+
+    def write_a_part(descriptor: int, data: memoryview) -> int:
+        written = write(descriptor, data[:1000])
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return written
+
+    os.write = write_a_part
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,6 +56,57 @@ def test_a_stopped_rank_is_noticed_whatever_is_asked(group: RankGroup, patient: 
         called = threads.submit(group.call, "echo", seconds=LONG_S, patient=patient)
         with pytest.raises(RankLostError, match=r"rank 1 of 2 .* hangs"):
             called.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_in_the_midst_of_its_answer_is_noticed(
+    group: RankGroup, patient: bool, rank: int
+) -> None:
+    """The caller has a part of the answer, and waits for the rest."""
+    with ended_anyway(group) as threads:
+        facts = {"rank": rank, "size": 1 << 20}
+        called = threads.submit(group.call, "stop", facts, seconds=LONG_S, patient=patient)
+        with pytest.raises(RankLostError, match=rf"rank {rank} of 2 .* hangs"):
+            called.result(PATIENCE_S)
+
+
+def test_a_rank_that_is_stopped_in_the_midst_of_a_command_is_noticed(group: RankGroup) -> None:
+    """The command's array does not fit into the socket, so the caller waits in the midst of sending it."""
+    os.kill(group.processes[1], signal.SIGSTOP)
+    with ended_anyway(group) as threads:
+        called = threads.submit(group.call, "echo", {"x": np.zeros(1 << 20)}, seconds=LONG_S)
+        with pytest.raises(RankLostError, match=r"rank 1 of 2 .* hangs"):
+            called.result(PATIENCE_S)
+
+
+def test_a_group_closes_while_another_thread_sends_to_a_stopped_rank(group: RankGroup) -> None:
+    os.kill(group.processes[1], signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as closing, ended_anyway(group) as calling:
+        called = calling.submit(group.call, "echo", {"x": np.zeros(1 << 20)}, seconds=LONG_S)
+        deadline = time.monotonic() + PATIENCE_S
+        while not group._channels[1]._sending.locked():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        closing.submit(group.close).result(PATIENCE_S)
+        with pytest.raises(RankLostError, match="the artifact is closed"):
+            called.result(PATIENCE_S)
+
+
+def test_a_child_of_the_caller_that_ends_does_not_end_the_group(group: RankGroup) -> None:
+    """A forked child that exits as Python does runs what its parent registered for its own end."""
+    folder = Path(group.call("echo", seconds=PATIENCE_S).results[1]["temporary"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
+    if not child:
+        try:
+            group._cleared()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert folder.exists()
+    assert group.call("echo", seconds=PATIENCE_S).results[1]["rank"] == 1
 
 
 def test_a_rank_that_is_stopped_while_it_begins_is_noticed() -> None:
@@ -106,7 +158,9 @@ def test_short_calls_of_another_thread_do_not_hide_a_rank_that_hangs(group: Rank
 
 def test_a_patient_call_may_wait_and_an_impatient_one_beside_it_does_not_end_it(group: RankGroup) -> None:
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(group.call, "wait", {"seconds": 2 * SILENT_S}, ranks=(1,), seconds=LONG_S)
+        waiting = threads.submit(
+            group.call, "wait", {"seconds": 2 * SILENT_S}, ranks=(1,), seconds=LONG_S, patient=True
+        )
         for _ in range(20):
             group.call("echo", ranks=(0,), seconds=LONG_S, patient=False)
         assert waiting.result(PATIENCE_S).results[1]["rank"] == 1
@@ -166,8 +220,9 @@ class Unreadable:
         (linked_to_itself(), f"next is nested more than {MAX_DEPTH} deep"),
         (Unreadable(), "text is no array of numbers"),
         (10**5000, "text is an integer of 16610 bits"),
+        (np.broadcast_to(np.float32(0), 2**40), "text is a view of 4398046511104 bytes"),
     ],
-    ids=["600", "100000", "wide", "mapping", "dataclass", "conversion", "integer"],
+    ids=["600", "100000", "wide", "mapping", "dataclass", "conversion", "integer", "view"],
 )
 def test_an_argument_that_cannot_be_sent_is_refused_and_the_group_goes_on(
     group: RankGroup, wrong: object, message: str

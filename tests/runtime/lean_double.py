@@ -19,7 +19,7 @@ from typing import Any
 
 from seko_runtime.format.manifest import Call, EngineSpec
 from seko_runtime.video.manifest import VideoManifest
-from tests.tensorrt_plans.strict import does, load, made
+from tests.runtime.strict import does, load, made
 
 from .host_driver import HostDriver, tensor_at
 
@@ -73,13 +73,8 @@ def plan_of(spec: EngineSpec, written: Collection[str] = (), **changes: Any) -> 
 @contextmanager
 def doubled(modules: Modules, driver: HostDriver, *, rtx: bool = False) -> Iterator[Any]:
     """Put the double in the place of `tensorrt_lean`, or of the bindings for RTX."""
-    library, backend = (
-        (RTX_LIBRARY, "seko_runtime.backends.tensorrt_rtx")
-        if rtx
-        else ("tensorrt_lean", "seko_runtime.backends.tensorrt")
-    )
+    library = RTX_LIBRARY if rtx else "tensorrt_lean"
     saved = sys.modules.get(library)
-    sys.modules.pop(backend, None)
     trt = load(STUBS / "tensorrt_lean" / "__init__.pyi", "tensorrt_lean")
     _behave(trt, modules, driver)
     if rtx:
@@ -89,7 +84,6 @@ def doubled(modules: Modules, driver: HostDriver, *, rtx: bool = False) -> Itera
         yield trt
     finally:
         del sys.modules[library]
-        sys.modules.pop(backend, None)
         if saved is not None:
             sys.modules[library] = saved
 

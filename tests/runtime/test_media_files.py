@@ -192,6 +192,34 @@ def test_channels_become_one_voice_by_their_mean(tmp_path: Path, loud: float) ->
         assert np.abs(load_sound(path)).max() == pytest.approx(expected, abs=1e-3)
 
 
+def write_wav(path: Path, channels: np.ndarray, rate: int = RATE) -> None:
+    """Write a sound, float32 [channels, N], as int16."""
+    with wave.open(str(path), "wb") as file:
+        file.setparams((len(channels), 2, rate, 0, "NONE", ""))
+        file.writeframes((channels.T * 32767).astype("<i2").tobytes())
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 6, 7, 8, 9, 16, 64])
+@pytest.mark.parametrize("rate", [RATE, 48_000])
+def test_any_number_of_channels_is_read(tmp_path: Path, channels: int, rate: int) -> None:
+    """The mean of a tone in one channel and silence in all others."""
+    path = tmp_path / "many.wav"
+    sound = np.zeros((channels, rate // 2), np.float32)
+    sound[-1] = tone(rate=rate, loud=0.9)
+    write_wav(path, sound, rate)
+    heard = load_sound(path)
+    assert len(heard) == pytest.approx(RATE // 2, abs=32)
+    middle = heard[RATE // 8 : 3 * RATE // 8]
+    assert np.abs(middle).max() == pytest.approx(0.9 / channels, rel=0.02, abs=1e-4)
+
+
+def test_sound_of_a_rate_that_makes_very_many_samples_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "slow.wav"
+    write_wav(path, np.zeros((1, 4096), np.float32), rate=1)  # an hour, in 8 kB
+    with pytest.raises(UsageError, match="has 1 samples a second, expected at least 4000"):
+        load_sound(path)
+
+
 def test_files_without_what_is_asked_for(tmp_path: Path) -> None:
     film, song = tmp_path / "film.mp4", tmp_path / "song.mp4"
     write_picture(film, "mp4", "libx264", "yuv420p")

@@ -23,7 +23,7 @@ from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Target
 from seko_runtime.video.manifest import VideoManifest
 from tests.runtime import toy
-from tests.tensorrt_plans.strict import StrictError
+from tests.runtime.strict import StrictError
 
 from . import toy_whole
 from .eager_backend import write_whole

@@ -17,6 +17,7 @@ from seko_runtime.video.conditioning.voice import (
     MAX_HELD,
     MAX_SAMPLE,
     NORMALISED,
+    RATE,
     WINDOW,
     AudioWindows,
     SampleBuffer,
@@ -222,20 +223,48 @@ def test_more_than_is_held_is_refused_before_it_is_copied() -> None:
 
 
 def test_a_push_moves_what_it_brings_and_not_what_is_held() -> None:
-    """The memory that all pushes allocate grows with their sum, not with its square."""
-    buffer, allocated = SampleBuffer(1), 0
-    for _ in range(10_000):
-        before = buffer._array
-        buffer.write(len(buffer), noise(10))
-        allocated += 0 if buffer._array is before else buffer._array.shape[1]
-    assert len(buffer) == 100_000
-    assert allocated < 10 * len(buffer)
-    moved = 0
-    while len(buffer):
-        before = buffer._array
-        buffer.drop(10)
-        moved += 0 if buffer._array is before else buffer._array.shape[1]
-    assert moved < 200_000
+    """No array is made for more than a second of sound, whatever is held, replaced, dropped or copied."""
+    buffer = SampleBuffer(1)
+    for _ in range(1000):
+        buffer.write(len(buffer), noise(997))
+    held = {id(block) for block in buffer._blocks}
+    other = buffer.copy()
+    assert {id(block) for block in other._blocks} == held
+    other.write(500_000, noise(10))  # one block is both kept and replaced
+    assert len({id(block) for block in other._blocks} - held) == 1
+    buffer.write(len(buffer), noise(10))
+    assert len({id(block) for block in buffer._blocks} - held) == 1
+    buffer.drop(900_000)
+    assert len(buffer) == 97_010
+    assert max(block.shape[1] for block in [*buffer._blocks, *other._blocks]) == RATE
+
+
+def test_when_samples_came_takes_no_more_room_than_frames() -> None:
+    """However small the pushes are; and each frame is told the push of its last sample."""
+    voice = Voice(windows())
+    for _ in range(5000):
+        voice.push(noise(0))
+    assert len(voice._came) == 1
+    for _ in range(6000):
+        voice.push(noise(5))
+    assert len(voice._came) <= windows().latent_frames(30_000) + 1
+
+
+@given(pushes=st.lists(st.tuples(st.integers(0, 1500), st.booleans()), min_size=1, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_a_frame_is_told_when_its_last_sample_came(pushes: list[tuple[int, bool]]) -> None:
+    """By a clock that counts the pushes, against one entry for each sample."""
+    voice, came = Voice(windows()), list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        for number, (length, replaces) in enumerate(pushes):
+            patch.setattr("seko_runtime.video.conditioning.voice.time.monotonic", lambda now=number: now)
+            begin = len(came) // 2 if replaces else len(came)
+            voice.push(noise(length), at=begin if replaces else None)
+            came = [*came[:begin], *[number] * length]
+    for frame in range(40):
+        _, end = windows().needed(frame)
+        if end <= len(came):
+            assert voice.heard_at(frame) == came[end - 1]
 
 
 def test_what_a_replacement_took_back_is_told() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,21 +13,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from onnx import ModelProto
 
 from seko_export import build_steps as build
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends import export_backend
-from seko_export.backends.tensorrt_plans import backend, plugin_library
+from seko_export.backends.tensorrt_plans import backend, builder, plugin_library
+from seko_export.backends.tensorrt_plans.builder import Plan
 from seko_export.config.stream import PoolConfig
 from seko_export.engines.piece import dtype_name
 from seko_export.errors import OnnxMissingError, TensorRtMissingError, UsageError
 from seko_export.families.layers.pieces import make_pieces
-from seko_export.host.tensorrt_library import DATA_CENTRE, RTX
+from seko_export.host.progress import Progress
+from seko_export.host.tensorrt_library import DATA_CENTRE, RTX, TensorRt
 from seko_runtime.format.manifest import FileEntry, Weight
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import parse_video_manifest
-from tests.tensorrt_plans.double import doubled
 from tests.tensorrt_plans.plan_forms import gpu_config, write_form
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning")
@@ -47,13 +49,45 @@ def _headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 BACKEND = export_backend("tensorrt")
 
 
+VERSION = "11.4.0.106"
+
+
+@pytest.fixture(autouse=True)
+def _library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TensorRT that can be imported, and its lean runtime; nothing of it is called."""
+    module = SimpleNamespace(__version__=VERSION, Builder=None, OnnxParser=None)
+    monkeypatch.setitem(sys.modules, "tensorrt", module)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "tensorrt_lean" or find(name))
+
+
+class Timing:
+    """In the place of `PlanBuilder`: it gives the engine's name for a plan, and timings."""
+
+    known: list[bytes]  # the timings that it was given, over all plans
+
+    def __init__(self, library: TensorRt, plugins: Path) -> None:
+        assert library is DATA_CENTRE
+        assert plugins.read_bytes() == b"compiled"
+
+    def build(
+        self, model: ModelProto, _: Mapping[str, str], archs: Sequence[int], timings: bytes, __: Progress
+    ) -> Plan:
+        assert archs == [90]
+        self.known.append(timings)
+        return Plan(model.graph.name.encode(), b"timed")
+
+
 @pytest.fixture
-def trt() -> Iterator[Any]:
-    with doubled() as module:
-        yield module
+def known(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Builders that are `Timing`, on a machine with an sm_90; what timings they are given."""
+    seen: list[bytes] = []
+    monkeypatch.setattr(Timing, "known", seen, raising=False)
+    monkeypatch.setattr(builder, "PlanBuilder", Timing)
+    monkeypatch.setattr(backend, "local_arch", lambda: "sm_90")
+    return seen
 
 
-@pytest.mark.usefixtures("trt")
 def test_what_cannot_be_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     config = gpu_config()
     with pytest.raises(UsageError, match="for GPUs"):
@@ -72,21 +106,19 @@ def test_what_cannot_be_is_refused_before_anything_is_read(monkeypatch: pytest.M
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else object())
     with pytest.raises(OnnxMissingError):
         BACKEND.check()
-    monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "tensorrt", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     with pytest.raises(TensorRtMissingError, match="cannot be imported"):
         BACKEND.check()
 
 
-@pytest.mark.usefixtures("trt")
-def test_the_manifest_of_plans_is_consistent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manifest_of_plans_is_consistent() -> None:
     """Every call fits its engine's signature, nothing is written in place, and the opener knows who built it."""
     config = gpu_config()
     files = {f"engines/{name}.plan": FileEntry("0" * 64, 1) for name in make_pieces(config)}
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     manifest = describe(config, BACKEND, (), files)
     assert manifest.extra == {
-        "tensorrt": "11.4.0.106",
+        "tensorrt": VERSION,
         "tensorrt_caches": "plugins nvfp4_write_keys and nvfp4_write",
     }
     assert {engine.file for engine in manifest.engines} == set(files)
@@ -111,10 +143,8 @@ def test_the_manifest_of_plans_is_consistent(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_forms_become_plans_one_by_one_and_timings_are_kept(
-    trt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    known: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "tensorrt_lean" or found(name))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     forms = tmp_path / "forms"
     forms.mkdir()
@@ -122,39 +152,33 @@ def test_forms_become_plans_one_by_one_and_timings_are_kept(
     for name in names:
         write_form(gpu_config(), name, str(forms / f"{name}.onnx"))
     told: list[str] = []
-    monkeypatch.setattr(backend, "local_arch", lambda: "sm_90")
     seconds = backend.build_plans(
         DATA_CENTRE, gpu_config(), forms, tmp_path / "engines", lambda step, *_: told.append(step)
     )
     assert tuple(seconds) == names
     assert not forms.exists()
-    pieces = make_pieces(gpu_config())
     for name in names:
-        plan = json.loads((tmp_path / "engines" / f"{name}.plan").read_bytes())
-        assert plan["inputs"] == [argument.name for argument in pieces[name].signature]
-        kept = backend.timing_cache_file(DATA_CENTRE, name, ("sm_90",))
-        assert kept.read_bytes() == b"timed"
-        assert kept.parent == tmp_path / "cache/seko/tensorrt/11.4.0.106-sm_90"
+        assert (tmp_path / "engines" / f"{name}.plan").read_text() == name
+        timings = backend.timing_cache_file(DATA_CENTRE, name, ("sm_90",))
+        assert timings.read_bytes() == b"timed"
+        assert timings.parent == tmp_path / "cache/seko/tensorrt" / f"{VERSION}-sm_90"
     assert any(line.startswith("engine embed: ") and "float64 become float32" in line for line in told)
     assert not [line for line in told if line.startswith("engine advance: ")]
-    assert [config._cache._bytes for config in trt.log.configs] == [b""] * 3
+    assert known == [b""] * 3
 
     forms.mkdir()
     write_form(gpu_config(), "noise", str(forms / "noise.onnx"))
     backend.build_plans(DATA_CENTRE, gpu_config(), forms, tmp_path / "again", lambda *_: None)
-    assert trt.log.configs[-1]._cache._bytes == b"timed"
+    assert known[3:] == [b"timed"]
 
 
-@pytest.mark.usefixtures("trt")
+@pytest.mark.usefixtures("known")
 def test_a_build_turns_its_forms_into_plans_and_leaves_no_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of a build's steps; checkpoint, goldens and verification, which need a GPU, are stood in for."""
     config = gpu_config()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "tensorrt_lean" or found(name))
-    monkeypatch.setattr(backend, "local_arch", lambda: "sm_90")
     monkeypatch.setattr(build, "load_checkpoint", lambda *_, **__: None)
     monkeypatch.setattr(
         build, "family_of", lambda _: SimpleNamespace(weights=lambda *_: [], tables=lambda *_: {})
@@ -193,7 +217,7 @@ def test_a_build_turns_its_forms_into_plans_and_leaves_no_form(
     }
     manifest = json.loads((result.artifact / "manifest.json").read_bytes())
     assert manifest["backend"] == "tensorrt"
-    assert manifest["extra"]["tensorrt"] == "11.4.0.106"
+    assert manifest["extra"]["tensorrt"] == VERSION
     assert manifest["extra"]["tensorrt_plugins"] == "engines/ptx_kernel.so"
     assert set(manifest["files"]) == files - {"manifest.json"}
 

@@ -1,36 +1,37 @@
-"""Our calls of the data-centre builder against a strict double, generated from the stubs of its bindings.
+"""Plans by the real builder for RTX, in the place of the data-centre one too, whose API it has.
 
-It shows that every call we make exists and takes what we give it. That a network is read and built is shown by the
-builder for RTX (tests/tensorrt_plans/test_rtx.py); that this one does the same, by tests/tensorrt_plans/test_trt.py
-where it is.
+So both ways to configure a builder are called here. That the data-centre builder does the same is shown by
+tests/tensorrt_plans/test_trt.py where it is; mypy checks each call against the stubs of its bindings.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from seko_export.backends.tensorrt_plans.builder import Plan, PlanBuilder, make_logger
+from seko_export.backends.tensorrt_plans import builder
+from seko_export.backends.tensorrt_plans.builder import Plan, PlanBuilder, configure
 from seko_export.backends.tensorrt_plans.form import plan_form
 from seko_export.backends.tensorrt_plans.kernels import with_kernels
 from seko_export.errors import PlanError, PlanFormError, TensorRtMissingError
 from seko_export.host.progress import Progress, silent
 from seko_export.host.tensorrt_library import DATA_CENTRE, RTX, TensorRt
 from seko_kernels.plugin_ptx import compile_plugin
-from tests.tensorrt_plans import double
-from tests.tensorrt_plans.double import doubled
 from tests.tensorrt_plans.plan_forms import form_of, gpu_config
-from tests.tensorrt_plans.strict import StrictError
 
-pytestmark = pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning")
-ARCH = 90
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*Timing cache operations are no-ops:DeprecationWarning"),
+]
+ARCH = 89
+TIMING = replace(RTX, targets=())  # configured as the builder that times kernels on the GPU that is here
 
 
 @pytest.fixture(scope="module")
@@ -39,43 +40,75 @@ def models() -> dict[str, ModelProto]:
     return {name: form_of(gpu_config(), name) for name in ("block", "noise", "advance", "embed")}
 
 
-@pytest.fixture
-def trt() -> Iterator[Any]:
-    with doubled() as module:
-        yield module
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Path:
-    """A file in the place of the plugin library."""
-    path = tmp_path / "plugins.so"
-    path.write_bytes(b"")
-    return path
-
-
-def build_plan(model: ModelProto, library: Path, timings: bytes = b"", progress: Progress = silent) -> Plan:
+def build_plan(plans: PlanBuilder, model: ModelProto, progress: Progress = silent) -> Plan:
     form = plan_form(model)
-    made = with_kernels(form, (ARCH,))
-    return PlanBuilder(DATA_CENTRE, library).build(made.model, form.aliases, (ARCH,), timings, progress)
+    compiled = with_kernels(form, (ARCH,))
+    return plans.build(compiled.model, form.aliases, (ARCH,), b"", progress)
 
 
-def test_the_block_becomes_a_plan_whose_plugins_write_the_caches_in_place(
-    trt: Any, models: dict[str, ModelProto], library: Path
+@pytest.fixture
+def configs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The configurations that plans are built with."""
+    seen: list[Any] = []
+
+    def kept(library: TensorRt, module: Any, config: Any, *rest: Any) -> Any:
+        seen.append(config)
+        return configure(library, module, config, *rest)
+
+    monkeypatch.setattr(builder, "configure", kept)
+    return seen
+
+
+def test_a_block_becomes_a_plan_for_the_gpus_that_are_named(
+    plans: PlanBuilder, models: dict[str, ModelProto], configs: list[Any]
 ) -> None:
+    """`PlanBuilder` itself compares the network with the form, and what is written in place with its aliases."""
     told: list[tuple[str, int, int]] = []
-    plan = build_plan(models["block"], library, progress=lambda *step: told.append(step))
-    content = json.loads(plan.content)
+    plan = build_plan(plans, models["block"], lambda *step: told.append(step))
     assert plan_form(models["block"]).aliases == {
         f"next.caches.{cache}": f"caches.{cache}" for cache in ("k_codes", "k_scales", "v_codes", "v_scales")
     }
-    assert content["inputs"] == [value.name for value in models["block"].graph.input]
-    assert content["outputs"] == [value.name for value in models["block"].graph.output]
-    assert content["flags"] == ["EXCLUDE_LEAN_RUNTIME", "VERSION_COMPATIBLE"]  # and TF32 is off
-    assert trt.log.networks[0]._typed
-    assert plan.timing_cache == b"timed"
-    assert told[0] == ("building the plan of block: Building Engine", 0, 2)
-    assert told[-1] == ("building the plan of block: Building Engine", 2, 2)
-    assert len(told) == 4  # the inner phase is not told
+    flags = RTX.load().BuilderFlag
+    (config,) = configs
+    assert len(plan.content) > 10_000
+    assert not plan.timing_cache
+    assert config.num_compute_capabilities == 1
+    assert not config.get_flag(flags.TF32)
+    assert {step.partition(":")[0] for step, _, _ in told} == {"building the plan of block"}
+    assert len({step for step, _, _ in told}) == 1  # the outermost phase
+    (*_, (_, done, steps)) = told
+    assert done == steps
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+
+
+def test_a_builder_that_times_kernels_is_told_so_and_gives_its_timings(
+    plans: PlanBuilder, models: dict[str, ModelProto], configs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "_library", TIMING)
+    plan = build_plan(plans, models["noise"])
+    flags = RTX.load().BuilderFlag
+    (config,) = configs
+    assert config.get_flag(flags.VERSION_COMPATIBLE)
+    assert config.get_flag(flags.EXCLUDE_LEAN_RUNTIME)
+    assert not config.get_flag(flags.TF32)
+    assert plan.timing_cache
+
+
+def test_a_timing_cache_of_another_gpu_is_left() -> None:
+    """RTX's builder takes every cache; the rule is that of TensorRT's."""
+    caches: list[bytes] = []
+    config: Any = SimpleNamespace(
+        set_flag=lambda _: None,
+        create_timing_cache=lambda content: content,
+        set_timing_cache=lambda cache, ignore: (
+            caches.append(cache) or ignore or not cache.startswith(b"other")
+        ),
+    )
+    flags = SimpleNamespace(VERSION_COMPATIBLE=0, EXCLUDE_LEAN_RUNTIME=1)
+    module = SimpleNamespace(BuilderFlag=flags)
+    assert configure(DATA_CENTRE, module, config, (90,), b"other GPU's") == b""
+    assert configure(DATA_CENTRE, module, config, (90,), b"this GPU's") == b"this GPU's"
+    assert caches == [b"other GPU's", b"", b"this GPU's"]
 
 
 @pytest.mark.parametrize("name", ["block", "noise", "advance"])
@@ -138,47 +171,43 @@ def test_a_cache_that_nothing_writes_in_place_is_refused_before_tensorrt_is_aske
     assert plan_form(model).aliases == {}  # of a small one, a VAE's for example, a copy will do
 
 
-@pytest.mark.usefixtures("trt")
 def test_what_the_parser_cannot_read_is_told_in_its_words(
-    models: dict[str, ModelProto], library: Path
+    plans: PlanBuilder, models: dict[str, ModelProto]
 ) -> None:
     model = ModelProto()
     model.CopyFrom(models["advance"])
     model.graph.node.append(helper.make_node("BitwiseXor", ["seeds", "seeds"], ["lost"], name="here"))
-    with pytest.raises(
-        PlanError, match="cannot read engine 'advance': BitwiseXor here: no importer and no plugin"
-    ):
-        build_plan(model, library)
+    with pytest.raises(PlanError, match=r"cannot read engine 'advance': BitwiseXor here: .+"):
+        build_plan(plans, model)
 
 
-@pytest.mark.usefixtures("trt")
 def test_another_signature_than_the_forms_is_refused(
-    models: dict[str, ModelProto], library: Path, monkeypatch: pytest.MonkeyPatch
+    plans: PlanBuilder, models: dict[str, ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(double.PARSED, TensorProto.INT64, "INT32")
-    with pytest.raises(PlanError, match=r"takes \('frames', \(1, 2\), 'INT32'\), the form says .*'INT64'"):
-        build_plan(models["embed"], library)
-
-
-def test_a_timing_cache_of_another_gpu_is_left(
-    trt: Any, models: dict[str, ModelProto], library: Path
-) -> None:
-    build_plan(models["noise"], library, b"another GPU's")
-    assert trt.log.configs[-1]._cache._bytes == b""
+    monkeypatch.setitem(builder._DTYPES, TensorProto.INT64, "INT32")
+    with pytest.raises(PlanError, match=r"takes \('frames', \(1, 2\), 'INT64'\), the form says .*'INT32'"):
+        build_plan(plans, models["embed"])
 
 
 def test_a_build_that_fails_says_what_tensorrt_said(
-    trt: Any, models: dict[str, ModelProto], library: Path, monkeypatch: pytest.MonkeyPatch
+    plans: PlanBuilder, models: dict[str, ModelProto]
 ) -> None:
-    monkeypatch.setitem(trt.IBuilderConfig._behaviour, "set_preview_feature", lambda *_: None)
-    with pytest.raises(PlanError, match="did not build engine 'block': aliased plugin I/O is not enabled"):
-        build_plan(models["block"], library)
+    form = plan_form(models["noise"])
+    model = with_kernels(form, (ARCH,)).model
+    (node,) = (node for node in model.graph.node if node.name == "gaussian")
+    (dtypes,) = (field for field in node.attribute if field.name == "dtypes")
+    dtypes.ints[0] = 0  # seeds as float32, which they are not
+    with pytest.raises(PlanError, match=r"did not build engine 'noise': (?!it gave no)"):
+        plans.build(model, form.aliases, (ARCH,), b"", silent)
 
 
-@pytest.mark.usefixtures("trt")
-def test_a_plugin_library_that_tensorrt_does_not_load(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("plans")
+def test_a_plugin_library_that_tensorrt_does_not_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(builder, "PLUGIN_NAME", "Another")  # the process has ours
     with pytest.raises(PlanError, match="does not load the plugin library"):
-        PlanBuilder(DATA_CENTRE, tmp_path / "none.so")
+        PlanBuilder(RTX, Path("none.so"))
 
 
 @pytest.mark.parametrize("library", [DATA_CENTRE, RTX], ids=lambda one: one.backend)
@@ -190,32 +219,13 @@ def test_without_a_builder_the_error_says_what_to_install(
         library.load()
 
 
-def test_an_old_tensorrt_is_refused(trt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert DATA_CENTRE.load().__version__ == trt.__version__
-    monkeypatch.setattr(trt, "__version__", "10.16.1.11")
+def test_an_old_tensorrt_and_one_without_a_builder_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(__version__="10.16.1.11")
+    monkeypatch.setitem(sys.modules, "tensorrt", module)
+    with pytest.raises(TensorRtMissingError, match=r"tensorrt 10\.16\.1\.11 has no builder"):
+        DATA_CENTRE.load()
+    module.Builder = module.OnnxParser = object
     with pytest.raises(TensorRtMissingError, match=r"10\.16\.1\.11 is too old"):
         DATA_CENTRE.load()
-
-
-def test_the_double_refuses_what_the_stubs_do_not_have(trt: Any) -> None:
-    builder = trt.Builder(make_logger(trt))
-    network = builder.create_network(0)
-    config = builder.create_builder_config()
-    for wrong in (
-        lambda: builder.build_cuda_engine(network),
-        lambda: builder.create_network("flags"),
-        lambda: builder.build_serialized_network(network),
-        lambda: builder.build_serialized_network(config, network),
-        lambda: config.set_flag(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03),
-        lambda: config.set_timing_cache(config.create_timing_cache(b"")),
-        lambda: setattr(config, "max_workspace_size", 1),
-        lambda: setattr(config, "progress_monitor", object()),
-        lambda: trt.INetworkDefinition(),
-        lambda: trt.OnnxParser(network),
-    ):
-        with pytest.raises(StrictError):
-            wrong()
-    with pytest.raises(AttributeError):
-        trt.BuilderFlag.FP16  # noqa: B018 - gone in 11
-    with pytest.raises(StrictError, match="step_complete does not take"):
-        type("Monitor", (trt.IProgressMonitor,), {"step_complete": lambda _, step: step})
+    module.__version__ = "11.0.0.1"
+    assert DATA_CENTRE.load() is module

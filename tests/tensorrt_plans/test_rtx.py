@@ -1,7 +1,4 @@
-"""Plans by the real builder for RTX, which needs no GPU: they are built and checked here, and not run.
-
-Skips where the wheels of the extra `tensorrt-rtx` are not installed.
-"""
+"""Plans of every piece by the real builder for RTX, which needs no GPU: they are built and checked, and not run."""
 
 from __future__ import annotations
 
@@ -23,52 +20,27 @@ from seko_export.backends.tensorrt_plans.builder import Plan, PlanBuilder, check
 from seko_export.backends.tensorrt_plans.exact_caches import CacheRows
 from seko_export.backends.tensorrt_plans.form import PlanForm, plan_form
 from seko_export.backends.tensorrt_plans.kernels import with_kernels
-from seko_export.backends.tensorrt_plans.plugin_library import compile_plugin_library, tensorrt_headers
 from seko_export.config.build import BuildConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.engines.piece import dtype_name
-from seko_export.errors import PlanError, TensorRtMissingError, UsageError
+from seko_export.errors import PlanError, UsageError
 from seko_export.families.base import Preset
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.registry import graph_of
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host import environment
 from seko_export.host.progress import silent
-from seko_export.host.tensorrt_library import RTX
 from seko_runtime.opening.checked_artifact import read_manifest
 from tests.tensorrt_plans.plan_forms import PAST_IN_8_BITS, WHOLE, form_of, gpu_config, write_form
 
 ARCHS = (89, 120)
 
 
-def _missing() -> str | None:
-    """Why these tests cannot run here; None where they can."""
-    try:
-        RTX.require()
-        tensorrt_headers(RTX)
-    except TensorRtMissingError as reason:
-        return str(reason)
-    return None
-
-
-_MISSING = _missing()
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings(r"ignore:.*isinstance\(treespec, LeafSpec\):FutureWarning"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
-    pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING)),
 ]
-
-
-@pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> PlanBuilder:
-    """The real builder, with the real plugin library in it."""
-    library = tmp_path_factory.mktemp("plugins") / "ptx_kernel.so"
-    compile_plugin_library(RTX, library)
-    again = library.with_name("again.so")
-    compile_plugin_library(RTX, again)
-    assert library.read_bytes() == again.read_bytes()
-    return PlanBuilder(RTX, library)
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +209,7 @@ def test_rows_of_a_cache_update_are_where_the_form_writes_them() -> None:
     assert found.reshape(held.shape).tobytes() == held.tobytes()
 
 
+@pytest.mark.usefixtures("plans")
 def test_gpus_that_it_does_not_build_for_are_refused_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +231,7 @@ def test_gpus_that_it_does_not_build_for_are_refused_before_anything_is_read(
         )
 
 
+@pytest.mark.usefixtures("plans")
 def test_an_artifact_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole build, but for the processes that translate its pieces: those forms are there."""
 

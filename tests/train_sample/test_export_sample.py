@@ -17,7 +17,7 @@ from scripts.train_sample import distil, export_sample, train_dit, train_vae
 from scripts.train_sample.average import average
 from scripts.train_sample.distillation import Distillation
 from scripts.train_sample.judge import ATTRIBUTES
-from scripts.train_sample.progress import Budget, read_ema
+from scripts.train_sample.progress import read_ema
 from scripts.train_sample.train_dit import load_teacher
 from seko_export.config.schedule import Schedule
 from seko_export.families.wan_layout.keys import wan_shapes
@@ -34,19 +34,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Three runs of one step each."""
     folder = tmp_path_factory.mktemp("runs")
     runs = {name: folder / name for name in ("vae", "teacher", "student")}
-    vae = train_vae.train(MICRO_VAE, runs["vae"], Budget(steps=1), options())
+    vae = train_vae.train(MICRO_VAE, runs["vae"], 1, options())
     vae.facts |= {"latents_mean": [0.0] * 16, "latents_std": [1.0] * 16, "psnr": 30.0, "psnr_worst": 29.0}
     vae.save()
-    train_dit.train(MICRO, runs["teacher"], averaging_encoder, Budget(steps=1), options())
+    train_dit.train(MICRO, runs["teacher"], averaging_encoder, 1, options())
     taught, teaching = load_teacher(runs["teacher"], "cpu")
     config = Distillation("ode", batch=2, pool=4, teacher_passes=2)
-    distil.train(config, runs["student"], taught, teaching, averaging_encoder, Budget(steps=1), options())
+    distil.train(config, runs["student"], taught, teaching, averaging_encoder, 1, options())
     return runs
 
 
 def test_the_folder_holds_what_the_builder_needs(runs, tmp_path):
     goal = tmp_path / "sample"
-    total = export_sample.export(**runs, judged=JUDGED, goal=goal, docs=tmp_path / "docs")
+    total = export_sample.export(**runs, judged=JUDGED, goal=goal)
     names = {
         "dit.safetensors",
         "vae.safetensors",
@@ -74,11 +74,11 @@ def test_a_folder_is_never_overwritten_and_too_much_is_refused(runs, tmp_path, m
     goal = tmp_path / "sample"
     monkeypatch.setattr(export_sample, "LARGEST", 1000)
     with pytest.raises(ValueError, match="at most 1000 ship"):
-        export_sample.export(**runs, judged=JUDGED, goal=goal, docs=None)
+        export_sample.export(**runs, judged=JUDGED, goal=goal)
     assert not goal.exists()
     goal.mkdir()
     with pytest.raises(FileExistsError, match="remove it"):
-        export_sample.export(**runs, judged=JUDGED, goal=goal, docs=None)
+        export_sample.export(**runs, judged=JUDGED, goal=goal)
 
 
 def test_the_card_tells_every_run_that_a_student_began_from(runs, tmp_path):
@@ -87,17 +87,13 @@ def test_the_card_tells_every_run_that_a_student_began_from(runs, tmp_path):
     begin = read_ema(runs["student"])
     made = {"adamw": config, "muon": dataclasses.replace(config, optimizer="muon")}
     for name, way in made.items():
-        distil.train(
-            way, tmp_path / name, taught, teaching, averaging_encoder, Budget(steps=2), options(), begin
-        )
+        distil.train(way, tmp_path / name, taught, teaching, averaging_encoder, 2, options(), begin)
     students = [read_ema(tmp_path / name) for name in made]
     assert students[0][1]["began_from"] == begin[1]
 
     def card(student: str) -> str:
         goal = tmp_path / f"{student}-sample"
-        export_sample.export(
-            runs["vae"], runs["teacher"], tmp_path / student, judged=JUDGED, goal=goal, docs=None
-        )
+        export_sample.export(runs["vae"], runs["teacher"], tmp_path / student, judged=JUDGED, goal=goal)
         return (goal / "MODEL.md").read_text()
 
     text = card("adamw")

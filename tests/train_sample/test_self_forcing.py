@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from scripts.train_sample import self_forcing
 from scripts.train_sample.causal_training import CausalDit, init_weights, sequence_mask
-from scripts.train_sample.distillation import CHUNK_0_ROWS, Distillation
+from scripts.train_sample.distillation import TURNS, Distillation
 from scripts.train_sample.guided_paths import predict_clean
 from scripts.train_sample.latent_pool import LatentPool
-from scripts.train_sample.progress import Budget, Run
+from scripts.train_sample.progress import Run
 from scripts.train_sample.rollout import roll_out, warped
 from scripts.train_sample.self_forcing import SelfForcing, sequence_of
 from scripts.train_sample.text import make_tokenizer
@@ -39,23 +39,23 @@ def drawn_dit(seed: int) -> CausalDit:
     return dit
 
 
-def forcing(folder: Path, turns: tuple[str, ...], share: float) -> SelfForcing:
-    """Return what takes steps of these turns, on micro networks that differ from each other."""
-    config = Distillation("dmd", batch=2, pool=4, fake_steps=1, start_chunks=4, turns=turns)
+def forcing(folder: Path, share: float) -> SelfForcing:
+    """Return what takes steps, on micro networks that differ from each other."""
+    config = Distillation("dmd", batch=2, pool=4, fake_steps=1, start_chunks=4)
     teacher = Conditioned(MICRO, 0).requires_grad_(False)
     teacher.dit.load_state_dict(drawn_dit(1).state_dict())
     student, fake = drawn_dit(2), drawn_dit(3)
-    run = Run(folder, student, config.learning_rate, 0.9, Budget(steps=5), resume=False, also=fake)
+    run = Run(folder, student, config.learning_rate, 0.9, 5, resume=False, also=fake)
     pool = LatentPool(4, MICRO.stream, averaging_encoder, make_tokenizer(), 48, "cpu", 0)
     teaching = dataclasses.replace(MICRO, given_share=share)
     return SelfForcing(run, config, teaching, teacher, student, fake, pool, options())
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-@pytest.mark.parametrize("turn", ["near", "far", "first"])
+@pytest.mark.parametrize("turn", TURNS)
 def test_the_sequence_that_scores_a_rollout_is_the_rollout(turn, share, tmp_path, monkeypatch):
     """At its last pass each chunk's x0 in one masked sequence is what the rollout made behind its cache."""
-    one, seen = forcing(tmp_path, (turn,), share), {}
+    one, seen = forcing(tmp_path, share), {}
 
     def rolled(*arguments, **more):
         seen["rolled"] = roll_out(*arguments, **more)
@@ -72,8 +72,8 @@ def test_the_sequence_that_scores_a_rollout_is_the_rollout(turn, share, tmp_path
     monkeypatch.setattr(self_forcing, "predict_clean", predicted)
     one.take_step(turn, torch.Generator().manual_seed(3))
     made = seen["rolled"].latents
-    assert made.shape[0] == {"near": 2, "far": 2, "first": 2 * CHUNK_0_ROWS}[turn]
-    assert made.shape[2] == {"near": 12, "far": 9, "first": 3}[turn]
+    assert made.shape[0] == 2
+    assert made.shape[2] == {"near": 12, "far": 9}[turn]
     assert relative_error(seen["made"], made) <= BAR
 
 
@@ -139,16 +139,15 @@ class WrongInFrame0(nn.Module):
 
 
 @pytest.mark.parametrize("wrong", ["fake", "teacher"])
-@pytest.mark.parametrize("turn", ["near", "first"])
-def test_a_given_frame_is_judged_by_nobody(turn, wrong, tmp_path):
+def test_a_given_frame_is_judged_by_nobody(wrong, tmp_path):
     told = {}
     for share in (0.0, 1.0):
-        one = forcing(tmp_path / str(share), (turn,), share)
+        one = forcing(tmp_path / str(share), share)
         if wrong == "fake":
             one.fake = WrongInFrame0(one.fake)
         else:
             one.guided = dataclasses.replace(one.guided, forward=WrongInFrame0(one.guided.forward))
-        gap, fake, _ = one.take_step(turn, torch.Generator().manual_seed(1))
+        gap, fake, _ = one.take_step("near", torch.Generator().manual_seed(1))
         told[share] = {"gap": gap.item(), "fake": fake.item()}
     assert told[0.0]["gap"] > 1e4
     assert told[1.0]["gap"] < 1e2
@@ -180,9 +179,7 @@ def test_the_last_chunk_has_no_context_pass_and_the_others_have(monkeypatch):
 # The compiler itself looks at the gradients of what it takes in.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
 def test_layers_compile_in_the_first_step_of_a_turn_alone(tmp_path):
-    """A captured step must not meet the compiler: all that it needs has come in the runs before."""
-    turns, compiled = ("near", "far", "first"), []
-    one = forcing(tmp_path, turns, 0.5)
+    compiled, one = [], forcing(tmp_path, 0.5)
 
     def compiler(module: torch.fx.GraphModule, _: list[Tensor]):
         compiled.append(module)
@@ -195,12 +192,12 @@ def test_layers_compile_in_the_first_step_of_a_turn_alone(tmp_path):
             for layer in network.blocks:
                 layer.compile(backend=compiler, dynamic=False, fullgraph=True)
         counts = []
-        for step in range(6):
-            one.take_step(turns[step % 3], torch.Generator().manual_seed(step))
+        for step in range(4):
+            one.take_step(TURNS[step % 2], torch.Generator().manual_seed(step))
             counts.append(len(compiled))
     torch._dynamo.reset()
-    assert counts[0] < counts[1] < counts[2] == counts[5]
-    assert counts[5] <= 16  # layers and networks share what is compiled
+    assert counts[0] < counts[1] == counts[3]
+    assert counts[3] <= 12  # layers and networks share what is compiled
 
 
 @pytest.mark.parametrize(
@@ -208,8 +205,6 @@ def test_layers_compile_in_the_first_step_of_a_turn_alone(tmp_path):
     [
         ({"method": "gan"}, "method 'gan' is unknown"),
         ({"optimizer": "sgd"}, "optimizer 'sgd' is unknown"),
-        ({"turns": ("near", "middle")}, r"turns 'near,middle' name \['middle'\]"),
-        ({"turns": ()}, "turns '' name none"),
         ({"score_least": 0.6, "score_most": 0.5}, "0.6 to 0.5"),
         ({"fake_steps": 0}, "fake_steps 0"),
     ],

@@ -13,14 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from scripts.train_sample.blend_switched import mean, mixed
 from scripts.train_sample.captions import caption, describe, held_out, parse
 from scripts.train_sample.causal_training import CausalDit, init_weights
 from scripts.train_sample.judge import ATTRIBUTES
 from scripts.train_sample.judge_switch import session_stream, switched_stream
+from scripts.train_sample.progress import write_state
 from scripts.train_sample.rollout import roll_out, warped
 from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.ship_switched import require_good, ship
+from scripts.train_sample.shipped import load_student
 from scripts.train_sample.switch_pool import (
     CHUNKS,
     SWITCHES,
@@ -34,7 +35,6 @@ from scripts.train_sample.train_dit import SAMPLE_MODEL, SAMPLE_STREAM, chunk_ma
 from scripts.train_sample.train_switch import (
     SwitchTraining,
     beginning_loss,
-    load_student,
     switch_loss,
     views_of,
 )
@@ -199,7 +199,7 @@ def test_the_runtimes_session_switches_as_the_judged_stream_does():
     """Both see the same past and the same noise levels; noise is theirs, so the means of many values are compared."""
     teacher = load_student(SAMPLE_FOLDER, "cpu", layers=1).requires_grad_(False)
     before, after = drawn(2, 48, 128), drawn(2, 48, 128, seed=1)
-    made = session_stream(teacher, before, after, 1, 3, "cpu")
+    made = session_stream(teacher, before, after, 1, 3, "cpu", SAMPLE_FOLDER)
     other = switched_stream(
         teacher, before, after, 1, 3, warped(4, 5.0), torch.Generator().manual_seed(5), recache=True
     )
@@ -268,15 +268,6 @@ def test_more_orbits_are_drawn_as_asked_and_none_of_a_scene_that_is_held_out():
     assert sum(any(f.motion == "orbit" for f in one.figures) for one in made) > 240
 
 
-def test_a_mix_is_between_the_two_and_a_mean_of_all():
-    students = [{"x": torch.full((2,), value, dtype=torch.bfloat16)} for value in (0.0, 2.0, 7.0)]
-    assert mixed(students[0], students[1], 0.25)["x"].tolist() == [0.5, 0.5]
-    made = mean(students)["x"]
-    assert (made.dtype, made.tolist()) == (torch.bfloat16, [3.0, 3.0])
-    with pytest.raises(ValueError, match="not of one model"):
-        mixed(students[0], {"y": students[1]["x"]}, 0.5)
-
-
 def test_what_is_altered_can_be_said_and_read():
     rng = random.Random(3)
     one, other = describe(draw_scenes(2, 9))
@@ -299,8 +290,7 @@ def report(rebuilt: float = 0.85, plain: float = 0.82, start: float = 0.86) -> d
         "end": shares(0.9),
     }
     before = {"rebuilt": shares(0.0), "plain": shares(0.0), "start": shares(0.865), "end": shares(0.9)}
-    legs = [{"minutes": 3.5, "steps": 2000}, {"minutes": 2.04, "steps": 1500}]
-    return {"before": before, "after": after, "legs": legs, "video_seconds": 59.8}
+    return {"before": before, "after": after, "video_seconds": 59.8}
 
 
 def test_trained_switches_take_the_place_of_the_shipped_transformer(tmp_path):
@@ -309,6 +299,8 @@ def test_trained_switches_take_the_place_of_the_shipped_transformer(tmp_path):
     shutil.copytree(SAMPLE_FOLDER, sample)
     trained = {name: t + 1 for name, t in load_file(sample / "dit.safetensors").items()}
     save_file(trained, made / "dit.safetensors")
+    facts = {"steps": 1500, "minutes": 2.04, "began_from": {"steps": 2000, "minutes": 3.5}}
+    write_state(made, {"ema": trained}, {"step": 1500, "seconds": 122.4, "facts": facts})
     (made / "judged.json").write_text(json.dumps(report()), encoding="utf-8")
     for _ in range(2):  # a second time it replaces what the first one said
         ship(made, sample, None)

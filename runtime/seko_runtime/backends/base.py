@@ -43,7 +43,9 @@ class RuntimeBackend:
     library : str
         The module that runs its engines.
     module : str
-        The module that opens engines with that library: its ``BACKEND`` takes a device and returns a `Backend`.
+        The module that opens engines with that library.
+    opener : str
+        Its name in that module: a callable that takes a device and returns a `Backend`.
     library_words : str
         The library's name in messages, if it differs.
     fits_one_cpu : bool
@@ -57,6 +59,7 @@ class RuntimeBackend:
     name: str
     library: str
     module: str
+    opener: str = "BACKEND"
     library_words: str = ""
     fits_one_cpu: bool = True
     check_target: Callable[[Target, str], None] = lambda *_: None
@@ -94,5 +97,5 @@ class RuntimeBackend:
             As `check_library`.
         """
         self.check_library()
-        backend: Backend = importlib.import_module(self.module).BACKEND(device)
+        backend: Backend = getattr(importlib.import_module(self.module), self.opener)(device)
         return backend

@@ -1,36 +1,353 @@
-"""Plans of TensorRT, run by its lean runtime."""
+"""The backends ``tensorrt`` and ``tensorrt-rtx``: plans, run by one of TensorRT's libraries over the CUDA driver.
+
+There is no torch here, no builder, and no Python of a plugin. `tensorrt_libraries` has the two libraries.
+"""
 
 from __future__ import annotations
 
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import prod
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-import tensorrt_lean as trt
+from seko_runtime.backends import cuda_driver
+from seko_runtime.backends.blocks import ALIGNMENT
+from seko_runtime.backends.device_tensor import DeviceTensor
+from seko_runtime.backends.driver_blocks import Queue, current_queue
+from seko_runtime.backends.driver_memory import DriverMemory
+from seko_runtime.backends.memory import Engine, Memory
+from seko_runtime.backends.tensorrt_libraries import Contexts, LeanLibrary, PlanLibrary, RtxLibrary
+from seko_runtime.errors import (
+    DeviceFaultError,
+    DeviceMemoryError,
+    EngineLoadError,
+    EngineSignatureError,
+    ManifestError,
+    PlanVersionError,
+)
+from seko_runtime.format.manifest import PLUGINS_KEY, EngineSpec, Manifest, TensorSpec
 
-from seko_runtime.backends.cuda_driver import CudaDriver
-from seko_runtime.backends.tensorrt_plans import PlainContexts, PlanBackend
-from seko_runtime.format.manifest import EngineSpec, Manifest
+if TYPE_CHECKING:
+    import tensorrt_lean as trt
+
+PLUGIN = ("PtxKernel", "2", "seko")  # what that library registers: name, version, namespace
+NEXT = "next."  # before an output's name where an input has that name
+DTYPES = {
+    "FLOAT": ("float32",),
+    "HALF": ("float16",),
+    "BF16": ("bfloat16",),
+    "FP8": ("float8_e4m3fn",),
+    "INT8": (
+        "int8",
+        "uint8",
+    ),  # a plan says int8 of bytes that plugins take: TensorRT's uint8 may only be cast
+    "UINT8": ("uint8",),
+    "INT32": ("int32",),
+    "INT64": ("int64",),
+    "BOOL": ("bool",),
+}
 
 
-class LeanRuntime:
-    """The lean runtime; see `tensorrt_plans.PlanRuntime`."""
+class PlanBackend:
+    """Plans run by a library of TensorRT's; see `seko_runtime.backends.base.Backend`.
 
-    module: ModuleType = trt
-    title = "TensorRT"
-    version_key = "tensorrt"
-    install = "a tensorrt-lean"
+    Parameters
+    ----------
+    library : type of PlanLibrary
+        Which library.
+    device : str
+        ``cuda`` or ``cuda:N``.
+    driver : CudaDriver, optional
+        In the place of the device's own, for tests.
+    """
 
-    def check_plan(self, runtime: trt.Runtime, spec: EngineSpec, plan: bytes, manifest: Manifest) -> None:
-        """Do nothing: the lean runtime reports an unsuitable plan only when it loads it."""
+    def __init__(
+        self, library: type[PlanLibrary], device: str, driver: cuda_driver.CudaDriver | None = None
+    ) -> None:
+        number = int(device.partition(":")[2] or 0)
+        # The driver comes first: without one the lean runtime crashes instead of refusing.
+        self._driver = driver or cuda_driver.CudaDriver(number)
+        self._library = library(number)
+        self._logger = make_logger(self._library.module)
+        self._plans: list[Plan] = []
+        self._copied_back = 0
 
-    def contexts(self, engine: trt.ICudaEngine, spec: EngineSpec, plan: bytes) -> PlainContexts:  # noqa: ARG002
-        return PlainContexts(engine)
+    def memory(self) -> Memory:
+        return DriverMemory(self._driver)
+
+    def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
+        """Load the plugin library, then each plan.
+
+        Raises
+        ------
+        ManifestError
+            If the artifact does not say which TensorRT built it.
+        PlanVersionError
+            If this one cannot run what that one built.
+        DeviceArchError
+            If a plan is for other GPUs.
+        EngineLoadError
+            If the runtime refuses a plan or the plugin library, or an engine is said to write in place.
+        EngineSignatureError
+            If a plan's inputs or outputs are not the manifest's.
+        """
+        library, module = self._library, self._library.module
+        check_version(library, manifest.extra.get(library.version_key), module.__version__)
+        with self._driver.current():
+            if PLUGINS_KEY in manifest.extra:
+                load_plugins(library, manifest.extra[PLUGINS_KEY], files)
+            runtime: trt.Runtime = module.Runtime(self._logger)
+            for spec in manifest.engines:
+                if spec.mutates:
+                    raise EngineLoadError(
+                        f"engine {spec.name} is said to write {', '.join(spec.mutates)} in place, but a plan "
+                        "gives what it writes; rebuild the artifact"
+                    )
+                plan = bytes(files[spec.file])
+                library.check_plan(runtime, spec, plan, manifest)
+                engine = runtime.deserialize_cuda_engine(plan)
+                if engine is None:
+                    raise EngineLoadError(
+                        f"engine {spec.name} ({spec.file}) was refused by {library.title} {module.__version__}: "
+                        f"{self._logger.last()}; rebuild the artifact"
+                    )
+                contexts = library.contexts(engine, spec, plan)
+                self._plans.append(Plan(spec, engine, contexts, module, self._logger))
+        engines = {plan.spec.name: plan for plan in self._plans}
+        returned = caches_returned(manifest)
+        self._copied_back = sum(name not in engines[engine].in_place for engine, name in returned)
+        return engines
+
+    def stats(self) -> Mapping[str, int]:
+        """How many caches are copied back whole at each call, because a plan does not write them in place."""
+        return {"caches_copied_back": self._copied_back}
+
+    def close(self) -> None:
+        with self._driver.current():
+            for plan in self._plans:
+                plan.close()
+        self._plans.clear()
 
 
-class TensorRtBackend(PlanBackend):
-    """Plans run by the lean runtime; see `PlanBackend`."""
+class Plan:
+    """One engine: an execution context for each queue, whose scratch memory its calls share one after another.
 
-    def __init__(self, device: str, driver: CudaDriver | None = None) -> None:
-        super().__init__(LeanRuntime(), device, driver)
+    Parameters
+    ----------
+    spec : EngineSpec
+        What the manifest says of it.
+    engine : ICudaEngine
+        The loaded plan.
+    contexts : Contexts
+        Makes its contexts.
+    module : module
+        The runtime's Python module.
+    logger : Logger
+        Where it complains.
+
+    Raises
+    ------
+    EngineSignatureError
+        If the two disagree.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        engine: trt.ICudaEngine,
+        contexts: Contexts,
+        module: ModuleType,
+        logger: Any,
+    ) -> None:
+        self.spec = spec
+        self._engine, self._maker, self._trt, self._logger = engine, contexts, module, logger
+        self._contexts: weakref.WeakKeyDictionary[Queue, trt.IExecutionContext] = weakref.WeakKeyDictionary()
+        taken = {one.name: place for place, one in enumerate(spec.inputs)}
+        self._inputs = [*taken]
+        self._outputs = [NEXT * (one.name in taken) + one.name for one in spec.outputs]
+        # An output that the plan writes in the memory of an input, by the input's place.
+        given = {engine.get_tensor_name(place) for place in range(engine.num_io_tensors)}
+        found = [engine.get_aliased_input_tensor(name) if name in given else None for name in self._outputs]
+        self._aliases = [taken.get(name) if name else None for name in found]
+        self._check()
+        pairs = zip(spec.outputs, self._aliases, strict=True)
+        self.in_place = frozenset(one.name for one, alias in pairs if alias is not None)
+
+    def __call__(self, inputs: list[DeviceTensor]) -> Sequence[DeviceTensor]:
+        """Queue the engine on the session's queue."""
+        queue = current_queue()
+        with queue.driver.current():
+            context, first = self._contexts.get(queue), False
+            if context is None:
+                context, first = self._new_context(queue), True
+            results = []
+            for name, spec, tensor in zip(self._inputs, self.spec.inputs, inputs, strict=True):
+                _check_address(self.spec, spec, tensor)
+                self._bind(context, name, tensor.address)
+            for name, spec, alias in zip(self._outputs, self.spec.outputs, self._aliases, strict=True):
+                result = queue.result(spec) if alias is None else inputs[alias]
+                self._bind(context, name, result.address)
+                results.append(result)
+            if not context.execute_async_v3(queue.stream):
+                raise DeviceFaultError(
+                    f"engine {self.spec.name} could not be queued: {self._logger.last()}; open the session again"
+                )
+            if first:
+                self._maker.check_capture(context, queue.stream)
+        return results
+
+    def close(self) -> None:
+        """Let go of the contexts; what they compiled may be kept for the next process."""
+        self._maker.close()
+        self._contexts.clear()
+
+    def _new_context(self, queue: Queue) -> trt.IExecutionContext:
+        """Make a queue's context; its first call comes before any capture."""
+        context = self._maker.make()
+        if context is None:
+            raise DeviceMemoryError(
+                f"engine {self.spec.name} got no memory to work in: {self._logger.last()}; close other sessions and "
+                "programs on the device"
+            )
+        self._contexts[queue] = context
+        return context
+
+    def _bind(self, context: trt.IExecutionContext, name: str, address: int) -> None:
+        if not context.set_tensor_address(name, address):
+            raise EngineSignatureError(
+                f"engine {self.spec.name} does not take an address for {name}: {self._logger.last()}; rebuild the "
+                "artifact"
+            )
+
+    def _check(self) -> None:
+        """Compare names, shapes and dtypes of both sides."""
+        engine, modes = self._engine, self._trt.TensorIOMode
+        # A cache that is written in place has the shape that TensorRT's own layer asks for: other axes, the same bytes.
+        inputs = {self._inputs[alias] for alias in self._aliases if alias is not None}
+        pairs = zip(self._outputs, self._aliases, strict=True)
+        in_place = inputs | {name for name, alias in pairs if alias is not None}
+        names = [engine.get_tensor_name(place) for place in range(engine.num_io_tensors)]
+        for verb, mode, wanted, specs in (
+            ("takes", modes.INPUT, self._inputs, self.spec.inputs),
+            ("gives", modes.OUTPUT, self._outputs, self.spec.outputs),
+        ):
+            found = [name for name in names if engine.get_tensor_mode(name) == mode]
+            if sorted(found) != sorted(wanted):
+                other = sorted(set(found) ^ set(wanted))
+                raise EngineSignatureError(
+                    f"engine {self.spec.name} {verb} {len(found)} tensors, the manifest says {len(wanted)} (not on "
+                    f"both sides: {', '.join(other[:4])}); rebuild the artifact"
+                )
+            for name, spec in zip(wanted, specs, strict=True):
+                sizes = engine.get_tensor_shape(name)
+                shape = tuple(sizes[axis] for axis in range(len(sizes)))
+                dtype = engine.get_tensor_dtype(name).name
+                same = shape == spec.shape or (name in in_place and prod(shape) == prod(spec.shape))
+                if not same or spec.dtype not in DTYPES.get(dtype, ()):
+                    raise EngineSignatureError(
+                        f"engine {self.spec.name} {verb} {name} as {dtype} {list(shape)}, the manifest says "
+                        f"{spec.dtype} {list(spec.shape)}; rebuild the artifact"
+                    )
 
 
-BACKEND = TensorRtBackend
+def make_logger(trt: Any) -> Any:
+    """Return a logger of TensorRT's kind that keeps its last complaint and says nothing itself."""
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self._last = ""
+
+        def log(self, severity: Any, msg: str) -> None:
+            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+                self._last = msg
+
+        def last(self) -> str:
+            """One line of it."""
+            lines = self._last.strip().splitlines()
+            return lines[0][:200] if lines else "it gave no reason"
+
+    return Logger()
+
+
+def load_plugins(library: PlanLibrary, name: str, files: Mapping[str, memoryview]) -> None:
+    """Load the plugin library from bytes whose hash was checked; once a process, since TensorRT's registry is one.
+
+    Raises
+    ------
+    ManifestError
+        If the artifact has no such file.
+    EngineLoadError
+        If TensorRT does not load it.
+    """
+    if name not in files:
+        raise ManifestError(
+            f"extra.{PLUGINS_KEY} names {name!r}, which is no engine's file; rebuild the artifact"
+        )
+    registry = library.module.get_plugin_registry()
+    kind, version, namespace = PLUGIN
+    if registry.get_creator(kind, version, namespace) is not None:
+        return
+    # TensorRT wants a path. A memory file holds exactly the bytes that were hashed, whatever becomes of the folder.
+    with os.fdopen(os.memfd_create("seko-plugins", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+        view = files[name]
+        while view:
+            view = view[file.write(view) :]
+        handle = registry.load_library(f"/proc/self/fd/{file.fileno()}")
+    if handle is None or registry.get_creator(kind, version, namespace) is None:
+        raise EngineLoadError(
+            f"the plugin library {name} was refused by {library.title} {library.module.__version__}; rebuild the "
+            "artifact"
+        )
+
+
+def caches_returned(manifest: Manifest) -> set[tuple[str, str]]:
+    """Return engine and output of every cache that an engine gives back to where it came from."""
+    caches = {f"buffer:{one.name}" for one in manifest.buffers if one.role == "cache" and one.row_axis}
+    specs = {engine.name: engine for engine in manifest.engines}
+    return {
+        (call.engine, output.name)
+        for calls in manifest.programs.values()
+        for call in calls
+        for output, ref in zip(specs[call.engine].outputs, call.outputs, strict=True)
+        if ref.partition("[")[0] in caches and ref in call.inputs
+    }
+
+
+def check_version(library: PlanLibrary, built: str | None, here: str) -> None:
+    """Compare the TensorRT that built the plans with the one here: version-compatible plans run on a newer one.
+
+    Raises
+    ------
+    ManifestError
+        If the artifact does not say, or not as a version.
+    PlanVersionError
+        If this one is older, or of another major version.
+    """
+    try:
+        wanted, found = (tuple(int(part) for part in (text or "").split(".")[:3]) for text in (built, here))
+    except ValueError:
+        raise ManifestError(
+            f"extra.{library.version_key} is {built!r}, expected the version of the TensorRT that built the plans; "
+            "rebuild it"
+        ) from None
+    if found[0] != wanted[0] or found < wanted:
+        raise PlanVersionError(
+            f"plans are built with {library.title} {built}, the runtime here is {here}; install {library.install} of "
+            f"{wanted[0]}.x that is at least {built}, or rebuild the artifact"
+        )
+
+
+def _check_address(spec: EngineSpec, argument: TensorSpec, tensor: DeviceTensor) -> None:
+    if tensor.address % ALIGNMENT or not tensor.is_contiguous:
+        raise EngineSignatureError(
+            f"engine {spec.name} is given {argument.name} at an address that is no multiple of {ALIGNMENT}, or with "
+            "holes; a plan takes neither: rebuild the artifact with another layout"
+        )
+
+
+LEAN = partial(PlanBackend, LeanLibrary)
+RTX = partial(PlanBackend, RtxLibrary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +18,210 @@ SUMMARIES = {
     "info": "print what the manifest says",
     "unpack": "unpack a packed artifact into a folder",
 }
+
+USAGES = {
+    "run": "%(prog)s ARTIFACT -o FILE [OPTIONS]",
+    "verify": "%(prog)s ARTIFACT [OPTIONS]",
+    "info": "%(prog)s ARTIFACT [OPTIONS]",
+    "unpack": "%(prog)s FILE.tar -o DIR [OPTIONS]",
+}
+
+ARTIFACT = "Artifact (how it is opened)"
+VIDEO = "Video (length, prompt, noise)"
+MEDIA = "Media (pictures and sound)"
+INPUTS = "Camera and other inputs"
+OUTPUT = "Output"
+GROUPS = (ARTIFACT, VIDEO, MEDIA, INPUTS, OUTPUT)  # in the order of the help
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option or argument of some commands.
+
+    Parameters
+    ----------
+    group : str
+        The heading above it in the help: one of `GROUPS`.
+    commands : tuple of str
+        The commands that have it.
+    names : tuple of str
+        Its spellings.
+    settings : dict
+        What `add_argument` takes besides.
+    """
+
+    group: str
+    commands: tuple[str, ...]
+    names: tuple[str, ...]
+    settings: dict[str, Any]
+
+
+def _option(*names: str, group: str, of: str = "run", **settings: Any) -> Option:
+    return Option(group, tuple(of.split()), names, settings)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+_ALL = " ".join(SUMMARIES)
+OPTIONS = (
+    _option(
+        "artifact",
+        group=ARTIFACT,
+        of="run verify info",
+        type=Path,
+        metavar="ARTIFACT",
+        help="the artifact's folder",
+    ),
+    _option(
+        "artifact",
+        group=ARTIFACT,
+        of="unpack",
+        type=Path,
+        metavar="FILE.tar",
+        help="what `seko-export pack` made",
+    ),
+    _option("--device", group=ARTIFACT, of="run verify", default="auto", help="auto, cpu, cuda or cuda:N"),
+    _option(
+        "--copy-weights",
+        group=ARTIFACT,
+        of="run verify",
+        action="store_true",
+        help="read the weights into memory instead of mapping files, which others could truncate",
+    ),
+    _option(
+        "--trust",
+        group=ARTIFACT,
+        of=_ALL,
+        type=Path,
+        metavar="FILE",
+        help="open only an artifact that a key in this file signed; default: SEKO_TRUST",
+    ),
+    _option(
+        "--chunks",
+        group=VIDEO,
+        type=_positive,
+        metavar="N",
+        help="how many chunks; default: as many as --audio, --keys or --poses last, else 4",
+    ),
+    _option(
+        "--seed", group=VIDEO, type=int, default=0, metavar="S", help="seed of the noise; row r gets S + r"
+    ),
+    _option("--prompt", group=VIDEO, metavar="TEXT", help="a sentence; default: that of the recorded chunks"),
+    _option(
+        "--prompts",
+        group=VIDEO,
+        type=Path,
+        metavar="FILE.json",
+        help='prompts over time: [{"at_s": 0, "prompt": "..."}, {"at_s": 6.5, "prompt": ..., "recache": true}]; '
+        "at_frame in place of at_s: a video frame",
+    ),
+    _option("--text", group=VIDEO, type=Path, metavar="FILE.npy", help="text embeddings [B, tokens, dim]"),
+    _option("--steps", group=VIDEO, type=_positive, metavar="N", help="denoise passes per chunk"),
+    _option("--shift", group=VIDEO, type=float, metavar="X", help="shift of their times towards noise"),
+    _option(
+        "--image",
+        group=MEDIA,
+        type=Path,
+        metavar="FILE",
+        help="start with a picture, or the portrait that speaks: .npy uint8; with PyAV also .png",
+    ),
+    _option(
+        "--reference",
+        group=MEDIA,
+        type=Path,
+        metavar="FILE",
+        help="reference frames: pictures as --image takes them, or .npy float32 latents",
+    ),
+    _option(
+        "--audio",
+        group=MEDIA,
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="the voice, once for each speaker: wav; with PyAV also mp3, m4a. An .mp4 output gets its sound",
+    ),
+    _option(
+        "--mask",
+        group=MEDIA,
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="with several speakers: a picture, bright where one is in the portrait; one for each --audio, in order",
+    ),
+    _option(
+        "--keys",
+        group=INPUTS,
+        metavar="KEYS",
+        help="steer the camera with keys w a s d i j k l: w-10,iw-15,none-5 holds w for 10 video frames, then i and w "
+        "for 15, then none for 5",
+    ),
+    _option(
+        "--poses",
+        group=INPUTS,
+        type=Path,
+        metavar="FILE.npy",
+        help="a recorded camera: [N, 4, 4], camera to world",
+    ),
+    _option(
+        "--intrinsics",
+        group=INPUTS,
+        type=Path,
+        metavar="FILE.npy",
+        help="focal lengths x, y and centre x, y, [4] or [N, 4], in pixels of a picture of 480x832",
+    ),
+    _option(
+        "--input",
+        group=INPUTS,
+        action="append",
+        metavar="NAME=FILE.npy",
+        help="an input of the model, such as a camera: one chunk's array, or [chunks, ...]; repeatable",
+    ),
+    _option(
+        "-o",
+        "--output",
+        group=OUTPUT,
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help=".npy .y4m .mp4; a named pipe is written to as chunks come, and - is stdout",
+    ),
+    _option(
+        "-o",
+        "--output",
+        group=OUTPUT,
+        of="unpack",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the folder to make",
+    ),
+    _option(
+        "--format",
+        group=OUTPUT,
+        metavar="NAME",
+        help="npy, y4m, mp4, or raw: rgb24 pictures alone; y4m for - and pipes",
+    ),
+    _option(
+        "--force",
+        group=OUTPUT,
+        of="unpack",
+        action="store_true",
+        help="replace an artifact that is already there",
+    ),
+    _option(
+        "--json",
+        group=OUTPUT,
+        of=_ALL,
+        action="store_true",
+        help="print one JSON object, and nothing else, on stdout",
+    ),
+    _option("-h", "--help", group=OUTPUT, of=_ALL, action="help", help="show this help"),
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,125 +262,24 @@ def parsers(
     """Return the parser of the command line, and those of its commands by name."""
     parser = Parser(prog="seko-run", description="Open an artifact and make video of it, chunk by chunk.")
     parser.add_argument("--version", action="version", version=f"seko-runtime {__version__}")
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND", title="Commands")
     commands: dict[str, argparse.ArgumentParser] = {}
     for name, summary in SUMMARIES.items():
-        commands[name] = subparsers.add_parser(name, help=summary, description=summary)
+        commands[name] = subparsers.add_parser(
+            name, help=summary, description=summary, usage=USAGES[name], add_help=False
+        )
         commands[name].set_defaults(command=functions[name])
         _add_options(commands[name], name)
     return parser, commands
 
 
 def _add_options(command: argparse.ArgumentParser, name: str) -> None:
-    packed = name == "unpack"
-    command.add_argument(
-        "artifact",
-        type=Path,
-        metavar="FILE.tar" if packed else "ARTIFACT",
-        help="what `seko-export pack` made" if packed else "the artifact's folder",
-    )
-    command.add_argument(
-        "--json", action="store_true", help="print one JSON object, and nothing else, on stdout"
-    )
-    command.add_argument(
-        "--trust",
-        type=Path,
-        metavar="FILE",
-        help="open only an artifact that a key in this file signed; default: SEKO_TRUST",
-    )
-    if packed:
-        command.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
-        command.add_argument("--force", action="store_true", help="replace an artifact that is already there")
-    if name in ("run", "verify"):
-        command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-        command.add_argument(
-            "--copy-weights",
-            action="store_true",
-            help="read the weights into memory instead of mapping files, which others could truncate",
-        )
-    if name == "run":
-        _add_run_options(command)
-
-
-def _add_run_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--chunks",
-        type=_positive,
-        metavar="N",
-        help="default: as many as --audio, --keys or --poses say, else 4",
-    )
-    command.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="seed of the noise; row r gets S + r"
-    )
-    command.add_argument("--prompt", metavar="TEXT", help="a sentence; default: that of the recorded chunks")
-    command.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE.json",
-        help='prompts over time: [{"at_s": 0, "prompt": "..."}, {"at_s": 6.5, "prompt": ..., "recache": true}]; '
-        "at_frame in place of at_s: a video frame",
-    )
-    command.add_argument("--text", type=Path, metavar="FILE.npy", help="text embeddings [B, tokens, dim]")
-    command.add_argument("--steps", type=_positive, metavar="N", help="denoise passes per chunk")
-    command.add_argument("--shift", type=float, metavar="X", help="shift of their times towards noise")
-    command.add_argument(
-        "--image",
-        type=Path,
-        metavar="FILE",
-        help="start with a picture, or the portrait that speaks: .npy uint8; with PyAV also .png",
-    )
-    command.add_argument(
-        "--audio",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="the voice, once for each speaker: wav; with PyAV also mp3, m4a. An .mp4 output gets its sound",
-    )
-    command.add_argument(
-        "--mask",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="where in the portrait a speaker is, of several: a picture, bright there. One for each --audio, in order",
-    )
-    command.add_argument(
-        "--reference",
-        type=Path,
-        metavar="FILE",
-        help="reference frames: pictures as --image takes them, or .npy float32 latents",
-    )
-    command.add_argument(
-        "--input",
-        action="append",
-        metavar="NAME=FILE.npy",
-        help="an input of the model, such as a camera: one chunk's array, or [chunks, ...]; repeatable",
-    )
-    command.add_argument(
-        "--keys",
-        metavar="KEYS",
-        help="steer the camera with keys w a s d i j k l: w-10,iw-15,none-5 holds w for 10 video frames, then i and w "
-        "for 15, then none for 5",
-    )
-    command.add_argument(
-        "--poses", type=Path, metavar="FILE.npy", help="a recorded camera: [N, 4, 4], camera to world"
-    )
-    command.add_argument(
-        "--intrinsics",
-        type=Path,
-        metavar="FILE.npy",
-        help="focal lengths x, y and centre x, y, [4] or [N, 4], in pixels of a picture of 480x832",
-    )
-    command.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help=".npy .y4m .mp4; a named pipe is written to as chunks come, and - is stdout",
-    )
-    command.add_argument(
-        "--format", metavar="NAME", help="npy, y4m, mp4, or raw: rgb24 pictures alone; y4m for - and pipes"
-    )
+    for group in GROUPS:
+        options = [option for option in OPTIONS if option.group == group and name in option.commands]
+        if options:
+            section = command.add_argument_group(group)
+            for option in options:
+                section.add_argument(*option.names, **option.settings)
 
 
 def _check_names(arguments: Sequence[str], commands: dict[str, argparse.ArgumentParser]) -> None:
@@ -206,10 +310,3 @@ def _nearest(found: str, known: Iterable[str]) -> str:
 
     near = difflib.get_close_matches(found, list(known), n=1)
     return f": did you mean {near[0]}?" if near else ""
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number

@@ -15,6 +15,7 @@ from seko_runtime.host.faults import told
 
 AV_ERRORS = (OSError, ValueError, LookupError, RuntimeError)  # what PyAV's are, besides its own
 MAX_PIXELS = 1 << 26  # of one picture: 64 megapixels, 200 MB decoded
+_MAX_FRAME_SAMPLES = 1 << 20  # of each channel, in what a decoder gives at once
 _HEAD_BYTES = 16
 
 # FFmpeg's name of each format, and what tells it: bytes at an offset.
@@ -103,7 +104,8 @@ def opened(path: Path, form: str, what: str, without_av: str) -> Iterator[Any]:
     except ImportError:
         raise VideoWriterError(f"{path.name} needs PyAV, which is not installed; {without_av}") from None
     library: Any = av
-    bounds = {"max_pixels": str(MAX_PIXELS)}  # decoders refuse more before they allocate
+    # Decoders refuse more before they allocate.
+    bounds = {"max_pixels": str(MAX_PIXELS), "max_samples": str(_MAX_FRAME_SAMPLES)}
     # FFmpeg gets the open file and no way to open another: data that lies elsewhere is refused.
     options = bounds | ({"enable_drefs": "0", "use_absolute_path": "0"} if form == "mov" else {})
     try:

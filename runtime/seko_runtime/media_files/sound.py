@@ -15,6 +15,7 @@ from seko_runtime.media_files.containers import SOUND_FORMATS, opened, read_head
 from seko_runtime.video.conditioning.voice import RATE
 
 MAX_SOUND_S = 7200
+MIN_FILE_RATE = 4000  # samples a second: of a lower rate a small file would become very many samples
 
 
 def load_sound(path: Path, option: str = "--audio") -> NDArray[np.float32]:
@@ -74,11 +75,17 @@ def _decoded(path: Path, form: str, option: str) -> NDArray[np.float32]:
         if not container.streams.audio:
             raise UsageError(f"{what} holds no sound")
         library: Any = av
-        resampler = library.AudioResampler(format="fltp", rate=RATE)  # the file's own channels
+        # The file's own channels, side by side in one plane: PyAV crashes where a frame has eight planes.
+        resampler = library.AudioResampler(format="flt", rate=RATE)
         for frame in chain(container.decode(audio=0), [None]):  # None: what the resampler still holds
+            if frame is not None and frame.sample_rate < MIN_FILE_RATE:
+                raise UsageError(
+                    f"{what} has {frame.sample_rate} samples a second, expected at least {MIN_FILE_RATE}: convert it"
+                )
             for resampled in resampler.resample(frame):
-                parts.append(resampled.to_ndarray().mean(0, dtype=np.float32))  # [channels, n]
+                samples = resampled.to_ndarray().reshape(resampled.samples, -1)  # [n, channels]
+                parts.append(samples.mean(1, dtype=np.float32))
                 length += len(parts[-1])
             if length > MAX_SOUND_S * RATE:
                 raise _too_long(what)
-    return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)

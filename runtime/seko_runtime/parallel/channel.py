@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from multiprocessing.connection import Connection
+from select import POLLOUT, poll
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from seko_runtime.errors import UsageError
 _NUMBERS = "biuf"  # of numpy's dtypes: bool, integers, floats
 MAX_DEPTH = 32  # of mappings and sequences in each other
 MAX_PARTS = 1 << 20  # of a message: numbers, words, and what holds them
+MAX_VIEW_BYTES = 1 << 28  # of an array that is copied before it is sent: one number may stand for any many
 _MAX_BITS = 1024  # of an integer: Python writes and reads no number of many thousand digits
 
 
@@ -45,14 +47,26 @@ class Channel:
             If the other end is gone.
         """
         packed = message if isinstance(message, Packed) else pack(message)
-        table = [[array.dtype.str, list(array.shape)] for array in packed.arrays]
-        head = json.dumps({"message": packed.parts, "arrays": table}).encode()
         with self._sending:
-            self.connection.send_bytes(head)
+            self.connection.send_bytes(_head(packed))
             for array in packed.arrays:
                 left = _bytes_of(array)
                 while left:
                     left = left[os.write(self.connection.fileno(), left) :]
+
+    def send_at_once(self, message: Mapping[str, Any]) -> bool:
+        """Send a short message without arrays, unless that would have to wait; return whether it was sent."""
+        if not self._sending.acquire(blocking=False):
+            return False
+        try:
+            room = poll()
+            room.register(self.connection.fileno(), POLLOUT)
+            if not room.poll(0):
+                return False
+            self.connection.send_bytes(_head(pack(message)))
+            return True
+        finally:
+            self._sending.release()
 
     def receive(self) -> dict[str, Any]:
         """Return the next message; waits for it.
@@ -110,8 +124,8 @@ def pack(message: Mapping[str, Any]) -> Packed:
     Raises
     ------
     UsageError
-        If it holds anything else, is nested deeper than `MAX_DEPTH`, has more than `MAX_PARTS` parts, or an integer of
-        very many bits.
+        If it holds anything else, is nested deeper than `MAX_DEPTH`, has more than `MAX_PARTS` parts, an integer of
+        very many bits, or a view that is more than `MAX_VIEW_BYTES` when its numbers are written out.
     """
     packer = _Packer([])
     return Packed(packer.part(message, "message", 0), packer.arrays)  # type: ignore[arg-type]  # a mapping gives one
@@ -149,15 +163,28 @@ class _Packer:
 
     def _array(self, part: object, name: str) -> object:
         try:
-            array = np.asarray(part, order="C")
+            array = np.asarray(part)
+            if not array.flags.c_contiguous and array.nbytes <= MAX_VIEW_BYTES:
+                array = np.ascontiguousarray(array)
         except Exception as fault:  # `__array__` of somebody's class may raise anything
             raise UsageError(f"{name} is no array of numbers: {fault}") from None
+        if not array.flags.c_contiguous:
+            raise UsageError(
+                f"{name} is a view of {array.nbytes} bytes whose numbers do not lie one behind the other, expected at "
+                f"most {MAX_VIEW_BYTES}: give an array of its own"
+            )
         if array.dtype.kind not in _NUMBERS:
             raise UsageError(f"{name} is a {type(part).__name__}, expected an array of numbers")
         if isinstance(part, np.generic):
             return array.item()
         self.arrays.append(array)
         return {"": len(self.arrays) - 1}
+
+
+def _head(packed: Packed) -> bytes:
+    """Return a message's JSON, which comes before its arrays."""
+    table = [[array.dtype.str, list(array.shape)] for array in packed.arrays]
+    return json.dumps({"message": packed.parts, "arrays": table}).encode()
 
 
 def _unpacked(one: Any, arrays: Sequence[NDArray[Any]]) -> Any:

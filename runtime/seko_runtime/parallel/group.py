@@ -1,8 +1,9 @@
 """The caller's side of a rank group: starts a process for each rank, sends commands, watches, and ends all of them.
 
-A command goes to the ranks with a number, and each answers with that number. A thread reads the answers and the beats
-that every process sends twice a second. If a process ends, hangs, or fails at a command where others do not, the whole
-group is killed, and every call from then on raises the same error.
+A command goes to the ranks with a number, and each answers with that number. A thread for each rank reads its answers
+and the beats that every process sends twice a second; another thread watches for processes that hang, also in the midst
+of an answer. If a process ends, hangs, or fails at a command where others do not, the whole group is killed, and every
+call from then on raises the same error.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import connection
 from pathlib import Path
 from typing import IO, Any
 
@@ -105,7 +105,11 @@ class RankGroup:
         self._started: list[subprocess.Popen[bytes]] = []
         self._members: list[subprocess.Popen[bytes] | Joined] = []
         self._channels: list[Channel] = []
-        self._cleared = weakref.finalize(self, _clear, self._started, self._channels, self._words, folder)
+        self._threads: list[threading.Thread] = []
+        self._ended = threading.Event()  # set with `_over`
+        self._cleared = weakref.finalize(
+            self, _clear, os.getpid(), self._started, self._channels, self._words, folder
+        )
         try:
             for rank in range(ranks if meeting is None else 1):
                 self._start(module, rank)
@@ -115,10 +119,15 @@ class RankGroup:
                 self._channels += [one.channel for one in joined]
             self._heard = [time.monotonic()] * ranks
             self._ticks = [0] * ranks
-            self._watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True)
-            self._watcher.start()
+            self._looked = time.monotonic()
+            own = weakref.ref(self)
+            self._threads.append(threading.Thread(target=_watch, args=(own, self._ended), daemon=True))
+            for rank, channel in enumerate(self._channels):
+                self._threads.append(threading.Thread(target=_listen, args=(own, rank, channel), daemon=True))
+            for thread in self._threads:
+                thread.start()
             begun = dict(facts) | {"ranks": ranks, "meeting": str(folder / "store")}
-            self.begun = self.call("begin", begun, seconds=seconds)
+            self.begun = self.call("begin", begun, seconds=seconds, patient=True)
         except BaseException:
             self.close()
             raise
@@ -141,7 +150,7 @@ class RankGroup:
         own: Sequence[Mapping[str, Any]] | None = None,
         ranks: Sequence[int] | None = None,
         seconds: float,
-        patient: bool = True,
+        patient: bool = False,
     ) -> Answers:
         """Send a command to ranks and wait for their answers.
 
@@ -211,19 +220,22 @@ class RankGroup:
             first = self._over is None
             if first:
                 self._over = RankLostError("the artifact is closed; open it again with open_artifact()")
+                self._ended.set()
                 self._lock.notify_all()
         if first:
             for channel in self._channels:
+                # Another thread may be in the midst of a command that a stopped process does not take.
                 with contextlib.suppress(OSError):
-                    channel.send({"command": "end", "number": 0, "facts": {}})
+                    channel.send_at_once({"command": "end", "number": 0, "facts": {}})
             deadline = time.monotonic() + ENDING_S
             for process in self._members:
                 try:
                     process.wait(max(0.0, deadline - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     process.kill()
-        if hasattr(self, "_watcher"):
-            self._watcher.join(1.0)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(1.0)
         self._cleared()
 
     def _start(self, module: str, rank: int) -> None:
@@ -279,6 +291,7 @@ class RankGroup:
         with self._lock:
             if self._over is None:
                 self._over = error
+                self._ended.set()
             for process in self._members:
                 process.kill()
             for process in self._members:
@@ -287,26 +300,12 @@ class RankGroup:
             self._lock.notify_all()
 
     def _look(self) -> bool:
-        """Take what the processes sent; return False once the group has ended."""
-        began = time.monotonic()
-        try:
-            ready = connection.wait([one.connection for one in self._channels], _LOOK_S)
-        except (OSError, ValueError):  # closed at the interpreter's end
-            return False
-        for rank, channel in enumerate(self._channels):
-            if channel.connection not in ready:
-                continue
-            try:
-                message = channel.receive()
-            except (EOFError, OSError, ValueError):
-                if self._over is None:
-                    self._lose(RankLostError(self._how_it_ended(rank)))
-                return False
-            self._take(rank, message)
+        """End the group if a process hangs; return False once the group has ended."""
         now = time.monotonic()
         with self._lock:
-            if now - began > 1 + _LOOK_S:  # this process itself stood still
-                self._heard = [heard + now - began for heard in self._heard]
+            if now - self._looked > 1 + _LOOK_S:  # this process itself stood still
+                self._heard = [heard + now - self._looked for heard in self._heard]
+            self._looked = now
             quiet = [rank for rank, heard in enumerate(self._heard) if now - heard > SILENT_S]
             open_calls = [answers for answers in self._asked.values() if answers.missing]
             due = {rank for answers in open_calls if not answers.patient for rank in answers.missing}
@@ -350,6 +349,11 @@ class RankGroup:
                 answers.results[rank] = message["result"]
             self._lock.notify_all()
 
+    def _is_gone(self, rank: int) -> None:
+        """End the group, as a process has closed its channel."""
+        if self._over is None:
+            self._lose(RankLostError(self._how_it_ended(rank)))
+
     def _how_it_ended(self, rank: int) -> str:
         process = self._members[rank]
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -366,18 +370,42 @@ class RankGroup:
         )
 
 
-def _watch(group: weakref.ref[RankGroup]) -> None:
+def _watch(group: weakref.ref[RankGroup], ended: threading.Event) -> None:
     """Look at a group until it has ended, or nothing refers to it any more."""
     while (held := group()) is not None and held._look():
         del held
+        ended.wait(_LOOK_S)
+
+
+def _listen(group: weakref.ref[RankGroup], rank: int, channel: Channel) -> None:
+    """Take what a process sends until the group has ended, or nothing refers to it any more."""
+    while (held := group()) is not None and not held.over:
+        del held
+        message: Mapping[str, Any] | None
+        try:
+            if not channel.connection.poll(_LOOK_S):
+                continue
+            message = channel.receive()
+        except (EOFError, OSError, ValueError):
+            message = None
+        if (held := group()) is None:
+            return
+        if message is None:
+            held._is_gone(rank)
+            return
+        held._take(rank, message)
 
 
 def _clear(
+    owner: int,
     processes: list[subprocess.Popen[bytes]],
     channels: list[Channel],
     words: Sequence[IO[bytes]],
     meeting: Path,
 ) -> None:
+    """End what is left of a group and remove its folder; in a forked child, whose group it is not, do nothing."""
+    if os.getpid() != owner:
+        return
     for process in processes:
         process.kill()
     for process in processes:

@@ -1,4 +1,7 @@
-"""Build TensorRT plans, for both TensorRTs: ONNX forms are made in parallel, then plans one after another."""
+"""The backends ``tensorrt`` and ``tensorrt-rtx``: engines as plans, built by one of TensorRT's two libraries.
+
+ONNX forms are made in parallel, then plans one after another.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from seko_export.backends.onnx_form.translate import NEWEST_OPSET, piece_model, 
 from seko_export.engines.key import engine_file
 from seko_export.host.environment import user_cache
 from seko_export.host.progress import Progress
-from seko_export.host.tensorrt_library import TensorRt
+from seko_export.host.tensorrt_library import DATA_CENTRE, RTX, TensorRt
 from seko_runtime.format.manifest import PLUGINS_KEY
 
 if TYPE_CHECKING:
@@ -222,3 +225,7 @@ def _write_whole(path: Path, content: bytes) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_bytes(content)
     part.replace(path)
+
+
+TENSORRT = plan_backend(DATA_CENTRE)
+TENSORRT_RTX = plan_backend(RTX)

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 from seko_export.errors import MachineError, PlanError
 from seko_export.host.environment import compiler_command
 from seko_export.host.progress import Progress
-from seko_export.host.tensorrt_library import RTX, TensorRt
+from seko_export.host.tensorrt_library import TensorRt
 from seko_export.host.workshop import workshop
 from seko_kernels.tensorrt import PLUGIN_NAME, PLUGIN_NAMESPACE, PLUGIN_VERSION
 
@@ -64,8 +64,8 @@ class PlanBuilder:
 
     def __init__(self, library: TensorRt, plugins: Path) -> None:
         self._library = library
-        if library is RTX:
-            _name_rtx_library()
+        if library.missing_link is not None:
+            _make_link(*library.missing_link)
         self._trt: Any = library.load()
         registry = self._trt.get_plugin_registry()
         creator = (PLUGIN_NAME, PLUGIN_VERSION, PLUGIN_NAMESPACE)
@@ -134,19 +134,23 @@ class PlanBuilder:
         return Plan(bytes(made), b"" if timings is None else bytes(timings.serialize()))
 
 
-def configure(library: TensorRt, trt: Any, config: Any, archs: Sequence[int], timing_cache: bytes) -> Any:
+def configure(
+    library: TensorRt, module: Any, config: trt.IBuilderConfig, archs: Sequence[int], timing_cache: bytes
+) -> trt.ITimingCache | None:
     """Set the options in which the two builders differ; return the timing cache, if there is one.
 
-    That for RTX builds for GPUs that are named, and times nothing. The other makes plans for the lean runtime, without
-    native code in them, and keeps what it timed.
+    A library with `targets` builds for GPUs that are named, and times nothing. The other makes plans for the lean
+    runtime, without native code in them, and keeps what it timed.
     """
-    if library is RTX:
-        config.num_compute_capabilities = len(archs)
+    if library.targets:
+        rtx: Any = config  # the stubs are TensorRT's
+        rtx.num_compute_capabilities = len(archs)
         for place, arch in enumerate(archs):
-            config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{arch}"), place)
+            rtx.set_compute_capability(getattr(module.ComputeCapability, f"SM{arch}"), place)
         return None
-    config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
-    config.set_flag(trt.BuilderFlag.EXCLUDE_LEAN_RUNTIME)
+    flags: type[trt.BuilderFlag] = module.BuilderFlag
+    config.set_flag(flags.VERSION_COMPATIBLE)
+    config.set_flag(flags.EXCLUDE_LEAN_RUNTIME)
     cache = config.create_timing_cache(timing_cache)
     if not config.set_timing_cache(cache, False):  # another GPU's
         cache = config.create_timing_cache(b"")
@@ -244,33 +248,26 @@ def make_monitor(trt: Any, engine: str, progress: Progress) -> Any:
 
 
 @cache
-def _name_rtx_library() -> None:
-    """Make RTX's library known by the name under which its parser opens it when it meets a plugin.
+def _make_link(package: str, link: str, file: str) -> None:
+    """Make a library known by the name under which its parser opens it when it meets a plugin.
 
-    The wheel has ``libtensorrt_rtx.so.1`` alone; the parser opens ``libtensorrt_rtx.so``, and without it the process
-    ends. An empty library of that name which needs the real one, loaded first, is found instead.
+    Without that the process ends. An empty library of that name which needs the real one, loaded first, is found
+    instead.
     """
-    spec = importlib.util.find_spec("tensorrt_rtx_libs")
+    spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return  # installed otherwise: the loader knows both names
     folder = Path(spec.origin).parent
     with workshop("seko-rtx-") as place:
-        shim = place / "libtensorrt_rtx.so"
-        command = [compiler_command(), "-shared", "-x", "c", "/dev/null", "-o", str(shim)]
-        command += [
-            f"-Wl,-soname,{shim.name}",
-            "-Wl,--no-as-needed",
-            f"-Wl,-rpath,{folder}",
-            "-L",
-            str(folder),
+        shim = place / link
+        command = [
+            *(compiler_command(), "-shared", "-x", "c", "/dev/null", "-o", str(shim)),
+            *(f"-Wl,-soname,{link}", "-Wl,--no-as-needed", f"-Wl,-rpath,{folder}"),
+            *("-L", str(folder), f"-l:{file}"),
         ]
-        done = subprocess.run(
-            [*command, "-l:libtensorrt_rtx.so.1"], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise MachineError(
-                f"{compiler_command()} cannot link TensorRT for RTX: {done.stderr.strip()[-300:]}"
-            )
+            raise MachineError(f"{compiler_command()} cannot link {file}: {done.stderr.strip()[-300:]}")
         ctypes.CDLL(str(shim))
 
 

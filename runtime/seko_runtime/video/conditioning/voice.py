@@ -27,6 +27,7 @@ _INT16 = 32768.0
 MAX_HELD_S = 1800  # seconds of a voice that a row holds: heard by the last chunks, and pushed ahead
 MAX_HELD = MAX_HELD_S * RATE
 MAX_SAMPLE = 1 << 53
+_BLOCK = RATE  # samples of a voice that are held in one array
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,9 @@ class AudioWindows:
 
 
 class SampleBuffer:
-    """Consecutive samples of a voice. Appending and dropping cost what they move, not what is held.
+    """Consecutive samples of a voice, in blocks that a copy shares until one of the two changes them.
+
+    Writing, dropping and copying cost what they move, not what is held.
 
     Parameters
     ----------
@@ -172,37 +175,52 @@ class SampleBuffer:
     """
 
     def __init__(self, speakers: int) -> None:
-        self._array = np.zeros((speakers, 0), np.float32)
-        self._begin = self._end = 0  # of what is held, in `_array`
+        self._speakers = speakers
+        self._blocks: list[NDArray[np.float32]] = []  # [speakers, _BLOCK] each
+        self._shared = 0  # blocks from the first on that a copy may have, too
+        self._begin = self._end = 0  # of what is held, in the blocks
 
     def __len__(self) -> int:
         return self._end - self._begin
 
-    @property
-    def held(self) -> NDArray[np.float32]:
-        """A view [speakers, N] of the samples, until the next change."""
-        return self._array[:, self._begin : self._end]
+    def between(self, first: int, last: int) -> NDArray[np.float32]:
+        """Return a copy [speakers, last - first] of samples, counted from the first that is held."""
+        made = np.empty((self._speakers, last - first), np.float32)
+        done, (number, place) = 0, divmod(self._begin + first, _BLOCK)
+        while done < last - first:
+            part = self._blocks[number][:, place : place + last - first - done]
+            made[:, done : done + part.shape[1]] = part
+            done, number, place = done + part.shape[1], number + 1, 0
+        return made
 
     def write(self, at: int, samples: NDArray[np.float32]) -> None:
         """Replace the samples from number ``at`` on, counted from the first that is held, by others."""
-        end = self._begin + at + samples.shape[1]
-        if end > self._array.shape[1]:
-            grown = np.empty((len(self._array), 2 * (at + samples.shape[1])), np.float32)
-            grown[:, :at] = self.held[:, :at]
-            self._array, self._begin = grown, 0
         self._end = self._begin + at + samples.shape[1]
-        self._array[:, self._begin + at : self._end] = samples
+        kept, place = divmod(self._begin + at, _BLOCK)
+        del self._blocks[kept + (place > 0) :]
+        if kept < self._shared:
+            if place:
+                self._blocks[kept] = self._blocks[kept].copy()
+            self._shared = kept
+        while samples.shape[1]:
+            if not place:
+                self._blocks.append(np.empty((self._speakers, _BLOCK), np.float32))
+            part = samples[:, : _BLOCK - place]
+            self._blocks[-1][:, place : place + part.shape[1]] = part
+            samples, place = samples[:, part.shape[1] :], 0
 
     def drop(self, count: int) -> None:
         """Drop the first samples."""
-        self._begin += count
-        if self._begin > len(self):  # more is behind than is held
-            self._array, self._begin, self._end = self.held.copy(), 0, len(self)
+        gone, self._begin = divmod(self._begin + count, _BLOCK)
+        del self._blocks[:gone]
+        self._shared = max(0, self._shared - gone)
+        self._end -= gone * _BLOCK
 
     def copy(self) -> SampleBuffer:
-        """Return a buffer of its own with the same samples."""
-        other = SampleBuffer(len(self._array))
-        other.write(0, self.held)
+        """Return a buffer with the same samples."""
+        other = SampleBuffer(self._speakers)
+        other._blocks, other._begin, other._end = [*self._blocks], self._begin, self._end
+        self._shared = other._shared = len(self._blocks)
         return other
 
 
@@ -220,7 +238,8 @@ class Voice:
     ended : bool
         Whether the voice has ended: what would follow is silent.
     came : sequence of (int, float)
-        For each push the number of the sample behind its last one, and when it came, by `time.monotonic`.
+        Of the pushes that frames waited for, and of the last one: the number of the sample behind its last one, and
+        when it came, by `time.monotonic`.
     """
 
     def __init__(
@@ -245,7 +264,7 @@ class Voice:
         """Return what the constructor takes to make a voice like this one, as arrays and plain values."""
         return {
             "windows": self.windows,
-            "samples": self._samples.held.copy(),
+            "samples": self._samples.between(0, len(self._samples)),
             "first": self.first,
             "ended": self.ended,
             "came": list(self._came),
@@ -253,7 +272,9 @@ class Voice:
 
     def copy(self) -> Voice:
         """Return a voice of its own with the same samples."""
-        return Voice(**self.state())  # type: ignore[arg-type]
+        other = Voice(self.windows, None, self.first, ended=self.ended, came=self._came)
+        other._samples = self._samples.copy()
+        return other
 
     @property
     def end(self) -> int:
@@ -305,9 +326,7 @@ class Voice:
         before = self.end
         self._samples.write(begin - self.first, found)
         self._replaced = (self.end, before) if replaces and self.end < before else None
-        while self._came and self._came[-1][0] > begin:
-            self._came.pop()
-        self._came.append((self.end, time.monotonic()))
+        self._note_push(begin)
         # An end is taken back by samples that replace others, not by an empty push.
         self.ended = last or (self.ended and not replaces)
 
@@ -333,12 +352,31 @@ class Voice:
                 f"the chunk from latent frame {first_frame} on hears samples {first} to {end} of the voice, found "
                 f"{self.first} to {self.end}: {what}"
             )
-        return self.windows.of_chunk(self._samples.held, self.first, first_frame)
+        last = max(first, min(end, self.end))
+        heard = self._samples.between(first - self.first, last - self.first)
+        return self.windows.of_chunk(heard, first, first_frame)
 
     def heard_at(self, first_frame: int) -> float:
         """Return when the last sample was pushed that a chunk hears, by `time.monotonic`; see `of_chunk`."""
         end = min(self.windows.needed(first_frame)[1], self.end)
         return next(came for behind, came in self._came if behind >= end)
+
+    def _note_push(self, begin: int) -> None:
+        """Note when samples came, of which the first has the number ``begin``."""
+        cut = None
+        while self._came and self._came[-1][0] > begin:
+            cut = self._came.pop()
+        if cut is not None:
+            self._came.append((begin, cut[1]))
+        if self._came:
+            before = self._came[-2][0] if len(self._came) > 1 else self.first
+            if self._whole(before) == self._whole(self._came[-1][0]):
+                self._came.pop()  # no frame waited for that push: it brought the last sample of none
+        self._came.append((self.end, time.monotonic()))
+
+    def _whole(self, samples: int) -> int:
+        """Return how many latent frames hear nothing behind this many samples of the stream."""
+        return (samples // self.windows.frame_samples - 1) // self.windows.per_latent + 1
 
     def forget(self, first_frame: int) -> None:
         """Drop the samples that no chunk from this latent frame on hears."""

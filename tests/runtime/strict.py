@@ -14,10 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-IMPLICIT: dict[str, tuple[Any, ...]] = {  # what the bindings convert by themselves
-    "Dims": (tuple, list),
-    "PluginFieldCollection_": ("PluginFieldCollection",),
-}
 Overloads = list[tuple[inspect.Signature, dict[str, str]]]
 
 
@@ -117,13 +113,7 @@ def check_type(module: types.ModuleType, kind: str, value: object, place: str) -
                 owner = getattr(owner, step, None)
             if not isinstance(owner, type):
                 return  # Any, object, or a class that is not among the stubs
-            if base in IMPLICIT:
-                wanted = (
-                    owner,
-                    *(getattr(module, one) if isinstance(one, str) else one for one in IMPLICIT[base]),
-                )
-            else:
-                wanted = owner
+            wanted = owner
         if isinstance(value, wanted) and not (isinstance(value, bool) and base == "int"):
             return
     raise StrictError(f"{place} takes {kind}, got {value!r}")

@@ -1,0 +1,75 @@
+"""Help in groups: options by what they are about, commands by when they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from seko_export.options.declaration import Group
+
+MOST_LETTERS = 30  # of a name that has its text beside it
+_ALL = "seko_export.help_all"  # in a context's `meta`: whether --help-all was given
+
+
+class GroupedOption(click.Option):
+    """An option with a group.
+
+    Parameters
+    ----------
+    group : Group
+        The heading above it, in the help of a `GroupedCommand`.
+    common : bool
+        Whether ``--help`` shows it where there is ``--help-all``.
+    arguments, more
+        As of `click.Option`.
+    """
+
+    def __init__(self, *arguments: Any, group: Group, common: bool = False, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.group, self.common = group, common
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows its options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups; only the common options, if there is ``--help-all`` and it was not given."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        short = any(option.name == "help_all" for option in options) and not ctx.meta.get(_ALL)
+        sections: dict[str, list[tuple[str, str]]] = {group: [] for group in (*Group, "Help")}
+        for option in options:
+            record = option.get_help_record(ctx)
+            if record is not None and not (short and isinstance(option, GroupedOption) and not option.common):
+                sections[option.group if isinstance(option, GroupedOption) else "Help"].append(record)
+        write_sections(formatter, sections)
+
+
+def write_sections(formatter: click.HelpFormatter, sections: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+    """Write sections by heading, each a list of names and texts, with the texts of all in one column."""
+    names = [name for section in sections.values() for name, _ in section]
+    width = max(len(name) for name in names if len(name) <= MOST_LETTERS)
+    for heading, section in sections.items():
+        if section:
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), text) for name, text in section], MOST_LETTERS)
+
+
+def help_all_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator that adds ``--help-all`` to a `GroupedCommand`; ``--help`` then shows the common options."""
+
+    def show(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+        if given and not ctx.resilient_parsing:
+            ctx.meta[_ALL] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    return click.option(
+        "--help-all",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show the other options, too.",
+    )(command)
