@@ -8,7 +8,7 @@ from seko_export.families.registry import graph_of
 
 def home_bytes(config: BuildConfig) -> int:
     """Return the bytes of host memory that a rank's offloaded cache takes; 0 if the cache is on the device."""
-    return sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.device_layers)
+    return sum(buffer.on_host.nbytes for buffer in graph_of(config).buffers if buffer.device_layers)
 
 
 def chunk_offload_bytes(config: BuildConfig) -> int:

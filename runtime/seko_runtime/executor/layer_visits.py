@@ -44,19 +44,15 @@ def layer_number(index: tuple[int, ...], buffer: Buffer) -> int:
     return number
 
 
-def layer_index(number: int, buffer: Buffer) -> tuple[int, ...]:
-    """Return the indices that `layer_number` makes a number of."""
-    index = []
-    for size in reversed(buffer.shape[: buffer.row_axis]):
-        number, position = divmod(number, size)
-        index.append(position)
-    return tuple(reversed(index))
-
-
 def device_seat(layer: int, buffer: Buffer) -> int:
-    """Return the seat of a layer. Seats are used in turn, except that first and last layer never share one."""
-    seat = layer % buffer.device_layers
-    return 1 if layer and layer == buffer.layers - 1 and seat == 0 else seat
+    """Return the seat of a layer. A resident one has its own; the others have the remaining seats in turn, except that
+    the first and the last of them never share one.
+    """
+    first = buffer.resident_layers
+    if layer < first:
+        return layer
+    seat = (layer - first) % (buffer.device_layers - first)
+    return first + (1 if layer > first and layer == buffer.layers - 1 and seat == 0 else seat)
 
 
 def layer_visits(
@@ -102,24 +98,31 @@ def layer_visits(
             stores = tuple(layer for layer in writes if layer not in later)
             later.update(writes)
             visits.setdefault(run, {})[at] = Visit(tuple(takes), tuple(fetches), stores)
-    first_run = (units[0][0] if units else "", 0)
-    if first_run not in visits:
+    begins = first_visits(visits)
+    if not units or units[0][0] not in begins:
         raise ProgramError(
-            f"the program {first_run[0]} takes nothing of the offloaded {', '.join(offloaded)}"
+            f"the first program of a unit takes nothing of the offloaded {', '.join(offloaded)}"
         )
     # Whatever runs next finds the layers of the first call there: a unit, or one of its programs alone.
-    starts = [of_run for (name, number), of_run in sorted(visits.items()) if not number]
-    firsts = [set(of_run[min(of_run)].takes) for of_run in starts]
+    firsts = [set(visit.takes) for visit in begins.values()]
     if any(first != firsts[0] for first in firsts):
         raise ProgramError(f"programs begin with different layers of an offloaded cache: {firsts}")
     _check_others(programs, offloaded, {name for name, _ in visits})
     return visits
 
 
+def first_visits(visits: Mapping[Run, Mapping[int, Visit]]) -> dict[str, Visit]:
+    """Return the first visit of each program, over all of its runs."""
+    begins: dict[str, Visit] = {}
+    for (program, _), of_run in sorted(visits.items()):
+        begins.setdefault(program, of_run[min(of_run)])
+    return begins
+
+
 def _layers_of(
     call: ResolvedCall, offloaded: Mapping[str, Buffer], positions: Sequence[int]
 ) -> Iterator[Layer]:
-    """Yield the offloaded layers among these inputs and the outputs, each once."""
+    """Yield the layers among these inputs and the outputs that come from the host, each once."""
     refs = [
         ref for ref in (*(call.inputs[n] for n in positions), *call.outputs) if _is_offloaded(ref, offloaded)
     ]
@@ -128,7 +131,8 @@ def _layers_of(
             raise ProgramError(
                 f"engine {call.engine} takes the offloaded buffer {ref.name} whole, expected a layer of it"
             )
-    return iter(dict.fromkeys((ref.name, layer_number(ref.index, offloaded[ref.name])) for ref in refs))
+    layers = dict.fromkeys((ref.name, layer_number(ref.index, offloaded[ref.name])) for ref in refs)
+    return (layer for layer in layers if layer[1] >= offloaded[layer[0]].resident_layers)
 
 
 def _is_offloaded(ref: Ref, offloaded: Mapping[str, Buffer]) -> bool:

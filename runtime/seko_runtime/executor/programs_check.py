@@ -54,9 +54,9 @@ def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
     _check_size(manifest, contract)
     resolved: dict[str, tuple[tuple[ResolvedCall, ...], ...]] = {}
     for program, calls in manifest.programs.items():
-        run = _Run(program, contract.programs[program], contract, 0)
+        rule = contract.programs[program]
         resolved[program] = tuple(
-            tables.resolve(run._replace(number=number), calls) for number in run.rule.numbers
+            tables.resolve(_Run(program, rule, contract, number), calls) for number in rule.numbers
         )
     layer_visits(manifest, resolved, contract.units)  # for what it refuses
     return resolved

@@ -102,7 +102,8 @@ class Buffer(TensorSpec):
         The axis that holds the rows. Calls index the axes before it, such as passes and layers; all of these axes
         together count the buffer's layers.
     device_layers : int
-        0: all layers lie on the device. n: the buffer lies on the host, and the device holds n layers at a time.
+        0: all layers lie on the device. n: the device holds n layers at a time, and the host those that are not
+        `resident_layers`.
     rank_axis : int
         The axis of which each of several ranks has a share, in their order; 0: each has all.
     """
@@ -116,6 +117,17 @@ class Buffer(TensorSpec):
     def layers(self) -> int:
         """How many layers it has: 1 where nothing comes before its rows."""
         return math.prod(self.shape[: self.row_axis])
+
+    @property
+    def resident_layers(self) -> int:
+        """The first layers, which an offloaded buffer has on the device at all times: all seats but three."""
+        return max(0, self.device_layers - 3)
+
+    @property
+    def on_host(self) -> Buffer:
+        """The layers of an offloaded buffer that lie on the host, on one axis."""
+        shape = (self.layers - self.resident_layers, *self.shape[self.row_axis :])
+        return replace(self, shape=shape, row_axis=1, device_layers=0)
 
     @property
     def on_device(self) -> Buffer:

@@ -197,8 +197,10 @@ class Live:
             if spec.role == "cache":
                 axis = spec.row_axis
                 tokens = spec.shape[axis] // self._manifest.state_rows * self._manifest.call_rows
-                whole = self._layers.homes.get(spec.name, self.buffers[spec.name])
-                read = self._memory.read(self._memory.every(whole, axis, step))
+                if spec.device_layers:
+                    read = self._layers.sample(spec.name, step)
+                else:
+                    read = self._memory.read(self._memory.every(self.buffers[spec.name], axis, step))
                 sample[spec.name] = read[(slice(None),) * axis + (slice(-(-tokens // step)),)]
         return sample
 
