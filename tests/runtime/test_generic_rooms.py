@@ -9,7 +9,7 @@ import pytest
 
 import seko_runtime
 
-ROOMS = ("backends", "executor", "format", "parallel")
+ROOMS = ("backends", "executor", "format", "parallel", "sessions")
 STEMS = ("frame", "ring", "chunk", "prompt", "latent", "picture", "video")
 WORDS = {
     *STEMS,

@@ -77,7 +77,7 @@ def test_the_tokenizer_knows_every_word():
 
 
 def trained(config) -> tuple[CameraDit, dict]:
-    checkpoint, dit = random_checkpoint(), CameraDit(config.model, config.stream)
+    checkpoint, dit = random_checkpoint(), CameraDit(config.model, config.workload.stream)
     from_checkpoint(dit, checkpoint)
     return dit, checkpoint
 
@@ -94,7 +94,7 @@ def test_it_is_the_written_out_model_in_one_forward_and_behind_a_cache():
     """Three chunks, past the end of the ring."""
     config = lingbot_config(layout={"sink_frames": 2})
     dit, checkpoint = trained(config)
-    s, model, size = config.stream, config.model, config.stream.chunk_frames
+    s, model, size = config.workload.stream, config.model, config.workload.stream.chunk_frames
     generator = torch.Generator().manual_seed(3)
     text = torch.randn(1, model.text_tokens, model.text_dim, generator=generator)
     table = given_of(config, None)[condition.TABLE]
@@ -139,7 +139,7 @@ def test_what_begins_as_a_wan_model_is_that_model():
     wan = dict(random_checkpoint())
     wan = {name: wan[name] for name in wan_shapes(config.model)}
     wan["patch_embedding.weight"] = wan["patch_embedding.weight"][:, :16]
-    dit = CameraDit(config.model, config.stream)
+    dit = CameraDit(config.model, config.workload.stream)
     begin(dit, 0, wan, (1, 0))
     mine = dict(dit.named_parameters())
     assert torch.equal(mine["blocks.0.ffn.0.weight"], wan["blocks.1.ffn.0.weight"])
