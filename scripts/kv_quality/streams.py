@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,8 +64,8 @@ class Places:
 
 def with_format(config: VideoBuild, form: KvFormat) -> TrialBuild:
     """Return the build with another cache format."""
-    told = {field.name: getattr(config, field.name) for field in fields(config)}
-    return TrialBuild(**{**told, "kv_scheme": form.name, "form": form})
+    named = config.changed(kv_scheme=form.name)
+    return TrialBuild(named.model, named.workload, named.target, form)
 
 
 def run_stream(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from seko_export.backends.base import Capabilities, ExportBackend, Unfinished
 from seko_export.backends.onnx_form.translate import piece_model, require_onnx
-from seko_export.errors import OnnxMissingError
+from seko_export.errors import MachineError
 
 if TYPE_CHECKING:
     from seko_export.config.video import VideoBuild
@@ -24,14 +24,14 @@ def check_can_build() -> None:
 
     Raises
     ------
-    OnnxMissingError
+    MachineError
         If a package is missing, also one that only the verification needs.
     """
     require_onnx()
     try:
         import onnxruntime  # noqa: F401
     except ImportError:
-        raise OnnxMissingError(
+        raise MachineError(
             "--backend onnx verifies what it builds with the package onnxruntime, which is not installed; "
             "in Seko's folder, pip install -e '.[onnx]'"
         ) from None

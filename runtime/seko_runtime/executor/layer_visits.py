@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from seko_runtime.errors import ProgramError
+from seko_runtime.errors import ManifestError
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.manifest import Buffer, EngineSpec, Manifest
 
@@ -71,7 +71,7 @@ def layer_visits(
 
     Raises
     ------
-    ProgramError
+    ManifestError
         If a buffer cannot be offloaded, or the calls do not use its layers one after another.
     """
     offloaded = {buffer.name: buffer for buffer in manifest.buffers if buffer.device_layers}
@@ -100,13 +100,13 @@ def layer_visits(
             visits.setdefault(run, {})[at] = Visit(tuple(takes), tuple(fetches), stores)
     begins = first_visits(visits)
     if not units or units[0][0] not in begins:
-        raise ProgramError(
+        raise ManifestError(
             f"the first program of a unit takes nothing of the offloaded {', '.join(offloaded)}"
         )
     # Whatever runs next finds the layers of the first call there: a unit, or one of its programs alone.
     firsts = [set(visit.takes) for visit in begins.values()]
     if any(first != firsts[0] for first in firsts):
-        raise ProgramError(f"programs begin with different layers of an offloaded cache: {firsts}")
+        raise ManifestError(f"programs begin with different layers of an offloaded cache: {firsts}")
     _check_others(programs, offloaded, {name for name, _ in visits})
     return visits
 
@@ -128,7 +128,7 @@ def _layers_of(
     ]
     for ref in refs:
         if len(ref.index) < offloaded[ref.name].row_axis:
-            raise ProgramError(
+            raise ManifestError(
                 f"engine {call.engine} takes the offloaded buffer {ref.name} whole, expected a layer of it"
             )
     layers = dict.fromkeys((ref.name, layer_number(ref.index, offloaded[ref.name])) for ref in refs)
@@ -146,16 +146,16 @@ def _mutated(engine: EngineSpec) -> tuple[int, ...]:
 
 def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:
     if buffer.role != "cache" or not buffer.row_axis:
-        raise ProgramError(
+        raise ManifestError(
             f"buffer {buffer.name} of role {buffer.role} is offloaded, only caches with layers may be"
         )
     if not 2 <= buffer.device_layers < buffer.layers:
-        raise ProgramError(
+        raise ManifestError(
             f"buffer {buffer.name} has device_layers {buffer.device_layers}, expected 2 to {buffer.layers - 1}, "
             "fewer than its layers"
         )
     if manifest.pool is not None:
-        raise ProgramError(
+        raise ManifestError(
             f"buffer {buffer.name} is offloaded, but its rows are a pool's; rebuild the artifact"
         )
 
@@ -169,7 +169,7 @@ def _check_seats(
     held = {(name, device_seat(layer, offloaded[name])) for name, layer in takes}
     wanted = {(name, device_seat(layer, offloaded[name])) for name, layer in fetches}
     if held & wanted or len(held) < len(takes):
-        raise ProgramError(
+        raise ManifestError(
             f"program {run[0]}: the call that takes {takes[0]} and the one after it, {fetches[0]}, would share a "
             "seat on the device; rebuild the artifact"
         )
@@ -181,6 +181,6 @@ def _check_others(programs: Programs, offloaded: Mapping[str, Buffer], of_units:
             if name not in of_units and any(
                 _is_offloaded(ref, offloaded) for ref in (*call.inputs, *call.outputs)
             ):
-                raise ProgramError(
+                raise ManifestError(
                     f"program {name} takes an offloaded cache, only the programs of a unit may"
                 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
-from seko_runtime.errors import EngineSignatureError, ProgramError
+from seko_runtime.errors import ArtifactError, ManifestError
 from seko_runtime.executor.contract import Contract, ProgramRule
 from seko_runtime.executor.layer_visits import layer_visits
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
@@ -43,9 +43,9 @@ def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
 
     Raises
     ------
-    ProgramError
+    ManifestError
         If a program or table names something that does not exist or is doubled, or writes where it must not.
-    EngineSignatureError
+    ArtifactError
         If a shape or dtype differs from the engine's.
     """
     tables = _Tables(manifest)
@@ -70,7 +70,7 @@ def _check_size(manifest: Manifest, contract: Contract) -> None:
         for program, calls in manifest.programs.items()
     )
     if count > MAX_RESOLVED_REFERENCES:
-        raise ProgramError(
+        raise ManifestError(
             f"the runs of all programs have {count} references, more than {MAX_RESOLVED_REFERENCES}; rebuild the "
             "artifact"
         )
@@ -99,7 +99,7 @@ class _Tables:
             _by_name(engine.outputs, f"engine {engine.name} outputs")
             for name in engine.mutates:
                 if name not in inputs:
-                    raise ProgramError(f"engine {engine.name} mutates {name!r}, which is none of its inputs")
+                    raise ManifestError(f"engine {engine.name} mutates {name!r}, which is none of its inputs")
 
     def resolve(self, run: _Run, calls: tuple[Call, ...]) -> tuple[ResolvedCall, ...]:
         values: dict[str, TensorSpec] = {}
@@ -113,13 +113,13 @@ class _Tables:
     def _resolve_call(self, run: _Run, call: Call, values: dict[str, TensorSpec], where: str) -> ResolvedCall:
         engine = self.engines.get(call.engine)
         if engine is None:
-            raise ProgramError(f"{where}: the engine is not in the table")
+            raise ManifestError(f"{where}: the engine is not in the table")
         for side, refs, specs in (
             ("inputs", call.inputs, engine.inputs),
             ("outputs", call.outputs, engine.outputs),
         ):
             if len(refs) != len(specs):
-                raise EngineSignatureError(
+                raise ArtifactError(
                     f"{where}: it has {len(refs)} {side}, the engine's signature has {len(specs)}; rebuild the artifact"
                 )
         mutates = self._mutates[engine.name]
@@ -137,7 +137,7 @@ class _Tables:
             outputs.append(ref)
             if ref.kind == "value":
                 if ref.index:
-                    raise ProgramError(f"{where}: value {ref.name} is indexed where it is made")
+                    raise ManifestError(f"{where}: value {ref.name} is indexed where it is made")
                 values[ref.name] = given
                 continue
             if ref.kind == "buffer":
@@ -152,7 +152,7 @@ class _Tables:
         key = (text, run.rule.counts, run.number, run.rule.bucket) if marked else text
         if key not in self._meanings:
             if len(self._meanings) >= MAX_DISTINCT_REFERENCES:
-                raise ProgramError(
+                raise ManifestError(
                     f"{where}: the runs of all programs have more than {MAX_DISTINCT_REFERENCES} different references; "
                     "rebuild the artifact"
                 )
@@ -162,21 +162,21 @@ class _Tables:
     def _resolve(self, run: _Run, text: str, where: str) -> _Meaning:
         parts = REF_PATTERN.fullmatch(text)
         if parts is None:
-            raise ProgramError(
+            raise ManifestError(
                 f"{where}: {text[:80]!r} is no reference like 'weight:NAME' or 'buffer:NAME[3]'"
             )
         kind, name, marks, bucket = parts.groups()
         indices = marks[1:-1].split("][") if marks else []
         if "pass" in indices and run.rule.counts != "pass":
-            raise ProgramError(f"{where}: {text[:80]!r} names a pass outside the programs that run by pass")
+            raise ManifestError(f"{where}: {text[:80]!r} names a pass outside the programs that run by pass")
         if bucket and not run.rule.bucket:
-            raise ProgramError(f"{where}: {text[:80]!r} names a bucket outside the programs of one")
+            raise ManifestError(f"{where}: {text[:80]!r} names a bucket outside the programs of one")
         table: Mapping[str, TensorSpec] = self.weights if kind == "weight" else self.buffers
         if "row" in indices:
             buffer = self.buffers.get(name) if kind == "buffer" else None
             at_row = buffer is not None and indices.index("row") == buffer.row_axis == len(indices) - 1
             if run.rule.counts != "row" or not at_row:
-                raise ProgramError(
+                raise ManifestError(
                     f"{where}: {text[:80]!r} names a row; only buffers of programs that run by row have one, as their "
                     "last index, on the axis of the rows"
                 )
@@ -192,14 +192,16 @@ class _Tables:
 
     def _check_writable(self, run: _Run, ref: Ref, where: str) -> None:
         if ref.kind != "buffer":
-            raise ProgramError(f"{where}: writes {ref.kind} {ref.name} in place, only buffers may be written")
+            raise ManifestError(
+                f"{where}: writes {ref.kind} {ref.name} in place, only buffers may be written"
+            )
         role, allowed = self.buffers[ref.name].role, run.rule.writes
         if role not in allowed:  # else a failed call could leave a row or what the host fills half written
-            raise ProgramError(
+            raise ManifestError(
                 f"{where}: writes buffer {ref.name} of role {role}, may write {' or '.join(sorted(allowed))}"
             )
         if ref.name in run.contract.fed:
-            raise ProgramError(f"{where}: writes buffer {ref.name}, which the host fills")
+            raise ManifestError(f"{where}: writes buffer {ref.name}, which the host fills")
 
     def _check_role(self, run: _Run, ref: Ref, where: str) -> None:
         """Check that programs that run at the same time, or one program's runs that do, share no buffer."""
@@ -207,12 +209,12 @@ class _Tables:
             return
         role, rule = self.buffers[ref.name].role, run.rule
         if role not in rule.reads:
-            raise ProgramError(
+            raise ManifestError(
                 f"{where}: buffer {ref.name} of role {role} runs beside it; the program takes buffers of role "
                 f"{' or '.join(sorted(rule.reads))}"
             )
         if rule.by_row and not (ref.by_row and len(ref.index) == 1):
-            raise ProgramError(
+            raise ManifestError(
                 f"{where}: buffer {ref.name} is taken whole, expected 'buffer:{ref.name}[row]'"
             )
 
@@ -220,15 +222,15 @@ class _Tables:
 def _form(spec: TensorSpec | None, ref: Ref, where: str) -> _Form:
     """Return shape and dtype of the part of a tensor that a reference selects."""
     if spec is None:
-        raise ProgramError(f"{where}: {ref.kind} {ref.name!r} does not exist there")
+        raise ManifestError(f"{where}: {ref.kind} {ref.name!r} does not exist there")
     shape = spec.shape
     for number in ref.index:
         if not shape or number >= shape[0]:
-            raise ProgramError(f"{where}: {ref.kind} {ref.name} of shape {shape} has no index {number}")
+            raise ManifestError(f"{where}: {ref.kind} {ref.name} of shape {shape} has no index {number}")
         shape = shape[1:]
     if ref.leading:
         if not shape or ref.leading > shape[0]:
-            raise ProgramError(
+            raise ManifestError(
                 f"{where}: {ref.kind} {ref.name} of shape {shape} has no {ref.leading} leading entries"
             )
         shape = (ref.leading, *shape[1:])
@@ -238,7 +240,7 @@ def _form(spec: TensorSpec | None, ref: Ref, where: str) -> _Form:
 def _check_fit(found: _Form, ref: Ref, wanted: TensorSpec, where: str) -> None:
     shape, dtype = found
     if shape != wanted.shape or dtype != wanted.dtype:
-        raise EngineSignatureError(
+        raise ArtifactError(
             f"{where}: {ref.kind} {ref.name} is {dtype} {list(shape)}, "
             f"the engine's {wanted.name} is {wanted.dtype} {list(wanted.shape)}; rebuild the artifact"
         )
@@ -249,20 +251,20 @@ def _check_program_names(manifest: Manifest, contract: Contract) -> None:
     missing = [name for name, rule in contract.programs.items() if rule.required and name not in names]
     unknown = sorted(names - contract.programs.keys())
     if missing or unknown:
-        raise ProgramError(
+        raise ManifestError(
             f"programs lack {missing} and hold the unknown {unknown[:8]}; rebuild the artifact"
         )
     for together in contract.together:
         if 0 < len(names & set(together)) < len(together):
-            raise ProgramError(f"programs hold one of {' and '.join(together)}, expected both or none")
+            raise ManifestError(f"programs hold one of {' and '.join(together)}, expected both or none")
 
 
 def _by_name(specs: tuple[SpecT, ...], table: str) -> dict[str, SpecT]:
     named: dict[str, SpecT] = {}
     for spec in specs:
         if not NAME_PATTERN.fullmatch(spec.name):
-            raise ProgramError(f"{table} holds {spec.name[:80]!r}, which is no name")
+            raise ManifestError(f"{table} holds {spec.name[:80]!r}, which is no name")
         if spec.name in named:
-            raise ProgramError(f"{table} holds {spec.name!r} twice; rebuild the artifact")
+            raise ManifestError(f"{table} holds {spec.name!r} twice; rebuild the artifact")
         named[spec.name] = spec
     return named

@@ -93,7 +93,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         ------
         UsageError
             If an argument does not fit, or there is neither text nor a golden text.
-        TokenizerMissingError, TokenizerError
+        EnvironmentLacksError, ArtifactError
             If ``prompt`` cannot be tokenised.
         SessionClosedError
             If the artifact is closed.

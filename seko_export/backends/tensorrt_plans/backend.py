@@ -75,7 +75,7 @@ def check_can_build(library: TensorRt) -> None:
 
     Raises
     ------
-    OnnxMissingError, TensorRtMissingError
+    MachineError
         If something is missing, also what only the verification needs.
     """
     from seko_export.backends.tensorrt_plans.plugin_library import tensorrt_headers
@@ -138,7 +138,7 @@ def build_plans(
 
     Raises
     ------
-    PlanError
+    LoweringError
         If TensorRT refuses one of them.
     """
     import onnx
