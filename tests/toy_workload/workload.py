@@ -27,7 +27,7 @@ from seko_runtime.sessions.snapshot import content_digest
 from seko_runtime.sessions.workload import RuntimeWorkload
 from tests.toy_workload.model import KIND, SAMPLES, ToyManifest
 
-ROLES = frozenset({"cache", "state", "chunk"})
+ROLES = frozenset({"cache", "state", "host"})
 Words = Sequence[int]
 Samples = NDArray[np.float32]
 
