@@ -427,7 +427,7 @@ def test_a_golden_of_video_needs_video_and_a_batch_without_end_is_refused() -> N
     with pytest.raises(ManifestError, match="makes no video"):
         resolve_video(toy.changed(whole_manifest(), golden=golden))
     manifest = with_video()
-    with pytest.raises(ManifestError, match="chunk buffer seeds is"):
+    with pytest.raises(ManifestError, match="host buffer seeds is"):
         resolve_video(toy.changed(manifest, state_rows=1 << 31, golden=None))
 
 
