@@ -202,4 +202,4 @@ class EagerSpeech:
 
 def _unmarked(ref: str) -> str:
     """Return a reference without its marks. Buffers are as long as the call under way, whatever its bucket."""
-    return re.sub(r"\[(layer|pass|bucket)\]", "", ref)
+    return re.sub(r"\[(\d+|pass|bucket)\]", "", ref)
