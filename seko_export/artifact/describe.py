@@ -88,3 +88,52 @@ def describe(
         files=dict(files),
         extra={key: file for key, file in extra_files.items() if file in files} | backend.versions(config),
     )
+<<<<<<< HEAD
+=======
+
+
+def kv_pool(config: VideoBuild) -> KvPool:
+    """Return the size of the KV pool in bytes, in the build's own format and in bf16."""
+    model = config.model
+    tokens = sum(
+        len(group.layers) * config.of_layer_group(group).workload.stream.cache_tokens
+        for group in config.layer_groups
+    )
+    held = config.workload.state_rows * config.workload.cache_passes
+    numbers = 2 * held * tokens * model.dim // config.target.ranks  # K and V
+    return KvPool(
+        scheme=config.kv.name,
+        pool_bytes=sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.role == "cache"),
+        bf16_pool_bytes=numbers * _BF16_BITS // 8,
+        bits_per_number=config.kv.bits_per_number,
+    )
+
+
+def _stream(config: VideoBuild) -> Stream:
+    stream = config.workload.stream
+    return Stream(
+        chunk_frames=stream.chunk_frames,
+        sink_frames=stream.sink_frames,
+        ring_frames=stream.ring_frames,
+        frame_tokens=stream.frame_tokens,
+        latent_shape=(config.model.out_channels, stream.latent_height, stream.latent_width),
+        height=stream.height,
+        width=stream.width,
+        video_frames_per_latent=stream.temporal_stride,
+        fps=stream.fps,
+        reference_frames=stream.reference_frames,
+        rings={group.name: group.ring_frames for group in config.layer_groups if group.name},
+    )
+
+
+def _schedule(config: VideoBuild) -> Schedule:
+    schedule = config.workload.schedule
+    return Schedule(
+        denoise_passes=len(schedule.timesteps),
+        timesteps=schedule.timesteps,
+        sigmas=schedule.sigmas,
+        context_timestep=schedule.context_timestep,
+        sampler=schedule.sampler,
+        shift=schedule.shift,
+    )
+>>>>>>> main

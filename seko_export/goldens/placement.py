@@ -7,6 +7,7 @@ not fit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -34,8 +35,8 @@ def placed(
 ) -> tuple[Buffer, ...]:
     """Return a buffer table with as many caches offloaded to the host as do not fit the device.
 
-    They are copied layer by layer, as with ``--offload-cache``, so the bytes of every call are the same. Whole
-    buffers are offloaded, in the table's order, and no more than necessary.
+    They are copied layer by layer, as with ``--offload-cache``, so the bytes of every call are the same. As many
+    layers stay on the device as fit.
 
     Parameters
     ----------
@@ -61,6 +62,10 @@ def placed(
         if held <= room:
             break
         moved = on_host.get(buffer.name, buffer)  # what is only kept for several calls has no home there
+        if moved.device_layers:
+            layer = buffer.nbytes // buffer.layers
+            fitting = (buffer.nbytes - (held - room)) // layer
+            moved = replace(moved, device_layers=max(moved.device_layers, fitting))
         held -= buffer.on_device.nbytes - moved.on_device.nbytes
         table[at] = moved
     homes, free = home_bytes(table) - home_bytes(buffers), free_host_bytes()
@@ -80,4 +85,4 @@ def device_bytes(buffers: Iterable[Buffer]) -> int:
 
 def home_bytes(buffers: Iterable[Buffer]) -> int:
     """Return the bytes of host memory that it needs: its offloaded caches."""
-    return sum(buffer.nbytes for buffer in buffers if buffer.device_layers)
+    return sum(buffer.on_host.nbytes for buffer in buffers if buffer.device_layers)

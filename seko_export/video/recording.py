@@ -299,7 +299,7 @@ def placed_buffers(config: VideoBuild, room: int | None) -> tuple[Buffer, ...]:
     if (
         room is None
         or config.workload.pool is not None
-        or not any(group.device_layers for group in config.layer_groups)
+        or not any(config.device_layers(group) for group in config.layer_groups)
     ):
         return buffers
     stream = replace(config.workload.stream, offload_cache=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from seko_export.config.video import VideoBuild
 from seko_export.families.registry import graph_of
+from seko_export.goldens import placement
 
 
 def home_bytes(config: VideoBuild) -> int:
     """Return the bytes of host memory that a rank's offloaded cache takes; 0 if the cache is on the device."""
-    return sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.device_layers)
+    return placement.home_bytes(graph_of(config).buffers)
 
 
 def chunk_offload_bytes(config: VideoBuild) -> int:
@@ -17,6 +18,6 @@ def chunk_offload_bytes(config: VideoBuild) -> int:
     Each pass fetches every layer of its cache once. Each layer is copied back once, after the last pass that writes
     it.
     """
-    # Of a cache a pass, each is fetched by its own alone.
+    # Of a cache for each pass, each is fetched by its own alone.
     fetches = 1 if config.workload.stream.pass_caches else len(config.workload.schedule.timesteps) + 1
     return home_bytes(config) * (fetches + 1)
