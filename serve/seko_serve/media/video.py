@@ -68,7 +68,9 @@ class VideoEncoder(ABC):
             uint8 [height, width, 3], RGB.
         """
         if frame.shape != (self.height, self.width, 3) or frame.dtype != np.uint8:
-XX
+            raise ValueError(
+                f"a frame is {frame.dtype} {list(frame.shape)}, expected uint8 [{self.height}, {self.width}, 3]"
+            )
         key, self._wants_key = self._wants_key, False
         packet = self._encode(np.ascontiguousarray(frame), key)
         self._number += 1
