@@ -233,6 +233,8 @@ def pts_us(frame: int, fps: int) -> int:
     return frame * MICROSECONDS // fps
 
 
-def _all_packets(context: av.VideoCodecContext, picture: av.VideoFrame) -> Iterator[av.Packet]:
+def _all_packets(
+    context: av.VideoCodecContext, picture: av.VideoFrame
+) -> Iterator[av.Packet[av.VideoStream]]:
     yield from context.encode(picture)
     yield from context.encode(None)
