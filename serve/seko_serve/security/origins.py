@@ -1,4 +1,4 @@
-"""Origins: a browser tells which page opens a socket, and other sites' pages are refused. CORS does not cover sockets."""
+"""Origins: a browser tells which page opens a socket, and pages of other sites are refused. CORS covers no sockets."""
 
 from __future__ import annotations
 
