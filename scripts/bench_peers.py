@@ -180,7 +180,7 @@ class Comparison:
         return list(figures.figures(self.results, tuple(self.options.shapes), self.engines))
 
     def _report(self) -> dict[str, Any]:
-        passes = len(SHAPES["S1"].config("cpu").schedule.timesteps) + 1
+        passes = len(SHAPES["S1"].config("cpu").workload.schedule.timesteps) + 1
         picture = self.options.plot or self.options.work / "peers.png"
         report: dict[str, Any] = {
             "shapes": {

@@ -35,8 +35,10 @@ from seko_runtime.errors import UsageError
 from seko_runtime.format import renames
 from seko_runtime.format.unpacking import unpack_artifact
 from seko_runtime.format.whole_files import whole_file, whole_folder
+from seko_runtime.sessions.row_state import RowState
+from seko_runtime.sessions.snapshot import write_snapshot
 from seko_runtime.video.clocks import RowClock
-from seko_runtime.video.snapshot import RowNumbers, RowState, write_snapshot
+from seko_runtime.video.row_numbers import RowNumbers
 from tests.small_artifact import build_small_artifact
 
 MAX_CALLS = 2000  # of one run; more means that it does not end

@@ -21,7 +21,7 @@ from seko_export.backends import export_backend
 from seko_export.backends.base import ExportBackend, Unfinished
 from seko_export.backends.workers import compiled_beside
 from seko_export.checkpoints.load import Checkpoint
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.kernel_table import write_kernel_table
 from seko_export.engines.key import ENGINES_FOLDER
 from seko_export.errors import NumericError
@@ -61,7 +61,7 @@ class BuildResult:
         Largest relative error of the engines against the eager model over the golden chunks; None of a build for GPUs
         that are not here, or for more ranks than there are GPUs, whose engines have not run.
     golden_cache_error : float or None
-        Largest error of a token in the cache afterwards, as in `seko_runtime.opening.golden.cache_error`.
+        Largest error of a token in the cache afterwards, as in `seko_runtime.video.golden.cache_error`.
     golden_video_error : float or None
         Root mean square difference of the video frames in the worst chunk, in levels of 255; None without a VAE.
     golden_rounding : float or None
@@ -97,7 +97,7 @@ class BuildResult:
 
 
 def build_artifact(
-    config: BuildConfig,
+    config: VideoBuild,
     checkpoint: Path,
     goal: Path,
     *,
@@ -113,7 +113,7 @@ def build_artifact(
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         Model, layout, schedule, cache format, device.
     checkpoint : Path
         Any format that `load_checkpoint` reads.
@@ -162,7 +162,7 @@ def build_artifact(
                 progress(f"each rank decodes whole pictures: {config.no_shared_decoding}", 0, 1)
             progress("reading the checkpoint", 0, 1)
             tensors = dict(family_of(config).weights(graph_of(config).pieces, source, around))
-            tensors |= config.schedule.tables(config.as_batch.stream)
+            tensors |= config.workload.schedule.tables(config.as_batch.workload.stream)
             tensors |= family_of(config).tables(config, source)
             record, scales = None, dict[str, Tensor]()
             if goldens:
@@ -187,9 +187,9 @@ def build_artifact(
         if maker.finish is not None and maker.finish(Unfinished(folder, manifest, progress, compiler_cache)):
             manifest = _write_manifest(folder, config, maker, weights, table)
         report = None
-        if config.archs or too_few_devices(config):
-            if not config.archs:
-                progress(f"not verified: that takes {config.ranks} GPUs, there are fewer here", 0, 1)
+        if config.target.archs or too_few_devices(config):
+            if not config.target.archs:
+                progress(f"not verified: that takes {config.target.ranks} GPUs, there are fewer here", 0, 1)
             digest = hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
         else:
             progress("verifying in a new process", 0, 1)
@@ -199,7 +199,7 @@ def build_artifact(
 
 
 def _result(
-    config: BuildConfig,
+    config: VideoBuild,
     goal: Path,
     manifest: VideoManifest,
     record: golden.Record | None,
@@ -225,31 +225,35 @@ def _result(
         golden_cache_error=max((row["cache"] for row in errors), default=None),
         golden_video_error=max(videos, default=None),
         golden_rounding=None if record is None else record.rounding,
-        device=config.device,
-        kernels="fused" if config.fused else "plain",
-        attention=config.attention,
+        device=config.target.device,
+        kernels="fused" if config.target.fused else "plain",
+        attention=config.target.attention,
     )
 
 
-def too_few_devices(config: BuildConfig) -> bool:
+def too_few_devices(config: VideoBuild) -> bool:
     """Return whether a build for several ranks can be made here, but not run: one GPU is enough to compile it."""
-    return config.device == "cuda" and not config.archs and torch.cuda.device_count() < config.ranks
+    return (
+        config.target.device == "cuda"
+        and not config.target.archs
+        and torch.cuda.device_count() < config.target.ranks
+    )
 
 
-def _cuda(config: BuildConfig) -> str | None:
-    return torch.version.cuda if config.device == "cuda" else None
+def _cuda(config: VideoBuild) -> str | None:
+    return torch.version.cuda if config.target.device == "cuda" else None
 
 
-def _exact_weights(config: BuildConfig, known: Mapping[str, Tensor], source: Checkpoint) -> dict[str, Tensor]:
+def _exact_weights(config: VideoBuild, known: Mapping[str, Tensor], source: Checkpoint) -> dict[str, Tensor]:
     """Return the layers' weights that only the exact model needs, because the artifact holds them in fp8."""
     pieces = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}
-    made = family_of(config).weights(pieces, source) if config.fp8 else ()
+    made = family_of(config).weights(pieces, source) if config.target.fp8 else ()
     return {name: tensor for name, tensor in made if name not in known}
 
 
 def _write_manifest(
     folder: Path,
-    config: BuildConfig,
+    config: VideoBuild,
     backend: ExportBackend,
     weights: tuple[Weight, ...],
     table: Golden | None,

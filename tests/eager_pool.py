@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import dtype_name
 from seko_export.families.registry import graph_of
 from seko_export.goldens.record import eager_engine
@@ -18,10 +18,10 @@ from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.streams import Streams
+from tests.stacked import open_rows
 
 
-def eager_pool(config: BuildConfig, weights: Mapping[str, Tensor], like: VideoManifest | None = None) -> Pool:
+def eager_pool(config: VideoBuild, weights: Mapping[str, Tensor], like: VideoManifest | None = None) -> Pool:
     """Return the pool of a build with one; ``weights`` are all that its programs use, the schedule's tables too.
 
     It has the files of weights of the artifact that it is ``like``.
@@ -31,8 +31,6 @@ def eager_pool(config: BuildConfig, weights: Mapping[str, Tensor], like: VideoMa
     manifest = describe(config, EAGER, table, {})
     if like is not None:
         manifest = replace(manifest, weights=like.weights, files=like.files)
-    memory = torch_memory(torch.device(config.eager_device))
+    memory = torch_memory(torch.device(config.target.eager_device))
     memory.captures = False
-    streams = Streams(manifest, engines, weights, memory, digest="d")
-    streams.prepare()
-    return Pool(streams)
+    return Pool(open_rows(manifest, engines, weights, memory, digest="d"))

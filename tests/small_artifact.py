@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from seko_export.build_steps import build_artifact
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.model_files import write_random_checkpoint
 from tests.shared import UNCOMPILED, made_once
 
@@ -25,7 +26,7 @@ STREAM = StreamConfig(height=32, width=48, chunk_frames=2, sink_frames=1, ring_f
 
 def build_small_artifact(output: Path) -> None:
     """Build it in this process. Its engines are exported programs, which torch runs op by op while it verifies."""
-    config = BuildConfig(MODEL, STREAM, Schedule.warped(), "fp4", "cpu")
+    config = VideoBuild(MODEL, VideoConfig(STREAM, Schedule.warped(), "fp4"), TargetConfig("cpu"))
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv(UNCOMPILED, "1")
         checkpoint = Path(folder, "small.pt")

@@ -66,10 +66,12 @@ def test_no_distribution_touches_anothers_private_names(package: str) -> None:
 
 
 def test_the_search_finds_a_planted_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "planted.py").write_text("def f(artifact):\n    return artifact._engines\n", encoding="utf-8")
+    (tmp_path / "planted.py").write_text(
+        "def f(artifact):\n    return artifact._call_lock\n", encoding="utf-8"
+    )
     monkeypatch.setattr("tests.test_rooms.ROOT", tmp_path)
-    assert "_engines" in private_names(HOMES["seko_runtime"])
-    assert foreign_uses(tmp_path, {"_engines"}) == ["planted.py:2: artifact._engines"]
+    assert "_call_lock" in private_names(HOMES["seko_runtime"])
+    assert foreign_uses(tmp_path, {"_call_lock"}) == ["planted.py:2: artifact._call_lock"]
 
 
 def found_in(

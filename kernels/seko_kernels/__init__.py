@@ -1,12 +1,14 @@
 """KV-cache formats, their torch references and their Triton kernels. Import from here."""
 
-from seko_kernels.formats import CacheTensor, ScaleTensor
+from seko_kernels.formats import NUMBER_FORMATS, CacheTensor, NumberFormat, ScaleTensor
 from seko_kernels.kv_formats import ChannelStatistics, ExactKv, KvFormat
+from seko_kernels.kv_ops import kv_expand, kv_write
 from seko_kernels.kv_schemes import SCHEMES, KvScheme, kv_format
 from seko_kernels.lossy_kv import LossyKv, RowLayout
-from seko_kernels.ops import nvfp4_expand, nvfp4_expand_keys, nvfp4_write, plain_torch
+from seko_kernels.ops import plain_torch
 
 __all__ = [
+    "NUMBER_FORMATS",
     "SCHEMES",
     "CacheTensor",
     "ChannelStatistics",
@@ -14,11 +16,11 @@ __all__ = [
     "KvFormat",
     "KvScheme",
     "LossyKv",
+    "NumberFormat",
     "RowLayout",
     "ScaleTensor",
+    "kv_expand",
     "kv_format",
-    "nvfp4_expand",
-    "nvfp4_expand_keys",
-    "nvfp4_write",
+    "kv_write",
     "plain_torch",
 ]

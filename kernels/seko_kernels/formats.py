@@ -141,7 +141,7 @@ class NumberFormat:
     rotated : bool
         Whether a Walsh-Hadamard transform is applied to each group before rounding, and undone when it is read.
     e2m1 : bool
-        Whether codes are e2m1 numbers in NVFP4's blocks, whose kernels are in `ops`; all others' are in `kv_ops`.
+        Whether codes are e2m1 numbers in NVFP4's blocks; else they are integers, or fp8 where there are no groups.
     """
 
     name: str

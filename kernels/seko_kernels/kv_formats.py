@@ -114,7 +114,7 @@ class KvFormat(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return keys (after RoPE) and values of every cached token, ``[N, H, D]`` each, as `dtype`, for attention.
 
-        ``key_rotary`` holds the tables ``slot_rotary`` and ``patch_rotary`` of `ops.nvfp4_expand_keys` where
+        ``key_rotary`` holds the tables ``slot_rotary`` and ``patch_rotary`` of `kv_tables.KeyTables` where
         `keys_before_rope` is true, else nothing.
         """
 

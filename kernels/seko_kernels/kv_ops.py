@@ -1,7 +1,4 @@
-"""Ops that write and expand fp8, int8 and int4 caches: checks, then Triton (CUDA) or the reference (CPU).
-
-The NVFP4 ops are in `ops`.
-"""
+"""Ops that write and expand a cache of any `NumberFormat`: checks, then Triton (CUDA) or the reference (CPU)."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from seko_kernels import kv_reference
 from seko_kernels.errors import KvDtypeError, KvShapeError
 from seko_kernels.formats import NUMBER_FORMATS, NumberFormat
 from seko_kernels.kv_tables import KeyTables, SinkApart, check_mean
-from seko_kernels.ops import FLOAT_DTYPES, check_written, takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, stand_in, takes_kernels
 from seko_kernels.reference import rotate_centred_keys
 from seko_kernels.triton.kv_expand import (
     KV_EXPAND_HEADS,
@@ -22,6 +19,7 @@ from seko_kernels.triton.kv_expand import (
     kv_expand_kernel,
 )
 from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, KV_WRITE_WARPS, kv_write_kernel
+from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS, nvfp4_expand_kernel
 
 
 def kv_write(
@@ -38,7 +36,7 @@ def kv_write(
     Parameters
     ----------
     form : NumberFormat
-        fp8, int8, int4 or rotated int4; `kv_reference.encode` has the formulas.
+        One of `NUMBER_FORMATS`; `kv_reference.encode` has the formulas.
     x : Tensor
         ``[T, H, D]`` float32 or bfloat16, finite; needs no copy if its channels are contiguous.
     token_index : Tensor
@@ -61,12 +59,18 @@ def kv_write(
     KvDeviceError
         If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
     """
-    heads, head_dim = check_written(x, token_index)
+    heads, head_dim = _check_written(x, token_index)
     _check_cache(form, codes, scales, global_scale, heads, head_dim)
-    optional = [one for one in (scales, mean) if one is not None]
     if mean is not None:
         check_mean(mean, heads, head_dim)
-    if takes_kernels(x, token_index, codes, global_scale, *optional):
+    tensors = [tensor for tensor in (x, token_index, codes, scales, global_scale, mean) if tensor is not None]
+    by_kernel = takes_kernels(*tensors)
+    if form.e2m1 and scales is not None and (whole := stand_in("nvfp4_write")):
+        new_codes, new_scales = whole(*tensors)
+        codes.copy_(new_codes)
+        scales.copy_(new_scales)
+        return
+    if by_kernel:
         _kv_write_cuda(x, token_index, codes, scales, global_scale, mean, form.name)
         return
     new_codes, new_scales = kv_reference.encode(form, x, global_scale, mean)
@@ -121,9 +125,17 @@ def kv_expand(
         keys.check(tokens, heads, head_dim)
     if apart is not None:
         apart.check(tokens)
-    optional = [one for one in (scales, *(keys or ())) if one is not None]
-    if takes_kernels(codes, global_scale, *optional):
-        expanded: Tensor = _kv_expand_cuda(
+    tensors = [tensor for tensor in (codes, scales, global_scale, *(keys or ())) if tensor is not None]
+    by_kernel = takes_kernels(*tensors)
+    expanded: Tensor
+    if form.e2m1 and (whole := stand_in("nvfp4_expand" if keys is None else "nvfp4_expand_keys")):
+        expanded = whole(*tensors, dtype)
+        return expanded
+    if by_kernel and form.e2m1 and keys is None and scales is not None:
+        expanded = _nvfp4_expand_cuda(codes, scales, global_scale, dtype, *(apart or (tokens, 0)))
+        return expanded
+    if by_kernel:
+        expanded = _kv_expand_cuda(
             codes,
             scales,
             global_scale,
@@ -173,6 +185,7 @@ def _kv_write_cuda(
         GROUPED=scales is not None,
         CENTRED=mean is not None,
         ROTATED=form.rotated,
+        E2M1=form.e2m1,
         TILE=tile,
         num_warps=KV_WRITE_WARPS,
     )
@@ -219,10 +232,53 @@ def _kv_expand_cuda(
         GROUP=KV_EXPAND_HEADS,
         APART=left_out > 0,
         ROTATED=form.rotated,
+        E2M1=form.e2m1,
         TILE=tile,
         num_warps=KV_EXPAND_WARPS,
     )
     return expanded
+
+
+@triton_op("seko::nvfp4_expand", mutates_args=())
+def _nvfp4_expand_cuda(
+    codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype, row_tokens: int, left_out: int
+) -> Tensor:
+    tokens, heads, half_dim = codes.shape
+    window = tokens + tokens // row_tokens * left_out
+    expanded = torch.empty((window, heads, half_dim * 2), dtype=dtype, device=codes.device)
+    head_blocks = scales.shape[2]
+    blocks = tokens * heads * head_blocks
+    wrap_triton(nvfp4_expand_kernel)[((blocks + EXPAND_TILE - 1) // EXPAND_TILE,)](
+        codes,
+        scales,
+        global_scale,
+        expanded,
+        blocks,
+        row_tokens,
+        left_out,
+        HEADS=heads,
+        HEAD_BLOCKS=head_blocks,
+        APART=left_out > 0,
+        TILE=EXPAND_TILE,
+        num_warps=EXPAND_WARPS,
+    )
+    return expanded
+
+
+def _check_written(x: Tensor, token_index: Tensor) -> tuple[int, int]:
+    """Check a write's input and indices; return heads and channels. Raises `KvShapeError`, `KvDtypeError`."""
+    if x.dim() != 3:
+        raise KvShapeError(f"x has shape {tuple(x.shape)}, expected [tokens, heads, head_dim]")
+    tokens, heads, head_dim = x.shape
+    if tuple(token_index.shape) != (tokens,):
+        raise KvShapeError(
+            f"token_index has shape {tuple(token_index.shape)}, expected ({tokens},): one a token"
+        )
+    if x.dtype not in FLOAT_DTYPES:
+        raise KvDtypeError(f"x is {x.dtype}, expected one of {FLOAT_DTYPES}")
+    if token_index.dtype != torch.int64:
+        raise KvDtypeError(f"token_index is {token_index.dtype}, expected torch.int64")
+    return heads, head_dim
 
 
 def _check_cache(

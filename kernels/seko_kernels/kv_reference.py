@@ -1,4 +1,4 @@
-"""Reference of the fp8, int8 and int4 caches in plain torch: the kernels give equal bytes. NVFP4 is in `reference`.
+"""Reference of the quantised caches in plain torch: the kernels give equal bytes. NVFP4's formulas are in `reference`.
 
 Static arithmetic that `torch.export` traces. Every step is exact in fp32, rounds at a stated place, or is corrected
 to the exact result. So eager torch, a compiled CPU engine and the Triton kernels give equal bytes.
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seko_kernels.formats import E4M3_MAX, HADAMARD_READ_FACTOR, HADAMARD_WRITE_FACTOR, NumberFormat
-from seko_kernels.reference import e4m3_decode, e4m3_encode, unpacked
+from seko_kernels.reference import e4m3_decode, e4m3_encode, nvfp4_decode, nvfp4_encode, unpacked
 
 LARGEST_STEP_BYTE = 0x7E  # 448
 
@@ -18,18 +18,19 @@ LARGEST_STEP_BYTE = 0x7E  # 448
 def encode(
     form: NumberFormat, x: Tensor, global_scale: Tensor, mean: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Quantise ``x - mean`` to fp8, int8, int4 or rotated int4.
+    """Quantise ``x - mean``.
 
-    fp8: the bits of ``e4m3(|x| / g)``, to nearest even, saturating, with the sign of x. Integers: per group of
-    channels ``s = e4m3 at or above (range * 1/levels * 1/g) * g`` and the nearest ``x / s``, ties to even. int8: range
-    is the largest magnitude, 127 levels, codes -127..127. int4: range is from the least to the largest number, 0
-    included, 15 levels; the code of 0 is the group's zero point, codes 0..15. Rotated int4: the same of
-    ``hadamard(x - mean) / 16``, whose groups are a whole transform: its step is the one norm of a token's head.
+    NVFP4: `reference.nvfp4_encode`. fp8: the bits of ``e4m3(|x| / g)``, to nearest even, saturating, with the sign
+    of x. Integers: per group of channels ``s = e4m3 at or above (range * 1/levels * 1/g) * g`` and the nearest ``x
+    / s``, ties to even. int8: range is the largest magnitude, 127 levels, codes -127..127. int4: range is from the
+    least to the largest number, 0 included, 15 levels; the code of 0 is the group's zero point, codes 0..15.
+    Rotated int4: the same of ``hadamard(x - mean) / 16``, whose groups are a whole transform: its step is the one
+    norm of a token's head.
 
     Parameters
     ----------
     form : NumberFormat
-        Any but e2m1: fp8 if it has no groups, else integers.
+        One of `NUMBER_FORMATS`.
     x : Tensor
         ``[T, H, D]`` float32 or bfloat16, finite; D a multiple of ``form.unit``.
     global_scale : Tensor
@@ -44,6 +45,8 @@ def encode(
     scales : Tensor or None
         ``[T, *form.scales_shape]`` uint8: e4m3 steps, then zero points; None of fp8.
     """
+    if form.e2m1:
+        return nvfp4_encode(x, global_scale, mean)
     x = x.to(torch.float32)
     if mean is not None:
         x = x - mean
@@ -71,8 +74,8 @@ def encode(
 def decode(
     form: NumberFormat, codes: Tensor, scales: Tensor | None, global_scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Expand what `encode` made. fp8 is exact in both dtypes; integers are exact in float32 and rounded once to
-    bfloat16.
+    """Expand what `encode` made. NVFP4 and fp8 are exact in both dtypes; integers are exact in float32 and rounded
+    once to bfloat16.
 
     Rotated int4 is ``hadamard((code - zero) * step) / 8``. Each of the seven additions rounds to float32.
 
@@ -92,6 +95,8 @@ def decode(
     if scales is None:
         magnitude = e4m3_decode(codes.abs()) * g
         return torch.where(codes < 0, -magnitude, magnitude).to(dtype)
+    if form.e2m1:
+        return nvfp4_decode(codes, scales, global_scale, dtype)
     if not form.zero_points:
         numbers = codes.to(torch.int32).unflatten(-1, (-1, form.group))
         steps = scales

@@ -18,7 +18,6 @@ from seko_kernels.formats import FP4, CacheTensor, NumberFormat, ScaleTensor
 from seko_kernels.kv_formats import ChannelStatistics, check_sizes, check_statistics
 from seko_kernels.kv_ops import kv_expand, kv_write
 from seko_kernels.kv_tables import KeyTables, SinkApart
-from seko_kernels.ops import nvfp4_expand, nvfp4_expand_keys, nvfp4_write
 
 
 @dataclass(frozen=True)
@@ -174,10 +173,7 @@ class LossyKv:
                 _write_sink(self.exact_sink, caches[f"{side}_sink"], token_index, x.to(self._dtype))
             codes, groups = caches[f"{side}_codes"], caches.get(f"{side}_scales")
             g, mean = scales[f"{side}_global_scale"], scales.get(f"{side}_mean")
-            if form.e2m1 and groups is not None:
-                nvfp4_write(x, codes_index, codes, groups, g, mean)
-            else:
-                kv_write(form, x, codes_index, codes, groups, g, mean)
+            kv_write(form, x, codes_index, codes, groups, g, mean)
 
     def expand(
         self,
@@ -260,12 +256,7 @@ class LossyKv:
             if layout is not None:
                 slots = _slots_of(layout, slots, len(patches), sink=False)
             turning = KeyTables(scales["k_mean"], slots, patches)
-        if not form.e2m1 or groups is None:
-            window = kv_expand(form, codes, groups, g, dtype, turning, apart)
-        elif turning is not None:
-            window = nvfp4_expand_keys(codes, groups, g, *turning, dtype, apart)
-        else:
-            window = nvfp4_expand(codes, groups, g, dtype, apart)
+        window = kv_expand(form, codes, groups, g, dtype, turning, apart)
         if layout is None:
             return window
         sink = caches[f"{side}_sink"]

@@ -18,11 +18,13 @@ from seko_kernels.triton.fp8_expand import EXPAND_TILE as PAST_TILE
 from seko_kernels.triton.fp8_expand import EXPAND_WARPS as PAST_WARPS
 from seko_kernels.triton.fp8_expand import expand_group
 from seko_kernels.triton.gaussian import GAUSSIAN_TILE, GAUSSIAN_WARPS
+from seko_kernels.triton.kv_expand import KV_EXPAND_HEADS, KV_EXPAND_NUMBERS, KV_EXPAND_WARPS
+from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, KV_WRITE_WARPS
 from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS
-from seko_kernels.triton.nvfp4_expand_keys import EXPAND_KEYS_HEADS, EXPAND_KEYS_TILE, EXPAND_KEYS_WARPS
-from seko_kernels.triton.nvfp4_write import WRITE_TILE, WRITE_WARPS
 from seko_kernels.tuned import SAFE
 
+# Blocks of NVFP4 that a program writes, and expands of keys.
+WRITE_TILE, EXPAND_KEYS_TILE = KV_WRITE_NUMBERS // NVFP4_BLOCK, KV_EXPAND_NUMBERS // NVFP4_BLOCK
 NAMESPACE = "seko"  # of the plugins, as of the functions of the ONNX form that they stand for
 
 Size = Any  # an int, or TensorRT's expression of one: it has +, * and // with numbers on the right
@@ -146,11 +148,11 @@ def nvfp4_expand_keys(dtype: str) -> Plugin:
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
         tokens, heads, blocks = shapes["scales"]
         parts = tokens * blocks
-        grid = (ceil_div(parts, EXPAND_KEYS_TILE), ceil_div(heads, EXPAND_KEYS_HEADS), 1)
+        grid = (ceil_div(parts, EXPAND_KEYS_TILE), ceil_div(heads, KV_EXPAND_HEADS), 1)
         return Launch(grid, (parts, shapes["patch_rotary"][0]))
 
     def constants(sizes: Mapping[str, Sequence[int]]) -> dict[str, int | float]:
-        tiles = {"GROUP": EXPAND_KEYS_HEADS, "TILE": EXPAND_KEYS_TILE}
+        tiles = {"GROUP": KV_EXPAND_HEADS, "TILE": EXPAND_KEYS_TILE}
         return {**_cache_constants(sizes), "SLOT_PAIRS": sizes["slot_rotary"][1], **tiles}
 
     inputs = {"codes": "uint8", "scales": "uint8", "global_scale": "float32", "mean": "float32"}
@@ -159,7 +161,7 @@ def nvfp4_expand_keys(dtype: str) -> Plugin:
         {**inputs, "slot_rotary": "float32", "patch_rotary": "float32"},
         (PluginOutput("expanded", dtype, _expanded_shape),),
         entries.nvfp4_expand_keys_entry,
-        EXPAND_KEYS_WARPS,
+        KV_EXPAND_WARPS,
         launch,
         constants,
     )
@@ -305,7 +307,8 @@ def _write(name: str, entry: Any, further: Mapping[str, str]) -> Plugin:
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
         tokens, heads, dim = shapes["x"]
         blocks = tokens * heads * (dim // NVFP4_BLOCK)
-        return Launch((ceil_div(blocks, WRITE_TILE), 1, 1), (blocks, shapes["codes"][0], heads * dim, dim))
+        grid = (ceil_div(blocks, WRITE_TILE), 1, 1)
+        return Launch(grid, (blocks, shapes["codes"][0], heads * dim, dim))
 
     inputs = {
         "x": "float",
@@ -322,7 +325,7 @@ def _write(name: str, entry: Any, further: Mapping[str, str]) -> Plugin:
             PluginOutput("new_scales", "uint8", lambda shapes: tuple(shapes["scales"]), "scales"),
         ),
         entry,
-        WRITE_WARPS,
+        KV_WRITE_WARPS,
         launch,
         lambda sizes: {**_cache_constants(sizes), "TILE": WRITE_TILE},
     )

@@ -31,7 +31,7 @@ from seko_kernels.triton.fp8_expand import (
 
 
 class KeyRotation(NamedTuple):
-    """Mean and rotary tables that turn stored keys into those that attention reads; see `ops.nvfp4_expand_keys`.
+    """Mean and rotary tables that turn stored keys into those that attention reads; see `kv_tables.KeyTables`.
 
     Parameters
     ----------

@@ -4,10 +4,15 @@
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
-    from seko_runtime.opening.golden import ChunkError
-    from seko_runtime.opening.opened import OpenArtifact
+    from seko_runtime.opening.workloads import register_workload
+    from seko_runtime.sessions.artifact import OpenArtifact
+    from seko_runtime.sessions.session import SessionLeakWarning
+    from seko_runtime.sessions.workload import RuntimeWorkload
+    from seko_runtime.video.artifact import VideoArtifact
     from seko_runtime.video.chunk import Chunk
+    from seko_runtime.video.golden import ChunkError
     from seko_runtime.video.manifest import VideoManifest
     from seko_runtime.video.pool import Pool
     from seko_runtime.video.pooled_session import PooledSession
@@ -20,21 +25,29 @@ __all__ = [
     "OpenArtifact",
     "Pool",
     "PooledSession",
+    "RuntimeWorkload",
     "Session",
+    "SessionLeakWarning",
+    "VideoArtifact",
     "VideoManifest",
     "__version__",
     "open_artifact",
     "read_manifest",
+    "register_workload",
 ]
 
 _HOMES = {
     "Chunk": "video.chunk",
-    "ChunkError": "opening.golden",
-    "VideoManifest": "format.manifest",
-    "OpenArtifact": "opening.opened",
+    "ChunkError": "video.golden",
+    "OpenArtifact": "sessions.artifact",
     "Pool": "video.pool",
     "PooledSession": "video.pooled_session",
+    "RuntimeWorkload": "sessions.workload",
     "Session": "video.session",
+    "SessionLeakWarning": "sessions.session",
+    "VideoArtifact": "video.artifact",
+    "VideoManifest": "video.manifest",
+    "register_workload": "opening.workloads",
 }
 
 
@@ -45,7 +58,7 @@ def open_artifact(
     trust: "str | Path | None" = None,
     copy_weights: bool = False,
     ranks: "int | None" = None,
-) -> "OpenArtifact":
+) -> "OpenArtifact[Any]":
     """Check an artifact and load it. Imports `seko_runtime.opening.artifact` when called.
 
     Parameters
@@ -69,7 +82,7 @@ def open_artifact(
     Returns
     -------
     OpenArtifact
-        A context manager.
+        A context manager; of the workload's own class, such as `VideoArtifact`.
 
     Raises
     ------
@@ -92,7 +105,7 @@ def open_artifact(
     return artifact.open_artifact(path, device, trust=trust, copy_weights=copy_weights, ranks=ranks)
 
 
-def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "tuple[VideoManifest, str]":
+def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "tuple[Any, str]":
     """Read and check only an artifact's manifest; return it with its digest (SHA-256, hexadecimal).
 
     Parameters
@@ -104,7 +117,8 @@ def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "
 
     Returns
     -------
-    tuple of VideoManifest and str
+    tuple of Manifest and str
+        Of the workload's own class, such as `VideoManifest`.
 
     Raises
     ------

@@ -64,6 +64,10 @@ class FormatVersionError(ManifestError):
     """The artifact's format is newer than this runtime."""
 
 
+class WorkloadUnknownError(ManifestError):
+    """No workload of the artifact's kind is known to this runtime."""
+
+
 class PathEscapeError(ManifestError):
     """A file name in the manifest is not a plain relative path: absolute, or with `..`."""
 

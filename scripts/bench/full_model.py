@@ -32,7 +32,7 @@ from seko_export.artifact.writer import hash_files  # noqa: E402
 from seko_export.backends import EAGER, export_backend  # noqa: E402
 from seko_export.backends.aoti import attention_backends  # noqa: E402
 from seko_export.backends.workers import compiled_beside  # noqa: E402
-from seko_export.config.build import BuildConfig  # noqa: E402
+from seko_export.config.video import VideoBuild  # noqa: E402
 from seko_export.engines.piece import dtype_name  # noqa: E402
 from seko_export.families.base import MediaTensors  # noqa: E402
 from seko_export.families.registry import family_of, graph_of  # noqa: E402
@@ -47,10 +47,14 @@ from seko_kernels.kv_formats import ChannelStatistics  # noqa: E402
 from seko_runtime.backends import open_backend  # noqa: E402
 from seko_runtime.backends.aoti import torch_memory  # noqa: E402
 from seko_runtime.format.manifest import Weight  # noqa: E402
+from seko_runtime.sessions.loaded import Loaded  # noqa: E402
+from seko_runtime.video.contract import resolve_video  # noqa: E402
+from seko_runtime.video.local_rows import open_video_rows  # noqa: E402
 from seko_runtime.video.manifest import VideoManifest  # noqa: E402
+from seko_runtime.video.options import VideoOptions  # noqa: E402
 from seko_runtime.video.pool import Pool  # noqa: E402
+from seko_runtime.video.rows import Beginning, VideoRows  # noqa: E402
 from seko_runtime.video.session import Session  # noqa: E402
-from seko_runtime.video.streams import Streams  # noqa: E402
 
 Engine = Callable[[list[Tensor]], Sequence[Tensor]]
 Engines = Mapping[str, Engine]
@@ -61,7 +65,7 @@ AMAX = 8.0  # of the keys and values that the cache's constants are made for: sp
 class RandomSource:
     """Weights by the checkpoint's names, drawn on the device when asked for."""
 
-    def __init__(self, config: BuildConfig, device: str) -> None:
+    def __init__(self, config: VideoBuild, device: str) -> None:
         keys = family_of(config).keys
         self._shapes, self._spread, self._device = keys.shapes(config.model), keys.spread, device
         self._random = torch.Generator(device).manual_seed(0)
@@ -73,9 +77,9 @@ class RandomSource:
         return drawn.normal_(*self._spread(name, shape), generator=self._random)
 
 
-def random_weights(config: BuildConfig) -> dict[str, Tensor]:
+def random_weights(config: VideoBuild) -> dict[str, Tensor]:
     """Return all weights, tables and constants of a build, on its device."""
-    source, pieces = RandomSource(config, config.device), graph_of(config).pieces
+    source, pieces = RandomSource(config, config.target.device), graph_of(config).pieces
     made = dict(family_of(config).weights(pieces, source, _random_media(config)))
     made |= tables_of_passes(config)
     shape = (config.model.heads, config.model.head_dim)
@@ -86,23 +90,23 @@ def random_weights(config: BuildConfig) -> dict[str, Tensor]:
                 f"blocks.{layer}.kv.{name}": one for name, one in config.kv.calibrate(seen, seen).items()
             }
         made |= layer_constants(config, made)
-    return {name: one.to(config.device) for name, one in made.items()}
+    return {name: one.to(config.target.device) for name, one in made.items()}
 
 
-def tables_of_passes(config: BuildConfig) -> dict[str, Tensor]:
+def tables_of_passes(config: VideoBuild) -> dict[str, Tensor]:
     """Return the tables that hang on the schedule, on the build's device."""
     made = dict(family_of(config).tables(config, RandomSource(config, "cpu")))
-    made |= config.schedule.tables(config.as_batch.stream)
-    return {name: one.to(config.device) for name, one in made.items()}
+    made |= config.workload.schedule.tables(config.as_batch.workload.stream)
+    return {name: one.to(config.target.device) for name, one in made.items()}
 
 
-def _random_media(config: BuildConfig) -> MediaTensors:
+def _random_media(config: VideoBuild) -> MediaTensors:
     """Return random weights of the VAE and of the audio encoder, if the build has them."""
-    vae, audio = config.vae, None
+    vae, audio = config.workload.vae, None
     given = None
     if isinstance(vae, WanVaeConfig):
         given = random_vae(vae) | latent_statistics(vae, torch.float32)
-    if config.audio is not None:
+    if config.workload.audio is not None:
         random = torch.Generator().manual_seed(0)
         prefix = f"weight:{AUDIO_ENCODER}."
         shapes = {
@@ -115,15 +119,15 @@ def _random_media(config: BuildConfig) -> MediaTensors:
     return MediaTensors(vae=given, audio=audio)
 
 
-def compiled_engines(config: BuildConfig, *, without: Collection[str] = ()) -> dict[str, Engine]:
+def compiled_engines(config: VideoBuild, *, without: Collection[str] = ()) -> dict[str, Engine]:
     """Return each engine as `torch.compile` makes it of the same graph; the session's warm-up compiles it."""
-    if config.device == "cuda":
+    if config.target.device == "cuda":
         torch._inductor.config.cpp.vec_isa_ok = (
             False  # finding out takes half a minute, and a GPU has no use for it
         )
 
     def one(piece: Any) -> Engine:
-        run = torch.compile(trace(piece, config.device).module(check_guards=False))
+        run = torch.compile(trace(piece, config.target.device).module(check_guards=False))
 
         def engine(inputs: list[Tensor]) -> Sequence[Tensor]:
             results = run(*inputs)
@@ -134,7 +138,7 @@ def compiled_engines(config: BuildConfig, *, without: Collection[str] = ()) -> d
     return {name: one(piece) for name, piece in graph_of(config).pieces.items() if name not in without}
 
 
-def eager_engines(config: BuildConfig) -> dict[str, Engine]:
+def eager_engines(config: VideoBuild) -> dict[str, Engine]:
     """Return each engine's module as it is."""
     return {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
 
@@ -166,17 +170,17 @@ class FullModelBench:
         """Print a line that is no row, with the time."""
         print(f"# {text}, {self.elapsed:.0f} s in all", flush=True)
 
-    def folder(self, config: BuildConfig) -> Path:
+    def folder(self, config: VideoBuild) -> Path:
         """Return where a build's engines lie."""
         raise NotImplementedError
 
-    def compile(self, configs: Sequence[BuildConfig]) -> None:
+    def compile(self, configs: Sequence[VideoBuild]) -> None:
         """Compile the engines of some builds side by side, but for those that are there."""
         with self.compiling(configs) as wait:
             wait()
 
     @contextmanager
-    def compiling(self, configs: Sequence[BuildConfig]) -> Iterator[Callable[[], None]]:
+    def compiling(self, configs: Sequence[VideoBuild]) -> Iterator[Callable[[], None]]:
         """Compile the engines of some builds, but for those that are there, beside the caller's block.
 
         Yields
@@ -199,7 +203,7 @@ class FullModelBench:
             for one in running:
                 one.result()
 
-    def _compile(self, config: BuildConfig) -> None:
+    def _compile(self, config: VideoBuild) -> None:
         folder = self.folder(config)
         if (folder / "done").exists():
             return
@@ -212,7 +216,7 @@ class FullModelBench:
 
     @contextmanager
     def engines(
-        self, config: BuildConfig, weights: Mapping[str, Tensor], engines: Engines | None = None
+        self, config: VideoBuild, weights: Mapping[str, Tensor], engines: Engines | None = None
     ) -> Iterator[tuple[VideoManifest, Engines]]:
         """Open a build's compiled engines, or take others for it."""
         table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
@@ -221,7 +225,7 @@ class FullModelBench:
             return
         folder = self.folder(config)
         manifest = describe(config, export_backend("aoti"), table, hash_files(folder))
-        backend = open_backend("aoti", config.device)
+        backend = open_backend("aoti", config.target.device)
         try:
             files = {one.file: memoryview((folder / one.file).read_bytes()) for one in manifest.engines}
             yield manifest, backend.load_engines(manifest, files)
@@ -231,7 +235,7 @@ class FullModelBench:
     @contextmanager
     def opened(
         self,
-        config: BuildConfig,
+        config: VideoBuild,
         engines: Engines | None = None,
         *,
         captured: bool = True,
@@ -243,20 +247,17 @@ class FullModelBench:
         begun = time.monotonic()
         weights = random_weights(config) if weights is None else weights
         held = golden_reference(config)
+        beginning = Beginning(
+            [0],
+            text=golden_text(config),
+            reference=None if held is None else held.numpy(),
+            inputs=golden_inputs(config, None),
+        )
         with (
             self.engines(config, weights, engines) as (manifest, found),
             torch.no_grad(),
-            attention_backends(config.device),
-            Session(
-                manifest,
-                wrapped(found, wrap),
-                weights,
-                self._memory(config, captured=captured),
-                seeds=[0],
-                text=golden_text(config),
-                reference=None if held is None else held.numpy(),
-                inputs=golden_inputs(config, None),
-            ) as session,
+            attention_backends(config.target.device),
+            Session(self._rows(manifest, found, wrap, weights, config, captured), beginning) as session,
         ):
             self.say(f"{config.model.name}: ready after {time.monotonic() - begun:.0f} s")
             yield session
@@ -264,7 +265,7 @@ class FullModelBench:
     @contextmanager
     def pool(
         self,
-        config: BuildConfig,
+        config: VideoBuild,
         *,
         engines: Engines | None = None,
         wrap: Wrap | None = None,
@@ -276,17 +277,28 @@ class FullModelBench:
         with (
             self.engines(config, weights, engines) as (manifest, found),
             torch.no_grad(),
-            attention_backends(config.device),
+            attention_backends(config.target.device),
+            Pool(self._rows(manifest, found, wrap, weights, config, engines is None)) as pool,
         ):
-            memory = self._memory(config, captured=engines is None)
-            streams = Streams(manifest, wrapped(found, wrap), weights, memory)
-            with Pool(streams) as pool:
-                streams.prepare()
-                self.say(f"{config.model.name}: a pool of {pool.capacity}")
-                yield pool
+            self.say(f"{config.model.name}: a pool of {pool.capacity}")
+            yield pool
 
-    def _memory(self, config: BuildConfig, *, captured: bool) -> Any:
-        memory = torch_memory(torch.device(config.device))
+    def _rows(
+        self,
+        manifest: VideoManifest,
+        engines: Engines,
+        wrap: Wrap | None,
+        weights: Mapping[str, Tensor],
+        config: VideoBuild,
+        captured: bool,
+    ) -> VideoRows:
+        memory = self._memory(config, captured=captured)
+        programs = resolve_video(manifest)
+        loaded = Loaded(manifest, programs, wrapped(engines, wrap), weights, lambda: memory)
+        return open_video_rows(loaded, VideoOptions())
+
+    def _memory(self, config: VideoBuild, *, captured: bool) -> Any:
+        memory = torch_memory(torch.device(config.target.device))
         memory.captures = memory.captures and captured and not self.options.eager
         return memory
 

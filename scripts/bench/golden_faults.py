@@ -14,8 +14,9 @@ from unittest import mock
 import torch
 from rows import append_row
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
@@ -40,9 +41,11 @@ def main() -> None:
         checkpoint = Path(folder, "tiny.pt")
         write_random_checkpoint(checkpoint, preset.model, format="self-forcing", seed=0, dtype=torch.float32)
         for scheme in ("fp32", "fp4"):
-            config = BuildConfig(preset.model, preset.stream, Schedule.warped(), scheme, "cpu")
+            config = VideoBuild(
+                preset.model, VideoConfig(preset.stream, Schedule.warped(), scheme), TargetConfig("cpu")
+            )
             weights = dict(model_weights(make_pieces(config), load_checkpoint(checkpoint, preset.model)))
-            weights |= config.schedule.tables(config.stream)
+            weights |= config.workload.schedule.tables(config.workload.stream)
             record = golden.record(config, weights, silent)
             weights |= record.scales
             other = {"blocks.0.": "blocks.1.", "blocks.1.": "blocks.0."}
@@ -54,7 +57,7 @@ def main() -> None:
 
 
 def _errors(
-    config: BuildConfig, weights: dict[str, torch.Tensor], record: golden.Record
+    config: VideoBuild, weights: dict[str, torch.Tensor], record: golden.Record
 ) -> tuple[float, float]:
     """Errors of the latents and of the cache, as `verify` measures them."""
     made = golden.run_eager(config, weights, record.text, record.seeds, tuple(record.chunks), silent, None)
@@ -62,9 +65,9 @@ def _errors(
     return max(one.latents for one in apart), max(one.cache for one in apart)
 
 
-def _row(config: BuildConfig, fault: str, errors: tuple[float, float]) -> None:
-    shape = f"tiny, {config.kv_scheme}: {fault}"
-    codes = config.kv_scheme != config.exact_scheme
+def _row(config: VideoBuild, fault: str, errors: tuple[float, float]) -> None:
+    shape = f"tiny, {config.workload.kv_scheme}: {fault}"
+    codes = config.workload.kv_scheme != config.exact_scheme
     append_row(Path(sys.argv[1]), "golden_fault_error", shape, errors[0], "relative error", None)
     unit = "share of a token's codes" if codes else "relative error of a token"
     append_row(Path(sys.argv[1]), "golden_fault_cache_error", shape, errors[1], unit, None)

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seko_export.families.layers.block import window_attention
-from seko_kernels import ChannelStatistics, KvFormat, kv_format, nvfp4_write
+from seko_kernels import ChannelStatistics, KvFormat, kv_format, kv_write
 from seko_kernels.attention import key_tiles, scratch_tokens, v_columns
-from seko_kernels.formats import NUMBER_FORMATS
+from seko_kernels.formats import FP4, NUMBER_FORMATS
 from seko_kernels.fused_reference import FP8, fp8_scale
 from seko_kernels.matmul import fp8_linear, quantise_weight
 from seko_kernels.qk_norm_rope import qk_norm_rope
@@ -197,7 +197,7 @@ def cache_calls(shape: Shape, device: str) -> list[Timed]:
         for name, x in (("k", k), ("v", v)):
             heads = x.reshape(s.tokens, s.heads, s.head_dim)
             scale = cache[f"{name}_global_scale"]
-            nvfp4_write(heads, places, cache[f"{name}_codes"], cache[f"{name}_scales"], scale)
+            kv_write(FP4, heads, places, cache[f"{name}_codes"], cache[f"{name}_scales"], scale)
 
     past = past_tokens * s.width
     return [

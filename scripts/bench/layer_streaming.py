@@ -22,7 +22,7 @@ from rows import append_row
 
 from seko_export import BuildOptions
 from seko_export.build_steps import build_artifact
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.options.resolve import resolve_build
@@ -57,10 +57,10 @@ def main() -> None:
     for scheme in options.kv.split(","):
         options = BuildOptions(preset=PRESET, kv=scheme, offload_cache=True, no_vae=True, no_text=True)
         config = resolve_build(options).config
-        measure(replace(config, model=model), checkpoint, scheme, options)
+        measure(config.changed(model=model), checkpoint, scheme, options)
 
 
-def measure(config: BuildConfig, checkpoint: Path, scheme: str, options: argparse.Namespace) -> None:
+def measure(config: VideoBuild, checkpoint: Path, scheme: str, options: argparse.Namespace) -> None:
     """Append the row of one cache format."""
     streamed, resident = options.work / f"streamed-{scheme}", options.work / f"resident-{scheme}"
     shutil.rmtree(resident, ignore_errors=True)
@@ -85,7 +85,7 @@ def measure(config: BuildConfig, checkpoint: Path, scheme: str, options: argpars
         plain_gb_s={way: rate / 1e9 for way, rate in plain.items()},
         plain_copies_ms=1e3 * copying_s,  # what the bytes take alone, at the rate of a plain pinned copy
         bandwidth_share=1e3 * copying_s / one["chunk_ms"],
-        kernels="fused" if config.fused else "plain",
+        kernels="fused" if config.target.fused else "plain",
     )
 
 

@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from full_model import Engine, FullModelBench, compiled_engines, full_model_pars
 from rows import append_row
 from torch import Tensor
 
-from scripts.bench.peers.counting import chunk_times, peak_bytes, spread
+from scripts.bench.counting import chunk_times, peak_bytes, spread
 from seko_export import BuildOptions
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.registry import presets
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.options.resolve import resolve_build
@@ -50,7 +50,7 @@ class Bench(FullModelBench):
 
     def config(
         self, *, exact: bool = False, camera: str = "chunk", preset: str = "", **layout: int
-    ) -> BuildConfig:
+    ) -> VideoBuild:
         """Return a build: FP4 cache, fp8 matmuls and the past in 8 bits, or torch's own layers over an exact cache."""
         more: dict[str, Any] = {"kv": "bf16", "kernels": "plain", "attention": "torch"}
         if not exact:
@@ -60,11 +60,11 @@ class Bench(FullModelBench):
                              **more, **layout)  # fmt: skip
         return resolve_build(asked).config
 
-    def row(self, figure: str, config: BuildConfig, value: float, unit: str, **more: object) -> None:
+    def row(self, figure: str, config: VideoBuild, value: float, unit: str, **more: object) -> None:
         """Append a row."""
-        s, model = config.stream, config.model
-        cache = "fp4 cache, fp8 matmuls" if config.fp8 else f"{config.kv_scheme} cache"
-        window = ", resident window" if config.resident_window else ""
+        s, model = config.workload.stream, config.model
+        cache = "fp4 cache, fp8 matmuls" if config.target.fp8 else f"{config.workload.kv_scheme} cache"
+        window = ", resident window" if config.target.resident_window else ""
         shape = (
             f"{model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}, ring {s.ring_frames}, sink {s.sink_frames}, "
             f"{cache}{window}, camera once a {getattr(model, 'camera', 'none')}"
@@ -73,24 +73,24 @@ class Bench(FullModelBench):
         kind = "uncompiled" if self.options.eager else "aoti"
         append_row(self.options.rows, figure, shape, value, unit, bar, engines=kind, weights="random", **more)
 
-    def folder(self, config: BuildConfig) -> Path:
+    def folder(self, config: VideoBuild) -> Path:
         """Return where a build's engines lie."""
-        s, m = config.stream, config.model
-        parts = (m.name, s.height, s.width, m.camera, *(["vae"] if config.vae else []))
+        s, m = config.workload.stream, config.model
+        parts = (m.name, s.height, s.width, m.camera, *(["vae"] if config.workload.vae else []))
         return self.options.work / "-".join(map(str, parts))
 
 
-def keyboard(config: BuildConfig) -> KeyboardCamera:
+def keyboard(config: VideoBuild) -> KeyboardCamera:
     """Return a camera whose keys are held."""
-    s = config.stream
+    s = config.workload.stream
     camera = KeyboardCamera(s.height, s.width, s.chunk_frames)
     camera.press("wl")
     return camera
 
 
-def steady(session: Session, config: BuildConfig, chunks: int) -> dict[str, float]:
+def steady(session: Session, config: VideoBuild, chunks: int) -> dict[str, float]:
     """Fill the cache, then return the spread of the milliseconds of some chunks."""
-    camera, s = keyboard(config), config.stream
+    camera, s = keyboard(config), config.workload.stream
     for _ in range(-(-s.cache_frames // s.chunk_frames) + 2):
         session.run_chunk(camera.next_chunk())
     return spread(chunk_times(lambda: session.run_chunk(camera.next_chunk()), chunks))
@@ -150,11 +150,11 @@ def share(bench: Bench) -> None:
 def key(bench: Bench) -> None:
     """From reading the keys to the chunk's frames on the host, with Wan's VAE; in chunks without frames."""
     vae = WanVaeConfig() if bench.options.preset != TINY else WanVaeConfig(base_dim=8)
-    config = replace(bench.config(), vae=vae)
+    config = bench.config().changed(vae=vae)
     bench.compile([config])
     with bench.opened(config) as session:
         camera = keyboard(config)
-        s = config.stream
+        s = config.workload.stream
         for _ in range(-(-s.cache_frames // s.chunk_frames) + 2):
             session.run_chunk(camera.next_chunk()).video()
         latencies = []

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from children import last_json, run_python
-from peers.counting import launches_of
+from counting import launches_of
 from rows import append_row
 
 from seko_export.tools.inspection import percentile
@@ -193,7 +193,9 @@ def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, flo
     options = BuildOptions(checkpoint, preset=PRESET, kv=scheme, kernels="plain", no_vae=True, no_text=True)
     config = resolve_build(options).config
     loaded = dict(model_weights(make_pieces(config), load_checkpoint(checkpoint, config.model)))
-    weights = {n: t.cuda() for n, t in (loaded | config.schedule.tables(config.stream)).items()}
+    weights = {
+        n: t.cuda() for n, t in (loaded | config.workload.schedule.tables(config.workload.stream)).items()
+    }
     if scheme == "fp4":
         weights |= {
             n: t.cuda() for n, t in KvStatistics(config, config.kv).calibrate().items()

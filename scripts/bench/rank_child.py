@@ -28,11 +28,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 from seko_runtime.backends.rank_group import join_ranks  # noqa: E402
 from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP  # noqa: E402
 from seko_runtime.opening.artifact import open_rank  # noqa: E402
-from seko_runtime.video.rank_place import RankPlace  # noqa: E402
+from seko_runtime.sessions.loaded import Loaded  # noqa: E402
+from seko_runtime.sessions.rank_place import RankPlace  # noqa: E402
+from seko_runtime.video.contract import resolve_video  # noqa: E402
+from seko_runtime.video.local_rows import open_video_rows  # noqa: E402
+from seko_runtime.video.options import VideoOptions  # noqa: E402
+from seko_runtime.video.rows import Beginning  # noqa: E402
 from seko_runtime.video.session import Session  # noqa: E402
 
 if TYPE_CHECKING:
-    from seko_export.config.build import BuildConfig
+    from seko_export.config.video import VideoBuild
 
 # The exporter is imported where it is needed. It loads torch's compiler, with which tensors of an engine get Python
 # objects; and Gloo then waits for the interpreter, which a compiled engine holds. So nothing is profiled on a CPU.
@@ -90,10 +95,10 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
     place = torch.device(spec["device"])
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    weights = random_weights(config.one_rank)  # each rank holds all of them
+    weights = random_weights(config.changed(ranks=1))  # each rank holds all of them
     table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
     memory = torch_memory(place)
-    more = {"seeds": [0], "text": golden_text(config), "inputs": golden_inputs(config, None)}
+    beginning = Beginning([0], text=golden_text(config), inputs=golden_inputs(config, None))
     if spec["eager"]:
         manifest, backend = describe(config, EAGER, table, {}), None
         engines: Any = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
@@ -104,10 +109,12 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
         backend = open_backend("aoti", spec["device"])
         files = {one.file: memoryview((folder / one.file).read_bytes()) for one in manifest.engines}
         engines = backend.load_engines(manifest, files)
+    rank = RankPlace(spec["rank"])
+    loaded = Loaded(manifest, resolve_video(manifest), engines, weights, lambda: memory, rank=rank)
     try:
         with (
-            attention_backends(config.device),
-            Session(manifest, engines, weights, memory, rank=RankPlace(spec["rank"]), **more) as session,
+            attention_backends(config.target.device),
+            Session(open_video_rows(loaded, VideoOptions()), beginning) as session,
         ):
             yield session
     finally:
@@ -115,7 +122,7 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
             backend.close()
 
 
-def build_config(build: Mapping[str, Any], ranks: int) -> BuildConfig:
+def build_config(build: Mapping[str, Any], ranks: int) -> VideoBuild:
     """Return the build of options, for so many ranks; with ``layers`` the model has fewer than its preset."""
     from seko_export import BuildOptions
     from seko_export.options.resolve import resolve_build
@@ -123,7 +130,7 @@ def build_config(build: Mapping[str, Any], ranks: int) -> BuildConfig:
     options = dict(build)
     layers = options.pop("layers", 0)
     config = resolve_build(BuildOptions(**options, ranks=ranks, no_vae=True, no_text=True)).config
-    return replace(config, model=replace(config.model, layers=layers)) if layers else config
+    return config.changed(model=replace(config.model, layers=layers)) if layers else config
 
 
 def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,7 +208,7 @@ def decoded(spec: Mapping[str, Any]) -> dict[str, Any]:
         torch.cuda.set_device(torch.device(spec["device"]))
     weights = random_weights(vae) | latent_statistics(vae, torch.float32)
     session = EngineSession(config, weights, Path(spec["engines"]), spec["rank"], eager=spec["eager"])
-    chunks = some_latents(config, CHUNKS).to(spec["device"]).split(config.stream.chunk_frames, dim=2)
+    chunks = some_latents(config, CHUNKS).to(spec["device"]).split(config.workload.stream.chunk_frames, dim=2)
     first = [session.decode(latents).cpu() for latents in chunks]
     np.savez(f"{spec['latents']}.{spec['rank']}.npz", *(one.numpy() for one in first))
     host = torch.empty_like(first[-1], pin_memory=spec["device"] != "cpu")

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,10 @@ from full_model import (
 from rows import append_row
 from torch import Tensor
 
-from scripts.bench.peers.counting import chunk_times, launches_of, peak_bytes, spread
+from scripts.bench.counting import chunk_times, launches_of, peak_bytes, spread
 from seko_export import BuildOptions
-from seko_export.config.build import BuildConfig
 from seko_export.config.media import HubertConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.seko_talk.presets import FULL, HYBRID, TINY, evenly
 from seko_export.goldens.record import golden_inputs, golden_reference, golden_text
 from seko_export.options.resolve import resolve_build
@@ -105,7 +105,7 @@ class Measured:
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         Its build.
     times, audio_ms
         Of a chunk, and of what runs once in it.
@@ -117,7 +117,7 @@ class Measured:
         On the GPU, at most.
     """
 
-    config: BuildConfig
+    config: VideoBuild
     times: dict[str, float]
     audio_ms: float
     calls: int
@@ -127,7 +127,7 @@ class Measured:
     @property
     def step_ms(self) -> float:
         """Of a pass, without what runs once a chunk."""
-        return (self.times["median"] - self.audio_ms) / len(self.config.schedule.timesteps)
+        return (self.times["median"] - self.audio_ms) / len(self.config.workload.schedule.timesteps)
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Bench(FullModelBench):
         """Whether this is a rehearsal."""
         return bool(self.options.preset == TINY)
 
-    def config(self, sessions: int | None = None, *, hybrid: bool = False) -> BuildConfig:
+    def config(self, sessions: int | None = None, *, hybrid: bool = False) -> VideoBuild:
         """Return the build that is measured, an FP4 cache with fp8 matmuls, or a pool of it."""
         layout: dict[str, Any] = {} if self.small else {"chunk_frames": CHUNK_FRAMES}
         preset = self.options.preset
@@ -153,39 +153,40 @@ class Bench(FullModelBench):
                              sessions=sessions, batch=(1,), **layout)  # fmt: skip
         return self._hearing(resolve_build(asked).config)
 
-    def peer(self) -> BuildConfig:
+    def peer(self) -> VideoBuild:
         """Return the same step over an exact cache in plain torch, with fewer passes."""
         layout = {} if self.small else {"chunk_frames": CHUNK_FRAMES}
         asked = BuildOptions(preset=self.options.preset, kernels="plain", attention="torch", no_vae=True, no_text=True,
                              **layout)  # fmt: skip
-        return replace(self._hearing(resolve_build(asked).config), schedule=evenly(PEER_PASSES))
+        return self._hearing(resolve_build(asked).config).changed(schedule=evenly(PEER_PASSES))
 
-    def _hearing(self, config: BuildConfig) -> BuildConfig:
-        return replace(config, audio=SMALL_HUBERT if self.small else HubertConfig())
+    def _hearing(self, config: VideoBuild) -> VideoBuild:
+        return config.changed(audio=SMALL_HUBERT if self.small else HubertConfig())
 
-    def row(self, figure: str, config: BuildConfig, value: float, unit: str, **more: object) -> None:
+    def row(self, figure: str, config: VideoBuild, value: float, unit: str, **more: object) -> None:
         """Append a row."""
-        s = config.stream
+        s = config.workload.stream
         rings = "-".join(map(str, s.layer_rings)) or str(s.ring_frames)
         shape = (
             f"{config.model.name}, {s.height}x{s.width}, chunk {s.chunk_frames}, ring {rings}, sink {s.sink_frames}, "
-            f"reference {s.reference_frames}, {len(config.schedule.timesteps)} passes, fp4 cache, fp8 matmuls, "
-            f"{config.attention} attention, sessions {config.rows}"
+            f"reference {s.reference_frames}, {len(config.workload.schedule.timesteps)} passes, fp4 cache, "
+            "fp8 matmuls, "
+            f"{config.target.attention} attention, sessions {config.workload.rows}"
         )
         bar = BARS.get(figure) if self.on_gpu and not self.small else None
         kind = "uncompiled" if self.options.eager or figure.startswith("talk_hybrid") else "aoti"
         append_row(self.options.rows, figure, shape, value, unit, bar, engines=kind, weights="random", **more)
 
-    def folder(self, config: BuildConfig) -> Path:
+    def folder(self, config: VideoBuild) -> Path:
         """Return where a build's engines lie."""
-        s = config.stream
+        s = config.workload.stream
         parts = (
             config.model.name,
             s.height,
             s.width,
             s.chunk_frames,
-            config.attention,
-            "pool" * bool(config.pool),
+            config.target.attention,
+            "pool" * bool(config.workload.pool),
         )
         return Path(self.options.work, "-".join(map(str, filter(None, parts))))
 
@@ -207,7 +208,7 @@ class Bench(FullModelBench):
 
     @contextmanager
     def session(
-        self, config: BuildConfig, engines: Engines | None = None, weights: Mapping[str, Tensor] | None = None
+        self, config: VideoBuild, engines: Engines | None = None, weights: Mapping[str, Tensor] | None = None
     ) -> Iterator[tuple[Callable[[], object], Hearing]]:
         """Open a session and yield what makes its next chunk, and its engines that run once a chunk."""
         hearing, given = Hearing(), golden_inputs(config, 0)
@@ -216,7 +217,7 @@ class Bench(FullModelBench):
             hearing.calls.clear()
 
 
-def opened_session(pool: Pool, config: BuildConfig, seed: int) -> PooledSession:
+def opened_session(pool: Pool, config: VideoBuild, seed: int) -> PooledSession:
     """Open a session with random text, portrait and features."""
     reference = golden_reference(config)
     if reference is None:
@@ -229,15 +230,15 @@ def opened_session(pool: Pool, config: BuildConfig, seed: int) -> PooledSession:
     )
 
 
-def full_cache(run: Callable[[], object], config: BuildConfig, hearing: Hearing, chunks: int) -> Measured:
+def full_cache(run: Callable[[], object], config: VideoBuild, hearing: Hearing, chunks: int) -> Measured:
     """Fill a session's cache, then measure some chunks of it."""
-    for _ in range(-(-config.stream.cache_frames // config.stream.chunk_frames) + 2):
+    for _ in range(-(-config.workload.stream.cache_frames // config.workload.stream.chunk_frames) + 2):
         run()
     times = spread(chunk_times(run, chunks))
     return Measured(config, times, hearing.ms(), len(hearing.calls), launches_of(run), peak_bytes())
 
 
-def peer_engines(config: BuildConfig) -> Engines:
+def peer_engines(config: VideoBuild) -> Engines:
     """Return the engines of a pass by `torch.compile`, and as they are those that run once a chunk or a prompt."""
     plain = eager_engines(config)
     once = {name for name in plain if name.startswith(("chunk_", "prompt"))}
@@ -301,7 +302,7 @@ def hybrid(bench: Bench) -> None:
         filled(bench, pool, config, "talk_hybrid_sessions_fit")
 
 
-def filled(bench: Bench, pool: Pool, config: BuildConfig, figure: str) -> None:
+def filled(bench: Bench, pool: Pool, config: VideoBuild, figure: str) -> None:
     """Open as many sessions as a pool has room for, make some chunks of each, and append a row of how many they are."""
     sessions, chunk_s = [opened_session(pool, config, seed) for seed in range(pool.capacity)], []
     for number in range(CHUNKS_EACH):

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.bench.peers.counting import processor_ticks
+from scripts.bench.counting import processor_ticks
 from scripts.bench.rows import append_row
 
 ROOT = Path(__file__).parents[2]

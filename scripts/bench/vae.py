@@ -14,20 +14,21 @@ import gc
 import math
 import multiprocessing
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from counting import chunk_times
 from rows import append_row
 from torch import Tensor, nn
 
 from seko_export.backends.aoti import compile_piece
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
@@ -70,29 +71,31 @@ def main() -> None:
     config, vae = build_config(options.height, options.width, options.base_dim)
     build_s = build(config, options.work)
     weights = random_weights(vae) | latent_statistics(vae, torch.float32)
-    latents = some_latents(config, CHUNKS).to(config.device)
+    latents = some_latents(config, CHUNKS).to(config.target.device)
     with torch.no_grad():
         compare(config, weights, latents, options, described(config, vae), build_s)
 
 
-def build_config(height: int, width: int, base_dim: int, ranks: int = 1) -> tuple[BuildConfig, WanVaeConfig]:
+def build_config(height: int, width: int, base_dim: int, ranks: int = 1) -> tuple[VideoBuild, WanVaeConfig]:
     """Return a build with such a VAE for this machine, and its VAE; three latent frames a chunk."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     vae = WanVaeConfig(base_dim=base_dim)
     stream = StreamConfig(height, width, chunk_frames=3, sink_frames=0, ring_frames=21)
     scheme = "bf16" if device == "cuda" else "fp32"
     model = PRESETS["self-forcing-1.3b"].model
-    return BuildConfig(model, stream, Schedule.warped(), scheme, device, vae=vae, ranks=ranks), vae
+    return VideoBuild(
+        model, VideoConfig(stream, Schedule.warped(), scheme, vae=vae), TargetConfig(device, ranks=ranks)
+    ), vae
 
 
-def described(config: BuildConfig, vae: WanVaeConfig) -> str:
+def described(config: VideoBuild, vae: WanVaeConfig) -> str:
     """Return what is decoded, for a row."""
-    stream = config.stream
-    return f"Wan VAE, base_dim {vae.base_dim}, {stream.height}x{stream.width}, 3 latents, {config.kv_scheme}"
+    stream = config.workload.stream
+    return f"Wan VAE, base_dim {vae.base_dim}, {stream.height}x{stream.width}, 3 latents, {config.workload.kv_scheme}"
 
 
 def compare(
-    config: BuildConfig,
+    config: VideoBuild,
     weights: dict[str, Tensor],
     latents: Tensor,
     options: argparse.Namespace,
@@ -112,12 +115,12 @@ def compare(
         del session, begun
         forget()
 
-        reference = eager_reference(config, weights, config.dtype)
+        reference = eager_reference(config, weights, config.target.dtype)
         eager, eager_peak = eager_times(reference, latents, max(2, options.repeats // 4))
         name = reference.name
         del reference
         forget()
-        video_ms = 1000 * 4 * config.stream.chunk_frames / config.stream.fps
+        video_ms = 1000 * 4 * config.workload.stream.chunk_frames / config.workload.stream.fps
         append_row(
             options.rows,
             "vae_vs_eager",
@@ -141,7 +144,7 @@ def compare(
 
 
 def differences(
-    config: BuildConfig,
+    config: VideoBuild,
     weights: dict[str, Tensor],
     latents: Tensor,
     pictures: Tensor,
@@ -157,7 +160,7 @@ def differences(
     name = truth.name
     del truth
     forget()
-    same = eager_reference(config, weights, config.dtype)
+    same = eager_reference(config, weights, config.target.dtype)
     beside = levels(same.decode(latents))
     del same
     forget()
@@ -177,7 +180,7 @@ def differences(
     )
 
 
-def build(config: BuildConfig, work: Path) -> dict[str, float]:
+def build(config: VideoBuild, work: Path) -> dict[str, float]:
     """Compile the two engines side by side and return the seconds of each."""
     with ProcessPoolExecutor(len(PIECES), multiprocessing.get_context("spawn")) as pool:
         started = {
@@ -191,7 +194,7 @@ class EngineSession:
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The build.
     weights : dict of str to Tensor
         By Wan's names, on the CPU.
@@ -205,14 +208,14 @@ class EngineSession:
 
     def __init__(
         self,
-        config: BuildConfig,
+        config: VideoBuild,
         weights: dict[str, Tensor],
         work: Path,
         rank: int = 0,
         *,
         eager: bool = False,
     ) -> None:
-        self.device = config.device
+        self.device = config.target.device
         self._decoded = 0  # chunks of the stream
         if self.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -280,9 +283,9 @@ class EngineSession:
         torch.cuda.synchronize()
 
 
-def eager_reference(config: BuildConfig, weights: dict[str, Tensor], dtype: torch.dtype) -> Reference:
+def eager_reference(config: VideoBuild, weights: dict[str, Tensor], dtype: torch.dtype) -> Reference:
     """Return diffusers' decoder with these weights, or ours called as diffusers calls its own."""
-    vae, device = config.vae or WanVaeConfig(), config.device
+    vae, device = config.workload.vae or WanVaeConfig(), config.target.device
     statistics = {n: t.to(device).view(-1, 1, 1, 1) for n, t in latent_statistics(vae, torch.float32).items()}
 
     def unnormalised(latents: Tensor) -> Tensor:
@@ -304,15 +307,15 @@ def eager_reference(config: BuildConfig, weights: dict[str, Tensor], dtype: torc
 
 
 def own_decoder(
-    config: BuildConfig, weights: dict[str, Tensor], dtype: torch.dtype
+    config: VideoBuild, weights: dict[str, Tensor], dtype: torch.dtype
 ) -> Callable[[Tensor], Tensor]:
     """Return our modules as a decoder of whole clips, one latent a call."""
-    vae = config.vae or WanVaeConfig()
+    vae = config.workload.vae or WanVaeConfig()
     halves: dict[bool, nn.Module] = {}
     for first in (True, False):
         half = VaeDecode(vae, first=first, frames=1, dtype=dtype).eval().requires_grad_(False)
         half.load_state_dict({n: weights[n].to(half.state_dict()[n].dtype) for n in half.state_dict()})
-        halves[first] = half.to(config.device)
+        halves[first] = half.to(config.target.device)
 
     def decode(latents: Tensor) -> Tensor:
         parts: list[Tensor] = []
@@ -343,20 +346,7 @@ def timed(run: Callable[[], object], repeats: int) -> float:
     """Return the median milliseconds of one call."""
     for _ in range(2):
         run()
-    times = []
-    for _ in range(repeats):
-        if torch.cuda.is_available():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            run()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-        else:
-            started = time.perf_counter()
-            run()
-            times.append(1e3 * (time.perf_counter() - started))
-    return statistics.median(times)
+    return statistics.median(chunk_times(run, repeats))
 
 
 def random_weights(vae: WanVaeConfig) -> dict[str, Tensor]:
@@ -374,9 +364,9 @@ def random_weights(vae: WanVaeConfig) -> dict[str, Tensor]:
     return weights
 
 
-def some_latents(config: BuildConfig, chunks: int) -> Tensor:
+def some_latents(config: VideoBuild, chunks: int) -> Tensor:
     """Return [1, z, chunks*F, h, w] float32."""
-    s = config.stream
+    s = config.workload.stream
     shape = (1, config.model.in_channels, chunks * s.chunk_frames, s.latent_height, s.latent_width)
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 

@@ -22,7 +22,7 @@ from scripts.kv_quality.compare import WINDOW_CHUNKS, compare
 from scripts.kv_quality.ideas import STREAMED, find, ideas, schemes
 from scripts.kv_quality.sample import Sample, draw_prompts, open_sample
 from scripts.kv_quality.streams import Scales, first_full_chunk, places, run_stream, with_format
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_kernels.kv_formats import KvFormat
 
 CALIBRATION_SEED = 1  # of training scenes; what is measured is held out, of seed 0
@@ -108,26 +108,30 @@ def _measure(options: argparse.Namespace, sample: Sample) -> None:
         plots.draw_activations(options.pictures, seen, layout)
         plots.draw_attention_errors(options.pictures, table, {form.name for form in shipped})
 
-    latents = {build.kv_scheme: _streams(options, sample, text)}
+    latents = {build.workload.kv_scheme: _streams(options, sample, text)}
     bits = {}
     for form in streamed:
         show(f"streams with {form.name}")
-        name = form.name if form.name != build.kv_scheme else f"{form.name} again"
+        name = form.name if form.name != build.workload.kv_scheme else f"{form.name} again"
         latents[name] = _streams(options, sample, text, form, constants.get(form.name))
         bits[name] = form.bits_per_number
-    after, judged = compare(sample, latents, build.kv_scheme, prompts, options.chunks, options.device, show)
-    report.append_streams(options.rows, build.kv_scheme, after, judged, bits)
+    after, judged = compare(
+        sample, latents, build.workload.kv_scheme, prompts, options.chunks, options.device, show
+    )
+    report.append_streams(options.rows, build.workload.kv_scheme, after, judged, bits)
     if not options.only:
-        plots.draw_streams(options.pictures, latents, build.kv_scheme, sample.stream.chunk_frames, after)
+        plots.draw_streams(
+            options.pictures, latents, build.workload.kv_scheme, sample.stream.chunk_frames, after
+        )
         default = next((name for name in latents if name.startswith("fp4")), list(latents)[1])
         # Exact, the default, the last idea.
-        shown = list(dict.fromkeys([build.kv_scheme, default, list(latents)[-1]]))
+        shown = list(dict.fromkeys([build.workload.kv_scheme, default, list(latents)[-1]]))
         plots.draw_frames(options.pictures, sample, latents, shown, prompts, options.chunks, options.device)
-    report.print_tables(table, after, judged, build.kv_scheme)
+    report.print_tables(table, after, judged, build.workload.kv_scheme)
     show("done")
 
 
-def _wanted(options: argparse.Namespace, build: BuildConfig) -> tuple[list[KvFormat], list[KvFormat]]:
+def _wanted(options: argparse.Namespace, build: VideoBuild) -> tuple[list[KvFormat], list[KvFormat]]:
     """Return the schemes that are measured, and the ideas of which only the attention's error is."""
     found = schemes(build)
     if not options.only:

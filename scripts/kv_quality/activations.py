@@ -10,7 +10,7 @@ from torch import Tensor
 from scripts.kv_quality.sample import Sample
 from scripts.kv_quality.streams import Places, Scales, first_full_chunk, places, run_stream
 from scripts.kv_quality.trial_formats import TrialKv
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.layers.block import attention
 from seko_export.goldens.calibration import KvStatistics
 from seko_export.goldens.record import GOLDEN_PROMPT, eager_session
@@ -52,7 +52,7 @@ class LayerStatistics:
 
 
 def calibrate(
-    sample: Sample, config: BuildConfig, text: Tensor, seeds: list[int], chunks: int
+    sample: Sample, config: VideoBuild, text: Tensor, seeds: list[int], chunks: int
 ) -> list[LayerStatistics]:
     """Return each layer's statistics over an exact stream, from where its cache is full on.
 
@@ -77,7 +77,7 @@ def calibrate(
     return statistics
 
 
-def capture(sample: Sample, config: BuildConfig, text: Tensor, seeds: list[int], chunk: int) -> list[Seen]:
+def capture(sample: Sample, config: VideoBuild, text: Tensor, seeds: list[int], chunk: int) -> list[Seen]:
     """Return every attention of chunk number ``chunk`` of an exact stream, pass by pass, layer by layer."""
     found: list[Seen] = []
 

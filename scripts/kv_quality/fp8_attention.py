@@ -26,7 +26,7 @@ from scripts.kv_quality.streams import Scales, run_stream
 from scripts.train_sample.captions import parse
 from scripts.train_sample.judge import judge
 from seko_export.checkpoints.random import random_weight
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.wan_layout.keys import spread
 from seko_export.goldens.calibration import layer_constants
 from seko_export.media.wan_vae.modules import VaeDecode
@@ -87,23 +87,23 @@ def measure(sample: Sample, options: argparse.Namespace) -> dict[str, object]:
     prompts = draw_prompts(options.prompts, 0, held_out=True)
     text = sample.embed(prompts)
     exact = sample.build(options.prompts, options.device)
-    fp4 = replace(exact, kv_scheme="fp4")
+    fp4 = exact.changed(kv_scheme="fp4")
     ways = {
         PLAIN: fp4,
-        FUSED: replace(fp4, fused=True, attention="fp8"),
-        f"{FUSED} and fp8 matmuls": replace(fp4, fused=True, attention="fp8", fp8=True),
+        FUSED: fp4.changed(fused=True, attention="fp8"),
+        f"{FUSED} and fp8 matmuls": fp4.changed(fused=True, attention="fp8", fp8=True),
     }
     held = built_scales(fp4.kv, sample, options.device)
     frames, seeds, last = sample.stream.chunk_frames, list(range(options.prompts)), options.chunks[-1]
     once = replace(sample.schedule, timesteps=sample.schedule.timesteps[:1])
     ends = {number: slice((number - 1) * frames, number * frames) for number in options.chunks}
     streams = {EXACT: run_stream(sample, exact, text, seeds, last)}
-    step = run_stream(sample, replace(exact, schedule=once), text, seeds, 2)[:, :, frames:]
+    step = run_stream(sample, exact.changed(schedule=once), text, seeds, 2)[:, :, frames:]
     found: dict[str, dict[str, float]] = {}
     for name, config in ways.items():
         constants = _constants(sample, config, held)
         streams[name] = run_stream(sample, config, text, seeds, last, constants)
-        a_step = run_stream(sample, replace(config, schedule=once), text, seeds, 2, constants)[:, :, frames:]
+        a_step = run_stream(sample, config.changed(schedule=once), text, seeds, 2, constants)[:, :, frames:]
         found[name] = {"step": float(relative_error(a_step, step).mean())}
         for number, part in ends.items():
             error = relative_error(streams[name][:, :, part], streams[EXACT][:, :, part])
@@ -167,7 +167,7 @@ def _append_rows(report: dict[str, object], options: argparse.Namespace) -> None
                 psnr_db=measured["psnr_db"], psnr_db_plain=ways[PLAIN]["psnr_db"])  # fmt: skip
 
 
-def _constants(sample: Sample, config: BuildConfig, held: Scales) -> Scales:
+def _constants(sample: Sample, config: VideoBuild, held: Scales) -> Scales:
     """Return the cache format's constants and, for fp8 attention, those of its scratch."""
     weights = sample.weights(config)
     for layer, constants in enumerate(held):

@@ -17,7 +17,7 @@ from scripts.kv_quality.roundings import (
     read_as_e4m3,
 )
 from scripts.kv_quality.trial_formats import TrialKv
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_kernels.formats import NUMBER_FORMATS
 from seko_kernels.kv_formats import KvFormat
 from seko_kernels.kv_schemes import kv_format
@@ -29,19 +29,19 @@ STREAMED = (
 )
 
 
-def schemes(config: BuildConfig) -> list[KvFormat]:
+def schemes(config: VideoBuild) -> list[KvFormat]:
     """Return every way to store numbers that seko_kernels has and the model's heads can be cut for."""
     fitting = (name for name, form in NUMBER_FORMATS.items() if config.model.head_dim % form.unit == 0)
     return [_shipped(name, config) for name in fitting]
 
 
-def ideas(config: BuildConfig) -> list[KvFormat]:
+def ideas(config: VideoBuild) -> list[KvFormat]:
     """Return the ideas of the issue and of the literature, each against ``fp4``: the first format, after RoPE."""
-    model, stream = config.model, config.stream
+    model, stream = config.model, config.workload.stream
     sizes = (
         model.heads,
         model.head_dim,
-        config.dtype,
+        config.target.dtype,
         stream.sink_frames * stream.frame_tokens,
         stream.cache_tokens,
     )
@@ -91,7 +91,7 @@ def ideas(config: BuildConfig) -> list[KvFormat]:
     ]
 
 
-def find(names: list[str], config: BuildConfig) -> list[KvFormat]:
+def find(names: list[str], config: VideoBuild) -> list[KvFormat]:
     """Return the formats of these names; the device's exact scheme is one, too.
 
     Raises
@@ -107,5 +107,5 @@ def find(names: list[str], config: BuildConfig) -> list[KvFormat]:
     return [known[name] for name in names]
 
 
-def _shipped(scheme: str, config: BuildConfig) -> KvFormat:
-    return kv_format(scheme, config.model.heads, config.model.head_dim, config.dtype)
+def _shipped(scheme: str, config: VideoBuild) -> KvFormat:
+    return kv_format(scheme, config.model.heads, config.model.head_dim, config.target.dtype)

@@ -13,10 +13,11 @@ from torch import Tensor
 from scripts.train_sample.captions import caption, describe
 from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.text import PromptTexts
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_export.media.wan_vae.config import WanVaeConfig
@@ -52,23 +53,21 @@ class Sample:
     vae: WanVaeConfig
     folder: Path
 
-    def build(self, rows: int, device: str) -> BuildConfig:
+    def build(self, rows: int, device: str) -> VideoBuild:
         """Return the build of ``rows`` streams at once, with the exact cache of the device."""
-        made = BuildConfig(
-            model=self.model,
-            stream=replace(self.stream, batch=rows),
-            schedule=self.schedule,
-            kv_scheme="fp32",
-            device=device,
+        made = VideoBuild(
+            self.model,
+            VideoConfig(replace(self.stream, batch=rows), self.schedule, "fp32"),
+            TargetConfig(device),
         )
-        return replace(made, kv_scheme=made.exact_scheme)
+        return made.changed(kv_scheme=made.exact_scheme)
 
-    def weights(self, config: BuildConfig) -> dict[str, Tensor]:
+    def weights(self, config: VideoBuild) -> dict[str, Tensor]:
         """Return every weight of a build but a lossy cache's scales, on the build's device."""
-        named = dict(model_weights(make_pieces(config), self.checkpoint)) | config.schedule.tables(
-            config.stream
+        named = dict(model_weights(make_pieces(config), self.checkpoint)) | config.workload.schedule.tables(
+            config.workload.stream
         )
-        return {name: tensor.to(config.device) for name, tensor in named.items()}
+        return {name: tensor.to(config.target.device) for name, tensor in named.items()}
 
     def embed(self, prompts: list[str]) -> Tensor:
         """Return the text encoder's output, [B, text tokens, text_dim] float32, on the CPU."""

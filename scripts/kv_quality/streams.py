@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from scripts.kv_quality.sample import Sample
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.layers.rotary import key_rotary_tables, rotary_tables, rotate
 from seko_export.goldens.record import eager_session
 from seko_kernels.kv_formats import KvFormat
@@ -23,7 +23,7 @@ Scales = list[dict[str, Tensor]]  # a layer each: the constants of a format
 
 
 @dataclass(frozen=True)
-class TrialBuild(BuildConfig):
+class TrialBuild(VideoBuild):
     """A build with a cache format that no scheme names."""
 
     form: KvFormat | None = None
@@ -62,15 +62,15 @@ class Places:
         return rotate(k.float(), self.cos, self.sin)
 
 
-def with_format(config: BuildConfig, form: KvFormat) -> TrialBuild:
+def with_format(config: VideoBuild, form: KvFormat) -> TrialBuild:
     """Return the build with another cache format."""
-    told = {field.name: getattr(config, field.name) for field in fields(config)}
-    return TrialBuild(**{**told, "kv_scheme": form.name, "form": form})
+    named = config.changed(kv_scheme=form.name)
+    return TrialBuild(named.model, named.workload, named.target, form)
 
 
 def run_stream(
     sample: Sample,
-    config: BuildConfig,
+    config: VideoBuild,
     text: Tensor,
     seeds: list[int],
     chunks: int,
@@ -96,7 +96,7 @@ def run_stream(
     """
     weights = sample.weights(config)
     for layer, constants in enumerate(scales or []):
-        weights |= {f"blocks.{layer}.kv.{name}": t.to(config.device) for name, t in constants.items()}
+        weights |= {f"blocks.{layer}.kv.{name}": t.to(config.target.device) for name, t in constants.items()}
     made = []
     with eager_session(config, weights, text, seeds) as session:
         for chunk in range(chunks):
@@ -106,9 +106,9 @@ def run_stream(
     return torch.cat(made, dim=2)
 
 
-def places(config: BuildConfig, chunk: int) -> Places:
+def places(config: VideoBuild, chunk: int) -> Places:
     """Return the cache's layout while chunk number ``chunk`` is made; a place not yet filled counts as frame 0."""
-    s = config.stream
+    s = config.workload.stream
     ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames)
     first = chunk * s.chunk_frames
     end = first + s.chunk_frames
@@ -116,33 +116,35 @@ def places(config: BuildConfig, chunk: int) -> Places:
     for frame in (*range(min(s.sink_frames, end)), *range(max(0, end - s.ring_frames), end)):
         held[ring.slot(frame)] = frame
     frames = torch.tensor([list(held.values())])
-    cos, sin = (t.to(config.device) for t in rotary_tables(frames, config.model, s))
+    cos, sin = (t.to(config.target.device) for t in rotary_tables(frames, config.model, s))
     own = torch.zeros(s.cache_frames, dtype=torch.bool)
     own[ring.write_slots(first)] = True
-    slot_rotary, patch_rotary = (t.to(config.device) for t in key_rotary_tables(frames[0], config.model, s))
+    slot_rotary, patch_rotary = (
+        t.to(config.target.device) for t in key_rotary_tables(frames[0], config.model, s)
+    )
     tables = {"slot_rotary": slot_rotary, "patch_rotary": patch_rotary}
-    return Places(cos, sin, own.repeat_interleave(s.frame_tokens).to(config.device), tables)
+    return Places(cos, sin, own.repeat_interleave(s.frame_tokens).to(config.target.device), tables)
 
 
-def first_full_chunk(config: BuildConfig) -> int:
+def first_full_chunk(config: VideoBuild) -> int:
     """Return the number of the first chunk that evicts a frame."""
-    return -(-config.stream.cache_frames // config.stream.chunk_frames)
+    return -(-config.workload.stream.cache_frames // config.workload.stream.chunk_frames)
 
 
-def _turn(weights: Mapping[str, Tensor], config: BuildConfig, chunk: int) -> None:
+def _turn(weights: Mapping[str, Tensor], config: VideoBuild, chunk: int) -> None:
     """Renew the rotary tables that a format on trial takes as scales; the session reads these very tensors."""
     tables = [name for name in weights if name.endswith((".kv.place_cos", ".kv.place_sin"))]
     if tables:
         layout = places(config, chunk)
         for name in tables:
             weights[name].copy_(layout.cos[0] if name.endswith("cos") else layout.sin[0])
-        if config.device == "cuda":
+        if config.target.device == "cuda":
             torch.cuda.synchronize()  # the session works on a stream of its own
 
 
 @contextmanager
 def _watched(
-    config: BuildConfig, chunk: int, watch: Callable[[int, int, int, Tensor, Tensor, Tensor], None] | None
+    config: VideoBuild, chunk: int, watch: Callable[[int, int, int, Tensor, Tensor, Tensor], None] | None
 ) -> Iterator[None]:
     if watch is None:
         yield
@@ -159,9 +161,9 @@ def _watched(
 class _SelfAttention(TorchFunctionMode):
     """Sees each attention over the cache; those over the text stand between them."""
 
-    def __init__(self, config: BuildConfig, see: Callable[[int, Tensor, Tensor, Tensor], None]) -> None:
+    def __init__(self, config: VideoBuild, see: Callable[[int, Tensor, Tensor, Tensor], None]) -> None:
         super().__init__()
-        self._tokens, self._see, self._calls = config.stream.cache_tokens, see, 0
+        self._tokens, self._see, self._calls = config.workload.stream.cache_tokens, see, 0
 
     def __torch_function__(
         self,

@@ -9,7 +9,6 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from scripts.train_sample.causal_training import Block, CausalDit, init_weights
-from scripts.train_sample.progress import fill
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.families.lingbot.camera import as_tokens, rays, scaled
@@ -101,11 +100,3 @@ def begin(model: CameraDit, seed: int, weights: Mapping[str, Tensor], source_lay
 def to_checkpoint(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return trained weights as a checkpoint of lingbot-world's layout has them."""
     return {name: t * CONTROL_SCALE if name == _CONTROL else t for name, t in weights.items()}
-
-
-def from_checkpoint(model: CameraDit, weights: Mapping[str, Tensor]) -> None:
-    """Fill a model from a checkpoint of its own layout."""
-    fill(
-        dict(model.named_parameters()),
-        {name: t.float() / CONTROL_SCALE if name == _CONTROL else t.float() for name, t in weights.items()},
-    )

@@ -10,7 +10,7 @@ import torch
 
 from seko_export.backends.base import ExportBackend
 from seko_export.backends.onnx_form.functional import functional_graph
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.kernel_table import KERNEL_TABLE
 from seko_export.engines.piece import engine_spec
 from seko_export.families.registry import graph_of
@@ -31,7 +31,7 @@ _BF16_BITS = 16
 
 
 def describe(
-    config: BuildConfig,
+    config: VideoBuild,
     backend: ExportBackend,
     weights: tuple[Weight, ...],
     files: Mapping[str, FileEntry],
@@ -41,7 +41,7 @@ def describe(
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         What was built.
     backend : ExportBackend
         The backend that made its engines.
@@ -60,16 +60,16 @@ def describe(
     if backend.functional:
         graph = functional_graph(graph)
     extra_files = {"kernels": KERNEL_TABLE, **backend.extra_files}
-    pool = None if config.pool is None else Pool(config.pool.buckets)
-    device = torch.device(config.device)
+    pool = None if config.workload.pool is None else Pool(config.workload.pool.buckets)
+    device = torch.device(config.target.device)
     cpu = device.type == "cpu"
     target = (
-        environment.Target(config.device, GPU_SEPARATOR.join(config.archs))
-        if config.archs
+        environment.Target(config.target.device, GPU_SEPARATOR.join(config.target.archs))
+        if config.target.archs
         else environment.resolve_target("cpu" if cpu else "auto")
     )
     return VideoManifest(
-        name=f"{config.model.name}-{config.kv_scheme}-{target.arch}",
+        name=f"{config.model.name}-{config.workload.kv_scheme}-{target.arch}",
         backend=backend.name,
         target=Target(
             device=target.device,
@@ -83,11 +83,11 @@ def describe(
         model={
             **asdict(config.model),
             "head_dim": config.model.head_dim,
-            "dtype": str(config.dtype).split(".")[1],
-            **({} if config.text is None else {"text_encoder": asdict(config.text)}),
-            **({} if config.vae is None else {"vae": asdict(config.vae)}),
-            **({} if config.audio is None else {"audio_encoder": asdict(config.audio)}),
-            **({} if config.image is None else {"image_encoder": asdict(config.image)}),
+            "dtype": str(config.target.dtype).split(".")[1],
+            **({} if config.workload.text is None else {"text_encoder": asdict(config.workload.text)}),
+            **({} if config.workload.vae is None else {"vae": asdict(config.workload.vae)}),
+            **({} if config.workload.audio is None else {"audio_encoder": asdict(config.workload.audio)}),
+            **({} if config.workload.image is None else {"image_encoder": asdict(config.workload.image)}),
         },
         workload=VideoWorkload(
             kind=KIND,
@@ -99,28 +99,29 @@ def describe(
             text=text_table(config),
             video=video_table(config),
         ),
-        state_rows=config.slots,
+        state_rows=config.workload.state_rows,
         buffers=graph.buffers,
         weights=weights,
         engines=tuple(engine_spec(piece, backend.suffix) for piece in graph.pieces.values()),
         programs=graph.programs,
         pool=pool,
-        ranks=config.ranks,
+        ranks=config.target.ranks,
         inputs=graph.inputs,
         files=dict(files),
         extra={key: file for key, file in extra_files.items() if file in files} | backend.versions(config),
     )
 
 
-def kv_pool(config: BuildConfig) -> KvPool:
+def kv_pool(config: VideoBuild) -> KvPool:
     """Return the size of the KV pool in bytes, in the build's own format and in bf16."""
-    model, stream = config.model, config.stream
+    model, stream = config.model, config.workload.stream
     tokens = sum(
-        len(group.layers) * config.of_layer_group(group).stream.cache_tokens for group in config.layer_groups
+        len(group.layers) * config.of_layer_group(group).workload.stream.cache_tokens
+        for group in config.layer_groups
     )
-    numbers = 2 * config.slots * tokens * model.dim // config.ranks  # K and V
+    numbers = 2 * config.workload.state_rows * tokens * model.dim // config.target.ranks  # K and V
     if stream.pass_caches:
-        numbers *= len(config.schedule.timesteps)
+        numbers *= len(config.workload.schedule.timesteps)
     return KvPool(
         scheme=config.kv.name,
         pool_bytes=sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.role == "cache"),
@@ -129,8 +130,8 @@ def kv_pool(config: BuildConfig) -> KvPool:
     )
 
 
-def _stream(config: BuildConfig) -> Stream:
-    stream = config.stream
+def _stream(config: VideoBuild) -> Stream:
+    stream = config.workload.stream
     return Stream(
         chunk_frames=stream.chunk_frames,
         sink_frames=stream.sink_frames,
@@ -146,8 +147,8 @@ def _stream(config: BuildConfig) -> Stream:
     )
 
 
-def _schedule(config: BuildConfig) -> Schedule:
-    schedule = config.schedule
+def _schedule(config: VideoBuild) -> Schedule:
+    schedule = config.workload.schedule
     return Schedule(
         denoise_passes=len(schedule.timesteps),
         timesteps=schedule.timesteps,

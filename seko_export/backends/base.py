@@ -11,11 +11,11 @@ from seko_export.errors import UsageError
 from seko_export.host.progress import Progress
 
 if TYPE_CHECKING:
-    from seko_export.config.build import BuildConfig
+    from seko_export.config.video import VideoBuild
     from seko_runtime.video.manifest import VideoManifest
 
 # Takes a build, the name of an engine and the path to write; returns the seconds it took. Runs in a process of its own.
-EngineMaker = Callable[["BuildConfig", str, str], float]
+EngineMaker = Callable[["VideoBuild", str, str], float]
 
 
 @dataclass(frozen=True)
@@ -138,12 +138,12 @@ class ExportBackend:
     named_kernels: str | None = None
     packages: tuple[str, ...] = ()
     extra_files: Mapping[str, str] = field(default_factory=dict)
-    versions: Callable[[BuildConfig], dict[str, str]] = lambda _: {}
+    versions: Callable[[VideoBuild], dict[str, str]] = lambda _: {}
     form: tuple[str, str] | None = None
-    build_engines: Callable[[BuildConfig, Path, Path, Progress], dict[str, float]] | None = None
+    build_engines: Callable[[VideoBuild, Path, Path, Progress], dict[str, float]] | None = None
     finish: Callable[[Unfinished], bool] | None = None
 
-    def check_build(self, config: BuildConfig) -> None:
+    def check_build(self, config: VideoBuild) -> None:
         """Refuse a build that this backend cannot make, before any file is read.
 
         Raises
@@ -157,36 +157,36 @@ class ExportBackend:
         self.check()
 
 
-def refuse_uncarried(backend: ExportBackend, config: BuildConfig) -> None:
+def refuse_uncarried(backend: ExportBackend, config: VideoBuild) -> None:
     """Refuse a build that asks for more than a backend's capabilities, naming the option."""
-    can, stream = backend.capabilities, config.stream
-    if config.device not in can.devices:
+    can, stream = backend.capabilities, config.workload.stream
+    if config.target.device not in can.devices:
         kinds = " and ".join({"cpu": "CPUs", "cuda": "GPUs"}[device] for device in can.devices)
         named = "cpu" if can.devices == ("cpu",) else "auto"
         if can.cross_targets:
             named = f"one of {', '.join(can.cross_targets)}, which need not be here"
         raise UsageError(
-            f"--backend {backend.name} builds for {kinds}, and this build is for {config.device}: give --target "
+            f"--backend {backend.name} builds for {kinds}, and this build is for {config.target.device}: give --target "
             f"{named}, or take another backend"
         )
-    scheme = "bf16" if config.kv_scheme == config.exact_scheme else config.kv_scheme
+    scheme = "bf16" if config.workload.kv_scheme == config.exact_scheme else config.workload.kv_scheme
     if can.kv_schemes is not None and scheme not in can.kv_schemes:
         raise UsageError(
             f"--backend {backend.name} has no functions for a cache of --kv {scheme}: give --kv "
             f"{' or --kv '.join(can.kv_schemes)}, or take another backend"
         )
-    if can.attentions is not None and config.attention not in can.attentions:
+    if can.attentions is not None and config.target.attention not in can.attentions:
         raise UsageError(
-            f"--backend {backend.name} has no attention {config.attention}: give --attention "
+            f"--backend {backend.name} has no attention {config.target.attention}: give --attention "
             f"{' or --attention '.join(can.attentions)}, or take another backend"
         )
     for carried, asked, what, option in (
-        (can.fused_kernels, config.fused, "fused kernels", "--kernels fused"),
-        (can.fp8_matmuls, config.fp8, "fp8 matmuls", "--fp8"),
-        (can.resident_window, config.resident_window, "resident windows", "--resident-window"),
+        (can.fused_kernels, config.target.fused, "fused kernels", "--kernels fused"),
+        (can.fp8_matmuls, config.target.fp8, "fp8 matmuls", "--fp8"),
+        (can.resident_window, config.target.resident_window, "resident windows", "--resident-window"),
         (can.offloaded_cache, stream.offload_cache, "offloaded caches", "--offload-cache"),
-        (can.ranks, config.ranks > 1, "engines for several ranks", "--ranks"),
-        (can.pools, config.pool is not None, "pools", "--sessions"),
+        (can.ranks, config.target.ranks > 1, "engines for several ranks", "--ranks"),
+        (can.pools, config.workload.pool is not None, "pools", "--sessions"),
         (can.pass_caches, stream.pass_caches, "caches of each pass", "--pass-caches"),
         (can.layer_rings, bool(stream.layer_rings), "layers of different rings", "--layer-rings"),
         (can.window_positions, stream.window_positions, "positions within the window", "--window-positions"),

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 
 from seko_export.backends.aoti import attention_backends
 from seko_export.backends.base import Capabilities, ExportBackend, Unfinished
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.errors import ExportError, MachineError
 from seko_export.families.registry import graph_of
 from seko_export.host.child_process import last_line, run_child
@@ -27,17 +27,18 @@ from seko_export.lowering.patches.patch import applied
 from seko_export.lowering.trace import trace
 from seko_kernels.ops import plain_torch
 from seko_runtime import open_artifact
+from seko_runtime.video.artifact import video_artifact
 from seko_runtime.video.contract import PICTURE_CHANNELS
 
 COMPILER_CACHE = "engines/compiler.cache"
 
 
-def export_piece(config: BuildConfig, name: str, path: str) -> float:
+def export_piece(config: VideoBuild, name: str, path: str) -> float:
     """Trace and check one piece and save it as an exported program.
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The whole build.
     name : str
         The engine's name.
@@ -56,11 +57,11 @@ def export_piece(config: BuildConfig, name: str, path: str) -> float:
     """
     started = time.monotonic()
     piece = graph_of(config).pieces[name]
-    with attention_backends(config.device), plain_torch():
-        program = trace(piece, config.device)
+    with attention_backends(config.target.device), plain_torch():
+        program = trace(piece, config.target.device)
         # Where attention's backend is pinned, the decomposed graph names the backend's own op. And torch saves no
         # program whose only results are what it wrote into its inputs.
-        if config.device == "cuda" or not piece.outputs:
+        if config.target.device == "cuda" or not piece.outputs:
             program = program.run_decompositions({})
     forget_sources(program)
     program.example_inputs = None  # zeros as large as the weights
@@ -80,7 +81,8 @@ def fill_cache(folder: Path) -> None:
 
     Runs in a child process, so that the cache holds the graphs of this artifact alone.
     """
-    with open_artifact(folder) as artifact:
+    with open_artifact(folder) as opened:
+        artifact = video_artifact(opened)
         stream = artifact.manifest.workload.stream
         golden, video = artifact.manifest.workload.golden, artifact.manifest.workload.video
         given: dict[str, Any] = {}  # so that a sentence and a picture go through their engines too

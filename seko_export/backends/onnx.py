@@ -13,7 +13,7 @@ from seko_export.backends.onnx_form.translate import piece_model, require_onnx
 from seko_export.errors import OnnxMissingError
 
 if TYPE_CHECKING:
-    from seko_export.config.build import BuildConfig
+    from seko_export.config.video import VideoBuild
 
 
 PASS_FILES = {"denoise": "denoise.onnx", "context": "context.onnx"}  # one whole pass in a file each
@@ -37,14 +37,14 @@ def check_can_build() -> None:
         ) from None
 
 
-def export_piece(config: BuildConfig, name: str, path: str) -> float:
+def export_piece(config: VideoBuild, name: str, path: str) -> float:
     """Translate one engine to ONNX and save it.
 
     Runs in a child process, as the other backends' makers do.
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The whole build.
     name : str
         The engine's name.

@@ -19,7 +19,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from seko_export.backends.base import EngineMaker, ExportBackend
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.key import ENGINES_FOLDER, engine_file
 from seko_export.errors import ExportError
 from seko_export.families.layers.layer_pieces import BLOCK
@@ -44,13 +44,13 @@ _SLOW_COST = 5.0  # seconds of an engine of `SLOW_ROLES`, in those of another; a
 
 @contextmanager
 def compiled_beside(
-    config: BuildConfig, backend: ExportBackend, artifact: Path, progress: Progress
+    config: VideoBuild, backend: ExportBackend, artifact: Path, progress: Progress
 ) -> Iterator[Callable[[], dict[str, float]]]:
     """Compile every engine in child processes while the caller's block runs.
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The build.
     backend : ExportBackend
         Its `compile_piece` makes one engine file in a worker.
@@ -127,7 +127,7 @@ def _started_by(backend: ExportBackend) -> BaseContext:
     return server
 
 
-def _told(make: EngineMaker | None, config: BuildConfig, name: str, workplace: Path, goal: Path) -> float:
+def _told(make: EngineMaker | None, config: VideoBuild, name: str, workplace: Path, goal: Path) -> float:
     """Make one engine in a worker. A compiler's exception is returned as text, since it may not be picklable."""
     try:
         if make is None:

@@ -24,7 +24,7 @@ class Attention:
     arch : str or None
         The one GPU architecture that its kernel is for; None: any.
     head_dim : int or None
-        The one width of a head that its kernel takes on a GPU; None: see `BuildConfig.no_attention`.
+        The one width of a head that its kernel takes on a GPU; None: see `VideoBuild.no_attention`.
     """
 
     name: str

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from seko_export.config.build import ModelIdentity
 from seko_export.errors import UsageError
 
 HEAD_UNIT = 16  # `seko_kernels.formats.NVFP4_BLOCK`; presets are looked at before torch, which that imports, is loaded
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(ModelIdentity):
     """Dimensions of a Wan-family causal video DiT.
 
     A family whose models have further sizes derives a frozen dataclass from it, and says so in `Recognised.kind`.
@@ -41,7 +42,6 @@ class ModelConfig:
         If two dimensions contradict each other.
     """
 
-    name: str
     layers: int
     dim: int
     heads: int
@@ -53,7 +53,7 @@ class ModelConfig:
     freq_dim: int = 256
     norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
-    family: str = "wan"
+    family: str = field(default="wan", kw_only=True)
 
     def __post_init__(self) -> None:
         counts = (
@@ -66,9 +66,9 @@ class ModelConfig:
             "text_dim",
             "text_tokens",
         )
-        for field in (*counts, "freq_dim"):
-            if getattr(self, field) < 1:
-                raise UsageError(f"{field} must be at least 1, got {getattr(self, field)}")
+        for size in (*counts, "freq_dim"):
+            if getattr(self, size) < 1:
+                raise UsageError(f"{size} must be at least 1, got {getattr(self, size)}")
         if self.dim % self.heads:
             raise UsageError(f"dim {self.dim} is no multiple of heads {self.heads}")
         if self.head_dim % HEAD_UNIT:
@@ -84,3 +84,13 @@ class ModelConfig:
     def head_dim(self) -> int:
         """Channels of one attention head."""
         return self.dim // self.heads
+
+    @property
+    def sound_width(self) -> int | None:
+        """Width of the features of sound that it takes; None if it takes no sound."""
+        return None
+
+    @property
+    def picture_features(self) -> tuple[int, int] | None:
+        """Number and width of the features of a picture that it takes beside the text; None if it takes none."""
+        return None

@@ -1,10 +1,9 @@
-"""Layout of a video stream: latents, chunk, cache, batch, layer groups, pool."""
+"""Layout of a video stream: latents, chunk, cache, batch, layer groups."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 from seko_export.errors import UsageError
 
@@ -216,39 +215,3 @@ class LayerGroup:
         empty.
         """
         return f"{name}.{self.name}" if self.name else name
-
-
-@dataclass(frozen=True)
-class PoolConfig:
-    """Sessions that come and go, and how many of them one engine call can carry.
-
-    Parameters
-    ----------
-    sessions : int
-        Sessions for which the artifact holds state at a time.
-    buckets : tuple of int
-        Sizes of engine calls, ascending, the largest at most ``sessions``. Each needs engines of its own.
-
-    Raises
-    ------
-    UsageError
-        If they contradict each other.
-    """
-
-    sessions: int
-    buckets: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if self.sessions < 1:
-            raise UsageError(f"--sessions {self.sessions}: a pool holds at least 1")
-        rising = all(low < high for low, high in pairwise((0, *self.buckets)))
-        if not self.buckets or not rising or self.buckets[-1] > self.sessions:
-            raise UsageError(
-                f"--batch {','.join(map(str, self.buckets))}: with --sessions {self.sessions} give rising sizes of "
-                f"calls, from 1 to {self.sessions}"
-            )
-
-
-def with_commas(numbers: tuple[int, ...]) -> str:
-    """Format integers as the command line takes them."""
-    return ",".join(map(str, numbers))

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.host.environment import Finding, Target, has_fp8, local_gpu_arch, resolve_target
 from seko_kernels import tuned, tuned_bf16
 from seko_kernels.attention import scratch_tokens
@@ -19,12 +19,12 @@ from seko_kernels.tuned import measured_tiles, safe_tiles, shape_class, tiles_fo
 KERNEL_TABLE = "engines/kernels.json"
 
 
-def kernel_table(config: BuildConfig, target: Target) -> dict[str, Any]:
+def kernel_table(config: VideoBuild, target: Target) -> dict[str, Any]:
     """Return which kernels the layers use.
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The build.
     target : Target
         The device it is built for.
@@ -33,26 +33,26 @@ def kernel_table(config: BuildConfig, target: Target) -> dict[str, Any]:
     -------
     dict
         ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``; ``attention``
-        and ``resident_window`` as in `BuildConfig`; ``attention_tiles`` of the 8-bit attention.
+        and ``resident_window`` as in `VideoBuild`; ``attention_tiles`` of the 8-bit attention.
     """
-    tiled = config.attention_kind.past_in_8_bits and target.device == "cuda"
+    tiled = config.target.attention_kind.past_in_8_bits and target.device == "cuda"
     return {
         "arch": target.arch,
-        "layers": "fused" if config.fused else "plain",
-        "matmuls": "fp8" if config.fp8 else str(config.dtype).removeprefix("torch."),
-        "fp8_except": list(config.fp8_except),
-        "attention": config.attention,
-        "resident_window": config.resident_window,
+        "layers": "fused" if config.target.fused else "plain",
+        "matmuls": "fp8" if config.target.fp8 else str(config.target.dtype).removeprefix("torch."),
+        "fp8_except": list(config.target.fp8_except),
+        "attention": config.target.attention,
+        "resident_window": config.target.resident_window,
         "attention_tiles": attention_tiles(config, target) if tiled else [],
     }
 
 
-def attention_tiles(config: BuildConfig, target: Target) -> list[dict[str, Any]]:
+def attention_tiles(config: VideoBuild, target: Target) -> list[dict[str, Any]]:
     """Return the tiles of the 8-bit attention on a GPU, and whether they were measured there.
 
     One entry for each combination of call size and past size; layer groups differ in the latter.
     """
-    streams = [config.of_layer_group(group).stream for group in config.layer_groups]
+    streams = [config.of_layer_group(group).workload.stream for group in config.layer_groups]
     pasts = sorted({scratch_tokens(one.cache_tokens - one.chunk_tokens) for one in streams}, reverse=True)
     model, found = config.model, []
     for rows, shape in _calls(config):
@@ -64,23 +64,23 @@ def attention_tiles(config: BuildConfig, target: Target) -> list[dict[str, Any]]
     return found
 
 
-def bf16_is_faster(config: BuildConfig, target: Target) -> bool:
+def bf16_is_faster(config: VideoBuild, target: Target) -> bool:
     """Return, for each call size of a build, whether the 16-bit attention was measured to be faster than torch's."""
     head_dim = config.model.head_dim
     return all(tuned_bf16.is_faster(target.arch, head_dim, shape) for _, shape in _calls(config))
 
 
-def _calls(config: BuildConfig) -> list[tuple[int, str]]:
+def _calls(config: VideoBuild) -> list[tuple[int, str]]:
     """Return the rows of each call size, and the `shape_class` of its attention."""
-    sizes = (config.stream.batch,) if config.pool is None else config.pool.buckets
-    tokens = config.stream.chunk_tokens
-    return [(rows, shape_class(rows, config.model.heads // config.ranks, tokens)) for rows in sizes]
+    sizes = (config.workload.stream.batch,) if config.workload.pool is None else config.workload.pool.buckets
+    tokens = config.workload.stream.chunk_tokens
+    return [(rows, shape_class(rows, config.model.heads // config.target.ranks, tokens)) for rows in sizes]
 
 
-def write_kernel_table(folder: Path, config: BuildConfig) -> None:
+def write_kernel_table(folder: Path, config: VideoBuild) -> None:
     """Write `kernel_table` into an artifact's folder, if the build has fused layers."""
-    if config.fused:
-        target = resolve_target("cpu" if config.device == "cpu" else "auto")
+    if config.target.fused:
+        target = resolve_target("cpu" if config.target.device == "cpu" else "auto")
         text = json.dumps(kernel_table(config, target), indent=1, sort_keys=True) + "\n"
         (folder / KERNEL_TABLE).write_text(text, encoding="utf-8")
 

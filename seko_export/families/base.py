@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # presets are looked at before torch is loaded
 
     from seko_export.checkpoints.key_table import KeyTable
     from seko_export.checkpoints.sources import OpenedFiles
-    from seko_export.config.build import BuildConfig
+    from seko_export.config.video import VideoBuild
     from seko_export.engines.piece import Piece
     from seko_export.engines.weight_source import WeightSource
     from seko_export.families.recognition import Recognised
@@ -138,7 +138,7 @@ class Family(ABC):
         return False
 
     @abstractmethod
-    def graph(self, config: BuildConfig) -> ModelGraph:
+    def graph(self, config: VideoBuild) -> ModelGraph:
         """Return engines, programs and buffers of a build. Called once for each build and process; see `graph_of`."""
 
     @abstractmethod
@@ -151,7 +151,7 @@ class Family(ABC):
         those of the models around the transformer.
         """
 
-    def tables(self, config: BuildConfig, checkpoint: WeightSource) -> Mapping[str, Tensor]:
+    def tables(self, config: VideoBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
         """Return weights that layers index by pass, ``of_times.NAME`` [passes, ...] on the CPU.
 
         They are made of the checkpoint and the times; a session whose passes have other times is refused. A family
@@ -176,7 +176,7 @@ class Family(ABC):
             f"--run-config {where}: the family {self.name!r} has no run configurations; leave it out"
         )
 
-    def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
+    def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the inputs of a golden chunk for the graph's inputs, by name, [B, *shape] on the CPU.
 
         With None instead of a chunk: the inputs per session or prompt. They should affect the model as real ones
@@ -186,5 +186,5 @@ class Family(ABC):
         return {}
 
     @abstractmethod
-    def cache_probe(self, config: BuildConfig) -> CacheProbe:
+    def cache_probe(self, config: VideoBuild) -> CacheProbe:
         """Return where calibration reads keys and values."""

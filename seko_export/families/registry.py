@@ -10,7 +10,7 @@ from seko_export.config.named import find_named
 from seko_export.families.base import Family, ModelGraph, Preset
 
 if TYPE_CHECKING:
-    from seko_export.config.build import BuildConfig
+    from seko_export.config.video import VideoBuild
 
 # Folders of this package, each with a `FAMILY` in family.py and `PRESETS` in presets.py; or as `family_named` says.
 # A checkpoint is of the first family that recognises it and knows all keys of its layers. Checkpoints without --preset,
@@ -34,13 +34,13 @@ def families() -> dict[str, Family]:
     return {name: family_named(name) for name in FAMILIES}
 
 
-def family_of(config: BuildConfig) -> Family:
+def family_of(config: VideoBuild) -> Family:
     """Return the family of a build's model."""
     return family_named(config.model.family)
 
 
 @lru_cache(maxsize=8)
-def graph_of(config: BuildConfig) -> ModelGraph:
+def graph_of(config: VideoBuild) -> ModelGraph:
     """Return engines, programs and buffers of a build. Made once in each process, and never changed."""
     return family_of(config).graph(config)
 

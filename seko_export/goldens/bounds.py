@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.layers.sampler import ADVANCE
 from seko_export.families.registry import graph_of
-from seko_runtime.opening.golden import cache_error, relative_error, video_error
+from seko_runtime.video.golden import cache_error, relative_error, video_error
 from seko_runtime.video.manifest import GoldenBound
 
 # How far an engine may be from the eager model over a golden chunk, as |a - b| / |b|. The two sum in other orders,
@@ -61,12 +61,12 @@ class EagerChunk:
     video: Tensor | None = None
 
 
-def golden_bound(config: BuildConfig, made: EagerChunk, other: EagerChunk, exact: EagerChunk) -> GoldenBound:
+def golden_bound(config: VideoBuild, made: EagerChunk, other: EagerChunk, exact: EagerChunk) -> GoldenBound:
     """Return how much an engine may differ from one recorded chunk.
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The build.
     made, other, exact : EagerChunk
         The recorded chunk; the same with perturbed last bits; the same with an exact cache. For an exact format all
@@ -80,19 +80,21 @@ def golden_bound(config: BuildConfig, made: EagerChunk, other: EagerChunk, exact
         track. Then a token's codes fall anyhow, and only another token's are told from it; not even those where the
         last bits alone exchange nearly all codes of some token (trained weights, a text of no encoder).
     """
-    kind = "exact" if config.lossless and not ADVANCE[config.schedule.sampler].rounded else "lossy"
-    least = tuple(table[config.dtype][kind] for table in (TOLERANCES, CACHE_TOLERANCES, VIDEO_TOLERANCES))
+    kind = "exact" if config.lossless and not ADVANCE[config.workload.schedule.sampler].rounded else "lossy"
+    least = tuple(
+        table[config.target.dtype][kind] for table in (TOLERANCES, CACHE_TOLERANCES, VIDEO_TOLERANCES)
+    )
     last_bits, loss = difference(config, other, made), difference(config, exact, made)
     rounded = loss.latents > least[0]  # the first chunk's is 0: no past
     codes = MOST_CODES if last_bits.cache < CHAOTIC_CODES else UNJUDGED
     return GoldenBound(
         max(least[0], 2 * last_bits.latents, 2**0.5 * loss.latents),
         codes if rounded else min(MOST_CODES, max(least[1], 2 * last_bits.cache)),
-        max(least[2], 2 * last_bits.video, 2**0.5 * loss.video) if config.vae else 0.0,
+        max(least[2], 2 * last_bits.video, 2**0.5 * loss.video) if config.workload.vae else 0.0,
     )
 
 
-def difference(config: BuildConfig, found: EagerChunk, wanted: EagerChunk) -> GoldenBound:
+def difference(config: VideoBuild, found: EagerChunk, wanted: EagerChunk) -> GoldenBound:
     """Return how much two chunks differ in latents, in the worst cache token and in video, measured as `verify` does.
 
     Caches of different formats are not compared.

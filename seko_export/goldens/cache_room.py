@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.errors import MachineError
 from seko_export.families.registry import graph_of
 from seko_runtime.backends.host import free_host_bytes
@@ -23,15 +23,15 @@ from seko_runtime.format.manifest import Buffer
 BUFFER_SHARE = 0.8
 
 
-def buffer_room(config: BuildConfig, memory: Memory) -> int | None:
+def buffer_room(config: VideoBuild, memory: Memory) -> int | None:
     """Return the bytes of device memory that a stream's buffers may take now; None on a CPU."""
-    if config.eager_device == "cpu":
+    if config.target.eager_device == "cpu":
         return None
     torch.cuda.empty_cache()
     return int(BUFFER_SHARE * memory.free_bytes())
 
 
-def placed_buffers(config: BuildConfig, room: int | None) -> tuple[Buffer, ...]:
+def placed_buffers(config: VideoBuild, room: int | None) -> tuple[Buffer, ...]:
     """Return the buffer table of an eager stream, with as many caches offloaded to the host as do not fit the device.
 
     They are copied layer by layer, as with ``--offload-cache``, so the bytes of every chunk are the same. Whole
@@ -39,7 +39,7 @@ def placed_buffers(config: BuildConfig, room: int | None) -> tuple[Buffer, ...]:
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The build.
     room : int or None
         Bytes for buffers on the device, from `buffer_room`.
@@ -52,11 +52,13 @@ def placed_buffers(config: BuildConfig, room: int | None) -> tuple[Buffer, ...]:
     buffers = graph_of(config).buffers
     if (
         room is None
-        or config.pool is not None
+        or config.workload.pool is not None
         or not any(group.device_layers for group in config.layer_groups)
     ):
         return buffers
-    offloaded = replace(config, stream=replace(config.stream, offload_cache=True), resident_window=False)
+    offloaded = config.changed(
+        stream=replace(config.workload.stream, offload_cache=True), resident_window=False
+    )
     on_host = {moved.name: moved for moved in graph_of(offloaded).buffers}
     held, placed = device_bytes(buffers), list(buffers)
     for at, one in enumerate(buffers):
@@ -68,7 +70,8 @@ def placed_buffers(config: BuildConfig, room: int | None) -> tuple[Buffer, ...]:
     homes, free = home_bytes(placed) - home_bytes(buffers), free_host_bytes()
     if homes > free:
         raise MachineError(
-            f"recording goldens with a {config.kv_scheme} cache takes {device_bytes(buffers) / 1e9:.1f} GB of buffers: "
+            f"recording goldens with a {config.workload.kv_scheme} cache takes {device_bytes(buffers) / 1e9:.1f} GB of "
+            f"buffers: "
             f"{room / 1e9:.1f} GB fit on the device, so {homes / 1e9:.1f} GB must lie on the host, where "
             f"{free / 1e9:.1f} GB are free; end other programs on either, or build with a smaller ring or batch"
         )

@@ -8,31 +8,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.layers.rotary import rotate
 from seko_export.families.registry import family_of, graph_of
 from seko_kernels.kv_formats import ChannelStatistics, KvFormat
 from seko_kernels.scratch import scratch_constants
 
 
-def layer_constants(config: BuildConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def layer_constants(config: VideoBuild, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the constants that fused kernels need besides the cache format's: ``blocks.{layer}.kv.NAME``.
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         Without fp8 attention there are none.
     tensors : mapping of str to Tensor
         Weights of the model and the cache format's constants, by name.
     """
     made: dict[str, Tensor] = {}
-    for layer in range(config.model.layers if config.attention_kind.past_in_8_bits else 0):
+    for layer in range(config.model.layers if config.target.attention_kind.past_in_8_bits else 0):
         known = {c.name: tensors[f"blocks.{layer}.kv.{c.name}"].cpu() for c in config.kv.scale_tensors}
         made |= {f"blocks.{layer}.kv.{n}": t for n, t in scratch_constants(known).items()}
     return made
 
 
-def uncalibrated_scales(config: BuildConfig) -> dict[str, Tensor]:
+def uncalibrated_scales(config: VideoBuild) -> dict[str, Tensor]:
     """Return a cache format's constants as if every channel lay in [-1, 1]: for random weights alone."""
     one = torch.ones(config.model.heads, config.model.head_dim)
     seen = ChannelStatistics(-one, one, 0 * one)
@@ -75,13 +75,13 @@ class KvStatistics:
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The build with an exact cache.
     form : KvFormat
         The format to calibrate.
     """
 
-    def __init__(self, config: BuildConfig, form: KvFormat) -> None:
+    def __init__(self, config: VideoBuild, form: KvFormat) -> None:
         self._config, self._form = config, form
         model = config.model
         shape = (model.heads, model.head_dim)
@@ -93,9 +93,11 @@ class KvStatistics:
             for _ in range(model.layers)
         ]
         # Negative while the references are written, before the first chunk.
-        chunks = -(-config.stream.reference_frames // config.stream.chunk_frames)
+        chunks = -(-config.workload.stream.reference_frames // config.workload.stream.chunk_frames)
         self._calls = (
-            -chunks * model.layers * (len(config.schedule.timesteps) if config.stream.pass_caches else 1)
+            -chunks
+            * model.layers
+            * (len(config.workload.schedule.timesteps) if config.workload.stream.pass_caches else 1)
         )
         self._names = [
             a.name for a in graph_of(config).pieces[family_of(config).cache_probe(config).role].signature
@@ -105,8 +107,8 @@ class KvStatistics:
         self, block: Callable[[list[Tensor]], Sequence[Tensor]]
     ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
         """Wrap the exact block engine so that what it writes is recorded; layers are called in order, pass by pass."""
-        layers, apart = self._config.model.layers, self._config.stream.pass_caches
-        passes = len(self._config.schedule.timesteps) + 1
+        layers, apart = self._config.model.layers, self._config.workload.stream.pass_caches
+        passes = len(self._config.workload.schedule.timesteps) + 1
 
         def watched(inputs: list[Tensor]) -> Sequence[Tensor]:
             outputs = block(inputs)

@@ -20,7 +20,7 @@ from seko_export.artifact.describe import describe
 from seko_export.artifact.writer import save_tensors
 from seko_export.backends import EAGER
 from seko_export.backends.aoti import attention_backends
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import FlatModule, Piece, dtype_name
 from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens.bounds import EagerChunk, difference, golden_bound
@@ -32,9 +32,13 @@ from seko_export.media.pieces import video_table
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.backends.torch_memory import torch_dtype
 from seko_runtime.format.manifest import Weight
-from seko_runtime.opening.golden import cache_tensor, input_tensor, video_tensor
-from seko_runtime.video.contract import PICTURE_CHANNELS
+from seko_runtime.sessions.loaded import Loaded
+from seko_runtime.video.contract import PICTURE_CHANNELS, resolve_video
+from seko_runtime.video.golden import cache_tensor, input_tensor, video_tensor
+from seko_runtime.video.local_rows import open_video_rows
 from seko_runtime.video.manifest import Golden, GoldenBound
+from seko_runtime.video.options import VideoOptions
+from seko_runtime.video.rows import Beginning
 from seko_runtime.video.session import Session
 
 GOLDEN_FILE = "golden/golden.safetensors"
@@ -119,13 +123,13 @@ class Record:
 
 
 def record(
-    config: BuildConfig, weights: Mapping[str, Tensor], progress: Progress, ids: Tensor | None = None
+    config: VideoBuild, weights: Mapping[str, Tensor], progress: Progress, ids: Tensor | None = None
 ) -> Record:
     """Run the eager model and record two chunks: the first one, and the first that evicts a frame.
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The build.
     weights : mapping of str to Tensor
         Model weights and schedule tables, on the CPU.
@@ -138,10 +142,10 @@ def record(
     -------
     Record
     """
-    stream = config.stream
+    stream = config.workload.stream
     seeds = tuple(range(stream.batch))
     chunks = (0, -(-stream.cache_frames // stream.chunk_frames))
-    on_device = {name: tensor.to(config.eager_device) for name, tensor in weights.items()}
+    on_device = {name: tensor.to(config.target.eager_device) for name, tensor in weights.items()}
     text = golden_text(config) if ids is None else encoded_text(config, on_device, ids)
     exact_config = config.as_exact
     lossless = config.lossless
@@ -154,13 +158,13 @@ def record(
     if not lossless:
         scales = statistics.calibrate()
         scales |= layer_constants(config, {**weights, **scales})
-        on_device |= {name: tensor.to(config.eager_device) for name, tensor in scales.items()}
+        on_device |= {name: tensor.to(config.target.eager_device) for name, tensor in scales.items()}
         made = run_eager(config, on_device, text, seeds, chunks, progress, None)
         other = shaken = run_eager(config, on_device, text, seeds, chunks, progress, None, shake=True)
     else:
         shaken = run_eager(config, on_device, text, seeds, chunks[:1], progress, None, shake=True)
     on_device.clear()
-    if config.eager_device == "cuda":
+    if config.target.eager_device == "cuda":
         torch.cuda.empty_cache()  # what compiles engines and verifies the artifact are other processes
     return Record(
         text,
@@ -198,7 +202,7 @@ def write(folder: Path, made: Record) -> None:
 
 
 def run_eager(
-    config: BuildConfig,
+    config: VideoBuild,
     weights: Mapping[str, Tensor],
     text: Tensor,
     seeds: Sequence[int],
@@ -214,13 +218,13 @@ def run_eager(
     step = video_step(config)
     with eager_session(config, weights, text, seeds, statistics, shake=shake) as session:
         beside = home_bytes(session.manifest.buffers)
-        told = f"{config.kv_scheme}{', perturbed' * shake}"
+        told = f"{config.workload.kv_scheme}{', perturbed' * shake}"
         told += f", {beside / 1e9:.1f} GB of its cache on the host" * bool(beside)
         for index in range(chunks[-1] + 1):
             progress(f"recording goldens ({told})", index, chunks[-1] + 1)
             chunk = session.run_chunk(golden_inputs(config, index))
             if index in chunks:
-                sample = session.cache_sample(config.stream.frame_tokens)
+                sample = session.cache_sample(config.workload.stream.frame_tokens)
                 cache = {name: torch.from_numpy(numbers).to(dtypes[name]) for name, numbers in sample.items()}
                 video = torch.from_numpy(chunk.video())[:, :, ::step, ::step].contiguous() if step else None
                 made[index] = EagerChunk(torch.from_numpy(chunk.to_host()), cache, video)
@@ -229,7 +233,7 @@ def run_eager(
 
 @contextmanager
 def eager_session(
-    config: BuildConfig,
+    config: VideoBuild,
     weights: Mapping[str, Tensor],
     text: Tensor,
     seeds: Sequence[int],
@@ -242,7 +246,7 @@ def eager_session(
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The build.
     weights : mapping of str to Tensor
         Every weight that the programs use, on the build's device.
@@ -270,26 +274,23 @@ def eager_session(
             name: statistics.watch(engines[name]) for name in pieces if pieces[name].key.role == probe.role
         }
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
-    memory = torch_memory(torch.device(config.eager_device))
+    memory = torch_memory(torch.device(config.target.eager_device))
     memory.captures = False
     memory.warm_up_runs = 0  # for captures alone; the statistics would take its passes for the stream's
     manifest = describe(config, EAGER, table, {})
     manifest = replace(manifest, buffers=placed_buffers(config, buffer_room(config, memory)))
     held = golden_reference(config) if reference is None else reference
-    given = None if held is None else held.numpy()
+    loaded = Loaded(manifest, resolve_video(manifest), engines, weights, lambda: memory)
+    beginning = Beginning(
+        seeds,
+        text=text,
+        reference=None if held is None else held.numpy(),
+        inputs=golden_inputs(config, None),
+    )
     with (
         torch.no_grad(),
-        attention_backends(config.eager_device),
-        Session(
-            manifest,
-            engines,
-            weights,
-            memory,
-            seeds=seeds,
-            text=text,
-            reference=given,
-            inputs=golden_inputs(config, None),
-        ) as session,
+        attention_backends(config.target.eager_device),
+        Session(open_video_rows(loaded, VideoOptions()), beginning) as session,
     ):
         yield session
 
@@ -300,16 +301,16 @@ def eager_engine(piece: Piece) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     return lambda inputs: module(*inputs)
 
 
-def golden_text(config: BuildConfig) -> Tensor:
+def golden_text(config: VideoBuild) -> Tensor:
     """Return [B, text tokens, text_dim] float32: seeded random numbers in place of text embeddings, zero-padded."""
     model = config.model
-    shape = (config.stream.batch, model.text_tokens, model.text_dim)
+    shape = (config.workload.stream.batch, model.text_tokens, model.text_dim)
     text = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     text[:, LIVE_TEXT_TOKENS:] = 0
     return text
 
 
-def golden_inputs(config: BuildConfig, chunk: int | None) -> dict[str, NDArray[Any]]:
+def golden_inputs(config: VideoBuild, chunk: int | None) -> dict[str, NDArray[Any]]:
     """Return the family's inputs for a golden chunk, or for its session, in the form that a session takes."""
     given = family_of(config).golden_inputs(config, chunk)
     return {
@@ -318,21 +319,21 @@ def golden_inputs(config: BuildConfig, chunk: int | None) -> dict[str, NDArray[A
     }
 
 
-def golden_reference(config: BuildConfig) -> Tensor | None:
+def golden_reference(config: VideoBuild) -> Tensor | None:
     """Return [B, C, R, h, w] float32: seeded random latents as reference frames; None if the build has none."""
-    s = config.stream
+    s = config.workload.stream
     if not s.reference_frames:
         return None
     shape = (s.batch, config.model.out_channels, s.reference_frames, s.latent_height, s.latent_width)
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-def encoded_text(config: BuildConfig, weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
+def encoded_text(config: VideoBuild, weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
     """Return [B, text tokens, text_dim] float32: one prompt for every row, encoded in eager torch.
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         A build with a text encoder.
     weights : mapping of str to Tensor
         The artifact's weights, on the build's device.
@@ -342,13 +343,13 @@ def encoded_text(config: BuildConfig, weights: Mapping[str, Tensor], ids: Tensor
     piece = graph_of(config).pieces["text"]
     inputs = [weights[a.ref.removeprefix("weight:")] for a in piece.parameters]
     with torch.no_grad():
-        (encoded,) = eager_engine(piece)([*inputs, ids.to(config.eager_device)])
-    return encoded.float().cpu().expand(config.stream.batch, -1, -1).contiguous()
+        (encoded,) = eager_engine(piece)([*inputs, ids.to(config.target.eager_device)])
+    return encoded.float().cpu().expand(config.workload.stream.batch, -1, -1).contiguous()
 
 
-def video_step(config: BuildConfig) -> int:
+def video_step(config: VideoBuild) -> int:
     """Return the pixel step at which a golden video is sampled so that it fits `VIDEO_BYTES`; 0 without a VAE."""
-    video, batch = video_table(config), config.stream.batch
+    video, batch = video_table(config), config.workload.stream.batch
     if video is None:
         return 0
     frames = batch * max(video.first_frames, video.chunk_frames)

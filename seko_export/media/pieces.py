@@ -10,8 +10,8 @@ from functools import partial
 
 import torch
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.media import TOKENIZER_FILE, TextEncoderConfig, VaeConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.collectives import RANK_ARGUMENT
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
@@ -48,75 +48,95 @@ MEDIA_PROGRAMS = {
 }  # program -> the one piece that it calls, once and not for each layer
 
 
-def media_pieces(config: BuildConfig) -> list[Piece]:
+def media_pieces(config: VideoBuild) -> list[Piece]:
     """Return the engines of text encoder and VAE, as far as the build has them."""
-    text = [] if config.text is None else [_text_piece(config, config.text)]
-    return text if config.vae is None else text + _vae_pieces(config, config.vae)
+    text = [] if config.workload.text is None else [_text_piece(config, config.workload.text)]
+    return text if config.workload.vae is None else text + _vae_pieces(config, config.workload.vae)
 
 
-def media_buffers(config: BuildConfig) -> tuple[Buffer, ...]:
+def media_buffers(config: VideoBuild) -> tuple[Buffer, ...]:
     """Return the buffers of the text encoder's and the VAE's engines."""
-    m, s, dtype = config.model, config.stream, dtype_name(config.dtype)
+    m, s, dtype = config.model, config.workload.stream, dtype_name(config.target.dtype)
     buffers = []
-    if config.text is not None:
+    if config.workload.text is not None:
         buffers += [
             Buffer(TEXT_IDS, (1, m.text_tokens), "int64", "prompt"),
             Buffer(TEXT_ENCODED, (1, m.text_tokens, m.text_dim), dtype, "prompt"),
         ]
     video = video_table(config)
-    if config.vae is not None and video is not None:
+    if config.workload.vae is not None and video is not None:
         picture, latent = (s.height, s.width, PICTURE_CHANNELS), _latent_shape(config, s.chunk_frames)
         ranks = config.decode_ranks
         decoded, share = (s.height // ranks, *picture[1:]), PICTURE_AXIS if ranks > 1 else 0
-        if config.vae.encodes:
+        if config.workload.vae.encodes:
             buffers += [
                 Buffer(IMAGE, picture, "uint8", "prompt"),
                 Buffer(IMAGE_LATENTS, _latent_shape(config, 1), "float32", "prompt"),
             ]
         buffers += [
-            Buffer(DECODE_LATENTS, (config.rows, *latent), "float32", "decode"),
+            Buffer(DECODE_LATENTS, (config.workload.rows, *latent), "float32", "decode"),
             *(
-                Buffer(_cache_name(slot), (config.rows, *shape), dtype, "decode", rank_axis=share)
-                for slot, shape in enumerate(_cache_shapes(config, config.vae))
+                Buffer(_cache_name(slot), (config.workload.rows, *shape), dtype, "decode", rank_axis=share)
+                for slot, shape in enumerate(_cache_shapes(config, config.workload.vae))
             ),
             Buffer(
-                VIDEO_FIRST, (config.rows, video.first_frames, *decoded), "uint8", "decode", rank_axis=share
+                VIDEO_FIRST,
+                (config.workload.rows, video.first_frames, *decoded),
+                "uint8",
+                "decode",
+                rank_axis=share,
             ),
-            Buffer(VIDEO, (config.rows, video.chunk_frames, *decoded), "uint8", "decode", rank_axis=share),
+            Buffer(
+                VIDEO,
+                (config.workload.rows, video.chunk_frames, *decoded),
+                "uint8",
+                "decode",
+                rank_axis=share,
+            ),
         ]
     return tuple(buffers)
 
 
-def text_table(config: BuildConfig) -> Text | None:
+def text_table(config: VideoBuild) -> Text | None:
     """Return the manifest's table of prompts."""
-    if config.text is None:
+    if config.workload.text is None:
         return None
-    return Text(TOKENIZER_FILE, config.model.text_tokens, config.text.pad_id, config.text.truncate, "wan")
-
-
-def video_table(config: BuildConfig) -> Video | None:
-    """Return the manifest's table of pictures."""
-    if config.vae is None:
-        return None
-    s = config.stream
-    first, later = (config.vae.video_frames(s.chunk_frames, first=first) for first in (True, False))
-    return Video(first, later, s.height, s.width)
-
-
-def _text_piece(config: BuildConfig, text: TextEncoderConfig) -> Piece:
-    shape = (1, config.model.text_tokens)
-    return Piece(
-        EngineKey(TEXT),
-        on_meta(lambda: TextEncoder(text, config.dtype)),
-        TEXT_WEIGHTS,
-        0,
-        (Argument("ids", f"buffer:{TEXT_IDS}", shape, torch.int64),),
-        (Argument("encoded", f"buffer:{TEXT_ENCODED}", (*shape, config.model.text_dim), config.dtype),),
+    return Text(
+        TOKENIZER_FILE,
+        config.model.text_tokens,
+        config.workload.text.pad_id,
+        config.workload.text.truncate,
+        "wan",
     )
 
 
-def _vae_pieces(config: BuildConfig, vae: VaeConfig) -> list[Piece]:
-    s, dtype, kind = config.stream, config.dtype, vae_of(vae)
+def video_table(config: VideoBuild) -> Video | None:
+    """Return the manifest's table of pictures."""
+    if config.workload.vae is None:
+        return None
+    s = config.workload.stream
+    first, later = (config.workload.vae.video_frames(s.chunk_frames, first=first) for first in (True, False))
+    return Video(first, later, s.height, s.width)
+
+
+def _text_piece(config: VideoBuild, text: TextEncoderConfig) -> Piece:
+    shape = (1, config.model.text_tokens)
+    return Piece(
+        EngineKey(TEXT),
+        on_meta(lambda: TextEncoder(text, config.target.dtype)),
+        TEXT_WEIGHTS,
+        0,
+        (Argument("ids", f"buffer:{TEXT_IDS}", shape, torch.int64),),
+        (
+            Argument(
+                "encoded", f"buffer:{TEXT_ENCODED}", (*shape, config.model.text_dim), config.target.dtype
+            ),
+        ),
+    )
+
+
+def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
+    s, dtype, kind = config.workload.stream, config.target.dtype, vae_of(vae)
     picture = (s.height, s.width, PICTURE_CHANNELS)
     latents = Argument(
         "latents", f"buffer:{DECODE_LATENTS}[row]", _latent_shape(config, s.chunk_frames), torch.float32
@@ -155,15 +175,15 @@ def _vae_pieces(config: BuildConfig, vae: VaeConfig) -> list[Piece]:
     return [*pieces, encode]
 
 
-def _latent_shape(config: BuildConfig, frames: int) -> tuple[int, int, int, int]:
+def _latent_shape(config: VideoBuild, frames: int) -> tuple[int, int, int, int]:
     """Return the shape of one row's latents."""
-    s = config.stream
+    s = config.workload.stream
     return (config.model.out_channels, frames, s.latent_height, s.latent_width)
 
 
-def _cache_shapes(config: BuildConfig, vae: VaeConfig) -> list[tuple[int, ...]]:
+def _cache_shapes(config: VideoBuild, vae: VaeConfig) -> list[tuple[int, ...]]:
     """Return the shape of each cache of one row, on one rank."""
-    height, width = config.stream.latent_height, config.stream.latent_width
+    height, width = config.workload.stream.latent_height, config.workload.stream.latent_width
     return vae_of(vae).cache_shapes(vae, height // config.decode_ranks, width)
 
 

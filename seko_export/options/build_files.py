@@ -12,8 +12,8 @@ from torch import Tensor
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.checkpoints.json_files import read_json_object
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
+from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors
 from seko_export.families.model_files import write_random_checkpoint
@@ -65,7 +65,7 @@ class MediaSources:
                 f"text encoder {self.text_encoder} and tokenizer {self.tokenizer}: expected both or none"
             )
 
-    def open(self, config: BuildConfig) -> MediaTensors:
+    def open(self, config: VideoBuild) -> MediaTensors:
         """Open the files that the build needs and check their keys. The numbers are read later.
 
         Raises
@@ -76,24 +76,24 @@ class MediaSources:
             If a file is not the expected model.
         """
         for what, wanted, given in (
-            ("a VAE", config.vae, self.vae),
-            ("a text encoder", config.text, self.text_encoder),
-            ("an audio encoder", config.audio, self.audio_encoder),
-            ("an image encoder", config.image, self.image_encoder),
+            ("a VAE", config.workload.vae, self.vae),
+            ("a text encoder", config.workload.text, self.text_encoder),
+            ("an audio encoder", config.workload.audio, self.audio_encoder),
+            ("an image encoder", config.workload.image, self.image_encoder),
         ):
             if (wanted is None) != (given is None):
                 raise UsageError(
                     f"the build has {what}: {wanted is not None}, a file of it is named: {given}"
                 )
         text = vae = audio = image = None
-        if config.text is not None and self.text_encoder is not None:
-            text = load_text_encoder(self.text_encoder, config.text)
-        if config.vae is not None and self.vae is not None:
-            vae = vae_weights(self.vae, config.vae)
-        if config.audio is not None and self.audio_encoder is not None:
-            audio = load_hubert(self.audio_encoder, config.audio)
-        if config.image is not None and self.image_encoder is not None:
-            image = load_clip(self.image_encoder, config.image)
+        if config.workload.text is not None and self.text_encoder is not None:
+            text = load_text_encoder(self.text_encoder, config.workload.text)
+        if config.workload.vae is not None and self.vae is not None:
+            vae = vae_weights(self.vae, config.workload.vae)
+        if config.workload.audio is not None and self.audio_encoder is not None:
+            audio = load_hubert(self.audio_encoder, config.workload.audio)
+        if config.workload.image is not None and self.image_encoder is not None:
+            image = load_clip(self.image_encoder, config.workload.image)
         return MediaTensors(text, vae, audio, image)
 
 
@@ -126,14 +126,14 @@ def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
     return found
 
 
-def prompt_ids(tokenizer: Path, config: BuildConfig, prompt: str) -> Tensor | None:
+def prompt_ids(tokenizer: Path, config: VideoBuild, prompt: str) -> Tensor | None:
     """Return [1, text tokens] int64: a sentence as token numbers, as a session passes them to the text encoder.
 
     Parameters
     ----------
     tokenizer : Path
         A JSON file of the library `tokenizers`.
-    config : BuildConfig
+    config : VideoBuild
         Without a text encoder the result is None.
     prompt : str
         A sentence that fits the token limit.
@@ -145,14 +145,14 @@ def prompt_ids(tokenizer: Path, config: BuildConfig, prompt: str) -> Tensor | No
     UsageError
         If the tokenizer has tokens that the encoder lacks.
     """
-    table = text_table(config)
-    if table is None or config.text is None:
+    table, encoder = text_table(config), config.workload.text
+    if table is None or encoder is None:
         return None
     ids = torch.from_numpy(PromptIds(table, tokenizer.read_bytes()).ids(clean_prompt(prompt)))
-    if int(ids.max()) >= config.text.vocab_size:
+    if int(ids.max()) >= encoder.vocab_size:
         raise UsageError(
-            f"{tokenizer} gives token {int(ids.max())}, the text encoder has {config.text.vocab_size}: they are not "
-            "of one model"
+            f"{tokenizer} gives token {int(ids.max())}, the text encoder has {encoder.vocab_size}: they are not of one "
+            "model"
         )
     return ids
 

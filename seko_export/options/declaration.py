@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from seko_export.config.attention import ATTENTIONS as BY_NAME
-from seko_export.config.stream import PoolConfig, StreamConfig, with_commas
+from seko_export.config.pool import PoolConfig, with_commas
+from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
 from seko_export.media.vaes import VAES
 

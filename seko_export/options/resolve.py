@@ -11,9 +11,10 @@ from seko_export.backends import export_backend
 from seko_export.backends.base import refuse_uncarried
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.config.attention import ATTENTIONS, BF16, FP8, TORCH
-from seko_export.config.build import BuildConfig, exact_scheme_of
 from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig, VaeConfig
 from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig, exact_scheme_of
 from seko_export.engines.kernel_table import attention_tiles, bf16_is_faster
 from seko_export.errors import UsageError
 from seko_export.families.base import Preset
@@ -50,7 +51,7 @@ class ResolvedBuild:
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The build.
     checkpoint : Path or None
         The transformer's weights; None: random ones will be made.
@@ -60,7 +61,7 @@ class ResolvedBuild:
         Sentences on sizes that were assumed.
     """
 
-    config: BuildConfig
+    config: VideoBuild
     checkpoint: Path | None
     media: MediaSources
     notes: tuple[str, ...] = ()
@@ -120,41 +121,48 @@ def resolve_build(
     files, vae, text, audio, image = _media(options, sample)
     exact = exact_scheme_of(device)
     keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
-    config = BuildConfig(
+    config = VideoBuild(
         chosen.model,
-        chosen.stream,
-        chosen.schedule or Schedule.warped(),
-        str(replace(wanted, keys=keys, values=values)),
-        device,
-        text,
-        vae,
-        options.pool,
-        ranks=options.ranks,
-        archs=machine.archs if cross and device == "cuda" and machine.arch != local_gpu_arch() else (),
-        audio=audio,
-        image=image,
+        VideoConfig(
+            chosen.stream,
+            chosen.schedule or Schedule.warped(),
+            str(replace(wanted, keys=keys, values=values)),
+            text=text,
+            vae=vae,
+            pool=options.pool,
+            audio=audio,
+            image=image,
+        ),
+        TargetConfig(
+            device,
+            archs=machine.archs if cross and device == "cuda" and machine.arch != local_gpu_arch() else (),
+            ranks=options.ranks,
+        ),
     )
-    if config.ranks > 1 and not family_of(config).splits_over_ranks:
+    if config.target.ranks > 1 and not family_of(config).splits_over_ranks:
         raise UsageError(
-            f"--ranks {config.ranks}: models of the family {config.model.family!r} run on one GPU so far; leave it out"
+            f"--ranks {options.ranks}: models of the family {config.model.family!r} run on one GPU so far; leave it out"
         )
     try:
         _ = config.kv
     except KernelsError as error:
-        raise UsageError(f"--kv {config.kv_scheme}: {error}") from None
-    config = replace(
-        config, fused=_fused(config, options), fp8=options.fp8, fp8_except=options.fp8_except or ()
+        raise UsageError(f"--kv {config.workload.kv_scheme}: {error}") from None
+    config = config.changed(
+        fused=_fused(config, options), fp8=options.fp8, fp8_except=options.fp8_except or ()
     )
-    config = replace(
-        config,
+    config = config.changed(
         attention=_attention(config, options.attention, machine),
         resident_window=options.resident_window,
     )
-    if config.device == "cuda" and (config.fp8 or config.attention_kind.fp8_numbers) and not has_fp8(machine):
-        option = "--fp8" if config.fp8 else f"--attention {config.attention}"
+    if (
+        config.target.device == "cuda"
+        and (config.target.fp8 or config.target.attention_kind.fp8_numbers)
+        and not has_fp8(machine)
+    ):
+        option = "--fp8" if config.target.fp8 else f"--attention {config.target.attention}"
         raise UsageError(f"{option}: this GPU has no fp8 numbers, which need sm_89 or newer; leave it out")
     refuse_uncarried(export_backend(options.backend), config)
-    if options.no_goldens and not config.archs:
+    if options.no_goldens and not config.target.archs:
         raise UsageError(
             "--no-goldens is only for GPUs that are not here, as goldens verify a build for this machine: leave it out"
         )
@@ -162,10 +170,12 @@ def resolve_build(
     if options.no_goldens and not config.lossless:
         if options.random_weights is None:
             raise UsageError(
-                f"--no-goldens: the scales of --kv {config.kv_scheme} are calibrated on the recorded chunks; "
+                f"--no-goldens: the scales of --kv {config.workload.kv_scheme} are calibrated on the recorded chunks; "
                 "give --kv bf16, leave it out, or take --random-weights, whose video is noise anyway"
             )
-        notes.append(f"the scales of --kv {config.kv_scheme} are not calibrated: the weights are random")
+        notes.append(
+            f"the scales of --kv {config.workload.kv_scheme} are not calibrated: the weights are random"
+        )
     weights = sample.checkpoint if sample and checkpoint is None else checkpoint
     return ResolvedBuild(config, weights, files, tuple(notes))
 
@@ -178,7 +188,7 @@ def _kv_scheme(text: str) -> KvScheme:
         raise UsageError(f"--kv {text}: {error}") from None
 
 
-def _fused(config: BuildConfig, options: BuildOptions) -> bool:
+def _fused(config: VideoBuild, options: BuildOptions) -> bool:
     """Return whether a build's layers use fused kernels. The backend checks whether it supports them.
 
     By default they do where such layers were measured: not over several ranks, nor where no engine of the backend has
@@ -188,11 +198,11 @@ def _fused(config: BuildConfig, options: BuildOptions) -> bool:
         can = export_backend(options.backend).capabilities
         wish = ATTENTIONS.get(options.attention)
         wanted = not can.unmeasured or (wish is not None and wish.own_kernel)
-        return config.device == "cuda" and config.ranks == 1 and can.fused_kernels and wanted
+        return config.target.device == "cuda" and config.target.ranks == 1 and can.fused_kernels and wanted
     return options.kernels == "fused"
 
 
-def _attention(config: BuildConfig, wish: str, machine: Target) -> str:
+def _attention(config: VideoBuild, wish: str, machine: Target) -> str:
     """Return the attention of a build; by default the one that was measured fastest on such a GPU (docs/adr/0006,
     0013).
     """
@@ -203,7 +213,7 @@ def _attention(config: BuildConfig, wish: str, machine: Target) -> str:
         )
     if kind is not None:
         return wish
-    if config.device != "cuda":
+    if config.target.device != "cuda":
         return TORCH.name
     if config.no_attention(FP8) is None and all(one["measured"] for one in attention_tiles(config, machine)):
         return FP8.name

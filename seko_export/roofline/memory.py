@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.families.registry import graph_of
 from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER, TEXT_WEIGHTS, VAE_WEIGHTS
@@ -17,20 +17,20 @@ from seko_export.roofline.work import Work, nbytes
 from seko_runtime.format.manifest import Buffer
 from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.contract import TEXT_BUFFER
-from seko_runtime.video.prompts import PROMPT_CACHE
+from seko_runtime.video.options import PROMPT_CACHE
 from seko_runtime.video.ring import Ring
 
 _CHUNK = ("begin", "denoise", "context")
 
 
-def memory_report(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
+def memory_report(config: VideoBuild, gpu: Gpu, work: Work) -> dict[str, Any]:
     """Return the byte figures of `roofline.predict`'s report."""
     weights = weight_bytes(config, work.pieces)
     once, each = rows_bytes(config, work)
     fixed, session = sum(weights.values()) + sum(once.values()), sum(each.values())
-    peak = fixed + session * (1 if config.pool is None else config.pool.sessions)
+    peak = fixed + session * (1 if config.workload.pool is None else config.workload.pool.sessions)
     # An artifact of several ranks has one session at a time, or one pool.
-    most = 1 if config.ranks > 1 and config.pool is None else sys.maxsize
+    most = 1 if config.target.ranks > 1 and config.workload.pool is None else sys.maxsize
     return {
         "weight_bytes": weights,
         "call_bytes": once,
@@ -39,19 +39,19 @@ def memory_report(config: BuildConfig, gpu: Gpu, work: Work) -> dict[str, Any]:
         "memory_bytes": gpu.memory_bytes,
         "fits": peak <= gpu.memory_bytes,
         "sessions_fit": min(most, max(0, (gpu.memory_bytes - fixed) // session)),
-        "host_bytes": config.ranks * home_bytes(config),
+        "host_bytes": config.target.ranks * home_bytes(config),
     }
 
 
-def weight_bytes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, int]:
+def weight_bytes(config: VideoBuild, pieces: Mapping[str, Piece]) -> dict[str, int]:
     """Return the bytes of the artifact's weights: ``transformer`` (with tables and scales), ``text``, ``vae``, and
     ``audio`` or ``image`` of a build with such an encoder.
     """
     sizes = weight_sizes(config, pieces)
     shares = {"text": TEXT_WEIGHTS, "vae": VAE_WEIGHTS}
-    if config.audio is not None:
+    if config.workload.audio is not None:
         shares["audio"] = f"{AUDIO_ENCODER}."
-    if config.image is not None:
+    if config.workload.image is not None:
         shares["image"] = f"{IMAGE_ENCODER}."
     total = {
         share: sum(size for name, size in sizes.items() if name.startswith(prefix))
@@ -60,9 +60,9 @@ def weight_bytes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, 
     return {"transformer": sum(sizes.values()) - sum(total.values()), **total}
 
 
-def weight_sizes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, int]:
+def weight_sizes(config: VideoBuild, pieces: Mapping[str, Piece]) -> dict[str, int]:
     """Return the bytes of every weight of these engines, with tables and scales, by the artifact's names."""
-    tables = config.schedule.tables(config.stream)
+    tables = config.workload.schedule.tables(config.workload.stream)
     sizes = {name: table.nbytes for name, table in tables.items()}
     for piece in pieces.values():
         for argument in piece.signature:
@@ -74,7 +74,7 @@ def weight_sizes(config: BuildConfig, pieces: Mapping[str, Piece]) -> dict[str, 
     return sizes
 
 
-def rows_bytes(config: BuildConfig, work: Work) -> tuple[dict[str, int], dict[str, int]]:
+def rows_bytes(config: VideoBuild, work: Work) -> tuple[dict[str, int], dict[str, int]]:
     """Return the bytes that are allocated besides the weights, by purpose.
 
     Returns
@@ -85,44 +85,46 @@ def rows_bytes(config: BuildConfig, work: Work) -> tuple[dict[str, int], dict[st
         What a session adds: without a pool all that it allocates.
     """
     held = _held_bytes(config, work)
-    if config.pool is None:
+    if config.workload.pool is None:
         return {}, held
-    sessions = config.pool.sessions
-    larger = _held_bytes(replace(config, pool=replace(config.pool, sessions=sessions + 1)), work)
+    sessions = config.workload.pool.sessions
+    larger = _held_bytes(config.changed(pool=replace(config.workload.pool, sessions=sessions + 1)), work)
     each = {name: larger[name] - size for name, size in held.items()}
     return {name: size - sessions * each[name] for name, size in held.items()}, each
 
 
-def _held_bytes(config: BuildConfig, work: Work) -> dict[str, int]:
+def _held_bytes(config: VideoBuild, work: Work) -> dict[str, int]:
     """Return the bytes that a session without a pool, or a whole pool, allocates."""
     buffers = graph_of(config).buffers
 
     def of(*roles: str) -> int:
         return sum(buffer.on_device.nbytes for buffer in buffers if buffer.role in roles)
 
-    s = config.stream
+    s = config.workload.stream
     window = sum(buffer.nbytes for buffer in buffers if buffer.role == "state" and buffer.layered)
     latents = next(buffer for buffer in buffers if buffer.name == "latents")
-    kept = RowClocks(Ring(s.sink_frames, s.ring_frames, s.chunk_frames), config.rows).kept_slots
+    kept = RowClocks(Ring(s.sink_frames, s.ring_frames, s.chunk_frames), config.workload.rows).kept_slots
     return {
         "kv": of("cache"),
         "prompt": of("prompt"),
         "prompt_cache": PROMPT_CACHE * _prompt_entry(config, buffers, work),
-        "latents": of("chunk", "state") - window + kept * config.rows * latents.nbytes // config.call_rows,
+        "latents": of("chunk", "state")
+        - window
+        + kept * config.workload.rows * latents.nbytes // config.workload.call_rows,
         "window": window,
         "decode": of("decode"),
         "scratch_step": work.scratch_bytes(_CHUNK),
         "scratch_decode": work.scratch_bytes(("decode_first", "decode")),
         "scratch_prompt": work.scratch_bytes(("prompt", "text", "encode", "condition")),
-        "workspace": CUBLAS_WORKSPACE * (1 + (config.vae is not None)),
+        "workspace": CUBLAS_WORKSPACE * (1 + (config.workload.vae is not None)),
     }
 
 
-def _prompt_entry(config: BuildConfig, buffers: tuple[Buffer, ...], work: Work) -> int:
+def _prompt_entry(config: VideoBuild, buffers: tuple[Buffer, ...], work: Work) -> int:
     """Return the bytes that are kept for one prompt: a row's embeddings and the keys and values made from them."""
-    if config.text is None:
+    if config.workload.text is None:
         return 0
     made = {
         ref.removeprefix("buffer:").partition("[")[0] for c in work.programs["prompt"] for ref in c.outputs
     }
-    return sum(b.nbytes for b in buffers if b.name in made | {TEXT_BUFFER}) // config.slots
+    return sum(b.nbytes for b in buffers if b.name in made | {TEXT_BUFFER}) // config.workload.state_rows

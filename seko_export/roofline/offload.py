@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.registry import graph_of
 
 
-def home_bytes(config: BuildConfig) -> int:
+def home_bytes(config: VideoBuild) -> int:
     """Return the bytes of host memory that a rank's offloaded cache takes; 0 if the cache is on the device."""
     return sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.device_layers)
 
 
-def chunk_offload_bytes(config: BuildConfig) -> int:
+def chunk_offload_bytes(config: VideoBuild) -> int:
     """Return the bytes that a chunk copies between the host and a rank's device, both directions together.
 
     Each pass fetches every layer of its cache once. Each layer is copied back once, after the last pass that writes
     it.
     """
     # Of a cache a pass, each is fetched by its own alone.
-    fetches = 1 if config.stream.pass_caches else len(config.schedule.timesteps) + 1
+    fetches = 1 if config.workload.stream.pass_caches else len(config.workload.schedule.timesteps) + 1
     return home_bytes(config) * (fetches + 1)

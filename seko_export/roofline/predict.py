@@ -12,9 +12,9 @@ from itertools import combinations
 from typing import Any
 
 from seko_export.backends import export_backend
-from seko_export.config.build import BuildConfig
 from seko_export.config.media import ClipConfig, HubertConfig
 from seko_export.config.schedule import Schedule
+from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.host.environment import Target
 from seko_export.media.umt5.encoder import UMT5_XXL
@@ -87,15 +87,15 @@ def predict(wish: Wish) -> dict[str, Any]:
             "gpu": gpu.name,
             "gpu_title": gpu.title,
             "measured_gpu": gpu.measured,
-            "kv": config.kv_scheme,
+            "kv": config.workload.kv_scheme,
             "fp8": wish.build.fp8,
-            "kernels": "fused" if config.fused else "plain",
-            "attention": config.attention,
-            "resident_window": config.resident_window,
-            "ranks": config.ranks,
-            "passes": len(config.schedule.timesteps),
-            "stream": asdict(config.stream),
-            "pool": None if config.pool is None else asdict(config.pool),
+            "kernels": "fused" if config.target.fused else "plain",
+            "attention": config.target.attention,
+            "resident_window": config.target.resident_window,
+            "ranks": config.target.ranks,
+            "passes": len(config.workload.schedule.timesteps),
+            "stream": asdict(config.workload.stream),
+            "pool": None if config.workload.pool is None else asdict(config.workload.pool),
         }
         | memory
         | {"would_fit": [] if memory["fits"] else what_fits(wish, memory)}
@@ -164,7 +164,7 @@ def _changes(wish: Wish, memory: Mapping[str, Any]) -> list[_Change]:
         prompts = rows * (session["prompt_cache"] + session["scratch_prompt"])
         prompts += sum(memory["call_bytes"].values())
         changes.append(_Change("text", "--no-text", {"no_text": True}, weights["text"] + prompts))
-    stream = config_of(wish)[0].stream
+    stream = config_of(wish)[0].workload.stream
     least = max(stream.chunk_frames, stream.sink_frames)
     if not stream.layer_rings:
         rings = {stream.ring_frames * part // 4 for part in (3, 2, 1)}
@@ -189,70 +189,72 @@ def _peak_with(wish: Wish, changes: Sequence[_Change]) -> int | None:
     return peak
 
 
-def config_of(wish: Wish) -> tuple[BuildConfig, list[str]]:
+def config_of(wish: Wish) -> tuple[VideoBuild, list[str]]:
     """Return the configuration that a wish means on a GPU, and notes for the reader."""
     machine = Target("cuda", find_gpu(wish.gpu).arch)
     built = resolve_build(wish.build, machine=machine).config
     if wish.fps is not None:
-        built = replace(built, stream=replace(built.stream, fps=wish.fps))
+        built = built.changed(stream=replace(built.workload.stream, fps=wish.fps))
     notes = []
-    if built.vae is None and not wish.build.no_vae:
-        stream = built.stream
+    if built.workload.vae is None and not wish.build.no_vae:
+        stream = built.workload.stream
         vae = vae_for(built.model.out_channels, stream.spatial_stride, stream.temporal_stride)
         if vae is not None:
-            built = replace(built, vae=vae)
+            built = built.changed(vae=vae)
         else:
             notes.append(
                 f"no VAE counted: none is known of {built.model.out_channels} latent channels and strides of "
                 f"{stream.spatial_stride} pixels and {stream.temporal_stride} frames, as {built.model.name} gives them"
             )
-    if built.text is None and not wish.build.no_text:
+    if built.workload.text is None and not wish.build.no_text:
         if built.model.text_dim == UMT5_XXL.dim:
-            built = replace(built, text=UMT5_XXL)
+            built = built.changed(text=UMT5_XXL)
         else:
             notes.append(
                 f"no text encoder counted: none is known that is {built.model.text_dim} wide, as "
                 f"{built.model.name} takes it"
             )
     heard = getattr(built.model, "audio_dim", None)
-    if built.audio is None and heard is not None:
+    if built.workload.audio is None and heard is not None:
         if heard == HubertConfig().dim:
-            built = replace(built, audio=HubertConfig())
+            built = built.changed(audio=HubertConfig())
         else:
             notes.append(
                 f"no audio encoder counted: none is known that is {heard} wide, as {built.model.name} takes it"
             )
-    if built.image is None and getattr(built.model, "image_dim", 0) == ClipConfig().dim:
-        built = replace(built, image=ClipConfig())
+    if built.workload.image is None and getattr(built.model, "image_dim", 0) == ClipConfig().dim:
+        built = built.changed(image=ClipConfig())
     if wish.steps is not None:
-        shift = built.schedule.shift or 1.0  # passes are counted here; their times do not matter
-        schedule = Schedule(warped_timesteps(wish.steps, shift), built.schedule.context_timestep, shift)
-        built = replace(built, schedule=schedule)
+        shift = built.workload.schedule.shift or 1.0  # passes are counted here; their times do not matter
+        schedule = Schedule(
+            warped_timesteps(wish.steps, shift), built.workload.schedule.context_timestep, shift
+        )
+        built = built.changed(schedule=schedule)
     return built, notes
 
 
-def _notes(wish: Wish, gpu: Gpu, config: BuildConfig, work: Work) -> list[str]:
+def _notes(wish: Wish, gpu: Gpu, config: VideoBuild, work: Work) -> list[str]:
     notes = []
     if export_backend(wish.build.backend).capabilities.unmeasured:
-        kernels = "AOTInductor's fused layers" if config.fused else "torch's plain kernels"
+        kernels = "AOTInductor's fused layers" if config.target.fused else "torch's plain kernels"
         notes.append(
             f"no engine of --backend {wish.build.backend} has run: scratch and times are those of {kernels}"
         )
     if not gpu.measured:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")
-    if config.ranks > 1:
+    if config.target.ranks > 1:
         link = "NVLink" if gpu.peer_link > gpu.host_link else "PCIe, at best"
         notes.append(
-            f"{config.ranks} GPUs of one box: memory is the first one's, the others hold no text or picture encoder; "
-            f"exchanges go over {link} at an assumed rate"
+            f"{config.target.ranks} GPUs of one box: memory is the first one's, the others hold no text or picture "
+            f"encoder; exchanges go over {link} at an assumed rate"
         )
     if config.no_shared_decoding is not None:
         notes.append(f"each GPU decodes whole pictures: {config.no_shared_decoding}")
-    if config.stream.offload_cache:
-        link = "the host link" if config.ranks == 1 else "each GPU's host link"
+    if config.workload.stream.offload_cache:
+        link = "the host link" if config.target.ranks == 1 else "each GPU's host link"
         notes.append(f"offloaded cache: one session has all of {link}")
-    if config.pool is not None and any(ProgramKey.parse(name).full for name in work.programs):
+    if config.workload.pool is not None and any(ProgramKey.parse(name).full for name in work.programs):
         notes.append("a call of both full and filling rows is two launches, and takes the time of two")
-    if config.fp8 and not config.attention_kind.past_in_8_bits:
+    if config.target.fp8 and not config.target.attention_kind.past_in_8_bits:
         notes.append("fp8 matmuls: measured beside fp8 attention, not yet beside another")
     return notes

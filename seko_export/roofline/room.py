@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.errors import MachineError
 from seko_export.families.registry import family_of, graph_of
 from seko_export.goldens.cache_room import device_bytes
@@ -43,13 +43,17 @@ class Room:
     temporary: int = 0
 
 
-def room_of(config: BuildConfig, *, random_weights: bool) -> Room:
+def room_of(config: VideoBuild, *, random_weights: bool) -> Room:
     """Return what a build needs of its machine."""
     graph = graph_of(config)
     weights = weight_sizes(config, graph.pieces)
     exact = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}
-    eager = (weight_sizes(config, exact) if config.fp8 else {}) | weights
-    cache = 0 if config.eager_device == "cuda" else device_bytes(graph_of(config.as_exact.as_batch).buffers)
+    eager = (weight_sizes(config, exact) if config.target.fp8 else {}) | weights
+    cache = (
+        0
+        if config.target.eager_device == "cuda"
+        else device_bytes(graph_of(config.as_exact.as_batch).buffers)
+    )
     temporary = 0
     if random_weights:
         shapes = family_of(config).keys.shapes(config.model)

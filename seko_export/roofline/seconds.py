@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.roofline.gpus import (
     ATTENTION_SHARE,
     BF16_ATTENTION_SHARE,
@@ -58,12 +58,12 @@ from seko_runtime.format.program_key import ProgramKey
 SELF_ATTENTION, CROSS_ATTENTION, OTHER_MATMUL = "self-attention", "cross-attention", "matmul, float32"
 
 
-def time_report(config: BuildConfig, gpu: Gpu, work: Work, sessions_fit: int) -> dict[str, Any]:
+def time_report(config: VideoBuild, gpu: Gpu, work: Work, sessions_fit: int) -> dict[str, Any]:
     """Return the seconds of `roofline.predict`'s report; ``sessions_fit`` limits how many sessions can be real-
     time.
     """
-    s = config.stream
-    sizes = (s.batch,) if config.pool is None else config.pool.buckets
+    s = config.workload.stream
+    sizes = (s.batch,) if config.workload.pool is None else config.workload.pool.buckets
     stream_bytes = chunk_offload_bytes(config)
     stream_s = stream_bytes / (gpu.host_link * HOST_LINK_SHARE)
     calls = {rows: _call(config, gpu, work, rows, stream_s) for rows in sizes}
@@ -72,16 +72,18 @@ def time_report(config: BuildConfig, gpu: Gpu, work: Work, sessions_fit: int) ->
 
     def seconds(sessions: int) -> float:
         """Of a chunk of each: a call each, or a pool's largest ones and the smallest that carries the rest."""
-        if config.pool is None:
+        if config.workload.pool is None:
             return sessions * chunk_s[s.batch]
         whole, rest = divmod(sessions, sizes[-1])
         return whole * chunk_s[sizes[-1]] + (chunk_s[Pool(sizes).bucket(rest)] if rest else 0.0)
 
     keep_up = takewhile(lambda sessions: seconds(sessions) <= video_s, range(1, sessions_fit + 1))
-    factor = video_s / seconds(1 if config.pool is None else config.pool.sessions)
+    factor = video_s / seconds(1 if config.workload.pool is None else config.workload.pool.sessions)
     return {
         **calls[sizes[-1]],
-        "calls": {} if config.pool is None else {str(rows): _times(call) for rows, call in calls.items()},
+        "calls": {}
+        if config.workload.pool is None
+        else {str(rows): _times(call) for rows, call in calls.items()},
         "stream_bytes": stream_bytes,
         "stream_s": stream_s,
         "video_s": video_s,
@@ -91,17 +93,17 @@ def time_report(config: BuildConfig, gpu: Gpu, work: Work, sessions_fit: int) ->
     }
 
 
-def _call(config: BuildConfig, gpu: Gpu, work: Work, rows: int, stream_s: float) -> dict[str, Any]:
+def _call(config: VideoBuild, gpu: Gpu, work: Work, rows: int, stream_s: float) -> dict[str, Any]:
     """Return the time of a chunk with so many rows; it takes at least ``stream_s``, the time of its layer copies."""
-    passes = len(config.schedule.timesteps)
-    bucket = None if config.pool is None else rows
+    passes = len(config.workload.schedule.timesteps)
+    bucket = None if config.workload.pool is None else rows
     # engines of full rows alone, where there are any
     full = ProgramKey("denoise", bucket, full=True).name in work.programs
     steady, fill = (_parts(work, gpu, _runs(config, bucket, full=rows_full)) for rows_full in (full, False))
-    decode = _parts(work, gpu, {"decode": rows}) if config.vae else {}
+    decode = _parts(work, gpu, {"decode": rows}) if config.workload.vae else {}
     steps_s, fill_s, decode_s = (sum(part["seconds"] for part in p.values()) for p in (steady, fill, decode))
     steps_s, fill_s = max(steps_s, stream_s), max(fill_s, stream_s)
-    runs = passes + (not config.stream.pass_caches)
+    runs = passes + (not config.workload.stream.pass_caches)
     return {
         "step": {
             name: {field: value / runs for field, value in part.items()} for name, part in steady.items()
@@ -113,13 +115,13 @@ def _call(config: BuildConfig, gpu: Gpu, work: Work, rows: int, stream_s: float)
     }
 
 
-def _runs(config: BuildConfig, bucket: int | None, *, full: bool) -> dict[str, int]:
+def _runs(config: VideoBuild, bucket: int | None, *, full: bool) -> dict[str, int]:
     """Return how often a chunk runs each program, with the engines for full rows or for any rows."""
     runs = {
         ProgramKey("begin", bucket): 1,
-        ProgramKey("denoise", bucket, full): len(config.schedule.timesteps),
+        ProgramKey("denoise", bucket, full): len(config.workload.schedule.timesteps),
     }
-    if not config.stream.pass_caches:
+    if not config.workload.stream.pass_caches:
         runs[ProgramKey("context", bucket, full)] = 1
     return {program.name: times for program, times in runs.items()}
 

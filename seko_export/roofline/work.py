@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Argument, Piece
 from seko_export.families.registry import graph_of
 from seko_export.roofline.gpus import CONVOLUTION_SCRATCH
@@ -24,7 +24,7 @@ class Work:
     counts: Mapping[str, PieceCount]
 
     @classmethod
-    def of(cls, config: BuildConfig) -> Work:
+    def of(cls, config: VideoBuild) -> Work:
         """Count the work of every engine of a build for a GPU."""
         graph = graph_of(config)
         counts = {name: count_piece(one) for name, one in graph.pieces.items()}

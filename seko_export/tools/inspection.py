@@ -10,7 +10,9 @@ from typing import Any
 
 from seko_runtime import open_artifact
 from seko_runtime.opening.artifact import check_artifact
-from seko_runtime.opening.golden import verdict
+from seko_runtime.sessions.verdict import verdict
+from seko_runtime.video.artifact import video_artifact
+from seko_runtime.video.manifest import video_manifest
 
 
 def inspect_artifact(path: Path) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def inspect_artifact(path: Path) -> dict[str, Any]:
         A subclass for the cause.
     """
     checked = check_artifact(path, fits_here=False)
-    manifest = checked.manifest
+    manifest = video_manifest(checked.manifest)
     sizes = {name: entry.size for name, entry in manifest.files.items()}
     return {
         "name": manifest.name,
@@ -60,7 +62,7 @@ def verify_artifact(path: Path) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``digest``, and the result of `seko_runtime.opening.golden.verdict`: ``ok``, ``worst``, and ``errors`` for
+        ``digest``, and the result of `seko_runtime.sessions.verdict.verdict`: ``ok``, ``worst``, and ``errors`` for
         each recorded chunk.
     """
     with open_artifact(path) as artifact:
@@ -85,8 +87,8 @@ def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
         (video seconds made per second), ``kv`` and the session's counters.
     """
     started = time.perf_counter()
-    with open_artifact(path) as artifact:
-        opened = time.perf_counter()
+    with open_artifact(path) as found:
+        opened, artifact = time.perf_counter(), video_artifact(found)
         manifest = artifact.manifest
         stream, passes = manifest.workload.stream, manifest.workload.schedule.denoise_passes + 1
         fill = -(-stream.cache_frames // stream.chunk_frames)

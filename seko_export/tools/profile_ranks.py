@@ -16,10 +16,11 @@ from seko_export.tools.profiling import check_trace_goal, kineto_settings, profi
 from seko_runtime import open_artifact, read_manifest
 from seko_runtime.backends.host import check_device
 from seko_runtime.opening.rank_process import joined
-from seko_runtime.opening.ranked_artifact import rank_facts
+from seko_runtime.opening.ranked_engines import rank_facts
 from seko_runtime.parallel.channel import inherited_channel
 from seko_runtime.parallel.group import RankGroup
 from seko_runtime.parallel.worker import Handler, serve
+from seko_runtime.video.artifact import video_artifact
 
 PROCESS = "seko_export.tools.profile_ranks"
 LONGEST_S = 1800.0
@@ -58,7 +59,7 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
     with kineto_settings():
         if manifest.ranks == 1:
             with open_artifact(path) as artifact:
-                return profile_opened(artifact, chunks, top=top, trace=trace) | {"ranks": 1}
+                return profile_opened(video_artifact(artifact), chunks, top=top, trace=trace) | {"ranks": 1}
         if manifest.target.device == "cpu":
             raise UsageError(
                 "profile of several ranks needs GPUs: on a CPU, Gloo and a compiled engine can block each other while "
@@ -85,7 +86,10 @@ def begin(rank: int, facts: Mapping[str, Any]) -> tuple[Handler, object]:
             return artifact.close()
         trace = asked["trace"]
         return profile_opened(
-            artifact, asked["chunks"], top=asked["top"], trace=None if trace is None else Path(trace)
+            video_artifact(artifact),
+            asked["chunks"],
+            top=asked["top"],
+            trace=None if trace is None else Path(trace),
         )
 
     return answer, found

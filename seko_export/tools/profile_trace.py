@@ -44,7 +44,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
         ("host", rf"{_OP}({_VIEWS}){_OUT}|^detach$"),
         ("exchange", r"nccl|^_?c10d|^gloo:|alltoall|all_to_all|all_gather"),
-        ("kv_write", r"(nvfp4|kv|cache)_write|v_transpose|index_(copy|put)"),
+        ("kv_write", r"(kv|cache)_write|v_transpose|index_(copy|put)"),
         # Codes are taken apart by bits; what has an exclusive or beside is the noise generator.
         ("kv_read", r"(nvfp4|fp8|kv)_expand|fused(?!.*bitwise_xor).*bitwise_(and|or)"),
         ("copies", r"^mem(cpy|set)|direct_copy_kernel|CatArrayBatchedCopy"),

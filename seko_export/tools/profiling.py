@@ -20,7 +20,7 @@ from seko_export.backends import export_backend
 from seko_export.errors import MachineError, UsageError
 from seko_export.host.workshop import workshop
 from seko_export.tools.profile_trace import CHUNK_RANGE, ENGINE_RANGE, Digest, digest_trace, scrubbed
-from seko_runtime import OpenArtifact
+from seko_runtime import VideoArtifact
 from seko_runtime.backends.memory import Engine, Tensor
 from seko_runtime.video.session import Session
 
@@ -33,13 +33,13 @@ _KINETO = {"KINETO_LOG_LEVEL": "6", "DISABLE_CUPTI_LAZY_REINIT": "1", "TEARDOWN_
 
 
 def profile_opened(
-    artifact: OpenArtifact, chunks: int, *, top: int, trace: Path | None = None
+    artifact: VideoArtifact, chunks: int, *, top: int, trace: Path | None = None
 ) -> dict[str, Any]:
     """Profile steady chunks of an artifact, with a full cache and the golden text.
 
     Parameters
     ----------
-    artifact : OpenArtifact
+    artifact : VideoArtifact
         Opened while `kineto_settings` hold. Of several ranks each calls this, and gets its own figures.
     chunks : int
         Chunks to run without the profiler, and as many with it. Figures are those of the median chunk.
@@ -179,7 +179,7 @@ class _Ranges:
             self._on = False
 
 
-def _uncaptured_engines(artifact: OpenArtifact, ranges: _Ranges) -> Digest:
+def _uncaptured_engines(artifact: VideoArtifact, ranges: _Ranges) -> Digest:
     """Profile a chunk of a session without graph capture: there every launch lies in its engine's range."""
     with artifact.without_capture(), artifact.open_session() as session:
         stream = _Chunks(artifact, session)
@@ -192,7 +192,7 @@ def _uncaptured_engines(artifact: OpenArtifact, ranges: _Ranges) -> Digest:
 class _Chunks:
     """The chunks of a session, one after another, with the recorded inputs of the caller."""
 
-    def __init__(self, artifact: OpenArtifact, session: Session) -> None:
+    def __init__(self, artifact: VideoArtifact, session: Session) -> None:
         self._artifact, self._session, self._made = artifact, session, 0
 
     def fill(self) -> None:

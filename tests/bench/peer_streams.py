@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scripts.bench.peers.network import Network, advance, device_weights, make_network
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from tests.truth.eager_stream import random_text, random_wan_weights
 from tests.truth.naive_dit import ShiftingDit
 
@@ -16,16 +16,16 @@ SEED = 3
 CHUNKS = 12  # at least; past the wrap of every layout below
 
 
-def small_network(config: BuildConfig) -> tuple[Network, Mapping[str, Tensor], Tensor]:
+def small_network(config: VideoBuild) -> tuple[Network, Mapping[str, Tensor], Tensor]:
     """Return the peers' network with the checkpoint and the text that it is made of."""
-    wan, text = random_wan_weights(config.model), random_text(config.model, config.stream.batch)
+    wan, text = random_wan_weights(config.model), random_text(config.model, config.workload.stream.batch)
     return make_network(config, device_weights(config, wan), text), wan, text
 
 
 def naive_chunks(network: Network, wan: Mapping[str, Tensor], text: Tensor, chunks: int) -> list[Tensor]:
     """Return the latents [C, F, h, w] of every chunk of row 0, by the naive reference with its own loop of passes."""
-    config, count = network.config, network.config.stream.chunk_frames
-    naive = ShiftingDit(config.model, config.stream, wan, text[0])
+    config, count = network.config, network.config.workload.stream.chunk_frames
+    naive = ShiftingDit(config.model, config.workload.stream, wan, text[0])
     made = []
     for first in range(0, chunks * count, count):
         noise = network.noise([SEED], first)[:, 0]
@@ -41,7 +41,7 @@ def naive_chunks(network: Network, wan: Mapping[str, Tensor], text: Tensor, chun
 
 def peer_chunks(stream, network: Network, chunks: int) -> list[Tensor]:
     """Return the latents [C, F, h, w] of every chunk of a peer, from the same noise."""
-    count = network.config.stream.chunk_frames
+    count = network.config.workload.stream.chunk_frames
     with torch.no_grad():
         stream.prepare()
         return [

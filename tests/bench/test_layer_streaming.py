@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.wan.presets import PRESETS
 from tests.loaded import load_script
 
@@ -39,10 +40,10 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def config() -> BuildConfig:
+def config() -> VideoBuild:
     tiny = PRESETS["tiny"]
     model, stream = replace(tiny.model, layers=LAYERS), replace(tiny.stream, offload_cache=True)
-    return BuildConfig(model, stream, Schedule.warped(2), "fp32", "cpu")
+    return VideoBuild(model, VideoConfig(stream, Schedule.warped(2), "fp32"), TargetConfig("cpu"))
 
 
 def test_the_row_says_ratio_bytes_and_share_of_the_bus(script: Any, tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_the_row_says_ratio_bytes_and_share_of_the_bus(script: Any, tmp_path: Pa
         config(), tmp_path / "none", "fp32", Namespace(work=tmp_path, rows=rows, chunks=1, layers=LAYERS)
     )
     (row,) = map(json.loads, rows.read_text().splitlines())
-    pool = 2 * LAYERS * config().stream.cache_tokens * config().model.dim * 4  # K and V
+    pool = 2 * LAYERS * config().workload.stream.cache_tokens * config().model.dim * 4  # K and V
     assert (row["figure"], row["value"], row["pool_bytes"]) == ("layer_streaming", 2.0, pool)
     assert row["moved_bytes"] == (3 + 1) * pool  # two denoise passes and the context pass fetch, one stores
     assert row["plain_copies_ms"] == pytest.approx(1e3 * (3 * pool / 1e9 + pool / 5e8))

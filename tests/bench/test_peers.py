@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from scripts.bench.peers import child, counting
+from scripts.bench import counting
+from scripts.bench.peers import child
 from scripts.bench.peers.check import judge, slots_in_time, write_reference
 from scripts.bench.peers.network import RandomWan, device_weights, make_network
 from scripts.bench.peers.peers import PEERS, Compiler
@@ -18,7 +19,7 @@ from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import SMALL, small_config
 
 BAR = STEP[torch.float32]
-SHAPE = Shape("small", SMALL, small_config(3, 1, 6).stream, "tiny")
+SHAPE = Shape("small", SMALL, small_config(3, 1, 6).workload.stream, "tiny")
 ALIGNED, MISALIGNED = (
     (3, 1, 6),
     (2, 3, 5),
@@ -68,7 +69,7 @@ def test_peers_are_the_naive_reference(name, layout):
     wanted = naive_chunks(network, wan, text, CHUNKS)
     for number, found in enumerate(peer_chunks(stream, network, CHUNKS)):
         assert relative_error(found, wanted[number]) <= BAR, number
-    assert stream.next_frame > 2 * network.config.stream.cache_frames
+    assert stream.next_frame > 2 * network.config.workload.stream.cache_frames
 
 
 def test_bytes_of_the_caches():
@@ -80,7 +81,7 @@ def test_bytes_of_the_caches():
 
 
 def test_slots_in_time_are_sink_then_the_last_of_the_others():
-    stream = small_config(*MISALIGNED).stream  # sink 3, ring 5
+    stream = small_config(*MISALIGNED).workload.stream  # sink 3, ring 5
     assert slots_in_time(stream, 10) == [0, 1, 2, 5, 6, 7, 3, 4]  # frames 0 1 2 | 5 6 7 8 9
 
 

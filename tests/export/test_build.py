@@ -28,9 +28,10 @@ from torch import Tensor
 from seko_export.backends.aoti import local_prefixes
 from seko_export.build_steps import BuildResult
 from seko_export.cli.commands import _told
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
@@ -49,9 +50,13 @@ from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import same_bytes
 
 TINY = PRESETS["tiny"]
-FP4 = BuildConfig(TINY.model, TINY.stream, Schedule.warped(), "fp4", "cpu")
+FP4 = VideoBuild(TINY.model, VideoConfig(TINY.stream, Schedule.warped(), "fp4"), TargetConfig("cpu"))
 # Of `rows`, and of `media` but for its text encoder and VAE, which only engines of their own know.
-ROWS = BuildConfig(TINY.model, StreamConfig(32, 32, 3, 1, 6, batch=2), Schedule.warped(), "fp32", "cpu")
+ROWS = VideoBuild(
+    TINY.model,
+    VideoConfig(StreamConfig(32, 32, 3, 1, 6, batch=2), Schedule.warped(), "fp32"),
+    TargetConfig("cpu"),
+)
 WRAPS = 2
 REPORT = {
     "artifact",
@@ -78,9 +83,9 @@ def test_report_says_what_is_on_disk(fp4):
     assert report["weight_bytes"] == sum(f.stat().st_size for f in (folder / "weights").iterdir())
     kv = report["kv"]
     assert (kv["scheme"], kv["bits_per_number"]) == ("fp4-before-rope", 4.5)
-    numbers = 2 * FP4.model.layers * FP4.stream.cache_tokens * FP4.model.dim
+    numbers = 2 * FP4.model.layers * FP4.workload.stream.cache_tokens * FP4.model.dim
     assert kv["bf16_pool_bytes"] == 2 * numbers
-    assert kv["pool_bytes"] == 0.28125 * kv["bf16_pool_bytes"] + 8 * FP4.stream.cache_frames
+    assert kv["pool_bytes"] == 0.28125 * kv["bf16_pool_bytes"] + 8 * FP4.workload.stream.cache_frames
     first, evicting = kv["error_vs_exact"]
     assert first == 0  # it has no past, and nothing else is rounded
     assert 0 < evicting < 0.1
@@ -256,7 +261,7 @@ def test_engine_writes_the_same_fp4_bytes(fp4):
 
 def test_stream_equals_eager_past_two_wraps(fp4):
     """The runtime's latents against the eager session's, with the artifact's own weights."""
-    stream = FP4.stream
+    stream = FP4.workload.stream
     chunks = -(-(stream.sink_frames + WRAPS * stream.ring_frames) // stream.chunk_frames) + 1
     with (
         eager_session(FP4, _weights(fp4.folder), golden_text(FP4), [7]) as eager,
@@ -302,8 +307,8 @@ def test_rows_at_different_chunks_equal_their_own_runs(rows):
                 session.restart_row(1, seed=5)
             got.append(session.run_chunk().to_host())
     stream = StreamConfig(32, 32, 3, 1, 6)
-    alone = BuildConfig(ROWS.model, stream, ROWS.schedule, "fp32", "cpu")
-    weights = _weights(rows.folder) | alone.schedule.tables(stream)
+    alone = VideoBuild(ROWS.model, VideoConfig(stream, ROWS.workload.schedule, "fp32"), TargetConfig("cpu"))
+    weights = _weights(rows.folder) | alone.workload.schedule.tables(stream)
     for row, seed in ((0, 3), (1, 5)):
         with eager_session(alone, weights, text[row : row + 1], [seed]) as session:
             for number in range(started[row], chunks):
@@ -328,7 +333,7 @@ def _random_inputs(piece: Piece) -> list[Tensor]:
     for argument in piece.signature:
         name, shape, dtype = argument.name, argument.shape, argument.dtype
         if name == "token_index":
-            tensor = torch.randperm(FP4.stream.cache_tokens, generator=generator)[: shape[0]]
+            tensor = torch.randperm(FP4.workload.stream.cache_tokens, generator=generator)[: shape[0]]
         elif name == "valid_tokens":
             tensor = torch.full(shape, 100)
         elif name in ("frames", "write_slots"):

@@ -167,7 +167,7 @@ def test_a_full_cache_needs_no_mask():
     masked, full = EagerStream(config, weights, text), EagerStream(config, weights, text)
     unmasked = FlatModule(unmasked_block(config))
     for number in range(6):
-        if 2 * number + 2 >= config.stream.cache_frames:
+        if 2 * number + 2 >= config.workload.stream.cache_frames:
             full.engines["block"] = unmasked
         one, other = (s.run_chunk([2 * number], [1]) for s in (masked, full))
         assert relative_error(other[0].velocity, one[0].velocity) <= STEP[torch.float32]
@@ -204,10 +204,10 @@ TRACED = [
 def test_every_piece_traces_and_equals_itself(name, scheme, batch):
     """It passes the check, and the traced module gives the eager piece's bytes, caches included."""
     config = small_config(3, 1, 6, batch=batch, scheme=scheme.removesuffix(WINDOW))
-    stream = config.stream
+    stream = config.workload.stream
     if scheme.endswith(WINDOW):
-        stream = dataclasses.replace(config.stream, window_positions=True, layer_rings=(3, 6))
-        config = dataclasses.replace(config, stream=stream)
+        stream = dataclasses.replace(config.workload.stream, window_positions=True, layer_rings=(3, 6))
+        config = config.changed(stream=stream)
         ring = 3 if name.endswith("ring3") else 6
         stream = dataclasses.replace(stream, ring_frames=ring, layer_rings=())
     piece = unmasked_block(config) if name == "block_full" else make_pieces(config)[name]
@@ -238,12 +238,12 @@ def test_pieces_take_every_weight_once():
 @pytest.mark.parametrize("scheme", ["bf16", "fp4"])
 def test_the_pieces_of_a_gpu_build_keep_their_signatures(scheme):
     """In bfloat16, run on the CPU: outputs have the dtypes that the manifest will name, and are finite."""
-    config = dataclasses.replace(small_config(3, 1, 6, batch=2, scheme=scheme), device="cuda")
+    config = small_config(3, 1, 6, batch=2, scheme=scheme).changed(device="cuda")
     pieces = make_pieces(config)
     assert "block_full" in pieces
     for piece in pieces.values():
         with torch.no_grad():
-            results = FlatModule(piece)(*random_inputs(piece, config.stream))
+            results = FlatModule(piece)(*random_inputs(piece, config.workload.stream))
         for argument, result in zip(piece.outputs, results, strict=True):
             assert (tuple(result.shape), result.dtype) == (argument.shape, argument.dtype), piece.name
             assert not result.dtype.is_floating_point or result.isfinite().all()
@@ -263,7 +263,9 @@ def unmasked_block(config) -> Piece:
     """Return the block that GPU builds use for full rows, for the CPU."""
     masked = make_pieces(config)["block"]
     with torch.device("meta"):
-        module = Block(config.model, config.stream, config.kv, config.dtype, masked=False).eval()
+        module = Block(
+            config.model, config.workload.stream, config.kv, config.target.dtype, masked=False
+        ).eval()
     return Piece(
         EngineKey("block", variant=("full",)),
         module,

@@ -157,7 +157,7 @@ def test_a_build_takes_its_weights_at_the_least():
     room = room_of(config, random_weights=True)
     assert room.temporary == 2 * parameters
     assert 4 * parameters <= room.disk < 4.1 * parameters
-    cache = config.model.layers * 2 * config.stream.cache_tokens * config.model.dim * 4
+    cache = config.model.layers * 2 * config.workload.stream.cache_tokens * config.model.dim * 4
     assert room.memory > 4 * parameters + cache
     assert room_of(config, random_weights=False) == replace(room, temporary=0)
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import HEAD_UNIT, ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.errors import UsageError
 from seko_export.families.wan.presets import PRESETS
 from seko_export.media.wan_vae.config import WanVaeConfig
@@ -117,8 +118,12 @@ def test_configs_are_frozen():
 def test_a_vae_fits_by_the_channels_that_a_model_gives():
     """What goes in may have a condition beside the latents."""
     preset = PRESETS["tiny"]
-    build = BuildConfig(preset.model, preset.stream, Schedule.warped(), "fp32", "cpu", vae=WanVaeConfig())
+    build = VideoBuild(
+        preset.model,
+        VideoConfig(preset.stream, Schedule.warped(), "fp32", vae=WanVaeConfig()),
+        TargetConfig("cpu"),
+    )
     beside = dataclasses.replace(build, model=dataclasses.replace(preset.model, in_channels=36))
-    assert beside.vae == WanVaeConfig()
+    assert beside.workload.vae == WanVaeConfig()
     with pytest.raises(UsageError, match="16 latent channels, 'tiny' gives 48"):
         dataclasses.replace(build, model=dataclasses.replace(preset.model, out_channels=48))

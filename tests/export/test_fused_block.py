@@ -22,9 +22,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
 from seko_export.build_steps import build_artifact
-from seko_export.config.build import BuildConfig
+from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
-from seko_export.config.stream import PoolConfig, StreamConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule
 from seko_export.errors import UsageError
 from seko_export.families.layers.fused_block import RowFusedBlock
@@ -55,8 +57,10 @@ from tests.truth.eager_stream import (
 BLOCKS = ("block", "block_context")
 
 
-def fused(config: BuildConfig, *, fp8: bool = False) -> BuildConfig:
-    return replace(config, fused=True, fp8=fp8, attention="fp8" if config.kv_scheme == "fp4" else "torch")
+def fused(config: VideoBuild, *, fp8: bool = False) -> VideoBuild:
+    return config.changed(
+        fused=True, fp8=fp8, attention="fp8" if config.workload.kv_scheme == "fp4" else "torch"
+    )
 
 
 @pytest.mark.parametrize(("fp8", "bound"), [(False, FP8_PASS), (True, FP8_MATMULS_PASS)])
@@ -77,7 +81,7 @@ def test_twelve_chunks_past_the_wrap_are_those_of_the_plain_layers(
             assert error <= bound
             if number == 0 and not fp8:  # nothing but the chunk, which sees itself as it is (docs/adr/0004)
                 assert error <= STEP[torch.float32]
-    assert config.stream.cache_frames < 24  # the ring went round
+    assert config.workload.stream.cache_frames < 24  # the ring went round
 
 
 @pytest.mark.parametrize("attention", ["torch", "bf16"])
@@ -90,10 +94,10 @@ def test_with_16_bit_attention_nothing_is_rounded_otherwise(
 ) -> None:
     """Up to the order of sums; of a lossy cache a code next to a border may fall otherwise, so less is asked."""
     config = small_config(2, 1, 4, batch=2, passes=2, scheme=scheme)
-    config = replace(config, stream=replace(config.stream, window_positions=window_positions))
+    config = config.changed(stream=replace(config.workload.stream, window_positions=window_positions))
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)
     plain = EagerStream(config, weights, text)
-    ours = EagerStream(replace(config, fused=True, attention=attention), weights, text)
+    ours = EagerStream(config.changed(fused=True, attention=attention), weights, text)
     assert isinstance(ours.pieces["block"].module, RowFusedBlock)
     assert ours.pieces["block"].module.kernel == (attention == "bf16")
     for number in range(6):
@@ -118,7 +122,7 @@ def test_layers_that_are_excepted_from_fp8_have_engines_of_their_own() -> None:
     plain, errors = EagerStream(config, weights, text), {}
     wanted = plain.run_chunk([0], [1])
     for excepted in ((), (0,), (0, 2, 3)):
-        ours = EagerStream(replace(fused(config, fp8=True), fp8_except=excepted), weights, text)
+        ours = EagerStream(fused(config, fp8=True).changed(fp8_except=excepted), weights, text)
         made = ours.run_chunk([0], [1], feed=[one.latents for one in wanted])
         errors[excepted] = relative_error(made[0].velocity, wanted[0].velocity)
         for layer in range(4):
@@ -191,7 +195,7 @@ def test_a_fused_layer_that_is_wrong_is_seen(name: str) -> None:
         elif name == "slots":
             inputs[position("write_slots")] = (inputs[position("write_slots")] + 2) % 5
         else:
-            inputs[position("valid_tokens")] = torch.full((1,), 2 * config.stream.frame_tokens)
+            inputs[position("valid_tokens")] = torch.full((1,), 2 * config.workload.stream.frame_tokens)
         return FlatModule(ours.pieces["block"])(*inputs)
 
     ours.engines["block"] = wrong
@@ -252,9 +256,11 @@ def test_what_lies_behind_the_fill_is_never_seen() -> None:
 @pytest.mark.parametrize("scheme", ["fp32", "fp4"])
 def test_any_two_rows_of_a_pool_give_the_bytes_of_a_batch_of_two(scheme: str) -> None:
     model = replace(POOL_MODEL, dim=64)
-    batch = BuildConfig(model, replace(POOL_STREAM, batch=2), Schedule.warped(2), scheme, "cpu")
+    batch = VideoBuild(
+        model, VideoConfig(replace(POOL_STREAM, batch=2), Schedule.warped(2), scheme), TargetConfig("cpu")
+    )
     batch = fused(batch)
-    config = replace(batch, stream=POOL_STREAM, pool=PoolConfig(3, (1, 2)))
+    config = batch.changed(stream=POOL_STREAM, pool=PoolConfig(3, (1, 2)))
     weights = seeded(config)
     with eager_pool(config, weights) as pool:
         a, b, c = (pool.open_session(seed=number, text=text_of(number)) for number in (4, 9, 7))
@@ -265,7 +271,7 @@ def test_any_two_rows_of_a_pool_give_the_bytes_of_a_batch_of_two(scheme: str) ->
             b.run_chunk()
 
 
-def seeded(config: BuildConfig) -> dict[str, Tensor]:
+def seeded(config: VideoBuild) -> dict[str, Tensor]:
     """Seeded weights of a pool's pieces, and the constants of cache and scratch."""
     generator = torch.Generator().manual_seed(5)
     made: dict[str, Tensor] = {}
@@ -275,7 +281,7 @@ def seeded(config: BuildConfig) -> dict[str, Tensor]:
             scaled = 1 + 0.1 * noise if len(argument.shape) == 1 else 0.3 * noise
             name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
             made[name] = scaled.to(argument.dtype)
-    made |= config.schedule.tables(config.as_batch.stream)
+    made |= config.workload.schedule.tables(config.as_batch.workload.stream)
     if config.lossless:
         return made
     exact = config.as_batch.as_exact
@@ -305,8 +311,8 @@ def test_a_fused_piece_traces_and_equals_itself(name: str, scheme: str, batch: i
         assert same_bytes(one, before) == (argument.name not in piece.mutates), argument.name
 
 
-def inputs_of(piece: object, config: BuildConfig) -> Iterator[Tensor]:
-    for argument, tensor in zip(piece.signature, random_inputs(piece, config.stream), strict=True):
+def inputs_of(piece: object, config: VideoBuild) -> Iterator[Tensor]:
+    for argument, tensor in zip(piece.signature, random_inputs(piece, config.workload.stream), strict=True):
         yield torch.full_like(tensor, 2.0**-4) if argument.name.endswith("fp8_scale") else tensor
 
 
@@ -331,14 +337,16 @@ def test_a_gpu_build_launches_each_kernel_once(name: str, fp8: bool, monkeypatch
     """Traced at full size for sm_90 with tensors that have no memory: it can be lowered, and nothing else is ours."""
     on_hopper(monkeypatch)
     preset = PRESETS["self-forcing-1.3b"]
-    config = BuildConfig(
-        preset.model, preset.stream, Schedule.warped(), "fp4", "cuda", fused=True, fp8=fp8, attention="fp8"
+    config = VideoBuild(
+        preset.model,
+        VideoConfig(preset.stream, Schedule.warped(), "fp4"),
+        TargetConfig("cuda", fused=True, fp8=fp8, attention="fp8"),
     )
     with FakeTensorMode(allow_non_fake_inputs=True):
         graph = trace(make_pieces(config)[name], "cuda").graph
     called = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     ours = [target._schema.name for target in called if target.namespace == "seko"]
-    wrote = ["seko::nvfp4_write"] * 2 if name == "block_context" else []
+    wrote = ["seko::kv_write"] * 2 if name == "block_context" else []
     rows, quantise = ["seko::row_norm"], ["seko::row_norm"] * fp8
     scratch = ["seko::qk_norm_rope", "seko::fp8_expand", "seko::attention_fp8"]
     gelu = ["seko::row_gelu"] * fp8
@@ -351,7 +359,9 @@ def test_a_gpu_build_over_an_exact_cache_keeps_torchs_attention(monkeypatch: pyt
     """Of full rows; torch cannot index by None what has no memory, as a mask's making does. The last wave is cut."""
     on_hopper(monkeypatch)
     preset = PRESETS["self-forcing-1.3b"]
-    config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", fused=True)
+    config = VideoBuild(
+        preset.model, VideoConfig(preset.stream, Schedule.warped(), "bf16"), TargetConfig("cuda", fused=True)
+    )
     with FakeTensorMode(allow_non_fake_inputs=True):
         graph = trace(make_pieces(config)["block_full"], "cuda").graph
     called = [node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
@@ -367,8 +377,10 @@ def test_a_gpu_build_over_an_exact_cache_attends_in_one_kernel(monkeypatch: pyte
     """Full or filling: there is one engine, and the cache goes into the kernel as it lies."""
     on_hopper(monkeypatch)
     preset = PRESETS["self-forcing-1.3b"]
-    config = BuildConfig(
-        preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", fused=True, attention="bf16"
+    config = VideoBuild(
+        preset.model,
+        VideoConfig(preset.stream, Schedule.warped(), "bf16"),
+        TargetConfig("cuda", fused=True, attention="bf16"),
     )
     pieces = make_pieces(config)
     assert {name for name in pieces if "block" in name} == {"block", "block_last"}
@@ -381,7 +393,7 @@ def test_a_gpu_build_over_an_exact_cache_attends_in_one_kernel(monkeypatch: pyte
     assert ours == ["seko::row_norm", "seko::qk_norm_rope", "seko::attention_bf16", *["seko::row_norm"] * 2]
     (attends,) = (node for node in graph.nodes if "attention_bf16" in str(node.target))
     for given in attends.args[1:3]:
-        assert given.meta["val"].numel() == config.stream.cache_tokens * preset.model.dim
+        assert given.meta["val"].numel() == config.workload.stream.cache_tokens * preset.model.dim
         assert given.meta["val"].is_contiguous()
 
 
@@ -403,17 +415,10 @@ def test_a_fused_build_for_this_cpu_keeps_its_goldens(tmp_path_factory: pytest.T
     """
     folder = tmp_path_factory.mktemp("fused")
     model = replace(PRESETS["tiny"].model, layers=2, dim=64, heads=2, ffn_dim=64)
-    config = BuildConfig(
+    config = VideoBuild(
         model,
-        StreamConfig(32, 32, 2, 1, 4),
-        Schedule.warped(2),
-        "fp4",
-        "cpu",
-        fused=True,
-        fp8=True,
-        fp8_except=(0,),
-        attention="fp8",
-        resident_window=True,
+        VideoConfig(StreamConfig(32, 32, 2, 1, 4), Schedule.warped(2), "fp4"),
+        TargetConfig("cpu", fused=True, fp8=True, fp8_except=(0,), attention="fp8", resident_window=True),
     )
     write_random_checkpoint(folder / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     with programs_as_they_are():

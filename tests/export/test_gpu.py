@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from seko_export.build_steps import build_artifact
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
@@ -48,7 +49,7 @@ def exact_artifact(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     goal = tmp_path_factory.mktemp("exact") / "artifact"
-    config = dataclasses.replace(gpu_config("bf16", batch=1), fused=request.param == "fused")
+    config = gpu_config("bf16", batch=1).changed(fused=request.param == "fused")
     assert build_artifact(config, checkpoint, goal).kernels == request.param
     return goal
 
@@ -62,8 +63,8 @@ def fp4_artifact(
     if in_8_bits:
         needs_fp8()
     goal = tmp_path_factory.mktemp("fp4") / "artifact"
-    config = dataclasses.replace(
-        gpu_config("fp4", batch=2), fused=fused, fp8=fp8, attention="fp8" if in_8_bits else "torch"
+    config = gpu_config("fp4", batch=2).changed(
+        fused=fused, fp8=fp8, attention="fp8" if in_8_bits else "torch"
     )
     result = build_artifact(config, checkpoint, goal)
     assert result.kernels == ("fused" if fused else "plain")
@@ -73,7 +74,9 @@ def fp4_artifact(
 def test_bf16_engines_keep_flash_attentions_rule(checkpoint: Path, exact_artifact: Path) -> None:
     """Their error against float32 is at most twice that of the same model in bf16 eager torch."""
     gpu = gpu_config("bf16", batch=1)
-    cpu = BuildConfig(gpu.model, gpu.stream, gpu.schedule, "fp32", "cpu")
+    cpu = VideoBuild(
+        gpu.model, VideoConfig(gpu.workload.stream, gpu.workload.schedule, "fp32"), TargetConfig("cpu")
+    )
     truth, eager = eager_chunks(cpu, checkpoint), eager_chunks(gpu, checkpoint)
     with open_artifact(exact_artifact) as artifact:
         engine = replayed_chunks(artifact, [0])
@@ -96,7 +99,7 @@ def test_goldens_hold_where_a_window_fits_no_tile(checkpoint: Path, tmp_path: Pa
     """A window of 30 tokens: what attention and its bias are given is no multiple of 8."""
     config = gpu_config("bf16", batch=1)
     stream = StreamConfig(height=32, width=48, chunk_frames=2, sink_frames=1, ring_frames=4)
-    build_artifact(dataclasses.replace(config, stream=stream), checkpoint, tmp_path / "artifact")
+    build_artifact(config.changed(stream=stream), checkpoint, tmp_path / "artifact")
     with open_artifact(tmp_path / "artifact") as artifact:
         assert all(error.within for error in artifact.verify())
 
@@ -111,7 +114,7 @@ def test_a_chunk_is_one_launch_of_two_captured_graphs(exact_artifact: Path) -> N
 
 def test_full_and_filling_rows_share_one_graph_of_fused_layers(checkpoint: Path, tmp_path: Path) -> None:
     needs_fp8()
-    config = dataclasses.replace(gpu_config("fp4", batch=1), fused=True, attention="fp8")
+    config = gpu_config("fp4", batch=1).changed(fused=True, attention="fp8")
     build_artifact(config, checkpoint, tmp_path / "artifact")
     with open_artifact(tmp_path / "artifact") as artifact, artifact.open_session() as session:
         for _ in range(CHUNKS):
@@ -125,7 +128,7 @@ def test_full_and_filling_rows_share_one_graph_of_16_bit_attention(tmp_path: Pat
         pytest.skip("the kernel is for sm_90 alone")
     wide = dataclasses.replace(model(), dim=256, heads=2)
     write_random_checkpoint(tmp_path / "wide.pt", wide, format="self-forcing", seed=0, dtype=torch.float32)
-    config = dataclasses.replace(gpu_config("bf16", batch=2), model=wide, fused=True, attention="bf16")
+    config = gpu_config("bf16", batch=2).changed(model=wide, fused=True, attention="bf16")
     result = build_artifact(config, tmp_path / "wide.pt", tmp_path / "artifact")
     assert result.attention == "bf16"
     with open_artifact(tmp_path / "artifact") as artifact:
@@ -151,15 +154,15 @@ def test_fused_layers_of_full_width_are_as_near_to_the_exact_track_as_plain_ones
     preset = PRESETS["self-forcing-1.3b"]
     model = dataclasses.replace(preset.model, layers=2)
     stream = dataclasses.replace(preset.stream, ring_frames=6)
-    plain = BuildConfig(model, stream, Schedule.warped(2), "fp4", "cuda")
+    plain = VideoBuild(model, VideoConfig(stream, Schedule.warped(2), "fp4"), TargetConfig("cuda"))
     write_random_checkpoint(tmp_path / "wide.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     fused = build_artifact(
-        dataclasses.replace(plain, fused=True, fp8=fp8, attention="fp8"),
+        plain.changed(fused=True, fp8=fp8, attention="fp8"),
         tmp_path / "wide.pt",
         tmp_path / "artifact",
     )
     loaded = load_checkpoint(tmp_path / "wide.pt", model)
-    tensors = dict(model_weights(make_pieces(plain), loaded)) | plain.schedule.tables(stream)
+    tensors = dict(model_weights(make_pieces(plain), loaded)) | plain.workload.schedule.tables(stream)
     known = golden.record(plain, tensors, lambda *_: None).error_vs_exact
     for ours, theirs in zip(fused.kv["error_vs_exact"], known, strict=True):
         assert ours <= theirs + more
@@ -197,7 +200,7 @@ def test_two_runs_give_equal_bytes(fp4_artifact: Path) -> None:
 def test_text_and_video_in_bfloat16(checkpoint: Path, tmp_path: Path) -> None:
     """The build holds every engine to its module; frames are those of the latents, decoded in float32 at once."""
     vae, text = write_vae(tmp_path / "vae"), write_text_encoder(tmp_path / "text_encoder")
-    config = dataclasses.replace(gpu_config("bf16", batch=2), vae=VAE, text=TEXT)
+    config = gpu_config("bf16", batch=2).changed(vae=VAE, text=TEXT)
     media = MediaSources(vae, text, text / "tokenizer.json")
     build_artifact(config, checkpoint, tmp_path / "artifact", media=media)
     latents, frames = [], []
@@ -227,14 +230,17 @@ def model() -> ModelConfig:
     return PRESETS["tiny"].model
 
 
-def gpu_config(scheme: str, *, batch: int) -> BuildConfig:
+def gpu_config(scheme: str, *, batch: int) -> VideoBuild:
     stream = StreamConfig(height=64, width=96, chunk_frames=3, sink_frames=1, ring_frames=6, batch=batch)
-    return BuildConfig(model(), stream, Schedule.warped(), scheme, "cuda")
+    return VideoBuild(model(), VideoConfig(stream, Schedule.warped(), scheme), TargetConfig("cuda"))
 
 
-def eager_chunks(config: BuildConfig, checkpoint: Path) -> list[torch.Tensor]:
+def eager_chunks(config: VideoBuild, checkpoint: Path) -> list[torch.Tensor]:
     tensors = dict(model_weights(make_pieces(config), load_checkpoint(checkpoint, config.model)))
-    on_device = {n: t.to(config.device) for n, t in (tensors | config.schedule.tables(config.stream)).items()}
+    on_device = {
+        n: t.to(config.target.device)
+        for n, t in (tensors | config.workload.schedule.tables(config.workload.stream)).items()
+    }
     made = golden.run_eager(
         config, on_device, golden.golden_text(config), [0], range(CHUNKS), lambda *_: None, None
     )

@@ -11,8 +11,9 @@ import torch
 
 from scripts.bench.resident_copy import resident_copy
 from seko_export.build_steps import build_artifact
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_runtime import Session, open_artifact
@@ -34,7 +35,9 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     tiny = PRESETS["tiny"]
     model = replace(tiny.model, layers=int(layers))
     stream = replace(tiny.stream, batch=2, offload_cache=True)
-    config = BuildConfig(model, stream, Schedule.warped(2), scheme, "cuda", fused=kernels == "fused")
+    config = VideoBuild(
+        model, VideoConfig(stream, Schedule.warped(2), scheme), TargetConfig("cuda", fused=kernels == "fused")
+    )
     write_random_checkpoint(home / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     build_artifact(config, home / "tiny.pt", home / "streamed")
     return home / "streamed", resident_copy(home / "streamed", home / "resident")
@@ -109,7 +112,7 @@ def test_what_was_page_locked_is_given_back(built: tuple[Path, Path]) -> None:
     for _ in range(3):
         with open_artifact(built[0]) as artifact, artifact.open_session() as session:
             session.run_chunk().to_host()
-            homes = session._streams.live()._layers.homes
+            homes = session._rows.device().layers.homes
             addresses = {home.data_ptr(): home.nbytes for home in homes.values()}
             kept = list(homes.values())  # past the session's end, so that the range is still this process's
         for address, nbytes in addresses.items():

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from seko_export.config.attention import BF16, FP8
-from seko_export.config.build import BuildConfig
+from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
-from seko_export.config.stream import PoolConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines import kernel_table
 from seko_export.errors import UsageError
 from seko_export.families.wan.presets import PRESETS
@@ -23,22 +24,22 @@ from tests.asked import resolved
 def test_what_the_options_mean() -> None:
     def planned(
         kernels: str = "auto", *, kv: str = "fp4", gpu: bool | None = None, **more: object
-    ) -> BuildConfig:
+    ) -> VideoBuild:
         device = {} if gpu is None else {"device": "cuda", "arch": "sm_89" if gpu else "sm_80"}
         return resolved("tiny", kv, kernels=kernels, **device, **more).config
 
-    assert not planned().fused
-    assert planned("fused").fused
-    assert [planned(gpu=gpu).fused for gpu in (True, False)] == [True, True]
-    assert not planned("plain", gpu=True).fused
-    assert planned(gpu=False, kv="bf16").fused
-    assert planned(gpu=True, kv="int8-fp4").fused
-    assert not planned(gpu=True, backend="compile").fused
+    assert not planned().target.fused
+    assert planned("fused").target.fused
+    assert [planned(gpu=gpu).target.fused for gpu in (True, False)] == [True, True]
+    assert not planned("plain", gpu=True).target.fused
+    assert planned(gpu=False, kv="bf16").target.fused
+    assert planned(gpu=True, kv="int8-fp4").target.fused
+    assert not planned(gpu=True, backend="compile").target.fused
     # No tiles were measured for sm_89, so 8-bit attention comes by name alone there.
-    assert planned(gpu=True).attention == "torch"
-    assert planned(gpu=True, attention="fp8").attention == "fp8"
-    assert planned(gpu=True, fp8=True).attention == "torch"
-    assert planned(gpu=True, fp8=True, attention="fp8").attention == "fp8"
+    assert planned(gpu=True).target.attention == "torch"
+    assert planned(gpu=True, attention="fp8").target.attention == "fp8"
+    assert planned(gpu=True, fp8=True).target.attention == "torch"
+    assert planned(gpu=True, fp8=True, attention="fp8").target.attention == "fp8"
     refused: list[tuple[dict[str, object], str]] = [
         ({"gpu": False, "attention": "fp8"}, "no fp8 numbers"),
         ({"gpu": False, "fp8": True, "kv": "bf16"}, "no fp8 numbers"),
@@ -60,7 +61,7 @@ def test_what_the_options_mean() -> None:
 def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(arch: str = "sm_90", kv: str = "fp4", attention: str = "auto", **more: Any) -> bool:
         plan = resolved("self-forcing-1.3b", kv, device="cuda", arch=arch, attention=attention, **more)
-        return plan.config.attention == "fp8"
+        return plan.config.target.attention == "fp8"
 
     monkeypatch.setattr(tuned, "tuned_table", lambda: {("sm_90", 128, "some"): SAFE})
     assert taken()
@@ -83,8 +84,8 @@ def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch:
         tuned, "tuned_table", lambda: {("sm_90", 128, name): SPECIALISED for name in ("few", "some")}
     )
     plan = resolved("self-forcing-1.3b", "fp4", height=208, width=480, device="cuda", arch="sm_90")
-    assert plan.config.attention == "fp8"
-    assert plan.config.stream.frame_tokens == 390
+    assert plan.config.target.attention == "fp8"
+    assert plan.config.workload.stream.frame_tokens == 390
     (tiles,) = kernel_table.attention_tiles(plan.config, Target("cuda", "sm_90"))
     assert tiles["past_tokens"] == 18 * 390 + 4
 
@@ -92,7 +93,7 @@ def test_attention_in_8_bits_is_taken_where_its_tiles_were_measured(monkeypatch:
 def test_16_bit_attention_is_taken_where_it_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(arch: str = "sm_90", kv: str = "bf16", wish: str = "auto", **more: object) -> str:
         build = resolved("self-forcing-1.3b", kv, device="cuda", arch=arch, attention=wish, **more)
-        return build.config.attention
+        return build.config.target.attention
 
     monkeypatch.setattr(tuned, "tuned_table", lambda: {("sm_90", 128, "some"): SAFE})
     monkeypatch.setattr(tuned_bf16, "faster_table", lambda: frozenset({("sm_90", 128, "some")}))
@@ -109,16 +110,18 @@ def test_16_bit_attention_is_taken_where_it_was_faster(monkeypatch: pytest.Monke
 
 def test_what_16_bit_attention_does_not_take() -> None:
     preset = PRESETS["self-forcing-1.3b"]
-    config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", fused=True)
+    config = VideoBuild(
+        preset.model, VideoConfig(preset.stream, Schedule.warped(), "bf16"), TargetConfig("cuda", fused=True)
+    )
     assert (BF16.arch, BF16.head_dim) == (hopper_attention_bf16.ARCH, hopper_attention_bf16.HEAD_DIM)
     assert config.no_attention(BF16) is None
-    assert "of fused layers" in str(replace(config, fused=False).no_attention(BF16))
-    narrow = replace(config, model=replace(preset.model, heads=2 * preset.model.heads))
+    assert "of fused layers" in str(config.changed(fused=False).no_attention(BF16))
+    narrow = config.changed(model=replace(preset.model, heads=2 * preset.model.heads))
     assert "heads of 128 channels, not 64" in str(narrow.no_attention(BF16))
     with pytest.raises(UsageError, match="--attention bf16: it takes heads"):
-        replace(narrow, attention="bf16")
+        narrow.changed(attention="bf16")
     with pytest.raises(UsageError, match="--attention 'fp4' is not known: expected one of torch, bf16, fp8"):
-        replace(config, attention="fp4")
+        config.changed(attention="fp4")
 
 
 @pytest.mark.parametrize(
@@ -140,17 +143,12 @@ def test_the_doctor_says_which_kernels(arch: str | None, found: str, monkeypatch
 
 def test_the_table_of_kernels_says_what_the_op_picks() -> None:
     preset = PRESETS["self-forcing-1.3b"]
-    config = BuildConfig(
+    config = VideoBuild(
         preset.model,
-        preset.stream,
-        Schedule.warped(),
-        "fp4",
-        "cuda",
-        fused=True,
-        fp8=True,
-        attention="fp8",
+        VideoConfig(preset.stream, Schedule.warped(), "fp4"),
+        TargetConfig("cuda", fused=True, fp8=True, attention="fp8"),
     )
-    pool = replace(config, pool=PoolConfig(4, (1, 4)), fp8_except=(3,))
+    pool = config.changed(pool=PoolConfig(4, (1, 4)), fp8_except=(3,))
     table = kernel_table.kernel_table(pool, Target("cuda", "sm_90"))
     assert (table["layers"], table["matmuls"], table["fp8_except"]) == ("fused", "fp8", [3])
     assert [entry["rows"] for entry in table["attention_tiles"]] == [1, 4]
@@ -160,7 +158,7 @@ def test_the_table_of_kernels_says_what_the_op_picks() -> None:
         assert AttentionTiles(**entry["tiles"]) == tiles_for("sm_90", 128, shape, entry["past_tokens"])
         assert entry["measured"] == (measured_tiles("sm_90", 128, shape, entry["past_tokens"]) is not None)
     assert not kernel_table.kernel_table(config, Target("cuda", "sm_120"))["attention_tiles"][0]["measured"]
-    exact = replace(config, kv_scheme="bf16", fp8=False, attention="torch")
+    exact = config.changed(kv_scheme="bf16", fp8=False, attention="torch")
     assert kernel_table.kernel_table(exact, Target("cuda", "sm_90"))["attention_tiles"] == []
 
 
@@ -175,7 +173,9 @@ def test_what_fp8_attention_does_not_take() -> None:
 
     def refused(**stream: int) -> str | None:
         layout = replace(preset.stream, **stream)
-        config = BuildConfig(preset.model, layout, Schedule.warped(), "fp4", "cuda", fused=True)
+        config = VideoBuild(
+            preset.model, VideoConfig(layout, Schedule.warped(), "fp4"), TargetConfig("cuda", fused=True)
+        )
         return config.no_attention(FP8)
 
     chunk = preset.stream.chunk_frames

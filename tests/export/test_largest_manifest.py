@@ -11,10 +11,11 @@ import pytest
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends import export_backend
-from seko_export.config.build import BuildConfig
 from seko_export.config.media import TextEncoderConfig
+from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
-from seko_export.config.stream import PoolConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import dtype_name
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
@@ -28,17 +29,16 @@ SHARD_BYTES = 256 << 20
 FIVE = Schedule.warped((1000.0, 800.0, 600.0, 400.0, 200.0))
 
 
-def largest() -> BuildConfig:
+def largest() -> VideoBuild:
     """Wan 14B, text encoder and VAE: 5 passes with a cache each, four sizes of calls, two kinds of rings."""
     preset = PRESETS["wan-14b"]
     stream = replace(preset.stream, sink_frames=3, pass_caches=True, layer_rings=(6, 21))
-    return BuildConfig(
-        preset.model, stream, FIVE, "fp4", "cuda", TextEncoderConfig(), WanVaeConfig(),
-        pool=PoolConfig(64, (1, 2, 4, 8)), fused=True, fp8=True, fp8_except=(0, 39),
-    )  # fmt: skip
+    pool = PoolConfig(64, (1, 2, 4, 8))
+    video = VideoConfig(stream, FIVE, "fp4", text=TextEncoderConfig(), vae=WanVaeConfig(), pool=pool)
+    return VideoBuild(preset.model, video, TargetConfig("cuda", fused=True, fp8=True, fp8_except=(0, 39)))
 
 
-def described(config: BuildConfig) -> VideoManifest:
+def described(config: VideoBuild) -> VideoManifest:
     """The manifest of a build, its weights laid into shards as a build does."""
     weights: dict[str, Weight] = {}
     for piece in make_pieces(config).values():
@@ -51,8 +51,8 @@ def described(config: BuildConfig) -> VideoManifest:
                 )
                 if name in weights:
                     continue
-                passes = len(config.schedule.timesteps) + (name == "schedule.timestep")
-                rows = (config.call_rows, *one.shape[1:]) if "[bucket]" in one.ref else one.shape
+                passes = len(config.workload.schedule.timesteps) + (name == "schedule.timestep")
+                rows = (config.workload.call_rows, *one.shape[1:]) if "[bucket]" in one.ref else one.shape
                 shape = (passes, *rows) if indexed else one.shape
                 weights[name] = Weight(name, shape, dtype_name(one.dtype))
     shard = 0

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule
 from seko_export.errors import NumericError
 from seko_export.families.layers.pieces import make_pieces
@@ -32,7 +33,9 @@ from tests.tolerances import relative_error
 
 TINY = PRESETS["tiny"]
 STREAM = StreamConfig(32, 32, 3, 1, 6, batch=2)
-CONFIG = BuildConfig(TINY.model, STREAM, Schedule.warped(), "fp32", "cpu", TEXT, VAE)
+CONFIG = VideoBuild(
+    TINY.model, VideoConfig(STREAM, Schedule.warped(), "fp32", text=TEXT, vae=VAE), TargetConfig("cpu")
+)
 MEDIA = ("text", "vae_encode", "vae_decode_first", "vae_decode")
 EXACT = TOLERANCES[torch.float32]["exact"]
 
@@ -191,11 +194,18 @@ def test_another_vae_does_not_verify(media, invoke, tmp_path):
 
 def test_video_samples_fit_a_megabyte():
     full = PRESETS["self-forcing-1.3b"]
-    config = BuildConfig(full.model, full.stream, Schedule.warped(), "fp32", "cpu", vae=VAE)
+    config = VideoBuild(
+        full.model, VideoConfig(full.stream, Schedule.warped(), "fp32", vae=VAE), TargetConfig("cpu")
+    )
     step = video_step(config)
     assert 12 * -(-480 // step) * -(-832 // step) * 3 <= 1_000_000
     assert 12 * -(-480 // (step - 1)) * -(-832 // (step - 1)) * 3 > 1_000_000
-    assert video_step(BuildConfig(full.model, full.stream, Schedule.warped(), "fp32", "cpu")) == 0
+    assert (
+        video_step(
+            VideoBuild(full.model, VideoConfig(full.stream, Schedule.warped(), "fp32"), TargetConfig("cpu"))
+        )
+        == 0
+    )
 
 
 def test_tokenizers_of_other_models_are_refused(tmp_path):

@@ -8,9 +8,10 @@ import math
 import pytest
 import torch
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
@@ -25,7 +26,9 @@ from tests.truth.eager_stream import same_bytes
 
 TINY = PRESETS["tiny"].model
 STREAM = StreamConfig(32, 48, chunk_frames=3, sink_frames=1, ring_frames=6, batch=2)
-CONFIG = BuildConfig(TINY, STREAM, Schedule.warped(), "fp32", "cpu", TEXT, VAE)
+CONFIG = VideoBuild(
+    TINY, VideoConfig(STREAM, Schedule.warped(), "fp32", text=TEXT, vae=VAE), TargetConfig("cpu")
+)
 MEDIA = ("text", "vae_encode", "vae_decode_first", "vae_decode")
 
 
@@ -109,7 +112,7 @@ def test_text_is_the_encoder_of_one_prompt():
 
 def test_a_gpu_build_computes_in_bfloat16():
     """Run on the CPU: the signatures' dtypes are what comes out; statistics and latents stay float32."""
-    config = dataclasses.replace(CONFIG, device="cuda", kv_scheme="bf16")
+    config = CONFIG.changed(device="cuda", kv_scheme="bf16")
     for name in MEDIA:
         piece = make_pieces(config)[name]
         precise = {a.name for a in piece.parameters if a.dtype != torch.bfloat16}
@@ -137,7 +140,7 @@ def test_tables_hold_what_the_engines_take():
             assert buffer.shape == ((2, *argument.shape) if by_row else argument.shape)
             assert buffer.dtype == str(argument.dtype).removeprefix("torch.")
     pool = [b.nbytes for b in make_buffers(CONFIG) if b.role == "cache"]
-    plain = dataclasses.replace(CONFIG, text=None, vae=None)
+    plain = CONFIG.changed(text=None, vae=None)
     assert sum(pool) == sum(b.nbytes for b in make_buffers(plain) if b.role == "cache")
     assert {b.role for b in make_buffers(plain)} == {"cache", "prompt", "chunk", "state"}
     assert set(make_programs(make_pieces(plain))) == {"prompt", "begin", "denoise", "context"}
@@ -146,7 +149,11 @@ def test_tables_hold_what_the_engines_take():
 def test_caches_of_the_full_vae():
     """32 slots at 480x832; 1801 MiB in bfloat16, a row."""
     big = PRESETS["self-forcing-1.3b"]
-    config = BuildConfig(big.model, big.stream, Schedule.warped(), "bf16", "cuda", vae=WanVaeConfig())
+    config = VideoBuild(
+        big.model,
+        VideoConfig(big.stream, Schedule.warped(), "bf16", vae=WanVaeConfig()),
+        TargetConfig("cuda"),
+    )
     caches = [b for b in make_buffers(config) if b.name.startswith("vae.cache.")]
     assert [b.name for b in caches][::31] == ["vae.cache.00", "vae.cache.31"]
     assert sum(math.prod(b.shape) for b in caches) == 944_286_720
@@ -168,6 +175,6 @@ def test_caches_of_the_full_vae():
 )
 def test_parts_of_other_models_are_refused(change, words):
     with pytest.raises(UsageError) as raised:
-        dataclasses.replace(CONFIG, **change)
+        CONFIG.changed(**change)
     for word in words:
         assert word in str(raised.value)

@@ -132,7 +132,7 @@ def test_any_size_is_taken_with_the_options_that_belong_to_the_stream(format: st
     made = resolved(checkpoint=tmp_path / "odd", height=32, width=48, kv="fp4").config
     assert made.model == replace(ODD, text_tokens=8 if format == "wan-sharded" else 512)
     usual = PRESETS["self-forcing-1.3b"].stream
-    assert made.stream == replace(usual, height=32, width=48)
+    assert made.workload.stream == replace(usual, height=32, width=48)
 
 
 def test_a_model_that_attends_to_windows_of_tokens_is_refused(tiny: Path) -> None:
@@ -159,15 +159,15 @@ def test_a_model_that_attends_to_windows_of_tokens_is_refused(tiny: Path) -> Non
 def test_windows(tiny: Path, told: Mapping[str, int], stream: Mapping[str, int]) -> None:
     """The window of the file includes the sink, our ring stands behind it; options are above both."""
     put_config(tiny.parent, num_heads=2, text_len=32, **told)
-    assert resolved(checkpoint=tiny).config.stream == replace(TINY.stream, **stream)
-    asked = resolved(checkpoint=tiny, ring_frames=5, sink_frames=1, chunk_frames=3).config.stream
+    assert resolved(checkpoint=tiny).config.workload.stream == replace(TINY.stream, **stream)
+    asked = resolved(checkpoint=tiny, ring_frames=5, sink_frames=1, chunk_frames=3).config.workload.stream
     assert asked == replace(TINY.stream, ring_frames=5, sink_frames=1, chunk_frames=3)
 
 
 def test_the_shift_of_the_times(tiny: Path) -> None:
     put_config(tiny.parent, num_heads=2, timestep_shift=3)
     for preset in (None, "tiny"):
-        schedule = resolved(preset, checkpoint=tiny).config.schedule
+        schedule = resolved(preset, checkpoint=tiny).config.workload.schedule
         assert schedule.shift == 3.0
         assert schedule.timesteps[1] == pytest.approx(1000 * 3 * 0.75 / (1 + 2 * 0.75))
 
@@ -216,7 +216,7 @@ def test_a_config_that_contradicts_the_named_preset(
         resolved("tiny", checkpoint=tiny)
     assert words in str(raised.value)
     if settled:
-        assert resolved("tiny", checkpoint=tiny, **settled).config.stream.ring_frames == 5
+        assert resolved("tiny", checkpoint=tiny, **settled).config.workload.stream.ring_frames == 5
 
 
 def test_a_config_that_contradicts_the_heads_asked_for(tiny: Path) -> None:

@@ -62,10 +62,10 @@ def test_a_build_takes_them_all_and_says_so(whole: Path) -> None:
     made = resolve_build(BuildOptions(model_folder=whole, window_positions=True, target="cpu"))
     assert made.checkpoint == whole
     assert made.config.model.family == "seko_talk"
-    assert made.config.vae == VAE
-    assert made.config.text is not None
-    assert made.config.text.dim == TEXT.dim
-    assert made.config.audio is not None
+    assert made.config.workload.vae == VAE
+    assert made.config.workload.text is not None
+    assert made.config.workload.text.dim == TEXT.dim
+    assert made.config.workload.audio is not None
     assert (made.media.vae, made.media.audio_encoder) == (whole / "vae", whole / HUBERT)
     made.media.open(made.config)
     assert any(
@@ -76,8 +76,8 @@ def test_a_build_takes_them_all_and_says_so(whole: Path) -> None:
     bare = resolve_build(
         BuildOptions(model_folder=whole, window_positions=True, no_vae=True, no_text=True, target="cpu")
     )
-    assert (bare.config.vae, bare.config.text, bare.media.tokenizer) == (None, None, None)
-    assert bare.config.audio is not None
+    assert (bare.config.workload.vae, bare.config.workload.text, bare.media.tokenizer) == (None, None, None)
+    assert bare.config.workload.audio is not None
     named = BuildOptions(
         whole, model_folder=whole, vae=whole / "missing", window_positions=True, target="cpu"
     )

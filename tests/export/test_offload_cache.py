@@ -12,8 +12,8 @@ import torch
 from seko_export.artifact.describe import describe
 from seko_export.backends import export_backend
 from seko_export.build_steps import build_artifact
-from seko_export.config.build import BuildConfig
-from seko_export.config.stream import PoolConfig
+from seko_export.config.pool import PoolConfig
+from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_buffers
 from seko_export.goldens.record import eager_session
@@ -32,13 +32,13 @@ LAYOUTS = {
 }
 
 
-def streamed(config: BuildConfig) -> BuildConfig:
-    return replace(config, stream=replace(config.stream, offload_cache=True))
+def streamed(config: VideoBuild) -> VideoBuild:
+    return config.changed(stream=replace(config.workload.stream, offload_cache=True))
 
 
-def config_of(scheme: str = "fp32", layers: int = 5, batch: int = 2, **layout: object) -> BuildConfig:
+def config_of(scheme: str = "fp32", layers: int = 5, batch: int = 2, **layout: object) -> VideoBuild:
     config = small_config(3, 1, 6, scheme=scheme, passes=2, layers=layers, batch=batch)
-    return replace(config, stream=replace(config.stream, **layout))  # type: ignore[arg-type]
+    return config.changed(stream=replace(config.workload.stream, **layout))  # type: ignore[arg-type]
 
 
 def life_of(session: Session, text: torch.Tensor) -> Iterator[bytes]:
@@ -96,7 +96,7 @@ def test_of_few_layers_none_is_streamed() -> None:
 )
 def test_what_does_not_go_together_is_refused(change: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        replace(streamed(config_of()), **change)  # type: ignore[arg-type]
+        streamed(config_of()).changed(**change)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

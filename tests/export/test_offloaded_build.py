@@ -14,8 +14,9 @@ from safetensors.numpy import load_file
 
 from scripts.bench.resident_copy import resident_copy
 from seko_export.build_steps import build_artifact
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_runtime import open_artifact
@@ -33,7 +34,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     tiny = PRESETS["tiny"]
     model = replace(tiny.model, layers=5)
     stream = replace(tiny.stream, height=32, width=48, reference_frames=2, offload_cache=True)
-    config = BuildConfig(model, stream, Schedule.warped(2), "int4-hadamard-int4-sink", "cpu")
+    config = VideoBuild(
+        model, VideoConfig(stream, Schedule.warped(2), "int4-hadamard-int4-sink"), TargetConfig("cpu")
+    )
     write_random_checkpoint(home / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
     with programs_as_they_are():
         build_artifact(config, home / "tiny.pt", home / "artifact", backend="compile", compiler_cache=False)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from seko_export.config.stream import PoolConfig
+from seko_export.config.pool import PoolConfig
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece
 from seko_export.families.layers.pieces import make_pieces
@@ -39,7 +37,7 @@ BF16, F32 = torch.bfloat16, torch.float32
 @pytest.mark.parametrize(("preset", "batch"), [("self-forcing-1.3b", 1), ("wan-14b", 1), ("tiny", 3)])
 def test_flops_of_a_block_are_those_of_its_formula(preset, batch):
     config = on_gpu(preset, batch=batch)
-    m, s = config.model, config.stream
+    m, s = config.model, config.workload.stream
     tokens = batch * s.chunk_tokens
     flops: dict[str, int] = {}
     for launch in count_piece(make_pieces(config)["block"]).launches:
@@ -53,7 +51,7 @@ def test_flops_of_a_block_are_those_of_its_formula(preset, batch):
 def test_flops_of_decoding_are_torchs_own_count():
     """Attention, which torch's counter does not see on this device, is one head over the places of each frame."""
     vae = WanVaeConfig(base_dim=16)
-    config = replace(on_gpu("tiny"), vae=vae)
+    config = on_gpu("tiny").changed(vae=vae)
     piece = make_pieces(config)["vae_decode"]
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -66,7 +64,7 @@ def test_flops_of_decoding_are_torchs_own_count():
 
 def test_a_step_reads_window_and_weights_once():
     config = on_gpu("self-forcing-1.3b")
-    m, s = config.model, config.stream
+    m, s = config.model, config.workload.stream
     launches = count_piece(make_pieces(config)["block_full"]).launches
     window, chunk = 2 * s.cache_tokens * m.dim * 2, s.chunk_tokens * m.dim * 2
     own = [launch for launch in launches if launch.kind == ATTENTION and "caches.k" in launch.inputs]
@@ -81,8 +79,8 @@ def test_a_step_reads_window_and_weights_once():
 
 def test_a_pools_call_gathers_its_own_rows_alone():
     """Two rows of seven and the spare one: codes, scales and text of these two are copied, and then read as a batch."""
-    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), pool=PoolConfig(7, (1, 2)))
-    m, s = config.model, config.stream
+    config = on_gpu("self-forcing-1.3b", scheme="fp4").changed(pool=PoolConfig(7, (1, 2)))
+    m, s = config.model, config.workload.stream
     launches = count_piece(make_pieces(config)["block_full.2"]).launches
     gathers = [launch for launch in launches if launch.kind == GATHER]
     moved = pool_bytes(config.kv, 2, s.cache_tokens) + 2 * 2 * m.text_tokens * m.dim * 2
@@ -101,16 +99,18 @@ def test_a_pools_call_gathers_its_own_rows_alone():
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_layer_of_several_ranks_receives_its_heads_and_then_its_tokens(ranks):
     """Queries, keys and values of the other ranks' tokens come in one exchange, and attention's result in another."""
-    config = replace(on_gpu("self-forcing-1.3b"), ranks=ranks)
+    config = on_gpu("self-forcing-1.3b").changed(ranks=ranks)
     launches = count_piece(make_pieces(config)["block_full"]).launches
-    share = config.stream.chunk_tokens * config.model.dim // ranks * 2  # bytes of one tensor on a rank, bf16
+    share = (
+        config.workload.stream.chunk_tokens * config.model.dim // ranks * 2
+    )  # bytes of one tensor on a rank, bf16
     received = [one.bytes_written for one in launches if one.kind == EXCHANGE]
     assert received == [3 * share * (ranks - 1) // ranks, share * (ranks - 1) // ranks]
 
 
 def test_a_lossy_cache_is_read_once_and_expanded_once():
     config = on_gpu("self-forcing-1.3b", scheme="fp4")
-    m, s = config.model, config.stream
+    m, s = config.model, config.workload.stream
     piece = make_pieces(config)["block_full"]
     launches = count_piece(piece).launches
     assert piece.module.kv == config.kv  # counting put its own format back
@@ -130,8 +130,8 @@ def test_a_lossy_cache_is_read_once_and_expanded_once():
 
 @pytest.mark.parametrize(("name", "keeps"), [("block", False), ("block_context", True)])
 def test_a_fused_layer_expands_to_fp8_once_and_reads_it_in_fp8(name, keeps):
-    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True, attention="fp8")
-    m, s = config.model, config.stream
+    config = on_gpu("self-forcing-1.3b", scheme="fp4").changed(fused=True, attention="fp8")
+    m, s = config.model, config.workload.stream
     piece = make_pieces(config)[name]
     own = piece.module.ops
     counted = count_piece(piece)
@@ -205,17 +205,17 @@ def test_bytes_are_those_of_a_real_artifact(built, request):
     config = resolved("tiny", kv, layout=layout).config
     weights = weight_bytes(config, make_pieces(config))
     assert weights == {"transformer": sum(weight.nbytes for weight in manifest.weights), "text": 0, "vae": 0}
-    slots = manifest.state_rows * config.stream.cache_frames
+    slots = manifest.state_rows * config.workload.stream.cache_frames
     frames = 8 * slots if config.kv.keys_before_rope else 0  # which frame each slot holds
-    tokens = slots * config.stream.frame_tokens
+    tokens = slots * config.workload.stream.frame_tokens
     assert pool_bytes(config.kv, 2, tokens) + frames == manifest.workload.kv.pool_bytes
 
 
 def test_fp8_halves_the_matrices_of_the_blocks_alone():
-    fused = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True)
+    fused = on_gpu("self-forcing-1.3b", scheme="fp4").changed(fused=True)
     wide, narrow = (
         weight_bytes(config, make_pieces(config))["transformer"]
-        for config in (fused, replace(fused, fp8=True))
+        for config in (fused, fused.changed(fp8=True))
     )
     m = fused.model
     numbers, channels = 6 * m.dim * m.dim + 2 * m.dim * m.ffn_dim, 7 * m.dim + m.ffn_dim
@@ -223,8 +223,8 @@ def test_fp8_halves_the_matrices_of_the_blocks_alone():
 
 
 def test_fp8_matmuls_have_the_flops_of_bf16_ones_and_half_of_their_operands():
-    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True, fp8=True, attention="fp8")
-    m, tokens = config.model, config.stream.chunk_tokens
+    config = on_gpu("self-forcing-1.3b", scheme="fp4").changed(fused=True, fp8=True, attention="fp8")
+    m, tokens = config.model, config.workload.stream.chunk_tokens
     launches = count_piece(make_pieces(config)["block"]).launches
     matmuls = [launch for launch in launches if launch.kind == FP8_MATMUL]
     assert sum(launch.flops for launch in matmuls) == 2 * tokens * (6 * m.dim * m.dim + 2 * m.dim * m.ffn_dim)

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from seko_export.artifact.describe import describe
 from seko_export.backends import export_backend
-from seko_export.config.build import BuildConfig
+from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
-from seko_export.config.stream import PoolConfig, StreamConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import dtype_name
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_pieces
@@ -28,8 +30,8 @@ from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.pool import Pool, PooledSession
 from seko_runtime.video.session import Session
-from seko_runtime.video.streams import Streams
 from tests.asked import resolved
+from tests.stacked import open_rows
 from tests.tolerances import STEP, relative_error
 
 MODEL = replace(
@@ -39,9 +41,9 @@ STREAM = StreamConfig(32, 32, chunk_frames=2, sink_frames=1, ring_frames=4)
 POOL = PoolConfig(3, (1, 2))
 
 
-def config_of(scheme: str, pool: PoolConfig | None = POOL, batch: int = 1) -> BuildConfig:
+def config_of(scheme: str, pool: PoolConfig | None = POOL, batch: int = 1) -> VideoBuild:
     stream = replace(STREAM, batch=batch)
-    return BuildConfig(MODEL, stream, Schedule.warped(2), scheme, "cpu", pool=pool)
+    return VideoBuild(MODEL, VideoConfig(stream, Schedule.warped(2), scheme, pool=pool), TargetConfig("cpu"))
 
 
 @pytest.fixture(scope="module", params=["fp32", "fp4", "int8-fp8", "int4-sink"])
@@ -61,9 +63,9 @@ def weights(scheme: str) -> dict[str, Tensor]:
                 name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
                 noise = torch.randn(argument.shape, generator=generator)
                 made[name] = (1 + 0.1 * noise if len(argument.shape) == 1 else 0.3 * noise).to(argument.dtype)
-    made |= config.schedule.tables(config.as_batch.stream)
+    made |= config.workload.schedule.tables(config.as_batch.workload.stream)
     if scheme != "fp32":
-        exact = replace(config.as_batch, kv_scheme="fp32")
+        exact = config.as_batch.changed(kv_scheme="fp32")
         statistics = KvStatistics(exact, config.kv)
         golden.run_eager(exact, made, golden_text(exact), (0, 1), (0, 2), lambda *_: None, statistics)
         made |= statistics.calibrate()
@@ -71,17 +73,16 @@ def weights(scheme: str) -> dict[str, Tensor]:
 
 
 @contextmanager
-def eager_pool(config: BuildConfig, weights: Mapping[str, Tensor]) -> Iterator[Pool]:
+def eager_pool(config: VideoBuild, weights: Mapping[str, Tensor]) -> Iterator[Pool]:
     engines = {name: eager_engine(piece) for name, piece in make_pieces(config).items()}
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
-    streams = Streams(
+    rows = open_rows(
         describe(config, export_backend("eager"), table, {}),
         engines,
         weights,
         torch_memory(torch.device("cpu")),
     )
-    streams.prepare()
-    pool = Pool(streams)
+    pool = Pool(rows)
     with torch.no_grad():
         try:
             yield pool
@@ -98,7 +99,7 @@ def text_of(number: int) -> np.ndarray:
 
 
 def batch_latents(
-    config: BuildConfig, weights: Mapping[str, Tensor], streams: Mapping[int, PooledSession], chunks: int
+    config: VideoBuild, weights: Mapping[str, Tensor], streams: Mapping[int, PooledSession], chunks: int
 ) -> list[np.ndarray]:
     """What one batch makes of a pool's streams, by their numbers, from the beginning: [B, C, F, h, w] a chunk."""
     with batch_session(config, weights) as batch:
@@ -106,11 +107,13 @@ def batch_latents(
         return [batch.run_chunk().to_host() for _ in range(chunks)]
 
 
-def batch_session(config: BuildConfig, weights: Mapping[str, Tensor]) -> AbstractContextManager[Session]:
+def batch_session(config: VideoBuild, weights: Mapping[str, Tensor]) -> AbstractContextManager[Session]:
     """A batch that no pool holds, whose rows nobody's streams have begun in yet."""
-    rows = config.stream.batch
+    rows = config.workload.stream.batch
     text = torch.zeros(rows, *text_of(0).shape[1:])
-    return eager_session(config, {**weights, **config.schedule.tables(config.stream)}, text, [0] * rows)
+    return eager_session(
+        config, {**weights, **config.workload.schedule.tables(config.workload.stream)}, text, [0] * rows
+    )
 
 
 def begin(batch: Session, streams: Mapping[int, PooledSession]) -> None:
@@ -120,11 +123,11 @@ def begin(batch: Session, streams: Mapping[int, PooledSession]) -> None:
     other within rounding here, and what is compared bit for bit begins with the same ones.
     """
     batch.set_text(np.concatenate([text_of(number) for number in streams]))
-    live = batch._streams.live()
+    live = batch._rows.device()
     for place, (number, session) in enumerate(streams.items()):
         for name in live.prompt_buffers:
             own = live.row_of(name, place)
-            pools = session._pool._streams.live().row_of(name, session._row)
+            pools = session._pool._rows.device().row_of(name, session._row)
             assert relative_error(pools, own) <= STEP[torch.float32], name
             own.copy_(pools)
         batch.restart_row(place, seed=number)
@@ -158,14 +161,14 @@ def test_rows_at_different_chunks_and_buckets_are_streams_of_their_own(
         apart, made = {}, {a: [], b: []}
         for number, session in ((1, a), (2, b)):
             begin(batches[1], {number: session})
-            apart[session] = batches[1]._streams.store(0)
+            apart[session] = batches[1]._rows.store(0)
         for who in ([a], [a, b], [b, a], [b], [a, b], [a], [b, a], [a, b]):
-            streams = batches[len(who)]._streams
+            alone = batches[len(who)]._rows
             for place, session in enumerate(who):
-                streams.load(place, apart[session])
+                alone.load(place, apart[session])
             wanted = batches[len(who)].run_chunk().to_host()
             for place, (session, chunk) in enumerate(zip(who, pool.run(who), strict=True)):
-                apart[session] = streams.store(place)
+                apart[session] = alone.store(place)
                 made[session].append(chunk.to_host())
                 assert np.array_equal(made[session][-1][0], wanted[place])
         if scheme == "fp32":
@@ -182,16 +185,16 @@ def test_a_call_with_an_empty_place_leaves_every_other_session_as_it_was(
 ) -> None:
     """A call of three in one of four places."""
     config = config_of(scheme, PoolConfig(5, (1, 4)))
-    tables = config.schedule.tables(config.as_batch.stream)
+    tables = config.workload.schedule.tables(config.as_batch.workload.stream)
     with eager_pool(config, {**weights, **tables}) as pool:
         sessions = [pool.open_session(seed=n, text=text_of(n)) for n in range(5)]
         pool.run(sessions[:4])
         sessions[4].run_chunk()
-        live = pool._streams.live()
-        idle = {row: {name: t.clone() for name, t in live.state_of(row).items()} for row in (1, 4)}
+        live = pool._rows.device()
+        idle = {row: {name: t.clone() for name, t in live.tensors(row).items()} for row in (1, 4)}
         pool.run([sessions[0], sessions[3], sessions[2]])
         for row, state in idle.items():
-            for name, tensor in live.state_of(row).items():
+            for name, tensor in live.tensors(row).items():
                 assert torch.equal(tensor, state[name]), name
 
 
@@ -201,9 +204,9 @@ def test_slots_that_hold_nothing_yet_may_hold_nan(scheme: str, weights: dict[str
     with eager_pool(config_of(scheme), weights) as pool:
         session = pool.open_session(seed=3, text=text_of(3))
         wanted = batch_latents(config_of(scheme, None), weights, {3: session}, 3)
-        state = pool._streams.live().state_of(0)
+        state = pool._rows.device().tensors(0)
         for chunk in wanted:
-            filled = pool._streams.clocks.ring.valid_frames(pool._streams.clocks.state(0).first)
+            filled = pool._rows.clocks.ring.valid_frames(pool._rows.clocks.state(0).first)
             for tensor in config_of(scheme).kv.cache_tensors:
                 before = STREAM.sink_frames * (tensor.part == "ring")
                 if (name := f"kv.{tensor.name}") in filler:
@@ -238,12 +241,17 @@ def test_a_backend_that_has_no_pools_says_so() -> None:
 
 
 def test_what_the_options_mean() -> None:
-    def planned(batch: str | None, sessions: int | None) -> BuildConfig:
+    def planned(batch: str | None, sessions: int | None) -> VideoBuild:
         sizes = None if batch is None else numbers("--batch", batch)
         return resolved("tiny", batch=sizes, sessions=sessions).config
 
-    assert (planned(None, None).stream.batch, planned("3", None).stream.batch) == (1, 3)
-    assert planned(None, 3).pool == PoolConfig(3, (1, 2))
-    assert planned("2", 3).pool == PoolConfig(3, (2,))
+    assert (planned(None, None).workload.stream.batch, planned("3", None).workload.stream.batch) == (1, 3)
+    assert planned(None, 3).workload.pool == PoolConfig(3, (1, 2))
+    assert planned("2", 3).workload.pool == PoolConfig(3, (2,))
     config = planned("1,4", 9)
-    assert (config.rows, config.slots, config.call_rows, config.as_batch.stream.batch) == (9, 10, 4, 4)
+    assert (
+        config.workload.rows,
+        config.workload.state_rows,
+        config.workload.call_rows,
+        config.as_batch.workload.stream.batch,
+    ) == (9, 10, 4, 4)

@@ -16,9 +16,9 @@ from click.testing import CliRunner
 import seko_export
 from seko_export.checkpoints import random as random_weights
 from seko_export.cli import main
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.registry import families, family_named, graph_of, presets
 from seko_export.options.checks import SAMPLE_FOLDER
@@ -48,7 +48,7 @@ def headers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_weights.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 60))
 
 
-def built_by(command: str, monkeypatch: pytest.MonkeyPatch, *more: str) -> BuildConfig:
+def built_by(command: str, monkeypatch: pytest.MonkeyPatch, *more: str) -> VideoBuild:
     """Return what a printed command builds; its options are those of the command line."""
     asked: list[BuildOptions] = []
 
@@ -121,11 +121,11 @@ def test_the_printed_command_builds_what_was_inspected(
     inspected = stated(report, "model", type(config.model))
     assert {one: getattr(config.model, one) for one in inspected} == inspected
     stream = stated(report, "stream", StreamConfig)
-    assert {one: getattr(config.stream, one) for one in stream} == stream
+    assert {one: getattr(config.workload.stream, one) for one in stream} == stream
     if report["preset"] is not None:
         known = presets()[report["preset"]]
         assert config.model == replace(known.model, name=config.model.name)
-        assert config.stream == known.stream
+        assert config.workload.stream == known.stream
     if config_file:
         assert config.model == replace(model, name=config.model.name)
 
@@ -152,7 +152,7 @@ def test_a_folder_that_build_takes_is_inspected(
     report = seko_export.inspect(tmp_path / "base")
     assert (report["family"], report["checkpoint"]) == ("lingbot", "base")
     config = built_by(report["command"], monkeypatch)
-    assert config.stream.chunk_frames == (4 if subfolder == "transformers" else 3)
+    assert config.workload.stream.chunk_frames == (4 if subfolder == "transformers" else 3)
     assert config.model == replace(ODD["lingbot"], name=config.model.name)
 
 

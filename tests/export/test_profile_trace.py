@@ -73,8 +73,7 @@ NAMES = {
         "aten::mul",
     ],
     "kv_write": [
-        "nvfp4_write_kernel",
-        "nvfp4_write_kernel_0",
+        "kv_write_kernel",
         "kv_write_kernel_0",
         "triton_poi_fused__to_copy_index_copy_4",
         "triton_poi_fused_arange_ge_index_put_lift_fresh_0",

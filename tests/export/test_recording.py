@@ -16,8 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.errors import MachineError
 from seko_export.families.layers.pieces import make_buffers, make_pieces
 from seko_export.families.layers.weights import model_weights
@@ -111,12 +112,12 @@ class Recorded:
     told: list[str]
 
 
-def config_of(scheme: str, **layout: object) -> BuildConfig:
+def config_of(scheme: str, **layout: object) -> VideoBuild:
     config = small_config(2, 0, 3, scheme=scheme, passes=2, layers=6)
-    return replace(config, stream=replace(config.stream, **layout))  # type: ignore[arg-type]
+    return config.changed(stream=replace(config.workload.stream, **layout))  # type: ignore[arg-type]
 
 
-def recorded(config: BuildConfig, room: int | None) -> Recorded:
+def recorded(config: VideoBuild, room: int | None) -> Recorded:
     """Record goldens where a stream's buffers may take ``room`` bytes of the device."""
     weights, told = weights_of(config), list[str]()
     tracks: list[tuple[int, int]] = []
@@ -137,13 +138,13 @@ def recorded(config: BuildConfig, room: int | None) -> Recorded:
     return Recorded(record, tracks, told)
 
 
-def weights_of(config: BuildConfig) -> dict[str, torch.Tensor]:
+def weights_of(config: VideoBuild) -> dict[str, torch.Tensor]:
     weights = dict(model_weights(make_pieces(config), random_wan_weights(config.model)))
-    return weights | config.schedule.tables(config.stream)
+    return weights | config.workload.schedule.tables(config.workload.stream)
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def resident(request: pytest.FixtureRequest) -> tuple[BuildConfig, Recorded]:
+def resident(request: pytest.FixtureRequest) -> tuple[VideoBuild, Recorded]:
     """A record whose tracks lie wholly on the device, but for what the artifact has on the host itself."""
     config = config_of("fp4", **LAYOUTS[request.param])
     return config, recorded(config, None)
@@ -151,7 +152,7 @@ def resident(request: pytest.FixtureRequest) -> tuple[BuildConfig, Recorded]:
 
 @pytest.mark.parametrize("share", SHARES)
 def test_caches_that_exceed_the_device_are_recorded_from_the_host_byte_for_byte(
-    resident: tuple[BuildConfig, Recorded], share: str
+    resident: tuple[VideoBuild, Recorded], share: str
 ) -> None:
     config, with_all = resident
     whole = device_bytes(make_buffers(config.as_exact))
@@ -173,11 +174,11 @@ def test_caches_that_exceed_the_device_are_recorded_from_the_host_byte_for_byte(
 
 
 def test_a_track_has_given_its_memory_back_before_the_next_one_begins(
-    resident: tuple[BuildConfig, Recorded],
+    resident: tuple[VideoBuild, Recorded],
 ) -> None:
     """What is alive then is what was recorded: samples of the caches, latents, scales."""
     config, found = resident
-    record, least = found.record, device_bytes(make_buffers(replace(config, kv_scheme="fp4")))
+    record, least = found.record, device_bytes(make_buffers(config.changed(kv_scheme="fp4")))
     kept = sum(
         one.latents.nbytes + sum(t.nbytes for t in one.cache.values()) for one in record.exact.values()
     )
@@ -189,7 +190,7 @@ def test_a_track_has_given_its_memory_back_before_the_next_one_begins(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_too_and_the_device_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(config_of("fp4", pass_caches=True), device="cuda")
+    config = config_of("fp4", pass_caches=True).changed(device="cuda")
     records = []
     for room in (None, 0):
         monkeypatch.setattr(golden, "buffer_room", lambda *_, room=room: room)
@@ -222,7 +223,9 @@ def test_14b_with_fp4_and_a_cache_a_pass_is_recorded_on_one_h200(monkeypatch: py
     """At 480x832 and 34,320 tokens; the ops of a layer run on the meta device, so their sizes are true ones."""
     monkeypatch.setattr(cache_room, "free_host_bytes", lambda: 50 * GB)
     stream = replace(PRESETS["wan-14b"].stream, sink_frames=1, pass_caches=True)
-    config = BuildConfig(PRESETS["wan-14b"].model, stream, Schedule.warped(), "fp4", "cuda")
+    config = VideoBuild(
+        PRESETS["wan-14b"].model, VideoConfig(stream, Schedule.warped(), "fp4"), TargetConfig("cuda")
+    )
     held = CONTEXT + sum(weight_bytes(config, make_pieces(config)).values())
     free = GPUS["h200"].memory_bytes - held
     assert device_bytes(make_buffers(config.as_exact)) > free  # so the device alone is too small
@@ -236,7 +239,7 @@ def test_14b_with_fp4_and_a_cache_a_pass_is_recorded_on_one_h200(monkeypatch: py
     assert held + device_bytes(make_buffers(config)) < 65 * GB
 
 
-def layer_scratch(config: BuildConfig) -> int:
+def layer_scratch(config: VideoBuild) -> int:
     """Return the most bytes that a layer's ops have alive, beside what it is given.
 
     Of the attention its result: a GPU's keeps no scores.

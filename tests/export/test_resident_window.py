@@ -13,9 +13,11 @@ from click.testing import Result
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seko_export import BuildOptions
-from seko_export.config.build import BuildConfig
+from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
-from seko_export.config.stream import PoolConfig, StreamConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_buffers, make_pieces
 from seko_export.families.wan.presets import PRESETS
@@ -36,14 +38,16 @@ from tests.tolerances import relative_error
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, same_bytes, small_config
 
 
-def resident(config: BuildConfig) -> BuildConfig:
-    return replace(config, resident_window=True)
+def resident(config: VideoBuild) -> VideoBuild:
+    return config.changed(resident_window=True)
 
 
-def pool_of(stream: StreamConfig, buckets: tuple[int, ...]) -> BuildConfig:
+def pool_of(stream: StreamConfig, buckets: tuple[int, ...]) -> VideoBuild:
     """Three sessions of a model of two layers: what the first one attends to shows in the second one's keys."""
-    one = BuildConfig(replace(POOL_MODEL, layers=2), stream, Schedule.warped(2), "fp4", "cpu")
-    return replace(fused(one), pool=PoolConfig(3, buckets))
+    one = VideoBuild(
+        replace(POOL_MODEL, layers=2), VideoConfig(stream, Schedule.warped(2), "fp4"), TargetConfig("cpu")
+    )
+    return fused(one).changed(pool=PoolConfig(3, buckets))
 
 
 @pytest.mark.parametrize("fp8", [False, True])
@@ -54,8 +58,8 @@ def test_every_pass_is_the_one_of_a_window_made_anew(
 ) -> None:
     """Two rows, the second begun anew behind the third chunk; the ring goes round."""
     config = small_config(2, 1, 4, batch=2, scheme="fp4", passes=3)
-    stream = replace(config.stream, layer_rings=rings, window_positions=window_positions)
-    config = fused(replace(config, stream=stream), fp8=fp8)
+    stream = replace(config.workload.stream, layer_rings=rings, window_positions=window_positions)
+    config = fused(config.changed(stream=stream), fp8=fp8)
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)
     anew, ours = EagerStream(config, weights, text), EagerStream(resident(config), weights, text)
     for name, buffer in ours.buffers.items():
@@ -69,7 +73,7 @@ def test_every_pass_is_the_one_of_a_window_made_anew(
             assert one.latents.isfinite().all()
     for name, cache in ours.caches().items():
         assert same_bytes(cache, anew.caches()[name]), name
-    assert config.stream.cache_frames < 16  # the ring went round
+    assert config.workload.stream.cache_frames < 16  # the ring went round
 
 
 def test_no_pass_reads_a_cache() -> None:
@@ -165,8 +169,10 @@ def test_a_gpu_build_launches_each_kernel_once(name: str, monkeypatch: pytest.Mo
     """Traced at full size for sm_90 with tensors that have no memory."""
     on_hopper(monkeypatch)
     preset = PRESETS["self-forcing-1.3b"]
-    config = BuildConfig(
-        preset.model, preset.stream, Schedule.warped(), "fp4", "cuda", fused=True, attention="fp8"
+    config = VideoBuild(
+        preset.model,
+        VideoConfig(preset.stream, Schedule.warped(), "fp4"),
+        TargetConfig("cuda", fused=True, attention="fp8"),
     )
     with FakeTensorMode(allow_non_fake_inputs=True):
         graph = trace(make_pieces(resident(config))[name], "cuda").graph

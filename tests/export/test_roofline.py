@@ -137,7 +137,7 @@ def test_a_vae_that_nobody_named_is_counted_where_it_fits(monkeypatch, channels,
     model = replace(tiny.model, in_channels=channels[0], out_channels=channels[1])
     monkeypatch.setitem(PRESETS, "other", replace(tiny, model=model))
     config, notes = config_of(wished(S1_WISH, preset="other", no_vae=False))
-    assert (config.vae is not None) == counted
+    assert (config.workload.vae is not None) == counted
     assert any("no VAE counted: none is known of 4 latent channels" in note for note in notes) != counted
 
 
@@ -151,7 +151,7 @@ def test_decoding_is_near_its_newest_row():
 
 
 def test_decoding_a_first_chunk_is_near_its_newest_row():
-    piece = make_pieces(replace(on_gpu("self-forcing-1.3b"), vae=WanVaeConfig()))["vae_decode_first"]
+    piece = make_pieces(on_gpu("self-forcing-1.3b").changed(vae=WanVaeConfig()))["vae_decode_first"]
     seconds = sum(launch_seconds(one, GPUS["h200"]) for one in count_piece(piece).launches)
     assert near(seconds * 1e3, newest("vae_vs_eager", VAE)["first_engine_ms"])
 
@@ -437,7 +437,7 @@ def near(value: float, measured: float) -> bool:
 
 def step_seconds(gpu: Gpu) -> float:
     """Of engines in which each of a GPU's figures counts."""
-    config = replace(on_gpu("self-forcing-1.3b", scheme="fp4"), fused=True, fp8=True, attention="fp8")
+    config = on_gpu("self-forcing-1.3b", scheme="fp4").changed(fused=True, fp8=True, attention="fp8")
     pieces = make_pieces(config)
     return sum(
         launch_seconds(launch, gpu)

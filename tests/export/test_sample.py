@@ -56,38 +56,46 @@ def test_it_is_what_a_build_without_a_checkpoint_takes(folder, tmp_path):
         made = plan(folder, named)
         assert made.checkpoint == folder / "dit.safetensors"
         assert made.config.model == SAMPLE_MODEL
-        assert (made.config.vae, made.config.text is not None) == (VAE, True)
+        assert (made.config.workload.vae, made.config.workload.text is not None) == (VAE, True)
         assert made.media == MediaSources(
             folder / "vae.safetensors", folder / "text.safetensors", folder / "tokenizer.json"
         )
     absent = plan(tmp_path / "absent")
     assert absent.checkpoint is None
-    assert (absent.config.model.name, absent.config.vae, absent.config.text) == ("tiny", None, None)
+    assert (absent.config.model.name, absent.config.workload.vae, absent.config.workload.text) == (
+        "tiny",
+        None,
+        None,
+    )
     with pytest.raises(CheckpointNotFoundError, match=r"no sample model at .* --preset tiny"):
         plan(tmp_path / "absent", "sample")
 
 
 def test_parts_can_be_left_out_and_exchanged(folder, tmp_path):
     bare = plan(folder, no_vae=True, no_text=True)
-    assert (bare.config.vae, bare.config.text) == (None, None)
+    assert (bare.config.workload.vae, bare.config.workload.text) == (None, None)
     assert bare.media == MediaSources()
     vae, text = write_vae(tmp_path / "vae"), write_text_encoder(tmp_path / "text_encoder")
     own = plan(folder, vae=vae, text_encoder=text)
     assert own.media == MediaSources(vae, text, text / "tokenizer.json")
-    assert own.config.text == TEXT  # cuts prompts, as pipelines do
+    assert own.config.workload.text == TEXT  # cuts prompts, as pipelines do
     tiny = plan(folder, "tiny", vae=vae)
-    assert (tiny.config.model.name, tiny.config.vae, tiny.config.text) == ("tiny", VAE, None)
+    assert (tiny.config.model.name, tiny.config.workload.vae, tiny.config.workload.text) == (
+        "tiny",
+        VAE,
+        None,
+    )
     trained = tmp_path / "own.safetensors"
     write_random_checkpoint(trained, SAMPLE_MODEL, format="wan", seed=1)
     other = plan(folder, "sample", checkpoint=trained)
     assert other.checkpoint == trained
-    assert other.config.vae == VAE
+    assert other.config.workload.vae == VAE
 
 
 def test_the_samples_own_config_tells_all_of_its_weights(folder):
     """Model, layout and times of dit.safetensors are those of the preset, which has a VAE, too."""
     named, read = plan(folder, no_vae=True, no_text=True), plan(folder, checkpoint=folder / "dit.safetensors")
-    assert replace(read.config, model=replace(read.config.model, name="sample")) == named.config
+    assert read.config.changed(model=replace(read.config.model, name="sample")) == named.config
     assert read.notes == ()
     told = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(told | {"schedule": {"timesteps": ["soon"]}}))
@@ -110,7 +118,9 @@ def test_it_makes_video_of_a_sentence(folder):
         a.ref.replace("{layer}", "0").removeprefix("weight:") for p in pieces.values() for a in p.parameters
     }
     assert set(weights) == wanted
-    record = golden.record(config, weights | config.schedule.tables(config.stream), silent, ids)
+    record = golden.record(
+        config, weights | config.workload.schedule.tables(config.workload.stream), silent, ids
+    )
     assert record.prompt == golden.GOLDEN_PROMPT
     assert list(record.chunks) == [0, 2]
     assert [tuple(chunk.video.shape) for chunk in record.chunks.values()] == [
@@ -192,7 +202,11 @@ def test_a_checkpoint_may_be_the_folder_of_a_sample_of_any_family(tmp_path):
         made = resolved(named, checkpoint=folder)
         assert made.checkpoint == folder / "dit.safetensors"
         assert made.config.model == WORLD
-        assert (made.config.vae, made.config.text, made.media) == (shipped.vae, shipped.text, shipped.media)
+        assert (made.config.workload.vae, made.config.workload.text, made.media) == (
+            shipped.vae,
+            shipped.text,
+            shipped.media,
+        )
     assert resolved(None, checkpoint=folder, camera="pass", no_vae=True).config.model.camera == "pass"
 
 

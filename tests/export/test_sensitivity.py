@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -39,7 +37,7 @@ def test_the_last_bit_of_the_hidden_state_is_shaken(dtype):
 
 
 def test_a_lossy_chunk_is_bounded_by_the_least_by_last_bits_and_by_its_loss():
-    config = dataclasses.replace(small_config(3, 1, 6, passes=2), kv_scheme="fp4")
+    config = small_config(3, 1, 6, passes=2).changed(kv_scheme="fp4")
     least = TOLERANCES[torch.float32]["lossy"]
     codes = torch.zeros(2, 7, 2, 64, dtype=torch.uint8)
 
@@ -57,7 +55,7 @@ def test_a_lossy_chunk_is_bounded_by_the_least_by_last_bits_and_by_its_loss():
     assert later.latents == pytest.approx(2**0.5)
     assert later.cache == MOST_CODES
     assert golden_bound(config, plain, chunk(1.0, 100), chunk(2.0)).cache == UNJUDGED
-    exact = dataclasses.replace(config, kv_scheme="fp32")
+    exact = config.changed(kv_scheme="fp32")
     bound = golden_bound(exact, plain, plain, plain)
     assert bound.latents == TOLERANCES[torch.float32]["exact"]
     assert bound.cache == CACHE_TOLERANCES[torch.float32]["exact"]
@@ -65,9 +63,9 @@ def test_a_lossy_chunk_is_bounded_by_the_least_by_last_bits_and_by_its_loss():
 
 def test_with_random_weights_rounding_stays_rounding():
     """So the tiny model's goldens keep the bounds that planted faults were measured against."""
-    config = dataclasses.replace(small_config(3, 1, 6, passes=2), kv_scheme="fp4")
+    config = small_config(3, 1, 6, passes=2).changed(kv_scheme="fp4")
     weights = dict(model_weights(make_pieces(config), random_wan_weights(config.model)))
-    weights |= config.schedule.tables(config.stream)
+    weights |= config.workload.schedule.tables(config.workload.stream)
     known = known_channels(config.model)
     for layer in range(config.model.layers):
         weights |= {f"blocks.{layer}.kv.{n}": t for n, t in config.kv.calibrate(known, known).items()}

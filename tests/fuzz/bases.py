@@ -195,7 +195,7 @@ def _write_golden(folder: Path, manifest: VideoManifest, golden: Golden) -> None
         given = {"prompt": golden.prompt} if text is None else {"text": text}
         with artifact.open_session(golden.seeds, reference=reference, **given) as session:  # type: ignore[arg-type]
             if golden.text is not None:
-                tensors[golden.text] = session._streams.live().buffers["text.embeddings"].numpy().copy()
+                tensors[golden.text] = session._rows.device().buffers["text.embeddings"].numpy().copy()
             for number in range(golden.chunks[-1] + 1):
                 chunk = session.run_chunk()
                 if number in golden.chunks:

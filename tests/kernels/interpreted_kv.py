@@ -1,4 +1,4 @@
-"""Tests of the fp8, int8 and int4 kernels in Triton's interpreter; run by test_kv_interpreted.py, a process apart."""
+"""Tests of the cache kernels in Triton's interpreter, of every format; run by test_kv_interpreted.py, apart."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from seko_kernels.reference import global_scale, rotate_centred_keys
 from seko_kernels.triton.kv_expand import KV_EXPAND_HEADS, KV_EXPAND_NUMBERS, kv_expand_kernel
 from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, kv_write_kernel
 
-FORMS = pytest.mark.parametrize(
-    "form", [form for form in NUMBER_FORMATS.values() if not form.e2m1], ids=lambda form: form.name
-)
+FORMS = pytest.mark.parametrize("form", NUMBER_FORMATS.values(), ids=lambda form: form.name)
 SHAPES = [(1, 1, 32), (7, 2, 96), (7, 3, 128), (130, 3, 64)]
 LAYOUTS = [(1, 1, 1, 32, 4), (3, 5, 2, 96, 17), (4, 9, 5, 128, 22), (2, 3, 3, 32, 15)]
 UNTOUCHED = 0xEE
@@ -34,13 +32,15 @@ def switched(sizes: Sequence[Any]) -> list[tuple[Any, bool, bool, bool]]:
 
 
 def keys(tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
-    """Heads of different size, an outlier channel, groups of zeros, of one number and of ties; a slice of a qkv."""
+    """Heads of different size, an outlier channel, groups of zeros, of one number, of ties; a slice of a qkv."""
     torch.manual_seed(tokens)
     qkv = torch.randn(tokens, 3, heads, head_dim) * torch.exp(torch.randn(heads, 1) * 3)
     qkv[:, :, :, 3] *= 50
     qkv[0, 1, 0, :32] = 0
     qkv[tokens // 2, 1, -1, :32] = -1.5
     qkv[-1, 1, -1, -32:] = torch.arange(-16, 16) * 0.5 * 2.0**3
+    if tokens > 1:  # ties of e2m1
+        qkv[1, 1, 0, :16] = torch.tensor([0.25, -0.75, 1.25, 1.75, -2.5, 3.5, 5, 6, *[0.0] * 7, -6])
     return qkv.to(dtype)[:, 1]
 
 
@@ -97,6 +97,7 @@ def test_write_kernel_gives_the_bytes_of_the_reference(
         GROUPED=bool(form.group),
         CENTRED=centred,
         ROTATED=form.rotated,
+        E2M1=form.e2m1,
         TILE=tile,
     )
     assert torch.equal(scales, expected_scales)
@@ -141,6 +142,7 @@ def test_expand_kernel_gives_the_bits_of_the_reference(
         GROUP=KV_EXPAND_HEADS,
         APART=left_out > 0,
         ROTATED=form.rotated,
+        E2M1=form.e2m1,
         TILE=tile,
     )
     expected = decode(form, codes, scales, g, torch.float32)

@@ -33,7 +33,7 @@ from seko_kernels.triton.kv_expand import (
 from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, KV_WRITE_WARPS, kv_write_kernel
 from tests.kernels.interpreted_kv import keys, shape_of
 
-FORMS = tuple(form for form in NUMBER_FORMATS.values() if not form.e2m1)
+FORMS = tuple(NUMBER_FORMATS.values())
 EACH = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 POINTERS = {torch.int8: "*i8", torch.uint8: "*u8"}
 NUMBERS = st.floats(-(2.0**40), 2.0**40, width=32, allow_subnormal=False)
@@ -212,7 +212,7 @@ def test_write_kernel_compiles_everywhere_without_spills(
     types |= {"GLOBAL_SCALE": "*fp32", "MEAN": "*fp32"}
     types |= dict.fromkeys(("units", "cache_tokens", "x_token_stride", "x_head_stride"), "i32")
     constants = {"HEADS": 12, "HEAD_UNITS": 128 // form.unit, "UNIT": form.unit, "BITS": form.code_bits}
-    constants |= {"GROUPED": form.group > 0, "CENTRED": centred, "ROTATED": form.rotated}
+    constants |= {"GROUPED": form.group > 0, "CENTRED": centred, "ROTATED": form.rotated, "E2M1": form.e2m1}
     constants |= {"TILE": KV_WRITE_NUMBERS // form.unit}
     aligned = ("units", "x_token_stride", "x_head_stride")
     for arch in compile_archs:
@@ -235,7 +235,7 @@ def test_expand_kernel_compiles_everywhere_without_spills(
     types |= dict.fromkeys(("parts", "frame_tokens", "row_tokens", "left_out"), "i32")
     constants = {"HEADS": 12, "HEAD_UNITS": 128 // form.unit, "UNIT": form.unit, "BITS": form.code_bits}
     constants |= {"GROUPED": form.group > 0, "SLOT_PAIRS": slot_pairs, "GROUP": KV_EXPAND_HEADS}
-    constants |= {"ROTATED": form.rotated}
+    constants |= {"ROTATED": form.rotated, "E2M1": form.e2m1}
     for apart in (False, True):
         constants |= {"APART": apart, "TILE": KV_EXPAND_NUMBERS // form.unit}
         for arch in compile_archs:

@@ -1,4 +1,4 @@
-"""nvfp4_expand: the reference is exact for every code and scale; the package and the GPU give its bits."""
+"""Expanding NVFP4 values: the reference is exact for every code and scale; the package and the GPU give its bits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seko_kernels import nvfp4_expand
-from seko_kernels.errors import KvDtypeError, KvShapeError
-from seko_kernels.formats import E2M1_VALUES, NVFP4_GLOBAL_EXPONENTS
+from seko_kernels import kv_expand
+from seko_kernels.formats import E2M1_VALUES, FP4, NVFP4_GLOBAL_EXPONENTS
 from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS, nvfp4_expand_kernel
 from tests.kernels.captured import run_and_replay
 
@@ -49,7 +48,7 @@ def test_every_code_and_scale_expands_exactly(dtype: torch.dtype, exponent: int)
     g = torch.tensor([2.0**exponent])
     grid = torch.tensor([*E2M1_VALUES, *(-value for value in E2M1_VALUES)], dtype=torch.float64)
     expected = scales.view(torch.float8_e4m3fn).double() * g.double() * grid
-    expanded = nvfp4_expand(codes, scales, g, dtype)
+    expanded = kv_expand(FP4, codes, scales, g, dtype)
     assert expanded.dtype == dtype
     assert torch.equal(expanded.double(), expected)
     assert torch.equal(bits(expanded), bits(expected.to(dtype)))
@@ -57,17 +56,7 @@ def test_every_code_and_scale_expands_exactly(dtype: torch.dtype, exponent: int)
 
 def test_bytes_never_written_expand_to_zero() -> None:
     codes, scales, g = (torch.zeros_like(t) for t in random_cache(3, 2, 48))
-    assert not nvfp4_expand(codes, scales, g + 1, torch.float32).any()
-
-
-def test_wrong_tensors_are_refused() -> None:
-    codes, scales, g = random_cache(3, 2, 48)
-    with pytest.raises(KvDtypeError, match="float16"):
-        nvfp4_expand(codes, scales, g, torch.float16)
-    with pytest.raises(KvShapeError, match="scales have shape"):
-        nvfp4_expand(codes, scales[:2], g, torch.float32)
-    with pytest.raises(KvShapeError, match="codes have shape"):
-        nvfp4_expand(codes[0], scales, g, torch.float32)
+    assert not kv_expand(FP4, codes, scales, g + 1, torch.float32).any()
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -90,7 +79,7 @@ class ExpandModule(torch.nn.Module):
     """Both dtypes of a window, as an engine's graph sees them."""
 
     def forward(self, codes: Tensor, scales: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        return nvfp4_expand(codes, scales, g, DTYPES[0]), nvfp4_expand(codes, scales, g, DTYPES[1])
+        return kv_expand(FP4, codes, scales, g, DTYPES[0]), kv_expand(FP4, codes, scales, g, DTYPES[1])
 
 
 def test_cpu_package_gives_the_bits_of_eager(package_runner: Callable[..., Any]) -> None:
@@ -105,8 +94,8 @@ def test_cpu_package_gives_the_bits_of_eager(package_runner: Callable[..., Any])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gpu_gives_the_bits_of_the_reference(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     args = random_cache(*shape)
-    expanded = nvfp4_expand(*(t.cuda() for t in args), dtype)
-    assert torch.equal(bits(expanded), bits(nvfp4_expand(*args, dtype)))
+    expanded = kv_expand(FP4, *(t.cuda() for t in args), dtype)
+    assert torch.equal(bits(expanded), bits(kv_expand(FP4, *args, dtype)))
 
 
 @pytest.mark.gpu

@@ -1,46 +1,37 @@
-"""nvfp4_expand_keys: the reference is RoPE to its precision; the package and the GPU give its bits."""
+"""Expanding NVFP4 keys: the reference is RoPE to its precision. test_kv_ops.py has what holds for every format."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from seko_kernels import nvfp4_expand_keys
+from seko_kernels import kv_expand
 from seko_kernels.errors import KvDtypeError, KvShapeError
-from seko_kernels.formats import ROTARY_FACTOR_BITS
+from seko_kernels.formats import FP4, ROTARY_FACTOR_BITS
+from seko_kernels.kv_tables import KeyTables
 from seko_kernels.reference import nvfp4_decode, round_factor
-from seko_kernels.triton.nvfp4_expand_keys import (
-    EXPAND_KEYS_HEADS,
-    EXPAND_KEYS_TILE,
-    EXPAND_KEYS_WARPS,
-    nvfp4_expand_keys_kernel,
-)
-from tests.kernels.captured import run_and_replay
 
 DTYPES = (torch.bfloat16, torch.float32)
 SHAPES = [(21, 1560, 12, 128, 22), (6, 24, 5, 128, 22), (3, 7, 2, 48, 8), (1, 1, 1, 16, 4)]
-SIGNATURE = {
-    "CODES": "*u8",
-    "SCALES": "*u8",
-    "GLOBAL_SCALE": "*fp32",
-    "MEAN": "*fp32",
-    "SLOT_ROTARY": "*fp32",
-    "PATCH_ROTARY": "*fp32",
-    "OUT": "*bf16",
-    "parts": "i32",
-    "frame_tokens": "i32",
-    "row_tokens": "i32",
-    "left_out": "i32",
-}
 
 
 def bits(x: Tensor) -> Tensor:
     """The bits of a float tensor, so that minus zero differs from zero and NaN equals itself."""
     return x.cpu().view(torch.int16 if x.dtype == torch.bfloat16 else torch.int32)
+
+
+def expand_keys(
+    codes: Tensor,
+    scales: Tensor,
+    g: Tensor,
+    mean: Tensor,
+    slot_rotary: Tensor,
+    patch_rotary: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Expand NVFP4 keys that were stored before RoPE."""
+    return kv_expand(FP4, codes, scales, g, dtype, KeyTables(mean, slot_rotary, patch_rotary))
 
 
 def random_cache(slots: int, patches: int, heads: int, head_dim: int, slot_pairs: int) -> tuple[Tensor, ...]:
@@ -61,7 +52,7 @@ def random_cache(slots: int, patches: int, heads: int, head_dim: int, slot_pairs
 def test_it_is_the_rotation_of_key_and_mean(shape: tuple[int, ...]) -> None:
     """Against complex numbers in float64, slot and patch looked up token by token: within the factors' rounding."""
     codes, scales, g, mean, slot_rotary, patch_rotary = random_cache(*shape)
-    turned = nvfp4_expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary, torch.float32)
+    turned = expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary, torch.float32)
     keys = nvfp4_decode(codes, scales, g, torch.float32).double() + mean.double()
     for token, key in enumerate(keys):
         slot, patch = divmod(token, len(patch_rotary))
@@ -90,7 +81,7 @@ def test_products_are_exact_so_that_fused_sums_give_the_same_bits() -> None:
     )
     cos, sin = round_factor(rotary).double()[:, None].unbind(-1)
     once = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).float()
-    ours = nvfp4_expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary, torch.float32)
+    ours = expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary, torch.float32)
     assert torch.equal(bits(ours), bits(once))
 
 
@@ -103,67 +94,17 @@ def test_factors_keep_twelve_bits_ties_away_from_zero() -> None:
 def test_wrong_tensors_are_refused() -> None:
     codes, scales, g, mean, slot_rotary, patch_rotary = random_cache(3, 5, 2, 48, 8)
     with pytest.raises(KvDtypeError, match="float16"):
-        nvfp4_expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary, torch.float16)
+        expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary, torch.float16)
     with pytest.raises(KvShapeError, match="mean has shape"):
-        nvfp4_expand_keys(codes, scales, g, mean[:1], slot_rotary, patch_rotary, torch.float32)
+        expand_keys(codes, scales, g, mean[:1], slot_rotary, patch_rotary, torch.float32)
     with pytest.raises(KvShapeError, match="do not make up 15 tokens of 24 pairs"):
-        nvfp4_expand_keys(codes, scales, g, mean, slot_rotary[:2], patch_rotary, torch.float32)
+        expand_keys(codes, scales, g, mean, slot_rotary[:2], patch_rotary, torch.float32)
     with pytest.raises(KvShapeError, match="do not make up"):
-        nvfp4_expand_keys(
-            codes, scales, g, mean, slot_rotary[:, :7].contiguous(), patch_rotary, torch.float32
-        )
+        expand_keys(codes, scales, g, mean, slot_rotary[:, :7].contiguous(), patch_rotary, torch.float32)
     with pytest.raises(KvShapeError, match="places, pairs, 2"):
-        nvfp4_expand_keys(codes, scales, g, mean, slot_rotary[..., 0], patch_rotary, torch.float32)
+        expand_keys(codes, scales, g, mean, slot_rotary[..., 0], patch_rotary, torch.float32)
     with pytest.raises(KvDtypeError, match="patch_rotary is"):
-        nvfp4_expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary.double(), torch.float32)
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_kernel_compiles_everywhere_without_spills(
-    cross_compile: Callable[..., Any],
-    sass_of: Callable[[Any], list[str]],
-    compile_archs: tuple[int, ...],
-    apart: bool,
-) -> None:
-    constants = {
-        "HEADS": 12,
-        "HEAD_BLOCKS": 8,
-        "SLOT_PAIRS": 22,
-        "GROUP": EXPAND_KEYS_HEADS,
-        "APART": apart,
-        "TILE": EXPAND_KEYS_TILE,
-    }
-    for arch in compile_archs:
-        compiled = cross_compile(
-            nvfp4_expand_keys_kernel, SIGNATURE, constants, arch, EXPAND_KEYS_WARPS, ("parts",)
-        )
-        if arch == 90:
-            opcodes = sass_of(compiled)
-            assert "LDG" in opcodes
-            assert not {"LDL", "STL"} & set(opcodes), "the kernel spills to local memory"
-
-
-class ExpandKeysModule(torch.nn.Module):
-    """Both dtypes of a window, as an engine's graph sees them."""
-
-    def forward(
-        self,
-        codes: Tensor,
-        scales: Tensor,
-        g: Tensor,
-        mean: Tensor,
-        slot_rotary: Tensor,
-        patch_rotary: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        tensors = (codes, scales, g, mean, slot_rotary, patch_rotary)
-        return nvfp4_expand_keys(*tensors, DTYPES[0]), nvfp4_expand_keys(*tensors, DTYPES[1])
-
-
-def test_cpu_package_gives_the_bits_of_eager(package_runner: Callable[..., Any]) -> None:
-    args = random_cache(3, 7, 2, 48, 8)
-    engine = package_runner(ExpandKeysModule(), args)
-    for ours, expected in zip(engine(list(args)), ExpandKeysModule()(*args), strict=True):
-        assert torch.equal(bits(ours), bits(expected))
+        expand_keys(codes, scales, g, mean, slot_rotary, patch_rotary.double(), torch.float32)
 
 
 @pytest.mark.gpu
@@ -171,19 +112,5 @@ def test_cpu_package_gives_the_bits_of_eager(package_runner: Callable[..., Any])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gpu_gives_the_bits_of_the_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     args = random_cache(*shape)
-    expanded = nvfp4_expand_keys(*(t.cuda() for t in args), dtype)
-    assert torch.equal(bits(expanded), bits(nvfp4_expand_keys(*args, dtype)))
-
-
-@pytest.mark.gpu
-def test_gpu_package_and_its_capture_give_the_bits_of_the_reference(
-    package_runner: Callable[..., Any],
-) -> None:
-    args = random_cache(7, 390, 12, 128, 22)
-    expected = ExpandKeysModule()(*args)
-    on_device = [t.cuda() for t in args]
-    engine = package_runner(ExpandKeysModule(), tuple(on_device))
-    direct, captured = run_and_replay(engine, on_device)
-    for ours, replayed, truth in zip(direct, captured, expected, strict=True):
-        assert torch.equal(bits(ours), bits(truth))
-        assert torch.equal(bits(replayed), bits(truth))
+    expanded = expand_keys(*(t.cuda() for t in args), dtype)
+    assert torch.equal(bits(expanded), bits(expand_keys(*args, dtype)))

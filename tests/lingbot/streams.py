@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.lingbot import camera, condition
 from seko_export.families.lingbot.family import FAMILY
 from seko_export.families.lingbot.keys import lingbot_shapes
@@ -26,11 +27,13 @@ INPUTS = {
 
 def lingbot_config(
     scheme: str = "fp32", *, how: str = "chunk", layout: Mapping[str, int] | None = None, **changes: Any
-) -> BuildConfig:
+) -> VideoBuild:
     """Return a build of the tiny preset for the CPU; ``how`` it uses the camera."""
     stream = replace(PRESET.stream, **(layout or {}))
-    config = BuildConfig(replace(PRESET.model, camera=how), stream, PRESET.schedule, scheme, "cpu")
-    return replace(config, **changes)
+    config = VideoBuild(
+        replace(PRESET.model, camera=how), VideoConfig(stream, PRESET.schedule, scheme), TargetConfig("cpu")
+    )
+    return config.changed(**changes)
 
 
 def random_checkpoint(seed: int = 0) -> dict[str, Tensor]:
@@ -53,9 +56,9 @@ class Reference:
     """The naive model of one row, fed the inputs of each chunk as the stream under test is."""
 
     def __init__(
-        self, config: BuildConfig, checkpoint: Mapping[str, Tensor], text: Tensor, table: Tensor
+        self, config: VideoBuild, checkpoint: Mapping[str, Tensor], text: Tensor, table: Tensor
     ) -> None:
-        s = config.stream
+        s = config.workload.stream
         window = Window(s.chunk_frames, s.sink_frames, s.ring_frames)
         self.config, self.table = config, table
         self.model = NaiveLingbot(checkpoint, config.model.heads, window, text)
@@ -65,7 +68,7 @@ class Reference:
 
     def begin(self, given: Mapping[str, Tensor]) -> None:
         """Take the camera of the next chunk, [F, 3, 4] and [F, 4]."""
-        s = self.config.stream
+        s = self.config.workload.stream
         if self.has_camera:
             poses, intrinsics = given[camera.POSES].numpy(), given[camera.INTRINSICS].numpy()
             self.plucker.append(naive_plucker(poses, intrinsics, s.height, s.width))
@@ -85,12 +88,14 @@ class Reference:
         self.clean.append(latents.clone())
 
 
-def given_of(config: BuildConfig, chunk: int | None) -> dict[str, Tensor]:
+def given_of(config: VideoBuild, chunk: int | None) -> dict[str, Tensor]:
     """Return the goldens' inputs: they move and turn the camera."""
     return dict(FAMILY.golden_inputs(config, chunk))
 
 
-def weights_of(config: BuildConfig, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def weights_of(config: VideoBuild, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the artifact's weights and tables of a build whose cache is exact."""
     graph = FAMILY.graph(config)
-    return dict(FAMILY.weights(graph.pieces, checkpoint)) | config.schedule.tables(config.as_batch.stream)
+    return dict(FAMILY.weights(graph.pieces, checkpoint)) | config.workload.schedule.tables(
+        config.as_batch.workload.stream
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -21,7 +19,7 @@ BAR = ORACLE[torch.float32]
 @pytest.mark.parametrize("layout", [{}, {"chunk_frames": 3, "sink_frames": 0, "ring_frames": 6}])
 def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(how, layout, worst):
     config = lingbot_config(how=how, layout=layout)
-    s, checkpoint, text = config.stream, random_checkpoint(), random_text(config.model, 1)
+    s, checkpoint, text = config.workload.stream, random_checkpoint(), random_text(config.model, 1)
     stream = EagerStream(config, checkpoint, text)
     table = given_of(config, None)["condition"]
     stream.buffers[INPUTS["condition"]].copy_(table)
@@ -64,7 +62,7 @@ def test_the_camera_of_each_chunk_matters():
 def test_the_cameras_matmuls_are_fp8_as_the_layers_are(how, excepted):
     """Once a chunk, one engine serves all layers: a layer that is excepted keeps the whole camera as it was."""
     config = lingbot_config("fp4", how=how)
-    config = replace(config, fused=True, attention="fp8", fp8=True, fp8_except=excepted)
+    config = config.changed(fused=True, attention="fp8", fp8=True, fp8_except=excepted)
     stream = EagerStream(config, random_checkpoint(), random_text(config.model, 1))
     part = "injection" if how == "chunk" else "after_attention"
     for name in ScaleShift.fp8_linears:

@@ -47,7 +47,9 @@ def test_it_is_built_verified_and_replayed(
         assert all(error.within for error in artifact.verify())
         with pytest.raises(UsageError, match="input 'condition' is required per session"):
             artifact.open_session(seeds=[3], inputs={})
-        keys = KeyboardCamera(config.stream.height, config.stream.width, 2, keys="iw-9,wl-9,none-9")
+        keys = KeyboardCamera(
+            config.workload.stream.height, config.workload.stream.width, 2, keys="iw-9,wl-9,none-9"
+        )
         steps = [keys.next_chunk() for _ in range(CHUNKS)]
         with artifact.open_session(seeds=[3], text=text, inputs={"condition": table}) as session:
             with pytest.raises(UsageError, match="input 'camera' is required for every chunk"):

@@ -56,7 +56,7 @@ def test_times_of_a_config_json_are_not_used_and_told(tmp_path: Path) -> None:
     plain = resolved(checkpoint=written(tmp_path / "plain", local_attn_size=9, sink_size=1))
     assert not any("not used" in note for note in plain.notes)
     made = resolved(checkpoint=written(tmp_path / "small", shift=3.0))
-    assert made.config.schedule == plain.config.schedule
+    assert made.config.workload.schedule == plain.config.workload.schedule
     assert any("not used of the config.json" in note and "shift 3.0" in note for note in made.notes)
 
 
@@ -79,8 +79,8 @@ def test_the_authors_folders_tell_the_version(folder: str, version: str, tmp_pat
     (tmp_path / "Wan2.1_VAE.pth").write_bytes(b"not read")
     for path in [tmp_path / folder] + [tmp_path] * (folder != "other"):
         made = resolved(checkpoint=path).config
-        assert made.schedule == PRESETS[version].schedule
-        assert made.stream == PRESETS[version].stream
+        assert made.workload.schedule == PRESETS[version].schedule
+        assert made.workload.stream == PRESETS[version].stream
         assert (made.model.in_channels, made.model.out_channels) == (36, 16)
 
 
@@ -129,14 +129,14 @@ def test_the_way_of_the_camera_is_an_option(how: str, tmp_path: Path) -> None:
 
 def test_a_config_with_a_window_is_followed(tmp_path: Path) -> None:
     path = written(tmp_path / "small", local_attn_size=21, sink_size=3)
-    stream = resolved(checkpoint=path).config.stream
+    stream = resolved(checkpoint=path).config.workload.stream
     assert (stream.chunk_frames, stream.sink_frames, stream.ring_frames) == (4, 3, 18)
 
 
 def test_a_preset_that_is_named_gives_its_passes(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "tiny", PRESETS[TINY].model, seed=0)
     config = resolved(TINY, checkpoint=tmp_path / "tiny").config
-    assert (config.model, config.stream, config.schedule) == (
+    assert (config.model, config.workload.stream, config.workload.schedule) == (
         PRESETS[TINY].model,
         PRESETS[TINY].stream,
         PRESETS[TINY].schedule,

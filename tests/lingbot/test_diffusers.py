@@ -54,7 +54,7 @@ def camera_tokens(checkpoint: dict[str, Tensor], plucker: Tensor) -> Tensor:
 
 def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(worst: Any) -> None:
     config = lingbot_config()
-    m, s, checkpoint = config.model, config.stream, random_checkpoint()
+    m, s, checkpoint = config.model, config.workload.stream, random_checkpoint()
     text = random_text(m, 1)
     oracle = WanTransformer3DModel(
         num_attention_heads=m.heads, attention_head_dim=m.head_dim, in_channels=36, out_channels=16,

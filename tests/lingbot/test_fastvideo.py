@@ -102,7 +102,7 @@ def cam_utils(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.mark.filterwarnings("ignore:CUDA is not available")  # of their own autocast
 def test_a_stream_past_the_wrap(theirs: SimpleNamespace, cam_utils: SimpleNamespace, worst: Any) -> None:
     config = lingbot_config(layout={"chunk_frames": 2, "sink_frames": 2, "ring_frames": 4})
-    m, s = config.model, config.stream
+    m, s = config.model, config.workload.stream
     checkpoint, text = random_checkpoint(), random_text(m, 1)
     oracle = theirs.LingBotWorld2CausalFastTransformer3DModel(
         SimpleNamespace(

@@ -23,7 +23,7 @@ pytestmark = [
 @pytest.mark.parametrize("scheme", ["bf16", "fp4"])
 def test_the_tiny_preset_verifies(scheme: str, how: str, tmp_path: Path) -> None:
     """Its window has 30 tokens, its heads 64 channels: plain layers, and nothing is a multiple of a tile."""
-    config = replace(lingbot_config(scheme, how=how), device="cuda")
+    config = lingbot_config(scheme, how=how).changed(device="cuda")
     write_random_checkpoint(tmp_path / "tiny", config.model, seed=0, dtype=torch.float32)
     build_artifact(config, tmp_path / "tiny", tmp_path / "artifact")
     with open_artifact(tmp_path / "artifact") as artifact:
@@ -34,7 +34,7 @@ def test_the_tiny_preset_verifies(scheme: str, how: str, tmp_path: Path) -> None
 def test_fused_layers_with_heads_of_128_channels_verify(fp8: bool, tmp_path: Path) -> None:
     config = lingbot_config("fp4", layout={"height": 64, "width": 96})
     model = replace(config.model, dim=256, heads=2, ffn_dim=512)
-    config = replace(config, model=model, device="cuda", fused=True, attention="fp8", fp8=fp8)
+    config = config.changed(model=model, device="cuda", fused=True, attention="fp8", fp8=fp8)
     write_random_checkpoint(tmp_path / "wide", model, seed=0, dtype=torch.float32)
     build_artifact(config, tmp_path / "wide", tmp_path / "artifact")
     with open_artifact(tmp_path / "artifact") as artifact:

@@ -19,7 +19,7 @@ import torch
 import seko_runtime
 from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import dtype_name
 from seko_export.errors import NumericError
 from seko_export.errors import UsageError as BuildUsageError
@@ -42,12 +42,13 @@ from seko_runtime.video.session import Session
 from tests.asked import resolved
 from tests.export.vae_oracle import SMALL
 from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint
+from tests.stacked import stacked_session
 from tests.tolerances import ORACLE, relative_error
 
 PICTURE = np.random.default_rng(5).integers(0, 256, (32, 48, 3), np.uint8)
 
 
-def manifest_of(config: BuildConfig, weights: dict[str, torch.Tensor]) -> VideoManifest:
+def manifest_of(config: VideoBuild, weights: dict[str, torch.Tensor]) -> VideoManifest:
     table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
     return describe(config, EAGER, table, {})
 
@@ -61,7 +62,7 @@ def weights() -> dict[str, torch.Tensor]:
         noise = torch.randn(shape, generator=generator)
         vae[name] = noise * prod(shape[1:]) ** -0.5 if name.endswith("weight") else 1 + 0.1 * noise
     made = dict(FAMILY.weights(graph_of(config).pieces, random_checkpoint(), MediaTensors(vae=vae)))
-    return made | config.schedule.tables(config.stream)
+    return made | config.workload.schedule.tables(config.workload.stream)
 
 
 @contextmanager
@@ -69,14 +70,14 @@ def opened(weights: dict[str, torch.Tensor], **more: object) -> Iterator[Session
     config = lingbot_config(vae=SMALL)
     engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
     text = golden_text(config)
-    with torch.no_grad(), Session(
+    with torch.no_grad(), stacked_session(
         manifest_of(config, weights), engines, weights, CpuMemory(), seeds=[3], text=text, **more
     ) as session:  # fmt: skip
         yield session
 
 
 def held(session: Session) -> torch.Tensor:
-    return session._streams.live().buffers["input.condition"][0]
+    return session._rows.device().buffers["input.condition"][0]
 
 
 def test_the_table_of_a_picture_is_made_by_the_engines(weights) -> None:
@@ -110,8 +111,12 @@ def test_a_picture_of_another_size_is_encoded_as_the_resize_leaves_it(weights) -
         made = held(session)
         assert relative_error(made, wanted) <= ORACLE[torch.float32]
         assert relative_error(made, as_bytes) > 100 * ORACLE[torch.float32]
-        with pytest.raises(UsageError, match="a level that is not finite"):
-            session.restart_row(0, image=np.full((32, 48, 3), np.nan, np.float32))
+        for level, words in (
+            (np.nan, "a number that is not finite"),
+            (1e38, r"a number of magnitude 1e\+38"),
+        ):
+            with pytest.raises(UsageError, match=f"image holds {words}"):
+                session.restart_row(0, image=np.full((32, 48, 3), level, np.float32))
         with pytest.raises(UsageError, match="image is float64"):
             session.restart_row(0, image=PICTURE.astype(np.float64))
 
@@ -186,13 +191,13 @@ def test_rows_of_a_batch_get_cameras_of_their_own_as_the_page_says(
     page = (Path(__file__).parents[2] / "docs" / "world-models.md").read_text(encoding="utf-8")
     (snippet,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.S) if "cameras" in one]
     config = lingbot_config(vae=SMALL, layout={"batch": 2})
-    tables = weights | config.schedule.tables(config.stream)
+    tables = weights | config.workload.schedule.tables(config.workload.stream)
     engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
     manifest = manifest_of(config, tables)
 
     def open_session(*, prompt: str, **more: object) -> Session:
         assert prompt
-        return Session(manifest, engines, tables, CpuMemory(), text=golden_text(config), **more)  # type: ignore[arg-type]
+        return stacked_session(manifest, engines, tables, CpuMemory(), text=golden_text(config), **more)  # type: ignore[arg-type]
 
     made: dict[str, Any] = {"picture": PICTURE}
     stub = SimpleNamespace(manifest=manifest, open_session=open_session)
@@ -258,7 +263,7 @@ def test_the_options_of_a_camera(weights, tmp_path: Path) -> None:
 )
 def test_the_video_has_the_pictures_aspect(aspect: str, sides: tuple[int, int]) -> None:
     """At the preset's area, as the authors' own numbers round it."""
-    stream = resolved("lingbot-v2-fast", aspect=aspect).config.stream
+    stream = resolved("lingbot-v2-fast", aspect=aspect).config.workload.stream
     assert (stream.height, stream.width) == sides
 
 

@@ -63,7 +63,7 @@ def test_a_stream_takes_the_three_numbers() -> None:
     times, sigmas, after = TABLES[10.0, (0, 250, 500, 750)]
     assert [done.timestep for done in passes] == [*times, 0.0]
     shape = tuple(passes[0].latents.shape[1:2] + passes[0].latents.shape[3:])
-    frames = torch.arange(config.stream.chunk_frames)[None]
+    frames = torch.arange(config.workload.stream.chunk_frames)[None]
     for number, (done, following) in enumerate(pairwise(passes)):
         noise = gaussian(torch.tensor([3]), frames, torch.tensor([number + 1]), shape)
         level = (*after, 0.0)[number]

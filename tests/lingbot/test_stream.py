@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
-from seko_export.config.stream import PoolConfig
+from seko_export.config.pool import PoolConfig
+from seko_export.config.video import VideoBuild
 from seko_export.goldens.record import eager_session, golden_text
 from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
 from seko_runtime.video.pool import Pool
@@ -31,22 +30,22 @@ SEEDS = (3, 8)
 Steps = Sequence[Mapping[str, Any]]
 
 
-def keyboard(config: BuildConfig, keys: str, **more: object) -> KeyboardCamera:
-    s = config.stream
+def keyboard(config: VideoBuild, keys: str, **more: object) -> KeyboardCamera:
+    s = config.workload.stream
     return KeyboardCamera(s.height, s.width, s.chunk_frames, keys=keys, **more)
 
 
-def by_keys(config: BuildConfig, keys: str) -> Steps:
+def by_keys(config: VideoBuild, keys: str) -> Steps:
     camera = keyboard(config, keys)
     return [camera.next_chunk() for _ in range(CHUNKS)]
 
 
-def table_of(config: BuildConfig) -> np.ndarray:
+def table_of(config: VideoBuild) -> np.ndarray:
     return given_of(config, None)["condition"].numpy()
 
 
 def alone(
-    config: BuildConfig, steps: Steps, seed: int = SEEDS[0], recache_at: int | None = None
+    config: VideoBuild, steps: Steps, seed: int = SEEDS[0], recache_at: int | None = None
 ) -> list[Tensor]:
     """The chunks of a session of its own; the cache is rebuilt before one, with the prompt that was there."""
     text, made = golden_text(config), []
@@ -68,10 +67,10 @@ def test_keys_make_the_stream_of_the_poses_that_they_make() -> None:
     config = lingbot_config()
     steps = by_keys(config, KEYS[0])
     camera, poses = keyboard(config, KEYS[0]), []
-    for _ in range(4 * config.stream.chunk_frames * CHUNKS):
+    for _ in range(4 * config.workload.stream.chunk_frames * CHUNKS):
         poses.append(camera.pose)
         camera._step(camera._queue.popleft() if camera._queue else frozenset())
-    s = config.stream
+    s = config.workload.stream
     usual = np.array([500, 500, s.width / 2, s.height / 2]) / np.array([s.width / 832, s.height / 480] * 2)
     path = CameraPath(
         poses, usual, height=s.height, width=s.width, chunk_frames=s.chunk_frames, unit=camera.settings.length
@@ -100,7 +99,7 @@ def test_fused_layers_are_the_plain_ones(
     plain = lingbot_config(scheme, how=how)
     checkpoint, text = random_checkpoint(), random_text(plain.model, 1)
     streams = [
-        EagerStream(config, checkpoint, text) for config in (plain, replace(plain, fused=True, **change))
+        EagerStream(config, checkpoint, text) for config in (plain, plain.changed(fused=True, **change))
     ]
     for chunk in (None, *range(4)):
         for stream in streams:
@@ -108,7 +107,7 @@ def test_fused_layers_are_the_plain_ones(
                 stream.buffers[INPUTS[name]].copy_(value)
         if chunk is None:
             continue
-        first = [chunk * plain.stream.chunk_frames]
+        first = [chunk * plain.workload.stream.chunk_frames]
         wanted = streams[0].run_chunk(first, [3])
         made = streams[1].run_chunk(first, [3], feed=[one.latents for one in wanted])
         for one, other in zip(wanted[:-1], made[:-1], strict=True):
@@ -135,10 +134,12 @@ def test_a_rebuilt_cache_sees_the_camera_of_each_kept_chunk() -> None:
 
 
 @contextmanager
-def opened(config: BuildConfig, rows: int = 2) -> Iterator[Pool]:
+def opened(config: VideoBuild, rows: int = 2) -> Iterator[Pool]:
     """A pool over the eager model."""
-    pooled = replace(config, pool=PoolConfig(rows, (1, 2)))
-    weights = weights_of(pooled, random_checkpoint()) | config.schedule.tables(pooled.as_batch.stream)
+    pooled = config.changed(pool=PoolConfig(rows, (1, 2)))
+    weights = weights_of(pooled, random_checkpoint()) | config.workload.schedule.tables(
+        pooled.as_batch.workload.stream
+    )
     with eager_pool(pooled, weights) as pool:
         yield pool
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from seko_export.backends.onnx_form.functional import functional_piece
 from seko_export.backends.onnx_form.translate import OPSET, piece_model
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.families.layers.pieces import make_pieces
 from tests.shared import made_once
@@ -29,10 +29,10 @@ ROWS = 2  # of all forms: one of a block with an FP4 cache takes half a minute. 
 folders: list[pytest.TempPathFactory] = []  # this process's own, put here before its first test
 
 
-def config_of(scheme: str, batch: int) -> BuildConfig:
+def config_of(scheme: str, batch: int) -> VideoBuild:
     """A small build of 6 tokens a frame whose cache of 6 frames wraps with the third chunk."""
     config = small_config(2, 1, 5, scheme=scheme, batch=batch, passes=2)
-    return replace(config, stream=replace(config.stream, height=32, width=48))
+    return config.changed(stream=replace(config.workload.stream, height=32, width=48))
 
 
 @cache
@@ -52,12 +52,12 @@ def shared_model(scheme: str, batch: int, name: str) -> ModelProto:
     return model_of(scheme if name in ("block", "embed") else "fp32", batch, name)
 
 
-def positions(config: BuildConfig) -> Iterator[tuple[int, list[int]]]:
+def positions(config: VideoBuild) -> Iterator[tuple[int, list[int]]]:
     """Yield each chunk's number and the first frame of each row; row 1 begins anew four chunks behind row 0."""
-    step = config.stream.chunk_frames
-    assert config.stream.cache_frames < (CHUNKS - 4) * step
+    step = config.workload.stream.chunk_frames
+    assert config.workload.stream.cache_frames < (CHUNKS - 4) * step
     for chunk in range(CHUNKS):
-        yield chunk, [max(0, (chunk - 4 * row) * step) for row in range(config.stream.batch)]
+        yield chunk, [max(0, (chunk - 4 * row) * step) for row in range(config.workload.stream.batch)]
 
 
 def run_model(model: ModelProto, *tensors: Tensor) -> list[Tensor]:

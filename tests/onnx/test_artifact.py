@@ -126,13 +126,14 @@ def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
         for name, file in PASSES.items()
     }
     with open_artifact(built.folder) as artifact, artifact.open_session(seeds=[5]) as session:
-        live, number = session._streams.live(), artifact.manifest.workload.schedule.denoise_passes
+        live, number = session._rows.device(), artifact.manifest.workload.schedule.denoise_passes
         state: dict[str, Any] = {}  # each cache's layers, which the passes hand on
 
         def run(name: str, turn: int) -> None:
             one = passes[name]
             feed = {
-                i.name: _given(i.name, state, live.buffers, artifact._weights, turn) for i in one.get_inputs()
+                i.name: _given(i.name, state, live.buffers, artifact.engines.loaded.weights, turn)
+                for i in one.get_inputs()
             }
             results = one.run(None, feed)
             state.update(

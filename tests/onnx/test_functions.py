@@ -124,7 +124,7 @@ def test_what_twelve_chunks_write_and_expand_is_equal_byte_for_byte() -> None:
     with stand_ins({"nvfp4_write": write, "nvfp4_expand": expand, "nvfp4_expand_keys": expand}):
         for _, firsts in forms.positions(stream.config):
             stream.run_chunk(firsts, seeds=[7] * ROWS)
-    layers, passes = stream.config.model.layers, len(stream.config.schedule.timesteps) + 1
+    layers, passes = stream.config.model.layers, len(stream.config.workload.schedule.timesteps) + 1
     for name in ("nvfp4_write", "nvfp4_write_keys", "nvfp4_expand", "nvfp4_expand_keys"):
         assert compared.count(name) == layers * passes * forms.CHUNKS
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from seko_export.backends.onnx_form.translate import piece_model
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
@@ -19,7 +20,11 @@ from tests.tolerances import relative_error
 from . import forms
 
 STREAM = StreamConfig(32, 48, chunk_frames=2, sink_frames=1, ring_frames=3)
-CONFIG = BuildConfig(PRESETS["tiny"].model, STREAM, Schedule.warped(), "fp32", "cpu", TEXT, VAE)
+CONFIG = VideoBuild(
+    PRESETS["tiny"].model,
+    VideoConfig(STREAM, Schedule.warped(), "fp32", text=TEXT, vae=VAE),
+    TargetConfig("cpu"),
+)
 
 
 @pytest.mark.slow

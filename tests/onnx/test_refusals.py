@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +21,8 @@ from seko_export.errors import (
     UsageError,
 )
 from seko_export.families.layers.pieces import make_pieces
-from seko_kernels import nvfp4_expand
+from seko_kernels import kv_expand
+from seko_kernels.formats import FP4
 
 from . import forms
 
@@ -100,9 +100,9 @@ def test_a_number_that_the_exporter_would_round_is_refused() -> None:
 def test_two_meanings_of_one_function_are_refused() -> None:
     codes, scales = torch.zeros(2, 1, 8, dtype=torch.uint8), torch.zeros(2, 1, 1, dtype=torch.uint8)
     with KeptOps():
-        nvfp4_expand(codes, scales, torch.ones(1), torch.float32)
+        kv_expand(FP4, codes, scales, torch.ones(1), torch.float32)
         with pytest.raises(LoweringError, match="seko::nvfp4_expand is called with"):
-            nvfp4_expand(codes[:1], scales[:1], torch.ones(1), torch.float32)
+            kv_expand(FP4, codes[:1], scales[:1], torch.ones(1), torch.float32)
 
 
 def test_attention_of_a_second_shape_is_a_second_function() -> None:
@@ -131,6 +131,6 @@ def test_a_build_that_could_not_be_verified_is_refused(monkeypatch: pytest.Monke
 
 
 def test_a_gpu_build_is_refused() -> None:
-    config = replace(forms.config_of("fp4", 1), device="cuda")
+    config = forms.config_of("fp4", 1).changed(device="cuda")
     with pytest.raises(UsageError, match=r"--backend onnx builds for CPUs, .* cuda: give --target cpu"):
         backend.BACKEND.check_build(config)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_runtime import OpenArtifact, open_artifact
@@ -50,10 +49,10 @@ def opened(two: Built) -> Iterator[OpenArtifact]:
         yield artifact
 
 
-def one_gpu() -> BuildConfig:
+def one_gpu() -> VideoBuild:
     """Return the configuration of the same build for one rank."""
     options = BuildOptions(preset="tiny", height=SIDE, width=SIDE, sessions=2, batch=(2,), target=TARGET)
-    return replace(resolve_build(options).config, vae=VAE)
+    return resolve_build(options).config.changed(vae=VAE)
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +81,22 @@ def test_closing_ends_all_processes_and_another_thread_is_not_disturbed(two: Bui
     assert threading.active_count() <= before
     with pytest.raises(SessionClosedError):
         artifact.open_session()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_nothing_stays_in_the_temporary_folder(
+    two: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Of torch, which unpacks each engine there, as of the group."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with open_artifact(two.folder) as artifact:
+        artifact.open_session().run_chunk().to_host()
+        assert list(tmp_path.iterdir()) != []
+        if killed:
+            os.kill(artifact.processes[0], signal.SIGKILL)
+            await_all(artifact.processes)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])

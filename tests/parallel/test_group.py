@@ -158,7 +158,9 @@ def test_short_calls_of_another_thread_do_not_hide_a_rank_that_hangs(group: Rank
 
 def test_a_patient_call_may_wait_and_an_impatient_one_beside_it_does_not_end_it(group: RankGroup) -> None:
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(group.call, "wait", {"seconds": 2 * SILENT_S}, ranks=(1,), seconds=LONG_S)
+        waiting = threads.submit(
+            group.call, "wait", {"seconds": 2 * SILENT_S}, ranks=(1,), seconds=LONG_S, patient=True
+        )
         for _ in range(20):
             group.call("echo", ranks=(0,), seconds=LONG_S, patient=False)
         assert waiting.result(PATIENCE_S).results[1]["rank"] == 1
@@ -218,8 +220,9 @@ class Unreadable:
         (linked_to_itself(), f"next is nested more than {MAX_DEPTH} deep"),
         (Unreadable(), "text is no array of numbers"),
         (10**5000, "text is an integer of 16610 bits"),
+        (np.broadcast_to(np.float32(0), 2**40), "text is a view of 4398046511104 bytes"),
     ],
-    ids=["600", "100000", "wide", "mapping", "dataclass", "conversion", "integer"],
+    ids=["600", "100000", "wide", "mapping", "dataclass", "conversion", "integer", "view"],
 )
 def test_an_argument_that_cannot_be_sent_is_refused_and_the_group_goes_on(
     group: RankGroup, wrong: object, message: str

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.choice import CHUNK
 from seko_export.families.layers.layer_pieces import BLOCK, WINDOW
@@ -58,11 +59,10 @@ def test_two_ranks_make_what_one_makes(case: str, size: str) -> None:
     tiny = presets()["seko-talk-tiny" if CASES[case].get("model") is TALK else "tiny"]
     height, width = SIZES[size]
     stream = replace(tiny.stream, height=height, width=width, **LAYOUT)
-    config = BuildConfig(
-        stream=stream, schedule=Schedule.warped(), device="cpu", **{"model": tiny.model} | CASES[case]
-    )
+    config = VideoBuild(tiny.model, VideoConfig(stream, Schedule.warped(), "fp32"), TargetConfig("cpu"))
+    config = config.changed(**CASES[case])
     one = layer_engines(config)
-    several = replace(config, ranks=RANKS)
+    several = config.changed(ranks=RANKS)
     split = rank_split(several)
     assert split.padding == (size == "padded")
     ranks = [layer_engines(several) for _ in range(RANKS)]
@@ -100,16 +100,16 @@ def test_two_ranks_make_what_one_makes(case: str, size: str) -> None:
             )
 
 
-def layer_engines(config: BuildConfig) -> dict[str, Piece]:
+def layer_engines(config: VideoBuild) -> dict[str, Piece]:
     """Return what reads or writes the caches, and what a family's modules compute for them."""
     pieces = family_of(config).graph(config).pieces
     return {name: piece for name, piece in pieces.items() if piece.key.role in (CHUNK, WINDOW, BLOCK)}
 
 
-def tensors_of(config: BuildConfig, engines: dict[str, Piece]) -> dict[str, Tensor]:
+def tensors_of(config: VideoBuild, engines: dict[str, Piece]) -> dict[str, Tensor]:
     """Return weights, constants and empty caches by argument; those that change are written in place."""
     generator = torch.Generator().manual_seed(0)
-    scales = uncalibrated_scales(config) if config.kv_scheme != "fp32" else {}
+    scales = uncalibrated_scales(config) if config.workload.kv_scheme != "fp32" else {}
     scales |= layer_constants(config, scales)
     known = {
         f"scales.{name.removeprefix('blocks.0.kv.')}": one for name, one in scales.items() if ".0." in name
@@ -125,9 +125,9 @@ def tensors_of(config: BuildConfig, engines: dict[str, Piece]) -> dict[str, Tens
     return known
 
 
-def inputs_of_chunk(config: BuildConfig, state: dict[str, Tensor], frame: int) -> dict[str, Tensor]:
+def inputs_of_chunk(config: VideoBuild, state: dict[str, Tensor], frame: int) -> dict[str, Tensor]:
     """Return the state with the places of the chunk that begins with ``frame``."""
-    s = config.stream
+    s = config.workload.stream
     slots = torch.arange(frame, frame + s.chunk_frames)
     tokens = slots[:, None] * s.frame_tokens + torch.arange(s.frame_tokens)
     valid = torch.tensor([(frame + s.chunk_frames) * s.frame_tokens])

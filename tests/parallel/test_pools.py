@@ -17,7 +17,7 @@ from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.errors import PoolFullError, RankLostError, SnapshotError, UsageError
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.snapshot import stream_content
+from seko_runtime.video.row_numbers import stream_content
 from tests.conftest import Built
 from tests.eager_pool import eager_pool
 from tests.parallel.conftest import one_gpu, weights_of

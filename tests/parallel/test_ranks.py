@@ -17,7 +17,7 @@ from seko_runtime import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.cli.commands import main as runtime_command
 from seko_runtime.errors import BackendMissingError, DeviceMissingError, StaleChunkError, UsageError
 from seko_runtime.opening.artifact import check_ranks, open_rank
-from seko_runtime.opening.ranked_artifact import rank_devices
+from seko_runtime.opening.ranked_engines import rank_devices
 from seko_runtime.video.contract import resolve_video
 from tests.conftest import Built
 from tests.parallel.conftest import SIDE, TARGET, one_gpu, weights_of
@@ -82,10 +82,11 @@ def test_a_picture_is_encoded_by_rank_0_alone_and_begins_the_stream_of_all(
         expected, found = one.run_chunk().to_host(), several.run_chunk().to_host()
         assert relative(found, expected) <= bound < relative(plain, expected)
     with open_rank(two.folder, rank=0) as first, open_rank(two.folder, rank=1) as second:
-        only_first = first._engines.keys() - second._engines.keys()
+        ours, others = first.engines.loaded, second.engines.loaded
+        only_first = ours.engines.keys() - others.engines.keys()
         assert only_first == {call.engine for call in first.manifest.programs["encode"]}
-        assert not second._engines.keys() - first._engines.keys()
-        assert {name.split(".")[1] for name in first._weights.keys() - second._weights.keys()} == {
+        assert not others.engines.keys() - ours.engines.keys()
+        assert {name.split(".")[1] for name in ours.weights.keys() - others.weights.keys()} == {
             "conv1",
             "encoder",
         }
@@ -128,7 +129,7 @@ def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(
         with pytest.raises(StaleChunkError, match="the frames of chunk 0"):
             first.video()
         with monkeypatch.context() as patch:
-            patch.setattr(session._streams, "manifest", toy.changed(opened.manifest, video=None))
+            patch.setattr(session._rows, "manifest", toy.changed(opened.manifest, video=None))
             with pytest.raises(UsageError, match="makes no video"):
                 first.video()
         session.restart_row(0)

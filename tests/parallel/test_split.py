@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 
 import pytest
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor
 from seko_export.backends import export_backend
 from seko_export.backends.base import refuse_uncarried
 from seko_export.build_steps import too_few_devices
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.errors import UsageError
 from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.registry import presets
@@ -128,7 +129,9 @@ def test_the_last_rank_has_padding_behind_every_frame() -> None:
 def test_a_number_of_ranks_that_does_not_divide_is_refused_with_those_that_do() -> None:
     preset = presets()["self-forcing-1.3b"]  # 12 heads
     with pytest.raises(UsageError, match=r"--ranks 5: .* 12 heads .* give one of 1,2,3,4,6"):
-        BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", ranks=5)
+        VideoBuild(
+            preset.model, VideoConfig(preset.stream, Schedule.warped(), "bf16"), TargetConfig("cuda", ranks=5)
+        )
     with pytest.raises(UsageError, match="--ranks 0"):
         resolve_build(BuildOptions(preset="tiny", target="cpu", ranks=0))
 
@@ -141,7 +144,7 @@ def test_backends_and_families_that_cannot_split_refuse(monkeypatch: pytest.Monk
         ):
             refuse_uncarried(export_backend(name), config)
     of_talk = BuildOptions(preset="seko-talk-tiny", target="cpu", ranks=2)
-    assert resolve_build(of_talk).config.ranks == 2
+    assert resolve_build(of_talk).config.target.ranks == 2
     monkeypatch.delattr(SekoTalkFamily, "splits_over_ranks")  # as of a family outside this package
     with pytest.raises(UsageError, match="of the family 'seko_talk' run on one GPU so far"):
         resolve_build(of_talk)
@@ -149,15 +152,17 @@ def test_backends_and_families_that_cannot_split_refuse(monkeypatch: pytest.Monk
 
 def test_one_gpu_builds_for_several_and_does_not_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     preset = presets()["self-forcing-1.3b"]
-    config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", ranks=2)
+    config = VideoBuild(
+        preset.model, VideoConfig(preset.stream, Schedule.warped(), "bf16"), TargetConfig("cuda", ranks=2)
+    )
     for count, lacks in ((1, True), (2, False)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         assert too_few_devices(config) is lacks
-        assert not too_few_devices(config.one_rank)
-    assert not too_few_devices(replace(config, kv_scheme="fp32", device="cpu"))
+        assert not too_few_devices(config.changed(ranks=1))
+    assert not too_few_devices(config.changed(kv_scheme="fp32", device="cpu"))
 
 
 def test_a_rank_holds_its_share_of_the_cache_and_goldens_are_of_one() -> None:
     config = resolve_build(BuildOptions(preset="tiny", target="cpu", ranks=2)).config
     assert [one.token_shape[0] for one in config.kv.cache_tensors] == [1, 1]
-    assert config.as_batch.ranks == config.as_exact.ranks == 1
+    assert config.as_batch.target.ranks == config.as_exact.target.ranks == 1

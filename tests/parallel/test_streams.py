@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
-from seko_export.config.stream import PoolConfig, StreamConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.registry import presets
 from seko_export.goldens.bounds import TOLERANCES, VIDEO_TOLERANCES
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.ranked_streams import RankedSession
+from seko_runtime.video.rows import Beginning
 from seko_runtime.video.session import Session
 from tests.export.media_files import TEXT, VAE, write_tokenizer
 from tests.parallel.thread_group import EagerRank, random_weights, ranks_in_threads
@@ -35,21 +37,20 @@ LAYOUTS = [
 SEEDS = (5, 6)
 
 
-def config_of(*media: object, **stream: object) -> BuildConfig:
+def config_of(*media: object, **stream: object) -> VideoBuild:
     """A smaller model than the tiny one, two rows, three reference frames; with or without text encoder and VAE."""
     layers = 5 if stream.get("offload_cache") else MODEL.layers  # of two the device would hold all
-    return BuildConfig(
-        replace(MODEL, layers=layers), replace(STREAM, **stream), Schedule.warped(2), "fp32", "cpu", *media
-    )
+    video = VideoConfig(replace(STREAM, **stream), Schedule.warped(2), "fp32", *media)
+    return VideoBuild(replace(MODEL, layers=layers), video, TargetConfig("cpu"))
 
 
 def near(found: np.ndarray, expected: np.ndarray) -> bool:
     return bool(np.linalg.norm(found - expected) <= BOUND * np.linalg.norm(expected))
 
 
-def references_of(config: BuildConfig, seed: int) -> np.ndarray:
+def references_of(config: VideoBuild, seed: int) -> np.ndarray:
     """Latents [B, C, R, h, w]."""
-    s = config.stream
+    s = config.workload.stream
     shape = (s.batch, config.model.out_channels, s.reference_frames, s.latent_height, s.latent_width)
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -65,17 +66,17 @@ def test_references_are_those_of_one_rank_in_every_row(layout: dict[str, object]
         session.restart_row(1, reference=own[1])
         made += [session.run_chunk().to_host() for _ in range(2)]
         session.restart_row(1)  # which keeps them
-        if not config.stream.pass_caches:
+        if not config.workload.stream.pass_caches:
             session.set_text(text[::-1], recache=True)
         return [*made, session.run_chunk().to_host(), *session.cache_sample(1).values()]
 
-    facts = {"seeds": SEEDS, "text": text, "reference": mine}
-    with torch.no_grad(), EagerRank(config, weights).open_session(**facts) as one:
+    beginning = Beginning(SEEDS, text=text, reference=mine)
+    with torch.no_grad(), Session(EagerRank(config, weights).open_rows({}), beginning) as one:
         expected = life(one, others)
-    with torch.no_grad(), EagerRank(config, weights).open_session(**facts) as one:
+    with torch.no_grad(), Session(EagerRank(config, weights).open_rows({}), beginning) as one:
         unlike = life(one, mine)
-    with ranks_in_threads(replace(config, ranks=2), weights, None, "open_session", **facts) as streams:
-        found = life(RankedSession(streams), others)
+    with ranks_in_threads(config.changed(ranks=2), weights, None) as rows:
+        found = life(Session(rows, beginning), others)
     assert all(map(near, found, expected))
     assert not near(unlike[4], expected[4])  # else the bound could not tell references apart
 
@@ -122,17 +123,17 @@ def test_a_stream_follows_its_sentences_as_on_one_rank(tokenizer: Path) -> None:
         stats = session.stats
         return made, (stats.prompt_cache_hits, stats.prompt_cache_misses)
 
-    facts = {"seeds": SEEDS, "prompt": "a red disc", "reference": pictures(1), "image": pictures()}
-    with torch.no_grad(), EagerRank(config, weights, tokenizer).open_session(**facts) as one:
+    beginning = Beginning(SEEDS, "a red disc", image=pictures(), reference=pictures(1))
+    with torch.no_grad(), Session(EagerRank(config, weights, tokenizer).open_rows({}), beginning) as one:
         expected, counts = life(one)
-    with ranks_in_threads(replace(config, ranks=2), weights, tokenizer, "open_session", **facts) as streams:
-        found, told = life(RankedSession(streams))
+    with ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows:
+        found, told = life(Session(rows, beginning))
     assert told == counts
     assert_same(found, expected)
 
 
 def test_sessions_of_a_pool_have_sentences_and_references_of_their_own(tokenizer: Path) -> None:
-    config = replace(config_of(TEXT, VAE, reference_frames=1), pool=PoolConfig(2, (1, 2)))
+    config = config_of(TEXT, VAE, reference_frames=1).changed(pool=PoolConfig(2, (1, 2)))
     weights = random_weights(config)
 
     def life(pool: Pool) -> list[np.ndarray]:
@@ -151,8 +152,8 @@ def test_sessions_of_a_pool_have_sentences_and_references_of_their_own(tokenizer
         return made
 
     alone = EagerRank(config, weights, tokenizer)
-    with torch.no_grad(), Pool(alone._pool_streams()) as one:
+    with torch.no_grad(), Pool(alone.open_rows({})) as one:
         expected = life(one)
-    with ranks_in_threads(replace(config, ranks=2), weights, tokenizer, "open_pool") as streams:
-        found = life(Pool(streams))
+    with ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows:
+        found = life(Pool(rows))
     assert_same(found, expected)

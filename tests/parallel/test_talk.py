@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 
 from seko_export import build_steps
 from seko_export.backends.base import Capabilities, ExportBackend
-from seko_export.config.build import BuildConfig
-from seko_export.config.stream import PoolConfig
+from seko_export.config.pool import PoolConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
@@ -36,11 +36,11 @@ BAR = 5e-5  # as in tests/seko_talk: passes that feed on each other
 CHUNKS = 4  # the larger ring of four frames behind a sink of one wraps with the third
 
 
-def config_of(hubert: Path) -> BuildConfig:
+def config_of(hubert: Path) -> VideoBuild:
     """Two speakers with masks, CLIP's features, two layers with rings of two sizes, a pool of two sessions."""
     layout = {"chunk_frames": 2, "ring_frames": 4, "layer_rings": (2, 4)}
     config = talk_config(model={"speakers": 2}, layout=layout)
-    return replace(config, audio=hubert_config_of(hubert), pool=PoolConfig(2, (2,)))
+    return config.changed(audio=hubert_config_of(hubert), pool=PoolConfig(2, (2,)))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         folder.mkdir()
         write_hubert(folder / "hubert", 48)
-        config = replace(config_of(folder / "hubert"), ranks=2)
+        config = config_of(folder / "hubert").changed(ranks=2)
         write_random_checkpoint(folder / "tiny", config.model, seed=0, dtype=torch.float32)
         media = MediaSources(audio_encoder=folder / "hubert")
         with pytest.MonkeyPatch.context() as patch:
@@ -99,9 +99,9 @@ def several(opened: OpenArtifact) -> Iterator[Pool]:
         yield pool
 
 
-def begin(pool: Pool, config: BuildConfig, number: int = 0) -> PooledSession:
+def begin(pool: Pool, config: VideoBuild, number: int = 0) -> PooledSession:
     """Open a session with a portrait and masks; ``number`` makes another picture."""
-    s = config.stream
+    s = config.workload.stream
     masks = np.zeros((2, s.frame_tokens), np.float32)
     masks[0, ::3] = masks[1, 1::3] = 1
     seen = np.random.default_rng(number).standard_normal((5, 40)).astype(np.float32)
@@ -117,7 +117,7 @@ def voices(number: int = 0) -> np.ndarray:
     return (drawn * np.linspace(0.2, 2, samples)).astype(np.float32)
 
 
-def life(pool: Pool, config: BuildConfig) -> list[np.ndarray]:
+def life(pool: Pool, config: VideoBuild) -> list[np.ndarray]:
     """Return the chunks of two sessions whose voices come late, one of which pauses and one of which steps back."""
     made, pushed = [], voices()
     with begin(pool, config) as first, begin(pool, config, 1) as second:
@@ -175,7 +175,7 @@ def test_the_family_splits_what_belongs_to_tokens(built: Path) -> None:
     config = config_of(built / "hubert")
     whole, parts = (
         {spec.name: spec.shape for spec in FAMILY.graph(one).buffers}
-        for one in (config, replace(config, ranks=2))
+        for one in (config, config.changed(ranks=2))
     )
     changed = {name for name, shape in whole.items() if parts[name] != shape}
     caches = {name for name in whole if name.startswith("kv.") and name.endswith((".k", ".v"))}

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.registry import presets
 from seko_export.media.pieces import media_buffers, media_pieces
 from seko_export.media.wan_vae import layers
@@ -135,14 +136,18 @@ def test_ranks_decode_the_rows_of_one(
 )
 def test_a_build_shares_pictures_or_says_why_not(ranks: int, vae: WanVaeConfig, why: str | None) -> None:
     preset = presets()["wan-14b"]
-    config = BuildConfig(preset.model, preset.stream, Schedule.warped(), "bf16", "cuda", vae=vae, ranks=ranks)
+    config = VideoBuild(
+        preset.model,
+        VideoConfig(preset.stream, Schedule.warped(), "bf16", vae=vae),
+        TargetConfig("cuda", ranks=ranks),
+    )
     assert config.no_shared_decoding == why
     assert config.decode_ranks == (1 if why else ranks)
-    assert (config.one_rank.no_shared_decoding, config.one_rank.decode_ranks) == (None, 1)
+    assert (config.changed(ranks=1).no_shared_decoding, config.changed(ranks=1).decode_ranks) == (None, 1)
     if vae.kind != "whole":
         buffers = {one.name: one for one in media_buffers(config)}
         pieces = {one.name: one for one in media_pieces(config)}
-        assert buffers["video"].shape[2] * config.decode_ranks == config.stream.height
+        assert buffers["video"].shape[2] * config.decode_ranks == config.workload.stream.height
         assert buffers["video"].rank_axis == buffers["vae.cache.31"].rank_axis == (0 if why else 2)
         assert buffers["decode.latents"].shape[-2:] == (60, 104)
         for name, first in (("vae_decode_first", True), ("vae_decode", False)):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece, dtype_name
 from seko_export.families.layers.rank_split import rank_split
 from seko_export.families.registry import graph_of
@@ -26,20 +26,21 @@ from seko_export.goldens.record import eager_engine
 from seko_export.media.wan_vae.rows import DecodeShare
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Weight
-from seko_runtime.opening.rank_process import RankCommands
 from seko_runtime.parallel.channel import channel_pair, inherited_channel
-from seko_runtime.video.contract import resolve_video, text_vocabulary
+from seko_runtime.sessions.rank_place import ALONE, RankPlace
+from seko_runtime.sessions.ranked_rows import RankCommands
+from seko_runtime.video.contract import ENCODER_PROGRAMS, resolve_video, text_vocabulary
+from seko_runtime.video.local_rows import LocalVideoRows
 from seko_runtime.video.manifest import VideoManifest
-from seko_runtime.video.rank_place import ALONE, RankPlace
-from seko_runtime.video.ranked_streams import RankedStreams
-from seko_runtime.video.session import Session
-from seko_runtime.video.streams import Streams
+from seko_runtime.video.options import VideoOptions
+from seko_runtime.video.ranked_rows import RANK_COMMANDS, RankedVideoRows
 from seko_runtime.video.text import PromptIds
 from tests.parallel.in_threads import InThreads, Meeting, RowsInThreads
+from tests.stacked import open_rows
 
 
 class EagerRank:
-    """What `RankCommands` needs of an open artifact: one rank's sessions over a build's eager modules.
+    """What `RankCommands` needs of an open artifact: one rank's rows over a build's eager modules.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ class EagerRank:
 
     def __init__(
         self,
-        config: BuildConfig,
+        config: VideoBuild,
         weights: Mapping[str, Tensor],
         tokenizer: Path | None = None,
         rank: int = 0,
@@ -67,8 +68,10 @@ class EagerRank:
             if split is not None and getattr(piece.module, "split", None) is not None:
                 piece.module.split = InThreads(*astuple(split), rank, meeting)
             if isinstance(piece.module, DecodeShare):
-                piece.module.rows_of = lambda number: RowsInThreads(config.ranks, number, meeting)
-        place = ALONE if meeting is None else RankPlace(rank, partial(meeting.share, rank))
+                piece.module.rows_of = lambda number: RowsInThreads(config.target.ranks, number, meeting)
+        place = ALONE
+        if meeting is not None:
+            place = RankPlace(rank, partial(meeting.share, rank), ENCODER_PROGRAMS)
         spared, not_held = place.spared(resolve_video(self.manifest))
         self._engines = {piece.name: eager_engine(piece) for piece in pieces if piece.name not in spared}
         ids, spec = None, self.manifest.workload.text
@@ -77,17 +80,9 @@ class EagerRank:
         self._weights = {name: one for name, one in weights.items() if name not in not_held}
         self._own = {"prompt_ids": ids, "rank": place}
 
-    def open_session(self, **facts: Any) -> Session:
-        """Open a session; parameters as `Session`."""
-        return Session(*self._shared(), **self._own, **facts)
-
-    def _pool_streams(self) -> Streams:
-        streams = Streams(*self._shared(), **self._own)
-        streams.prepare()
-        return streams
-
-    def _shared(self) -> tuple[Any, ...]:
-        return self.manifest, self._engines, self._weights, CpuMemory()
+    def open_rows(self, options: Mapping[str, Any]) -> LocalVideoRows:
+        """Open the rows; options as `VideoOptions`."""
+        return open_rows(self.manifest, self._engines, self._weights, CpuMemory(), **self._own, **options)
 
 
 class ThreadGroup:
@@ -95,12 +90,14 @@ class ThreadGroup:
 
     over = False
 
-    def __init__(self, config: BuildConfig, weights: Mapping[str, Tensor], tokenizer: Path | None) -> None:
-        meeting = Meeting(config.ranks, threading.Barrier(config.ranks))
-        ranks = range(config.ranks)
+    def __init__(self, config: VideoBuild, weights: Mapping[str, Tensor], tokenizer: Path | None) -> None:
+        meeting = Meeting(config.target.ranks, threading.Barrier(config.target.ranks))
+        ranks = range(config.target.ranks)
         made = [EagerRank(config, weights, tokenizer, rank, meeting) for rank in ranks]
-        self._commands = [RankCommands(*one) for one in enumerate(made)]
-        self._pool = ThreadPoolExecutor(config.ranks)
+        self._commands = [
+            RankCommands(rank, one.manifest, one.open_rows, RANK_COMMANDS) for rank, one in enumerate(made)
+        ]
+        self._pool = ThreadPoolExecutor(config.target.ranks)
         pairs = [channel_pair() for _ in ranks]
         self._near = [near for near, _ in pairs]
         self._far = [inherited_channel(far.detach()) for _, far in pairs]
@@ -142,25 +139,25 @@ class ThreadGroup:
 
 @contextmanager
 def ranks_in_threads(
-    config: BuildConfig, weights: Mapping[str, Tensor], tokenizer: Path | None, command: str, **facts: object
-) -> Iterator[RankedStreams]:
-    """Open a session or pool (``command``) of a build of several ranks; yield the caller's side."""
+    config: VideoBuild, weights: Mapping[str, Tensor], tokenizer: Path | None
+) -> Iterator[RankedVideoRows]:
+    """Open the rows of a build of several ranks; yield the caller's side."""
     group = ThreadGroup(config, weights, tokenizer)
     try:
-        streams = RankedStreams(manifest_of(config, weights), group, command, facts)
-        yield streams
-        streams.close()
+        rows = RankedVideoRows(manifest_of(config, weights), group, VideoOptions())
+        yield rows
+        rows.close()
     finally:
         group.close()
 
 
-def manifest_of(config: BuildConfig, weights: Mapping[str, Tensor]) -> VideoManifest:
+def manifest_of(config: VideoBuild, weights: Mapping[str, Tensor]) -> VideoManifest:
     """Return the manifest of a build without files."""
     table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
     return describe(config, EAGER, table, {})
 
 
-def random_weights(config: BuildConfig) -> dict[str, Tensor]:
+def random_weights(config: VideoBuild) -> dict[str, Tensor]:
     """Return random weights by the artifact's names, scaled so that every one shows, and the schedule's tables."""
     generator = torch.Generator().manual_seed(0)
     made: dict[str, Tensor] = {}
@@ -171,7 +168,7 @@ def random_weights(config: BuildConfig) -> dict[str, Tensor]:
                 fan_in = noise[0].numel()
                 one = 1 + 0.1 * noise if "norm" in name and "weight" in name else 0.1 * noise
                 made[name] = noise / fan_in**0.5 if fan_in > 1 and "modulation" not in name else one
-    return made | config.schedule.tables(config.as_batch.stream)
+    return made | config.workload.schedule.tables(config.as_batch.workload.stream)
 
 
 def names_of(piece: Piece) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -16,8 +16,8 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Target
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
-from seko_runtime.video.session import Session
 from tests.shared import made_once
+from tests.stacked import stacked_session
 
 from . import order_watch, toy, toy_whole
 from .eager_backend import EagerBackend, write_whole
@@ -151,7 +151,7 @@ def finish_artifact(folder: Path, manifest: VideoManifest) -> Path:
             {weight.name: weights[weight.name] for weight in manifest.weights if weight.file == file},
         )
     golden = {"text": toy.toy_text()}
-    with Session(
+    with stacked_session(
         manifest, toy.eager_engines(), toy.toy_weights(), CpuMemory(), seeds=[0], text=golden["text"]
     ) as session:
         for chunk in range(toy.GOLDEN.chunks[-1] + 1):

@@ -61,7 +61,7 @@ def golden_tensors(golden: Golden) -> dict[str, Any]:
     step = golden.video_step
     tensors: dict[str, Any] = {}
     with toy_whole.open_whole(len(golden.seeds), seeds=golden.seeds) as session:
-        tensors["text"] = session._streams.live().buffers["text.embeddings"].numpy().copy()
+        tensors["text"] = session._rows.device().buffers["text.embeddings"].numpy().copy()
         for number in range(golden.chunks[-1] + 1):
             chunk = session.run_chunk()
             if number in golden.chunks:

@@ -186,6 +186,9 @@ class FakeCuda:
     def current_device(self) -> int:
         return 0
 
+    def mem_get_info(self, _: object) -> tuple[int, int]:
+        return 1 << 40, 1 << 40
+
     def current_stream(self, _: object) -> Any:
         return self.host_stream
 

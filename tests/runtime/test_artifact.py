@@ -15,13 +15,13 @@ from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.commands import main
 from seko_runtime.errors import SessionClosedError
 from seko_runtime.opening.artifact import open_artifact
-from seko_runtime.video.session import Session
+from tests.stacked import stacked_session
 
 from . import toy
 
 
 def test_engines_replay_what_the_modules_they_were_made_of_compute(built_toy: Path) -> None:
-    eager = Session(
+    eager = stacked_session(
         toy.toy_manifest(),
         toy.eager_engines(),
         toy.toy_weights(),
@@ -48,7 +48,7 @@ def test_verify_meets_the_golden_and_tells_a_changed_weight(built_toy: Path) -> 
         errors = artifact.verify()
         assert [error.chunk for error in errors] == [0, 3]
         assert all(error.within and error.exact is not None for error in errors)
-        artifact._weights["gain"] += 1
+        artifact.engines.loaded.weights["gain"] += 1
         assert not all(error.within for error in artifact.verify())
 
 

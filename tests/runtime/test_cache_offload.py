@@ -19,6 +19,7 @@ from seko_runtime.format.manifest import Buffer, Call, FileEntry
 from seko_runtime.video.contract import resolve_video, video_contract
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 from seko_runtime.video.session import Session
+from tests.stacked import stacked_session
 
 from . import toy
 
@@ -39,7 +40,7 @@ def open_toy(
 ) -> Session:
     batch, layers = manifest.state_rows, manifest.model["layers"]
     assert isinstance(layers, int)
-    return Session(
+    return stacked_session(
         manifest,
         {**toy.eager_engines(), **({} if step is None else {"step": step})},
         toy.toy_weights(layers),
@@ -89,7 +90,7 @@ def test_what_a_chunk_moves_is_each_layer_once_a_pass_and_back_once(seats: int) 
         session.run_chunk()
         memory.moved.clear()
         session.run_chunk()
-        homes = session._streams.live()._layers.homes
+        homes = session._rows.device().layers.homes
     if not seats:
         assert not homes
         assert memory.host == {}

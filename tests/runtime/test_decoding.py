@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from seko_runtime.errors import EngineRunError, SessionClosedError, StaleChunkError, UsageError
 from seko_runtime.video.decoding import FRAME_BLOCKS
 from seko_runtime.video.session import Session
+from tests.stacked import stacked_session
 
 from . import toy, toy_whole
 from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, HEIGHT, WIDTH, open_whole
@@ -185,7 +186,7 @@ def test_a_stream_takes_a_prompt_and_refuses_what_does_nothing() -> None:
 
 
 def test_an_artifact_without_video_says_so() -> None:
-    with Session(
+    with stacked_session(
         toy.toy_manifest(),
         toy.eager_engines(),
         toy.toy_weights(),
@@ -249,6 +250,6 @@ def test_a_memory_that_warms_up_leaves_no_trace_in_the_frames() -> None:
     with open_whole(2, memory=Warm(), engines={"vae_decode": decode}) as warm, open_whole(2) as cold:
         assert calls[0] == 4  # two rows, twice
         for name in ("vae.cache.00", "vae.cache.01", "video", "video.first", "decode.latents"):
-            assert not warm._streams.live().buffers[name].any()
+            assert not warm._rows.device().buffers[name].any()
         for _ in range(4):
             assert warm.run_chunk().video().tobytes() == cold.run_chunk().video().tobytes()

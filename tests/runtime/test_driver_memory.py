@@ -30,6 +30,7 @@ from seko_runtime.video.conditioning import ConditioningFrames
 from seko_runtime.video.contract import PICTURE_CONDITION, PICTURE_LEVELS
 from seko_runtime.video.session import Session
 from tests.kernel_driver import KernelDriver
+from tests.stacked import stacked_session
 from tests.tolerances import STEP, relative_error
 
 from . import kernel_stream, toy_whole
@@ -54,7 +55,7 @@ def open_driver(memory: Memory) -> Session:
     uploading = DriverMemory(memory.driver)
     weights = uploading.upload({name: mapped(name, one) for name, one in toy_whole.whole_weights(2).items()})
     uploading.close()
-    return Session(
+    return stacked_session(
         manifest,
         engines,
         weights,
@@ -248,7 +249,7 @@ def stream_of_kernels(driver: Any, engines: Any, seed: int) -> Session:
     tables = {name: mapped(name, one) for name, one in kernel_stream.weights().items()}
     on_device = uploading.upload(tables)
     uploading.close()
-    return Session(
+    return stacked_session(
         kernel_stream.manifest(), engines, on_device, DriverMemory(driver), seeds=[seed], digest="0" * 64
     )
 
@@ -298,7 +299,7 @@ def test_on_a_gpu_a_session_tells_the_story_of_memory_in_torch() -> None:
         uploading = DriverMemory(driver)
         weights = uploading.upload({n: mapped(n, one) for n, one in toy_whole.whole_weights(2).items()})
         uploading.close()
-        return Session(
+        return stacked_session(
             manifest,
             engines,
             weights,

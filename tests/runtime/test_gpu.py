@@ -14,9 +14,9 @@ import torch
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import DeviceMissingError
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact
-from seko_runtime.video.session import Session
 from tests.no_host_sync import no_host_sync
 from tests.one_launch import events_of_one_launch
+from tests.stacked import stacked_session
 
 from . import toy
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def eager_chunks(count: int, seed: int) -> list[np.ndarray]:
-    with Session(
+    with stacked_session(
         toy.toy_manifest(),
         toy.eager_engines(),
         toy.toy_weights(),
@@ -140,8 +140,8 @@ def test_a_closed_artifact_gives_its_memory_back(built_cuda_toy: Path) -> None:
 def test_weights_reach_the_device_bit_for_bit(built_cuda_toy: Path) -> None:
     with open_artifact(built_cuda_toy) as artifact:
         for name, wanted in toy.toy_weights().items():
-            assert torch.equal(artifact._weights[name].cpu(), wanted)
-            assert artifact._weights[name].data_ptr() % 256 == 0
+            assert torch.equal(artifact.engines.loaded.weights[name].cpu(), wanted)
+            assert artifact.engines.loaded.weights[name].data_ptr() % 256 == 0
 
 
 def test_a_device_that_is_not_there_is_named(built_cuda_toy: Path) -> None:

@@ -18,6 +18,7 @@ from seko_runtime.opening.artifact import OpenArtifact, open_artifact, read_mani
 from seko_runtime.video.decoding import FRAME_BLOCKS
 from seko_runtime.video.session import Session
 from tests.no_host_sync import no_host_sync
+from tests.stacked import stacked_session
 
 from . import toy_whole
 from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, open_whole
@@ -162,7 +163,7 @@ def test_a_rebuilt_cache_is_the_eager_sessions(built_cuda_whole: Path) -> None:
 def test_lanes_have_streams_and_pools_of_their_own(built_cuda_whole: Path) -> None:
     skip_unless_captured(built_cuda_whole)
     with open_artifact(built_cuda_whole) as artifact, artifact.open_session() as session:
-        memory, lane = session._streams.memory, session._streams.live().decoder._lane  # type: ignore[union-attr]
+        memory, lane = session._rows.memory, session._rows.device().decoder._lane  # type: ignore[union-attr]
         assert lane._stream.cuda_stream != memory.stream.cuda_stream  # type: ignore[attr-defined]
         assert lane._pool != memory._pool  # type: ignore[attr-defined]
         assert len(lane._graphs) == 4  # type: ignore[attr-defined] # two rows, first and steady
@@ -253,7 +254,7 @@ def test_uncaptured_modules_on_the_device_decode_in_order() -> None:
     memory.captures = False
     weights = {name: tensor.to(device) for name, tensor in toy_whole.whole_weights(2).items()}
     with (
-        Session(
+        stacked_session(
             toy_whole.whole_manifest(2),
             toy_whole.eager_engines(),
             weights,

@@ -13,11 +13,11 @@ import torch
 
 from seko_runtime.errors import ProgramError, UsageError
 from seko_runtime.format.manifest import Buffer, InputSpec
+from seko_runtime.sessions.snapshot import read_snapshot
 from seko_runtime.video.conditioning.voice import NORMALISED, WINDOW
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.pool import Pool, PooledSession
-from seko_runtime.video.session import Session
-from seko_runtime.video.snapshot import read_snapshot
+from tests.stacked import stacked_session
 
 from . import toy, toy_pool, toy_whole
 from .toy_inputs import CHANNELS, INPUTS, RUNS, input_engines, input_manifest, open_pool
@@ -118,7 +118,7 @@ def test_a_rebuilt_cache_sees_what_each_kept_chunk_saw(chunks: int) -> None:
                 session.run_chunk(inputs)
             if rebuild:
                 session.set_text(toy.toy_text(), recache=True)
-            return pool._streams.cache_sample(1)
+            return pool._rows.cache_sample(1)
 
     rebuilt, as_made = cache(change=False, rebuild=True), cache(change=False, rebuild=False)
     if chunks * toy.CHUNK <= toy.CACHE:  # nothing was evicted: the same frames in the same slots
@@ -157,11 +157,10 @@ def test_what_a_snapshot_says_of_inputs_is_no_copy_of_the_stream(tmp_path: Path)
     """Ranks are sent both, and each had got the caches of all."""
     with open_pool() as pool, begun(pool) as session:
         session.save(tmp_path / "session")
-        streams = pool._streams
-        state = read_snapshot(tmp_path / "session", pool._digests, streams.layout())
-        caches = streams.live().state_of(0).keys() - {"conditioning.latents"}
-        assert not caches & state.inputs.keys()
-        assert streams.inputs.layout().keys() <= state.inputs.keys()
+        rows = pool._rows
+        state = read_snapshot(tmp_path / "session", pool._digests, rows.layout(), rows.form)
+        assert not rows.device().tensors(0).keys() & state.arrays.keys()
+        assert rows.inputs.layout().keys() == state.arrays.keys()
 
 
 def test_a_restarted_row_and_a_new_owner_hold_nothing() -> None:
@@ -248,7 +247,7 @@ def test_a_session_of_the_largest_call_takes_one_for_all_rows_or_one_each() -> N
     most = toy_pool.BUCKETS[-1]
 
     def made(cameras: np.ndarray) -> list[np.ndarray]:
-        session = Session(
+        session = stacked_session(
             input_manifest(),
             toy_pool.pool_engines() | input_engines(),
             toy_pool.pool_weights(),

@@ -13,8 +13,8 @@ import torch
 
 from seko_runtime.backends import cuda_memory, cuda_streams
 from seko_runtime.backends.cuda_memory import CudaLane
+from seko_runtime.sessions.row_moves import RowMoves
 from seko_runtime.video.decoding import FRAME_BLOCKS
-from seko_runtime.video.row_streams import RowMoves
 from seko_runtime.video.session import Session
 
 from .order_watch import FakeMemory, RaceError, Watch, World
@@ -48,7 +48,7 @@ def run(world: World, *, ahead: int, overlap: bool = True) -> list[bytes]:
 def read(world: World, chunk: Any) -> bytes:
     """Frames of a chunk; the host's copy counts as a read of the pinned block after the event that it waited for."""
     rows = chunk.video_rows()
-    frames = chunk.streams.decoder()._blocks
+    frames = chunk.maker.decoder()._blocks
     before, world.current = world.current, "host"
     for row, number in chunk.pictures:
         turn = number % FRAME_BLOCKS
@@ -86,7 +86,7 @@ def test_the_streams_are_two_and_a_chunk_does_not_wait_for_the_decoding_of_the_o
 ) -> None:
     memory = FakeMemory(world)
     with Watch(world), open_whole(2, memory=memory) as session:
-        decoder = session._streams.live().decoder
+        decoder = session._rows.device().decoder
         assert decoder is not None
         lane = decoder._lane
         assert isinstance(lane, CudaLane)
@@ -96,7 +96,7 @@ def test_the_streams_are_two_and_a_chunk_does_not_wait_for_the_decoding_of_the_o
             session.run_chunk()
         decoded = world.clocks[beside][beside]
         ordered_after: list[bool] = []
-        real = session._streams.live().replays
+        real = session._rows.device().replays
 
         def seen(work: Any) -> Any:
             def go() -> None:
@@ -142,7 +142,7 @@ def test_a_session_closes_and_its_streams_are_used_again(world: World) -> None:
         memory = FakeMemory(world)
         with open_whole(2, memory=memory) as session:
             assert isinstance(session, Session)
-            lane = session._streams.live().decoder._lane  # type: ignore[union-attr]
+            lane = session._rows.device().decoder._lane  # type: ignore[union-attr]
             names.append((memory.stream.name, lane._stream.name))  # type: ignore[attr-defined]
             assert np.asarray(session.run_chunk().video()).size
     assert len(set(names)) == 1

@@ -16,6 +16,7 @@ from seko_runtime.errors import EngineLoadError, UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.video.session import Session
+from tests.stacked import stacked_session
 
 from . import toy_whole
 
@@ -31,7 +32,7 @@ def open_on(memory: Memory) -> Session:
     """The whole toy with two rows on a memory."""
     engines, weights = toy_whole.eager_engines(), toy_whole.whole_weights(2)
     arrays = isinstance(memory, NumpyMemory)
-    return Session(
+    return stacked_session(
         toy_whole.whole_manifest(2),
         {name: over_arrays(one) for name, one in engines.items()} if arrays else engines,
         {name: one.numpy() for name, one in weights.items()} if arrays else weights,

@@ -21,6 +21,7 @@ from seko_runtime.errors import (
     SessionClosedError,
     UsageError,
 )
+from seko_runtime.sessions.rows import check_room
 from seko_runtime.video.pool import PooledSession, SessionLeakWarning
 
 from . import toy_pool
@@ -118,7 +119,7 @@ def test_nothing_of_an_owner_is_left_for_the_next() -> None:
         first = pool.open_session(seed=1, prompt=PROMPTS[1])
         for _ in range(4):
             first.run_chunk()
-        state = pool._streams.live().state_of(0)
+        state = pool._rows.device().tensors(0)
         for tensor in state.values():
             tensor.fill_(float("nan") if tensor.dtype.is_floating_point else 77)
         first.close()
@@ -137,8 +138,8 @@ def test_places_that_no_session_fills_touch_the_spare_row_alone() -> None:
     with closing(open_pool()) as pool:
         sessions = [pool.open_session(seed=i, prompt=PROMPTS[0]) for i in range(4)]
         pool.run(sessions)
-        live = pool._streams.live()
-        before = {row: {n: t.clone() for n, t in live.state_of(row).items()} for row in (1, 3)}
+        live = pool._rows.device()
+        before = {row: {n: t.clone() for n, t in live.tensors(row).items()} for row in (1, 3)}
         pool.run([sessions[2], sessions[0]])
         pool.run([sessions[0], sessions[2]])
         chunk = pool.run([sessions[2]])[0]
@@ -147,7 +148,7 @@ def test_places_that_no_session_fills_touch_the_spare_row_alone() -> None:
         three = pool.run([sessions[0], sessions[2], fifth])  # in a bucket of four
         assert [one.index for one in three] == [3, 4, 0]
         for row, kept in before.items():
-            for name, tensor in live.state_of(row).items():
+            for name, tensor in live.tensors(row).items():
                 assert torch.equal(tensor, kept[name]), (row, name)
 
 
@@ -257,14 +258,14 @@ def test_a_paused_sessions_lease_runs_out_and_its_host_memory_comes_back() -> No
         leased, kept = (pool.open_session(prompt=PROMPTS[0], name=name, lease_s=lease)
                         for name, lease in (("leased", 10.0), ("kept", None)))  # fmt: skip
         stored: list[Any] = []
-        store = pool._streams.store
+        store = pool._rows.store
 
         def watched(row: int) -> Any:
             state = store(row)
             stored.append(weakref.ref(state.tensors))
             return state
 
-        pool._streams.store = watched  # type: ignore[method-assign]
+        pool._rows.store = watched  # type: ignore[method-assign]
         leased.pause()
         kept.pause()
         now[0] = 9.0
@@ -329,7 +330,7 @@ def test_a_pool_is_closed_also_where_warnings_are_errors() -> None:
         with pytest.raises(SessionLeakWarning):
             pool.close()
     assert session.closed
-    assert pool._streams.closed
+    assert pool._rows.closed
 
 
 def test_sessions_of_many_threads() -> None:
@@ -399,8 +400,6 @@ def test_a_batch_session_over_a_pools_artifact() -> None:
 
 
 def test_a_pool_larger_than_what_is_free_is_refused_before_anything_is_allocated() -> None:
-    from seko_runtime.opening.opened import _admit
-
     class Small:
         def free_bytes(self) -> int:
             return 1000
@@ -409,7 +408,7 @@ def test_a_pool_larger_than_what_is_free_is_refused_before_anything_is_allocated
     with pytest.raises(
         DeviceMemoryError, match=r"a pool of 5 sessions takes \d+ bytes, about \d+ each; 1000 are free"
     ):
-        _admit(pool_manifest(), memory)
+        check_room(pool_manifest(), memory)
 
 
 def test_snapshots_go_on_in_another_pool(tmp_path: Path) -> None:

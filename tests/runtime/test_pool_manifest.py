@@ -13,11 +13,11 @@ import pytest
 
 from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.errors import ProgramError
-from seko_runtime.opening.opened import OpenArtifact
-from seko_runtime.video.call_lock import CallLock
+from seko_runtime.sessions.artifact import OpenedFiles
+from seko_runtime.video.artifact import VideoArtifact
 from seko_runtime.video.contract import resolve_video
+from seko_runtime.video.local_rows import LocalVideoRows
 from seko_runtime.video.manifest import parse_video_manifest
-from seko_runtime.video.streams import Streams
 from tests.runtime import toy
 
 from .toy_pool import BUCKETS, SESSIONS, open_pool, pool_manifest
@@ -91,20 +91,17 @@ def _with_files(document: bytes) -> bytes:
     return json.dumps(table).encode()
 
 
-class Opened(OpenArtifact):
-    """What `open_pool` needs of an open artifact."""
+class OpenedEngines:
+    """What `open_pool` needs of an open artifact's engines."""
 
-    def __init__(self) -> None:
-        self.manifest, self.digest, self._pools = pool_manifest(), "0" * 64, []
-        self._call_lock = CallLock("closed", waits=True)
-
-    def _pool_streams(self, *_: object) -> Streams:
-        return open_pool()._streams
+    def open_rows(self, _: object) -> LocalVideoRows:
+        return open_pool()._rows
 
 
 def test_an_artifact_keeps_no_pool_that_is_closed() -> None:
     """But for the last one, until the next is opened."""
-    opened, pools = Opened(), []
+    files = OpenedFiles(pool_manifest(), "0" * 64, "cpu", {})
+    opened, pools = VideoArtifact(files, OpenedEngines()), []
     for _ in range(3):
         with opened.open_pool() as pool:
             pools.append(weakref.ref(pool))

@@ -13,7 +13,7 @@ import pytest
 
 from seko_runtime.errors import PoolFullError, SnapshotError, UsageError
 from seko_runtime.format.safetensors_map import map_safetensors
-from seko_runtime.video import pool as pool_module
+from seko_runtime.sessions import pool as pool_module
 
 from .pool_stories import PROMPTS, Story, closing, take
 from .test_snapshot import KEY, file_bytes, sealed

@@ -30,15 +30,16 @@ from hypothesis.stateful import (
 )
 
 from seko_runtime.errors import PoolFullError, SessionClosedError, UsageError
-from seko_runtime.video import call_lock, pooled_session
-from seko_runtime.video import pool as pool_module
+from seko_runtime.sessions import call_lock
+from seko_runtime.sessions import pool as pool_module
+from seko_runtime.sessions import session as session_module
 from seko_runtime.video.pool import PooledSession, SessionLeakWarning
 
 from .pool_stories import PROMPTS, Story, closing, take
 from .toy_pool import BUCKETS, SESSIONS, open_pool
 
 EXAMPLES = int(os.environ.get("SEKO_POOL_EXAMPLES", "60"))
-WATCHED = {pool_module.__file__, pooled_session.__file__, call_lock.__file__}
+WATCHED = {pool_module.__file__, session_module.__file__, call_lock.__file__}
 
 
 class PlantedError(Exception):
@@ -257,7 +258,7 @@ class PoolUnderFaults(RuleBasedStateMachine):
         return SESSIONS - sum(session._row is not None for session, _ in self.told)
 
     def made(self, session: PooledSession) -> int:
-        return self.pool._streams.clocks.made(session._running_row())
+        return self.pool._rows.clocks.made(session._running_row())
 
     @invariant()
     def each_row_has_one_owner_or_none(self) -> None:

@@ -92,7 +92,7 @@ def test_any_order_of_prompts_gives_the_rows_what_they_asked_for(
                     new.append(prompt)
             held = [*held, *new][-capacity:] if capacity else []
             assert (session.stats.prompt_cache_hits, session.stats.prompt_cache_misses) == (hits, misses)
-            live = session._streams.live()
+            live = session._rows.device()
             for row, prompt in enumerate(prompts):
                 assert torch.equal(live.buffers["text.embeddings"][row], text_of(prompt)[0])
                 assert torch.equal(live.buffers["prompt.mean"][row], text_of(prompt).mean(1)[0])
@@ -226,7 +226,7 @@ def test_what_cannot_be_a_prompt_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="both prompt and text"):
         open_whole(prompt="a", text=np.zeros((1, toy.TEXT_TOKENS, toy.TEXT_DIM), np.float32))
     with (
-        toy_whole.Session(
+        toy_whole.stacked_session(
             toy.toy_manifest(),
             toy.eager_engines(),
             toy.toy_weights(),
@@ -272,7 +272,7 @@ def test_a_cached_prompt_brings_nothing_that_another_input_went_into() -> None:
     ) as session:
         for words in ("a blue ring", PROMPT, ["a blue ring", PROMPT], ["a red disc", "a blue ring"]):
             session.set_prompt(words)
-            held = session._streams.live().buffers["prompt.mean"]
+            held = session._rows.device().buffers["prompt.mean"]
             for row, one in enumerate([words] * 2 if isinstance(words, str) else words):
                 assert torch.equal(held[row], text_of(one).mean(1)[0] + torch.from_numpy(given[row]))
         session.set_inputs({"picture": given + 1})

@@ -20,6 +20,7 @@ from seko_runtime.errors import (
     UsageError,
 )
 from seko_runtime.video.session import Session
+from tests.stacked import stacked_session
 
 from . import toy
 
@@ -27,7 +28,7 @@ from . import toy
 def open_toy(
     batch: int = 1, seeds: list[int] | None = None, **engines: Callable[[list[Any]], list[Any]]
 ) -> Session:
-    return Session(
+    return stacked_session(
         toy.toy_manifest(batch),
         {**toy.eager_engines(), **engines},
         toy.toy_weights(),
@@ -100,7 +101,7 @@ def test_the_full_programs_run_once_every_row_has_filled_its_cache() -> None:
 
     engines = {**toy.eager_engines(), "full_copy": full_copy}
     per_chunk = 2 * toy.PASSES
-    with Session(
+    with stacked_session(
         manifest, engines, toy.toy_weights(), CpuMemory(), seeds=[0, 1], text=toy.toy_text(2)
     ) as session:
         chunks_of(session, 2)
@@ -165,7 +166,7 @@ def test_rows_at_different_chunks_agree_each_with_its_own_run() -> None:
     seeds, text = [3, 4], toy.toy_text(2)
     alone = []
     for row in range(2):
-        with Session(
+        with stacked_session(
             toy.toy_manifest(1),
             toy.eager_engines(),
             toy.toy_weights(),
@@ -174,7 +175,7 @@ def test_rows_at_different_chunks_agree_each_with_its_own_run() -> None:
             text=text[row : row + 1],
         ) as session:
             alone.append([session.run_chunk().to_host()[0] for _ in range(9)])
-    with Session(
+    with stacked_session(
         toy.toy_manifest(2), toy.eager_engines(), toy.toy_weights(), CpuMemory(), seeds=[3, 9], text=text
     ) as session:
         for chunk in range(9):

@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import ArtifactError, HostFaultError, HostMemoryError, SnapshotError, UsageError
 from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.sessions.row_state import RowLayout, RowState
+from seko_runtime.sessions.snapshot import read_snapshot, write_snapshot
 from seko_runtime.video.clocks import RowClock
-from seko_runtime.video.snapshot import RowNumbers, RowState, read_snapshot, write_snapshot
+from seko_runtime.video.row_numbers import STATE_FORM, RowNumbers
 
 DIGEST = "d" * 64
 DIGESTS = (DIGEST, "c" * 64)
@@ -102,7 +104,7 @@ def test_what_is_written_without_a_key_is_what_the_format_says(tmp_path: Path) -
     write_snapshot(new, DIGESTS, state())
     assert new.read_bytes() == unkeyed(content=DIGESTS[1])
     new.write_bytes(unkeyed(artifact="a" * 64, content=DIGESTS[1]))
-    assert same(read_snapshot(new, DIGESTS, LAYOUT))
+    assert same(read_snapshot(new, DIGESTS, RowLayout(LAYOUT), STATE_FORM))
 
 
 def test_links_that_somebody_planted_lead_no_save_astray(tmp_path: Path) -> None:
@@ -114,7 +116,7 @@ def test_links_that_somebody_planted_lead_no_save_astray(tmp_path: Path) -> None
     write_snapshot(goal, DIGESTS, state())
     assert victim.read_bytes() == b"precious"
     assert not goal.is_symlink()
-    assert same(read_snapshot(goal, DIGESTS, LAYOUT))
+    assert same(read_snapshot(goal, DIGESTS, RowLayout(LAYOUT), STATE_FORM))
 
 
 def test_a_link_in_the_goals_place_is_not_written_through(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_two_threads_save_to_one_path(tmp_path: Path, monkeypatch: pytest.Monkey
     for thread in threads:
         thread.join()
     assert faults == []
-    found = read_snapshot(goal, DIGESTS, LAYOUT)
+    found = read_snapshot(goal, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
     assert same(found, 1) or same(found, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["goal"]
 
@@ -175,7 +177,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
     def read() -> None:
         try:
-            read_snapshot(path, DIGESTS, LAYOUT)
+            read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
         except BaseException as fault:
             caught.append(fault)
 
@@ -204,7 +206,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
     elif kind == "device":
         path = Path("/dev/null")
     with pytest.raises(SnapshotError) as caught:
-        read_snapshot(path, DIGESTS, LAYOUT)
+        read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
     assert caught.value.exit_code == 4
     assert isinstance(caught.value, ArtifactError)
 
@@ -221,7 +223,7 @@ def test_a_file_larger_than_any_snapshot_is_refused_before_it_is_read(
 
     monkeypatch.setattr(np, "empty", empty)
     with pytest.raises(SnapshotError, match=rf"has {1 << 40} bytes, a snapshot of this .* has at most \d+"):
-        read_snapshot(path, DIGESTS, LAYOUT)
+        read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
 
 
 def test_a_file_that_becomes_shorter_while_it_is_read(
@@ -237,7 +239,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read(
 
     monkeypatch.setattr(np, "empty", empty)
     with pytest.raises(SnapshotError, match=r"shorter while it was read: 100 bytes of \d+"):
-        read_snapshot(path, DIGESTS, LAYOUT)
+        read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
 
 
 def test_what_the_machine_lacks_is_not_the_snapshots_fault(
@@ -259,7 +261,7 @@ def test_what_the_machine_lacks_is_not_the_snapshots_fault(
         with monkeypatch.context() as patch:
             patch.setattr(module, name, fault)
             with pytest.raises(wanted) as caught:
-                read_snapshot(path, DIGESTS, LAYOUT)
+                read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
         assert caught.value.exit_code == 5
 
 
@@ -282,7 +284,7 @@ def test_shapes_and_dtypes_that_no_snapshot_has_are_refused(tmp_path: Path, chan
     path = tmp_path / "it"
     path.write_bytes(unkeyed(CHANGES[change]))
     with pytest.raises(SnapshotError):
-        read_snapshot(path, DIGESTS, LAYOUT)
+        read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +308,7 @@ def test_facts_that_no_snapshot_has_are_refused(tmp_path: Path, changes: dict[st
     path = tmp_path / "it"
     path.write_bytes(unkeyed(**changes))
     with pytest.raises(SnapshotError):
-        read_snapshot(path, DIGESTS, LAYOUT)
+        read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
 
 
 def test_a_keyed_snapshot_ends_in_the_code_of_all_before_it(tmp_path: Path) -> None:
@@ -314,7 +316,7 @@ def test_a_keyed_snapshot_ends_in_the_code_of_all_before_it(tmp_path: Path) -> N
     write_snapshot(path, DIGESTS, state(), KEY)
     content = path.read_bytes()
     assert content[-32:] == hmac.new(KEY, content[:-32], hashlib.sha256).digest()
-    assert same(read_snapshot(path, DIGESTS, LAYOUT, KEY))
+    assert same(read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM, KEY))
 
 
 def test_who_has_the_key_reads_nothing_else_and_who_has_none_reads_nothing_keyed(tmp_path: Path) -> None:
@@ -324,10 +326,10 @@ def test_who_has_the_key_reads_nothing_else_and_who_has_none_reads_nothing_keyed
     with pytest.raises(
         SnapshotError, match="keyed was written with a key; open the pool with that snapshot_key"
     ):
-        read_snapshot(keyed, DIGESTS, LAYOUT)
+        read_snapshot(keyed, DIGESTS, RowLayout(LAYOUT), STATE_FORM)
     for path, key in ((keyed, ANOTHER_KEY), (plain, KEY)):
         with pytest.raises(SnapshotError, match="not written with this pool's snapshot_key, or was changed"):
-            read_snapshot(path, DIGESTS, LAYOUT, key)
+            read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM, key)
 
 
 def test_a_hash_mended_by_hand_does_not_make_a_keyed_snapshot(tmp_path: Path) -> None:
@@ -339,7 +341,7 @@ def test_a_hash_mended_by_hand_does_not_make_a_keyed_snapshot(tmp_path: Path) ->
     forged = sealed({**tensors(9), "seko.snapshot": told})
     path.write_bytes(file_bytes({**forged, "zzz": np.frombuffer(code, np.uint8)}))
     with pytest.raises(SnapshotError, match="not written with this pool's snapshot_key"):
-        read_snapshot(path, DIGESTS, LAYOUT, KEY)
+        read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM, KEY)
 
 
 @settings(max_examples=150, deadline=None)
@@ -356,7 +358,7 @@ def test_no_bit_of_a_snapshot_can_be_changed(
     content = content[:at] if how == "cut" else content + bytes(how == "add")
     path.write_bytes(content)
     try:
-        found = read_snapshot(path, DIGESTS, LAYOUT, key)
+        found = read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM, key)
     except SnapshotError:
         return
     assert not keyed  # without a key, a padding of the header is all that may change

@@ -128,7 +128,7 @@ def test_many_prompts_of_one_owner_do_not_push_out_anothers_few() -> None:
 def test_prompts_of_a_session_that_ended_take_no_place() -> None:
     """They are nobody's: nobody could find them."""
     with closing(open_pool()) as pool:
-        prompts = pool._streams._prompts
+        prompts = pool._rows._prompts
         assert prompts is not None
         session = pool.open_session(prompt=PROMPTS[0])
         session.set_prompt(PROMPTS[1])

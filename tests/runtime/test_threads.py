@@ -97,9 +97,9 @@ class SlowDevice:
 
     def __init__(self, pool: Pool, row: int) -> None:
         self.waited_for, self.let_go = threading.Event(), threading.Event()
-        blocks = pool._streams.decoder()._blocks
-        self.row, self.finished, self.park = row, blocks.finished, pool._streams.memory.park
-        blocks.finished, pool._streams.memory.park = self.slow_frames, self.slow_copies
+        blocks = pool._rows.decoder()._blocks
+        self.row, self.finished, self.park = row, blocks.finished, pool._rows.memory.park
+        blocks.finished, pool._rows.memory.park = self.slow_frames, self.slow_copies
 
     def wait(self) -> None:
         self.waited_for.set()

@@ -14,7 +14,7 @@ from seko_runtime.format.manifest import Buffer, Call, EngineSpec, Pool, TensorS
 from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool as OpenPool
 from seko_runtime.video.session import Session
-from seko_runtime.video.streams import Streams
+from tests.stacked import open_rows, stacked_session
 
 from . import toy, toy_whole
 from .toy import CHANNELS, CHUNK, COLUMNS, PASSES, ROWS, TEXT_DIM, TEXT_TOKENS
@@ -270,7 +270,7 @@ def open_pool(
     **more: Any,
 ) -> OpenPool:
     """A pool of the toy over plain callables; ``more`` is the pool's."""
-    streams = Streams(
+    rows = open_rows(
         pool_manifest(sessions, buckets) if manifest is None else manifest,
         {**pool_engines(buckets), **(engines or {})},
         pool_weights(buckets),
@@ -279,8 +279,7 @@ def open_pool(
         digest=digest,
         overlap=overlap,
     )
-    streams.prepare()
-    return OpenPool(streams, digest=digest, **more)
+    return OpenPool(rows, digest=digest, **more)
 
 
 def open_alone(**more: Any) -> Session:
@@ -307,7 +306,7 @@ def open_alone(**more: Any) -> Session:
 
 def open_batch(buckets: tuple[int, ...] = BUCKETS, **more: Any) -> Session:
     """A session of as many rows as the toy pool's largest call."""
-    return Session(
+    return stacked_session(
         pool_manifest(buckets=buckets),
         pool_engines(buckets),
         pool_weights(buckets),

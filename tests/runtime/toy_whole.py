@@ -15,6 +15,7 @@ from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Buffer, Call, EngineSpec, TensorSpec, Weight
 from seko_runtime.video.manifest import Golden, GoldenBound, Schedule, Text, Video, VideoManifest
 from seko_runtime.video.session import Session
+from tests.stacked import stacked_session
 
 from . import toy
 from .toy import CHANNELS, CHUNK, COLUMNS, PASSES, ROWS, TEXT_DIM, TEXT_TOKENS
@@ -309,7 +310,7 @@ def open_whole(
     """A session of the whole toy over plain callables."""
     if not {"text", "prompt"} & set(more):
         more["prompt"] = PROMPT
-    return Session(
+    return stacked_session(
         whole_manifest(batch) if manifest is None else manifest,
         {**eager_engines(), **(engines or {})},
         whole_weights(batch),

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from seko_export.checkpoints.random import random_weight
-from seko_export.config.build import BuildConfig
-from seko_export.config.stream import PoolConfig
+from seko_export.config.pool import PoolConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.base import MediaTensors
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
@@ -36,15 +37,17 @@ def talk_config(
     model: Mapping[str, Any] | None = None,
     layout: Mapping[str, Any] | None = None,
     **changes: Any,
-) -> BuildConfig:
+) -> VideoBuild:
     """Return a build of the tiny preset for the CPU; latents are not rounded, so that float32 can be compared."""
     schedule = replace(PRESET.schedule, sampler="euler")
     stream = replace(PRESET.stream, **(layout or {}))
-    config = BuildConfig(replace(PRESET.model, **(model or {})), stream, schedule, scheme, "cpu")
-    return replace(config, **changes)
+    config = VideoBuild(
+        replace(PRESET.model, **(model or {})), VideoConfig(stream, schedule, scheme), TargetConfig("cpu")
+    )
+    return config.changed(**changes)
 
 
-def random_checkpoint(config: BuildConfig, seed: int = 0) -> dict[str, Tensor]:
+def random_checkpoint(config: VideoBuild, seed: int = 0) -> dict[str, Tensor]:
     """Return random weights by the exporter's names, scaled so that every one shows in the output."""
     return {
         name: random_weight(name, shape, seed=seed, dtype=torch.float32, spread=spread)
@@ -53,13 +56,13 @@ def random_checkpoint(config: BuildConfig, seed: int = 0) -> dict[str, Tensor]:
 
 
 def weights_of(
-    config: BuildConfig, checkpoint: Mapping[str, Tensor], media: MediaTensors | None = None
+    config: VideoBuild, checkpoint: Mapping[str, Tensor], media: MediaTensors | None = None
 ) -> dict[str, Tensor]:
     """Return the artifact's weights, tables and constants of its cache."""
     graph = FAMILY.graph(config)
     made = dict(FAMILY.weights(graph.pieces, checkpoint, media)) | FAMILY.tables(config, checkpoint)
-    made |= config.schedule.tables(config.as_batch.stream)
-    if config.kv_scheme != config.exact_scheme:
+    made |= config.workload.schedule.tables(config.as_batch.workload.stream)
+    if config.workload.kv_scheme != config.exact_scheme:
         known = known_channels(config.model)
         for layer in range(config.model.layers):
             scales = config.kv.calibrate(known, known)
@@ -68,15 +71,15 @@ def weights_of(
     return made
 
 
-def random_reference(config: BuildConfig, seed: int = 4) -> Tensor:
+def random_reference(config: VideoBuild, seed: int = 4) -> Tensor:
     """Return latents [B, C, R, h, w] of the portraits."""
-    s = config.stream
+    s = config.workload.stream
     shape = (s.batch, config.model.in_channels, s.reference_frames, s.latent_height, s.latent_width)
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def begun(
-    config: BuildConfig, checkpoint: Mapping[str, Tensor], text: Tensor, reference: Tensor
+    config: VideoBuild, checkpoint: Mapping[str, Tensor], text: Tensor, reference: Tensor
 ) -> EagerStream:
     """Return a stream of eager pieces whose picture, masks and reference are set."""
     stream = EagerStream(config, checkpoint, text)
@@ -88,9 +91,9 @@ def begun(
 
 
 @contextmanager
-def opened(config: BuildConfig, rows: int = 2, media: MediaTensors | None = None) -> Iterator[Pool]:
+def opened(config: VideoBuild, rows: int = 2, media: MediaTensors | None = None) -> Iterator[Pool]:
     """A pool over the eager model."""
-    pooled = replace(config, pool=PoolConfig(rows, (1, 2)))
+    pooled = config.changed(pool=PoolConfig(rows, (1, 2)))
     weights = weights_of(pooled, random_checkpoint(config), media)
     with eager_pool(pooled, weights) as pool:
         yield pool
@@ -101,13 +104,13 @@ class Reference:
 
     def __init__(
         self,
-        config: BuildConfig,
+        config: VideoBuild,
         checkpoint: Mapping[str, Tensor],
         text: Tensor,
         reference: Tensor,
         row: int = 0,
     ) -> None:
-        s, model = config.stream, config.model
+        s, model = config.workload.stream, config.model
         steady = FAMILY.golden_inputs(config, None)
         features, masks = steady.get(picture.FEATURES), steady.get(audio.MASKS)
         self.model = NaiveTalk(
@@ -128,7 +131,7 @@ class Reference:
         )
         self.masks = None if masks is None else masks[row]
         self.reference, self.row, self.frames = reference[row], row, s.chunk_frames
-        self.history: list[list[Tensor]] = [[] for _ in config.schedule.timesteps]
+        self.history: list[list[Tensor]] = [[] for _ in config.workload.schedule.timesteps]
         self.audio: list[Tensor] = []
 
     def begin(self, features: Tensor) -> None:

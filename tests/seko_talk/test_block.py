@@ -51,7 +51,7 @@ CASES = {
 def test_every_chunk_past_the_wrap_agrees_with_one_forward_a_pass(case, worst):
     model, layout = CASES[case]
     config = talk_config(model=model, layout=layout)
-    s, checkpoint, text = config.stream, random_checkpoint(config), random_text(config.model, 1)
+    s, checkpoint, text = config.workload.stream, random_checkpoint(config), random_text(config.model, 1)
     portrait = random_reference(config)
     stream = begun(config, checkpoint, text, portrait)
     reference = Reference(config, checkpoint, text, portrait)
@@ -105,7 +105,7 @@ def test_positions_matter(layout: Mapping[str, Any], other: Mapping[str, Any], a
         random_reference(config),
     )
     stream = begun(config, checkpoint, text, portrait)
-    odd = replace(config, stream=replace(config.stream, **other))
+    odd = config.changed(stream=replace(config.workload.stream, **other))
     reference = Reference(odd, checkpoint, text, portrait)
     errors = []
     for number in range(4):

@@ -7,7 +7,6 @@ import json
 import wave
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ def test_it_is_built_verified_and_replayed(
     if scheme == "fp4":
         heard = ((2, 2, 16_000), "chunk", "audio_windows")
         sight = {"portrait": ((32, 48, 3), "prompt", "portrait")}
-        sight[audio.MASKS] = ((2, config.stream.frame_tokens), "session", "speaker_masks")
+        sight[audio.MASKS] = ((2, config.workload.stream.frame_tokens), "session", "speaker_masks")
         write_hubert(tmp_path / "hubert", 48)
         write_clip(tmp_path / "clip.pth", 32)
         media = MediaSources(
@@ -61,8 +60,7 @@ def test_it_is_built_verified_and_replayed(
             audio_encoder=tmp_path / "hubert",
             image_encoder=tmp_path / "clip.pth",
         )
-        config = replace(
-            config,
+        config = config.changed(
             audio=hubert_config_of(tmp_path / "hubert"),
             image=clip_config_of(tmp_path / "clip.pth"),
             vae=VAE,
@@ -94,7 +92,7 @@ def test_it_is_built_verified_and_replayed(
             ):
                 session.run_chunk()
             made = [session.run_chunk({"audio": one.numpy()}).to_host() for one in voices]
-        if config.audio is not None:
+        if config.workload.audio is not None:
             made += hears(artifact, opening)
             sees(artifact, opening)
     if scheme != "fp32":
@@ -104,14 +102,14 @@ def test_it_is_built_verified_and_replayed(
     checkpoint = dict(load_checkpoint(tmp_path / "tiny", config.model).items())
     weights = weights_of(config, checkpoint)
     reference = Reference(config, checkpoint, text, portrait)
-    sigmas = (*config.schedule.sigmas, 0.0)
+    sigmas = (*config.workload.schedule.sigmas, 0.0)
     with eager_session(config, weights, text, [3]) as session:
         for number, (one, given) in enumerate(zip(made, voices, strict=True)):
             eager = torch.from_numpy(session.run_chunk({"audio": given.numpy()}).to_host())
             assert relative_error(torch.from_numpy(one), eager) <= STREAM_BAR
             reference.begin(given)
             x = first_noise(config, number)
-            for at, time in enumerate(config.schedule.timesteps):
+            for at, time in enumerate(config.workload.schedule.timesteps):
                 x = x + (sigmas[at + 1] - sigmas[at]) * reference.velocity(at, x, time)[None]
             assert relative_error(torch.from_numpy(one), x) <= STREAM_BAR
     assert picture.FEATURES in steady
@@ -231,7 +229,7 @@ def first_noise(config, number: int) -> torch.Tensor:
     """The latents [1, C, F, h, w] that a chunk begins with, seed 3."""
     from seko_export.families.layers.sampler import gaussian
 
-    s = config.stream
+    s = config.workload.stream
     frames = torch.arange(number * s.chunk_frames, (number + 1) * s.chunk_frames)[None]
     shape = (config.model.out_channels, s.latent_height, s.latent_width)
     return gaussian(torch.tensor([3]), frames, torch.zeros(1, dtype=torch.int64), shape)

@@ -93,8 +93,11 @@ def test_a_folder_tells_its_model(folder: Path) -> None:
     assert told.model_named(TINY) == MODEL
     resolved = resolve_build(BuildOptions(checkpoint=folder, target="cpu"))
     assert resolved.config.model == MODEL
-    assert (resolved.config.stream.pass_caches, resolved.config.stream.reference_frames) == (True, 1)
-    assert resolved.config.schedule.sampler == "euler-bf16"
+    assert (
+        resolved.config.workload.stream.pass_caches,
+        resolved.config.workload.stream.reference_frames,
+    ) == (True, 1)
+    assert resolved.config.workload.schedule.sampler == "euler-bf16"
     loaded = load_checkpoint(folder, MODEL)
     assert torch.equal(loaded["blocks.1.audio.to_q.weight"], load_file(folder / ADAPTER)["ca.1.to_q.weight"])
 
@@ -131,20 +134,23 @@ def test_positions_of_a_model_that_no_preset_has_are_asked_for(odd: Path, tmp_pa
             {"window_positions": True, "rope_max_frames": 40},
         ),
     ):
-        stream = resolve_build(BuildOptions(odd, target="cpu", **wish)).config.stream
+        stream = resolve_build(BuildOptions(odd, target="cpu", **wish)).config.workload.stream
         assert stream == replace(PRESETS[FULL].stream, **changed)
     run = tmp_path / "run.json"
     cache = LOCAL["ar_config"] | {"rope_position_mode": "global", "rope_max_frames": 40}
     run.write_text(json.dumps(LOCAL | {"ar_config": cache}))
-    assert resolve_build(BuildOptions(odd, run_config=run, target="cpu")).config.stream.rope_max_frames == 40
+    assert (
+        resolve_build(BuildOptions(odd, run_config=run, target="cpu")).config.workload.stream.rope_max_frames
+        == 40
+    )
     changed_config(odd, rope_position_mode="local")
-    assert resolve_build(BuildOptions(odd, target="cpu")).config.stream == PRESETS[FULL].stream
+    assert resolve_build(BuildOptions(odd, target="cpu")).config.workload.stream == PRESETS[FULL].stream
     changed_config(
         odd,
         rope_position_mode=None,
         ar_config={"rope_position_mode": "global", "rope_max_frames": 40},
     )
-    assert resolve_build(BuildOptions(odd, target="cpu")).config.stream.rope_max_frames == 40
+    assert resolve_build(BuildOptions(odd, target="cpu")).config.workload.stream.rope_max_frames == 40
     changed_config(odd, ar_config={"rope_position_mode": "older"})
     with pytest.raises(NotACheckpointError, match="rope_position_mode is 'older', expected local or global"):
         resolve_build(BuildOptions(odd, target="cpu"))
@@ -381,7 +387,7 @@ def test_weights_in_fp8_are_those_of_the_bf16_files(tmp_path: Path) -> None:
     found, wanted = (load_checkpoint(folder, MODEL, dtype=torch.bfloat16) for folder in (quantised, plain))
     assert found.names == wanted.names
     assert all(torch.equal(found[name], wanted[name]) for name in found.names)
-    config = replace(talk_config("fp4"), fused=True, fp8=True)
+    config = talk_config("fp4").changed(fused=True, fp8=True)
     built = dict(FAMILY.weights(FAMILY.graph(config).pieces, load_checkpoint(quantised, MODEL)))
     dit, adapter = (
         load_file(quantised / name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,7 @@ pytestmark = [
 def test_the_tiny_preset_verifies(scheme: str, tmp_path: Path) -> None:
     write_hubert(tmp_path / "hubert", 48)
     write_clip(tmp_path / "clip.pth", 32)
-    config = replace(
-        talk_config(scheme, model={"image_dim": 32}),
+    config = talk_config(scheme, model={"image_dim": 32}).changed(
         device="cuda",
         audio=hubert_config_of(tmp_path / "hubert"),
         image=clip_config_of(tmp_path / "clip.pth"),

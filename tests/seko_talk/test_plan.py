@@ -18,10 +18,10 @@ from tests.seko_talk.streams import talk_config
 def test_the_usual_audio_encoder_is_counted() -> None:
     """Of the full-size model that of the large HuBERT; of another width none, and a note says so."""
     config, notes = config_of(Wish(BuildOptions(preset="seko-talk-14b"), "h200"))
-    assert config.audio == HubertConfig()
+    assert config.workload.audio == HubertConfig()
     assert not any("audio" in note for note in notes)
     config, notes = config_of(Wish(BuildOptions(preset="seko-talk-tiny"), "h200"))
-    assert config.audio is None
+    assert config.workload.audio is None
     assert any("no audio encoder counted: none is known that is 48 wide" in note for note in notes)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def seeing(file: Path | None, **model: Any) -> tuple[Any, dict[str, torch.Tensor
     config = talk_config(model={"image_dim": WIDTH, **model})
     media = None
     if file is not None:
-        config = replace(config, image=clip_config_of(file))
+        config = config.changed(image=clip_config_of(file))
         media = MediaTensors(image=load_clip(file, clip_config_of(file)))
     return config, weights_of(config, random_checkpoint(config), media)
 
@@ -137,7 +136,7 @@ def test_a_model_folder_has_it_and_a_model_without_the_branch_leaves_it(
             BuildOptions(model_folder=tmp_path / name, window_positions=True, target="cpu")
         )
         assert resolved.media.image_encoder == (kept if width else None)
-        assert resolved.config.image == (clip_config_of(kept) if width else None)
+        assert resolved.config.workload.image == (clip_config_of(kept) if width else None)
         assert any("has no picture branch" in note for note in resolved.notes) == (not width)
         resolved.media.open(resolved.config)
     with pytest.raises(UsageError, match="takes no features of a picture"):
@@ -148,7 +147,7 @@ def test_a_model_folder_has_it_and_a_model_without_the_branch_leaves_it(
 
 def test_its_weights_are_counted(clip: tuple[Path, Any]) -> None:
     config, _ = config_of(Wish(BuildOptions(preset="seko-talk-14b"), "h200"))
-    assert config.image == ClipConfig()
+    assert config.workload.image == ClipConfig()
     config, _ = seeing(clip[0])
     own = load_clip(clip[0], clip_config_of(clip[0])).items()
     assert weight_bytes(config, FAMILY.graph(config).pieces)["image"] == sum(one.nbytes for _, one in own)

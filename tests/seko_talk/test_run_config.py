@@ -57,11 +57,16 @@ def test_the_presets_are_what_the_public_files_say(
         config = resolve_build(
             BuildOptions(preset=other, random_weights=0, target="cpu", run_config=file)
         ).config
-        assert (config.stream, config.schedule) == (PRESETS[preset].stream, PRESETS[preset].schedule)
+        assert (config.workload.stream, config.workload.schedule) == (
+            PRESETS[preset].stream,
+            PRESETS[preset].schedule,
+        )
     asked = BuildOptions(
         preset=FULL, random_weights=0, target="cpu", run_config=file, height=480, sink_frames=3
     )
-    assert resolve_build(asked).config.stream == replace(PRESETS[preset].stream, height=480, sink_frames=3)
+    assert resolve_build(asked).config.workload.stream == replace(
+        PRESETS[preset].stream, height=480, sink_frames=3
+    )
 
 
 def test_the_newer_names_of_the_picture_and_the_largest_chunk() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.layers.sampler import ADVANCE, Noise, in_bfloat16_steps
 from seko_export.families.seko_talk import audio
@@ -44,17 +44,17 @@ SEEDS = (3, 8)
 TWO = {"speakers": 2}
 
 
-def of_row(config: BuildConfig, row: int, chunk: int | None) -> dict[str, np.ndarray]:
+def of_row(config: VideoBuild, row: int, chunk: int | None) -> dict[str, np.ndarray]:
     """What one of two streams is given: each has its own voices, masks and picture."""
-    both = replace(config, stream=replace(config.stream, batch=2))
+    both = config.changed(stream=replace(config.workload.stream, batch=2))
     return {name: one[row].numpy() for name, one in FAMILY.golden_inputs(both, chunk).items()}
 
 
-def portrait_of(config: BuildConfig, row: int) -> np.ndarray:
+def portrait_of(config: VideoBuild, row: int) -> np.ndarray:
     return random_reference(config, 4 + row)[0].numpy()
 
 
-def alone(config: BuildConfig, row: int) -> list[Tensor]:
+def alone(config: VideoBuild, row: int) -> list[Tensor]:
     """The chunks of a session of its own."""
     weights, text = weights_of(config, random_checkpoint(config)), golden_text(config)
     with eager_session(
@@ -116,7 +116,7 @@ def test_rows_of_a_batch_at_different_chunks_are_those_of_streams_alone() -> Non
     checkpoint, text = random_checkpoint(config), random_text(config.model, 2)
     portraits = random_reference(config)
     stream = begun(config, checkpoint, text, portraits)
-    starts, f = (0, 2), config.stream.chunk_frames
+    starts, f = (0, 2), config.workload.stream.chunk_frames
     singles = []
     for row in range(2):
         single = begun(talk_config(model=TWO), checkpoint, text[[row]], portraits[[row]])
@@ -152,7 +152,7 @@ def test_rows_of_a_batch_at_different_chunks_are_those_of_streams_alone() -> Non
 def test_caches_on_the_host_give_the_same_chunks() -> None:
     """One cache for each pass, copied to the device layer by layer, and the portrait in all of them."""
     config = talk_config("fp4", model={"layers": 4})
-    streamed = replace(config, stream=replace(config.stream, offload_cache=True))
+    streamed = config.changed(stream=replace(config.workload.stream, offload_cache=True))
     assert [group.device_layers for group in streamed.layer_groups] == [2]
     for wanted, made in zip(alone(config, 0), alone(streamed, 0), strict=True):
         assert torch.equal(made, wanted)
@@ -173,7 +173,7 @@ def test_a_client_finds_no_byte_of_the_one_before_and_nothing_is_allocated_for_i
     def bytes_of(pool: Pool, session: PooledSession) -> dict[str, bytes]:
         return {
             name: np.asarray(one.contiguous().view(torch.uint8)).tobytes()
-            for name, one in pool._streams.live().state_of(session._running_row()).items()
+            for name, one in pool._rows.device().tensors(session._running_row()).items()
         }
 
     with opened(config) as fresh:
@@ -218,7 +218,7 @@ def test_fused_layers_are_the_plain_ones(
         random_reference(plain),
     )
     streams = [
-        begun(config, checkpoint, text, portrait) for config in (plain, replace(plain, fused=True, **change))
+        begun(config, checkpoint, text, portrait) for config in (plain, plain.changed(fused=True, **change))
     ]
     matrices = {f"blocks.1.tail.{name}.weight_fp8" for name in ("to_q", "to_out")}
     assert (matrices <= {*streams[1].weights}) == change.get("fp8", False)
@@ -246,7 +246,7 @@ def test_a_build_with_a_context_pass_or_without_a_portrait_is_refused() -> None:
 def test_a_step_of_eulers_method(name: str) -> None:
     """As the scheduler writes it: x + (sigma' - sigma) * v, in steps of bfloat16; conditioning frames stay."""
     config = talk_config()
-    s, generator = config.stream, torch.Generator().manual_seed(0)
+    s, generator = config.workload.stream, torch.Generator().manual_seed(0)
     shape = (1, 16, s.chunk_frames, s.latent_height, s.latent_width)
     x, v = (torch.randn(shape, generator=generator) for _ in range(2))
     advance = ADVANCE[name](config.model, s)
@@ -273,11 +273,17 @@ def test_a_compiled_step_keeps_its_rounding(tmp_path: Path, monkeypatch: pytest.
         pytest.skip("no C++ compiler")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     config = talk_config()
-    shape = (1, 16, config.stream.chunk_frames, config.stream.latent_height, config.stream.latent_width)
+    shape = (
+        1,
+        16,
+        config.workload.stream.chunk_frames,
+        config.workload.stream.latent_height,
+        config.workload.stream.latent_width,
+    )
     generator = torch.Generator().manual_seed(0)
     x, v = (torch.randn(shape, generator=generator) for _ in range(2))
     sigma, none = torch.tensor([0.9375]), torch.zeros(1, dtype=torch.int64)
-    advance = ADVANCE["euler-bf16"](config.model, config.stream)
+    advance = ADVANCE["euler-bf16"](config.model, config.workload.stream)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the compiler's own, of its parts
         from torch._inductor import config as compiler

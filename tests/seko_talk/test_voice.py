@@ -21,8 +21,8 @@ from torch import Tensor
 from seko_export.artifact.describe import describe
 from seko_export.backends import EAGER
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, WeightKeysError
-from seko_export.config.build import BuildConfig
 from seko_export.config.media import HubertConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import dtype_name, on_meta
 from seko_export.errors import UsageError
 from seko_export.families.base import MediaTensors
@@ -203,11 +203,11 @@ def sound(speakers: int = 1, seed: int = 5) -> np.ndarray:
     return (generator.normal(0, 0.2, (speakers, samples)) * np.linspace(0.2, 2, samples)).astype(np.float32)
 
 
-def session_of(config: BuildConfig, folder: Path | None) -> Any:
+def session_of(config: VideoBuild, folder: Path | None) -> Any:
     """A session over the eager model, which hears samples, or without a folder is given features."""
     media = None
     if folder is not None:
-        config = replace(config, audio=hubert_config_of(folder))
+        config = config.changed(audio=hubert_config_of(folder))
         media = MediaTensors(audio=load_hubert(folder, hubert_config_of(folder)))
     weights = weights_of(config, random_checkpoint(config), media)
     return eager_session(config, weights, golden_text(config), [3], reference=random_reference(config))
@@ -258,7 +258,7 @@ def test_rows_hear_their_own_voices_and_forget_them(hubert: tuple[Path, Any]) ->
     """Two rows of a batch; the second begins again and hears what the first one hears."""
     folder, _ = hubert
     config = talk_config(layout={"batch": 2})
-    config = replace(config, audio=hubert_config_of(folder))
+    config = config.changed(audio=hubert_config_of(folder))
     weights = weights_of(
         config, random_checkpoint(config), MediaTensors(audio=load_hubert(folder, hubert_config_of(folder)))
     )
@@ -327,7 +327,7 @@ def test_a_file_of_sound_for_an_artifact_that_takes_none_is_told_what_to_do(hear
 def test_a_mask_is_not_rounded_on_its_way() -> None:
     """A token counts if its red is above the middle of the range; exactly the middle is not, and no byte."""
     config = talk_config(model={"speakers": 2})
-    s = config.stream
+    s = config.workload.stream
     fine = np.zeros((2 * s.height, 2 * s.width, 3), np.uint8)
     fine[:, 0::2], fine[:, 1::2] = 127, 128  # its mean, 127.5, would be rounded to 128
     spec = InputSpec(
@@ -348,7 +348,7 @@ def test_a_pause_keeps_the_voice_and_a_snapshot_does_not(hubert: tuple[Path, Any
     """A session of a pool moves to the host and to another row with its samples; to a file without them."""
     folder, _ = hubert
     config = talk_config(model={"image_dim": 0})
-    config = replace(config, audio=hubert_config_of(folder))
+    config = config.changed(audio=hubert_config_of(folder))
     media = MediaTensors(audio=load_hubert(folder, hubert_config_of(folder)))
     text, voice = golden_text(config).numpy(), sound()[0]
     opening = {"seed": 3, "text": text, "reference": random_reference(config)[0].numpy()}

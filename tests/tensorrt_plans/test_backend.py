@@ -21,7 +21,7 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends import export_backend
 from seko_export.backends.tensorrt_plans import backend, builder, plugin_library
 from seko_export.backends.tensorrt_plans.builder import Plan
-from seko_export.config.stream import PoolConfig
+from seko_export.config.pool import PoolConfig
 from seko_export.engines.piece import dtype_name
 from seko_export.errors import OnnxMissingError, TensorRtMissingError, UsageError
 from seko_export.families.layers.pieces import make_pieces
@@ -91,13 +91,13 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def test_what_cannot_be_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     config = gpu_config()
     with pytest.raises(UsageError, match="for GPUs"):
-        BACKEND.check_build(replace(config, device="cpu"))
+        BACKEND.check_build(config.changed(device="cpu"))
     with pytest.raises(UsageError, match="--kv int8: give --kv bf16 or --kv fp4"):
         BACKEND.check_build(gpu_config("int8"))
     with pytest.raises(UsageError, match="no pools yet"):
-        BACKEND.check_build(replace(config, pool=PoolConfig(2, (1, 2))))
+        BACKEND.check_build(config.changed(pool=PoolConfig(2, (1, 2))))
     with pytest.raises(UsageError, match="no reference frames yet"):
-        BACKEND.check_build(replace(config, stream=replace(config.stream, reference_frames=1)))
+        BACKEND.check_build(config.changed(stream=replace(config.workload.stream, reference_frames=1)))
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: None if name == "tensorrt_lean" else object()
     )
@@ -128,7 +128,7 @@ def test_the_manifest_of_plans_is_consistent() -> None:
         for p in make_pieces(config).values()
         for a in p.signature
     }
-    tables = config.schedule.tables(config.stream)
+    tables = config.workload.schedule.tables(config.workload.stream)
     weights = [Weight(name, tuple(one.shape), dtype_name(one.dtype), "w") for name, one in tables.items()]
     for ref, argument in tensors.items():
         if argument.ref.startswith("weight:") and ref not in tables:

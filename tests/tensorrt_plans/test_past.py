@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -91,7 +90,7 @@ def test_the_form_with_plugins_gives_what_the_layer_gives() -> None:
     assert [name for name in expand.input if "caches." in name] == [
         f"next.caches.{name}" for name in ("k_codes", "k_scales", "v_codes", "v_scales")
     ]
-    stream, generator = PAST_IN_8_BITS.stream, torch.Generator().manual_seed(0)
+    stream, generator = PAST_IN_8_BITS.workload.stream, torch.Generator().manual_seed(0)
     given = [example(a, stream.frame_tokens, stream.cache_tokens, generator) for a in piece.signature]
     with torch.no_grad():
         wanted = FunctionalModule(piece)(*(one.clone() for one in given))
@@ -131,9 +130,9 @@ def options(**more: Any) -> BuildOptions:
 
 def test_attention_in_8_bits_is_taken_where_it_is_asked_for_alone() -> None:
     asked = resolve_build(options(attention="fp8")).config
-    assert (asked.fused, asked.attention, asked.resident_window) == (True, "fp8", False)
+    assert (asked.target.fused, asked.target.attention, asked.target.resident_window) == (True, "fp8", False)
     plain = resolve_build(options()).config
-    assert (plain.fused, plain.attention) == (False, "torch")
+    assert (plain.target.fused, plain.target.attention) == (False, "torch")
 
 
 @pytest.mark.parametrize(
@@ -151,6 +150,6 @@ def test_what_such_plans_cannot_be_is_refused(more: dict[str, Any], told: str) -
 
 
 def test_the_kernel_of_another_gpu_is_refused() -> None:
-    config = replace(PAST_IN_8_BITS, kv_scheme="bf16", attention="bf16")
+    config = PAST_IN_8_BITS.changed(kv_scheme="bf16", attention="bf16")
     with pytest.raises(UsageError, match="no attention bf16: give --attention torch or --attention fp8"):
         export_backend("tensorrt-rtx").check_build(config)

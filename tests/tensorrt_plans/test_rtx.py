@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ from seko_export.backends.tensorrt_plans.builder import Plan, PlanBuilder, check
 from seko_export.backends.tensorrt_plans.exact_caches import CacheRows
 from seko_export.backends.tensorrt_plans.form import PlanForm, plan_form
 from seko_export.backends.tensorrt_plans.kernels import with_kernels
-from seko_export.config.build import BuildConfig
 from seko_export.config.stream import StreamConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import dtype_name
 from seko_export.errors import PlanError, UsageError
 from seko_export.families.base import Preset
@@ -143,14 +142,14 @@ def test_attention_of_the_past_is_a_plugin_with_the_memory_that_it_asks_for(plan
 
 
 CROSSING = gpu_config("bf16")  # its ring of five frames is no whole number of chunks
-WHOLE_CHUNKS = replace(
-    CROSSING, stream=StreamConfig(32, 48, chunk_frames=2, sink_frames=2, ring_frames=4, batch=2)
+WHOLE_CHUNKS = CROSSING.changed(
+    stream=StreamConfig(32, 48, chunk_frames=2, sink_frames=2, ring_frames=4, batch=2)
 )
 
 
 @pytest.mark.parametrize("config", [WHOLE_CHUNKS, CROSSING], ids=["whole chunks", "chunks across the end"])
 def test_exact_caches_are_written_by_tensorrts_layer_where_it_can_and_by_a_plugin_else(
-    plans: PlanBuilder, monkeypatch: pytest.MonkeyPatch, config: BuildConfig
+    plans: PlanBuilder, monkeypatch: pytest.MonkeyPatch, config: VideoBuild
 ) -> None:
     rows = backend.cache_rows(config)
     assert (rows is None) == (config is CROSSING)
@@ -174,7 +173,7 @@ def test_exact_caches_are_written_by_tensorrts_layer_where_it_can_and_by_a_plugi
         for value in form.model.graph.input
     }
     cache = next(one for one in make_pieces(config)["block"].inputs if one.name == "caches.k")
-    tokens = config.stream.cache_tokens
+    tokens = config.workload.stream.cache_tokens
     wanted = [2, 1, tokens, config.model.dim] if rows else [*cache.shape]
     assert shapes["caches.k"] == wanted
 
@@ -236,7 +235,7 @@ def test_an_artifact_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch: pyt
     """The whole build, but for the processes that translate its pieces: those forms are there."""
 
     @contextmanager
-    def beside(config: BuildConfig, maker: Any, artifact: Path, _: Any) -> Iterator[Any]:
+    def beside(config: VideoBuild, maker: Any, artifact: Path, _: Any) -> Iterator[Any]:
         folder, suffix = maker.form
         (artifact / folder).mkdir()
         for name in graph_of(config).pieces:
@@ -244,7 +243,7 @@ def test_an_artifact_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch: pyt
         yield dict
 
     monkeypatch.setattr(build_steps, "compiled_beside", beside)
-    monkeypatch.setitem(PRESETS, "small", Preset(CROSSING.model, CROSSING.stream))
+    monkeypatch.setitem(PRESETS, "small", Preset(CROSSING.model, CROSSING.workload.stream))
     options = BuildOptions(
         preset="small",
         random_weights=0,

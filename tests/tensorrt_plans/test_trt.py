@@ -16,7 +16,7 @@ import pytest
 
 from seko_runtime import open_artifact
 from seko_runtime.opening.checked_artifact import read_manifest
-from seko_runtime.opening.golden import relative_error
+from seko_runtime.video.golden import relative_error
 
 KINDS = [pytest.param("tensorrt", marks=pytest.mark.trt), pytest.param("tensorrt-rtx", marks=pytest.mark.rtx)]
 CHUNKS = 12  # past the wrap of the ring

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from seko_export.checkpoints.key_table import KeyTable, Naming
 from seko_export.checkpoints.sources import OpenedFiles
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
@@ -100,10 +101,10 @@ class CameraFamily(Family):
         model = {name: Fact(value, Source.SHAPES) for name, value in vars(MODEL).items() if name not in NAMES}
         return Recognised(NAME, "camera", model, stream_facts(STREAM, Source.FAMILY, NAME))
 
-    def graph(self, config: BuildConfig) -> ModelGraph:
+    def graph(self, config: VideoBuild) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""
         camera = InputSpec(
-            "camera", (config.stream.chunk_frames, CAMERA), "float32", "input.camera", kind="pose"
+            "camera", (config.workload.stream.chunk_frames, CAMERA), "float32", "input.camera", kind="pose"
         )
         names = (camera.name,)
         choice = LayerChoice((camera,), CameraEmbed, names, CameraAttention, names)
@@ -120,14 +121,17 @@ class CameraFamily(Family):
             tensor = torch.zeros(shape) if name.endswith(BEFORE) else checkpoint[own]
             yield name, tensor.to(dtype).contiguous()
 
-    def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
+    def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return a camera for a golden's chunk."""
         if chunk is None:
             return {}
-        rows = [camera_of(config.stream.chunk_frames, row, chunk) for row in range(config.stream.batch)]
+        rows = [
+            camera_of(config.workload.stream.chunk_frames, row, chunk)
+            for row in range(config.workload.stream.batch)
+        ]
         return {"camera": torch.stack(rows)}
 
-    def cache_probe(self, config: BuildConfig) -> CacheProbe:
+    def cache_probe(self, config: VideoBuild) -> CacheProbe:
         """Return the layers and the embedding."""
         del config
         return CacheProbe(BLOCK, "embed")
@@ -153,7 +157,9 @@ def random_checkpoint(model: ModelConfig = MODEL) -> dict[str, Tensor]:
 
 def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return name and shape of every tensor of a checkpoint, by the family's own words."""
-    pieces = FAMILY.graph(BuildConfig(model, STREAM, Schedule.warped((1000.0,)), "fp32", "cpu")).pieces
+    pieces = FAMILY.graph(
+        VideoBuild(model, VideoConfig(STREAM, Schedule.warped((1000.0,)), "fp32"), TargetConfig("cpu"))
+    ).pieces
     return {own: shape for _, own, shape, _ in _tensors(pieces)}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.layers.sampler import gaussian
 from tests.toy_family.family import CAMERA, WORDS
 from tests.truth.naive_dit import ShiftingDit
@@ -18,7 +18,7 @@ class NaiveToy(ShiftingDit):
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         Its sizes and times.
     checkpoint : mapping of str to Tensor
         By the toy's own names.
@@ -26,7 +26,7 @@ class NaiveToy(ShiftingDit):
         [text tokens, text_dim].
     """
 
-    def __init__(self, config: BuildConfig, checkpoint: Mapping[str, Tensor], text: Tensor) -> None:
+    def __init__(self, config: VideoBuild, checkpoint: Mapping[str, Tensor], text: Tensor) -> None:
         shared = {own: word for word, own in WORDS.items()}
         wan: dict[str, Tensor] = {}
         for own, tensor in checkpoint.items():
@@ -37,9 +37,9 @@ class NaiveToy(ShiftingDit):
                 wan[name] = tensor
         d, channels = config.model.dim, config.model.in_channels
         wan["patch_embedding.weight"] = wan["patch_embedding.weight"].reshape(d, channels, 1, 2, 2)
-        super().__init__(config.model, config.stream, wan, text)
-        self.tables_of_passes = config.schedule.tables(config.stream)
-        self.camera = torch.zeros(config.stream.chunk_frames, CAMERA)
+        super().__init__(config.model, config.workload.stream, wan, text)
+        self.tables_of_passes = config.workload.schedule.tables(config.workload.stream)
+        self.camera = torch.zeros(config.workload.stream.chunk_frames, CAMERA)
 
     @torch.no_grad()
     def chunk(self, seed: int, number: int, camera: Tensor) -> Tensor:

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
+from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
-from seko_export.config.stream import PoolConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.errors import UsageError
 from seko_export.families.base import ModelGraph
 from seko_export.families.layers.choice import ChunkModule, LayerChoice, PromptModule
@@ -36,10 +37,10 @@ class View(nn.Module):
     groups = ("given",)
     calls = 0
 
-    def __init__(self, config: BuildConfig) -> None:
+    def __init__(self, config: VideoBuild) -> None:
         super().__init__()
-        self.tokens = config.stream.frame_tokens
-        self.pose = nn.Linear(CAMERA, config.model.dim, dtype=config.dtype)
+        self.tokens = config.workload.stream.frame_tokens
+        self.pose = nn.Linear(CAMERA, config.model.dim, dtype=config.target.dtype)
 
     def forward(self, given: Mapping[str, Tensor]) -> Tensor:
         """Return [B, T, d] from a camera [B, F, CAMERA]."""
@@ -52,9 +53,9 @@ class ScaleShift(nn.Module):
 
     groups = ("given",)
 
-    def __init__(self, config: BuildConfig) -> None:
+    def __init__(self, config: VideoBuild) -> None:
         super().__init__()
-        self.both = nn.Linear(config.model.dim, 2 * config.model.dim, dtype=config.dtype)
+        self.both = nn.Linear(config.model.dim, 2 * config.model.dim, dtype=config.target.dtype)
 
     def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return scale and shift, [B, T, d] each."""
@@ -79,13 +80,13 @@ class WorldFamily(CameraFamily):
 
     name = WORLD_MODEL.family
 
-    def graph(self, config: BuildConfig) -> ModelGraph:
+    def graph(self, config: VideoBuild) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""
-        shape = (config.stream.chunk_tokens, config.model.dim)
-        kept = (shape, config.dtype)
+        shape = (config.workload.stream.chunk_tokens, config.model.dim)
+        kept = (shape, config.target.dtype)
         view = ChunkModule("view", View, ("camera",), lambda _: {"view": kept})
         by_layer = {"scale": kept, "shift": kept}
-        camera = InputSpec("camera", (config.stream.chunk_frames, CAMERA), "float32", "input.camera")
+        camera = InputSpec("camera", (config.workload.stream.chunk_frames, CAMERA), "float32", "input.camera")
         choice = LayerChoice(
             (camera,),
             after_attention=Injector,
@@ -118,11 +119,13 @@ class NaiveWorld(NaiveToy):
         return x * (1 + scale) + shift * self.wan[f"blocks.{layer}.after_attention.gain"]
 
 
-def world_config() -> BuildConfig:
-    return BuildConfig(WORLD_MODEL, STREAM, Schedule.warped((1000.0, 500.0)), "fp32", "cpu")
+def world_config() -> VideoBuild:
+    return VideoBuild(
+        WORLD_MODEL, VideoConfig(STREAM, Schedule.warped((1000.0, 500.0)), "fp32"), TargetConfig("cpu")
+    )
 
 
-def random_weights(config: BuildConfig) -> dict[str, Tensor]:
+def random_weights(config: VideoBuild) -> dict[str, Tensor]:
     """Weights by the artifact's names; what fused layers add of the layer before is 0."""
     generator, made = torch.Generator().manual_seed(0), {}
     for piece in graph_of(config).pieces.values():
@@ -139,8 +142,8 @@ def random_weights(config: BuildConfig) -> dict[str, Tensor]:
     return made
 
 
-def with_tables(config: BuildConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {**weights, **config.schedule.tables(config.stream)}
+def with_tables(config: VideoBuild, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {**weights, **config.workload.schedule.tables(config.workload.stream)}
 
 
 def cameras(row: int) -> list[Tensor]:
@@ -184,7 +187,7 @@ def test_a_rebuilt_cache_sees_each_kept_chunks_camera() -> None:
 
 def test_fused_layers_add_their_residual_before_it() -> None:
     plain = world_config()
-    fused = replace(plain, fused=True)
+    fused = plain.changed(fused=True)
     weights, text, made = random_weights(plain), golden_text(plain), []
     gates = {f"blocks.{n}.before": weights[f"blocks.{max(n - 1, 0)}.modulation"] for n in range(MODEL.layers)}
     for config in (plain, fused):
@@ -195,9 +198,9 @@ def test_fused_layers_add_their_residual_before_it() -> None:
 
 
 def test_rows_of_a_pool_have_cameras_of_their_own() -> None:
-    config = replace(world_config(), pool=PoolConfig(2, (1, 2)))
+    config = world_config().changed(pool=PoolConfig(2, (1, 2)))
     drawn = random_weights(world_config())
-    weights = with_tables(config, drawn) | config.schedule.tables(config.as_batch.stream)
+    weights = with_tables(config, drawn) | config.workload.schedule.tables(config.as_batch.workload.stream)
     references = [wanted(row, drawn) for row in range(2)]
     with eager_pool(config, weights) as pool:
         text = golden_text(world_config()).numpy()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ from torch import Tensor
 
 from seko_export.build_steps import build_artifact
 from seko_export.checkpoints.errors import UnknownModelError
-from seko_export.config.build import BuildConfig
+from seko_export.config.pool import PoolConfig
 from seko_export.config.schedule import Schedule
-from seko_export.config.stream import PoolConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families import registry
 from seko_export.families.model_files import recognise_checkpoint
 from seko_export.families.registry import family_of, graph_of
@@ -38,14 +38,16 @@ CHUNKS = 2 * STREAM.cache_frames // STREAM.chunk_frames + 1  # past the wrap
 SEEDS = (3, 8)
 
 
-def toy_config(scheme: str = "fp32", **changes: Any) -> BuildConfig:
-    config = BuildConfig(MODEL, STREAM, Schedule.warped((1000.0, 500.0)), scheme, "cpu")
-    return replace(config, **changes)
+def toy_config(scheme: str = "fp32", **changes: Any) -> VideoBuild:
+    config = VideoBuild(
+        MODEL, VideoConfig(STREAM, Schedule.warped((1000.0, 500.0)), scheme), TargetConfig("cpu")
+    )
+    return config.changed(**changes)
 
 
-def toy_weights(config: BuildConfig, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def toy_weights(config: VideoBuild, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
     made = dict(family_of(config).weights(graph_of(config).pieces, checkpoint))
-    return made | config.schedule.tables(config.stream)
+    return made | config.workload.schedule.tables(config.workload.stream)
 
 
 def cameras(row: int) -> list[Tensor]:
@@ -71,7 +73,9 @@ def test_a_stream_is_its_reference_past_the_wrap() -> None:
 def test_two_rows_of_a_pool_have_cameras_of_their_own() -> None:
     config = toy_config(pool=PoolConfig(2, (1, 2)))
     checkpoint = random_checkpoint()
-    weights = toy_weights(config, checkpoint) | config.schedule.tables(config.as_batch.stream)
+    weights = toy_weights(config, checkpoint) | config.workload.schedule.tables(
+        config.as_batch.workload.stream
+    )
     text = golden_text(toy_config()).numpy()
     references = [wanted(row, checkpoint) for row in range(2)]
     with eager_pool(config, weights) as pool:
@@ -90,7 +94,7 @@ def test_fused_layers_add_their_residual_before_the_tail() -> None:
     checkpoint, made = random_checkpoint(), []
     plain = toy_config()
     text = golden_text(plain)
-    for config in (plain, replace(plain, fused=True)):
+    for config in (plain, plain.changed(fused=True)):
         weights = toy_weights(config, checkpoint)
         with eager_session(config, weights, text, SEEDS[:1]) as session:
             made.append([session.run_chunk({"camera": one.numpy()}).to_host() for one in cameras(0)])

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from seko_export.build_steps import build_artifact
 from seko_export.checkpoints.errors import NotACheckpointError
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.errors import UsageError
 from seko_export.media import vaes
 from seko_export.options.build_files import MediaSources
@@ -30,7 +31,11 @@ MODEL = replace(SMALL, name="four-channels", dim=64, ffn_dim=96, in_channels=4, 
 STREAM = StreamConfig(
     16, 24, chunk_frames=2, sink_frames=1, ring_frames=4, spatial_stride=4, temporal_stride=2
 )
-CONFIG = BuildConfig(MODEL, STREAM, Schedule.warped((1000.0, 500.0)), "fp32", "cpu", vae=ToyVaeConfig())
+CONFIG = VideoBuild(
+    MODEL,
+    VideoConfig(STREAM, Schedule.warped((1000.0, 500.0)), "fp32", vae=ToyVaeConfig()),
+    TargetConfig("cpu"),
+)
 LAST_LEVEL = 1  # of 255: rounding of a number that lies between two
 
 
@@ -103,7 +108,7 @@ def test_its_file_is_found_once_it_is_registered(tmp_path: Path, monkeypatch: py
 
 def test_a_stream_of_other_strides_refuses_it() -> None:
     with pytest.raises(UsageError, match=r"strides are 4 pixels and 2 frames, expected 8 and 4"):
-        replace(CONFIG, stream=StreamConfig(32, 32, chunk_frames=2, sink_frames=1, ring_frames=4))
+        CONFIG.changed(stream=StreamConfig(32, 32, chunk_frames=2, sink_frames=1, ring_frames=4))
     with pytest.raises(
         UsageError, match=r"height 18 is no multiple of 8 pixels \(VAE stride 4 times patch 2\)"
     ):

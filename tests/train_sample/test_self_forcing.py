@@ -90,10 +90,10 @@ def test_every_far_window_has_the_layouts_mask(begins):
 def test_a_given_frame_is_what_the_exported_step_makes_of_it():
     config = small_config(3, 3, 9, batch=2, passes=2)
     weights, text = random_wan_weights(config.model), random_text(config.model, 2)
-    dit = CausalDit(config.model, config.stream)
+    dit = CausalDit(config.model, config.workload.stream)
     dit.load_state_dict(weights, strict=True)
     generator = torch.Generator().manual_seed(0)
-    shape = (2, 16, 1, config.stream.latent_height, config.stream.latent_width)
+    shape = (2, 16, 1, config.workload.stream.latent_height, config.workload.stream.latent_width)
     given, latents = torch.tensor([True, False]), torch.randn(shape, generator=generator)
     sigmas = warped(2, 5.0)
     frames = torch.arange(6).expand(2, -1)

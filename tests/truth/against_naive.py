@@ -7,23 +7,23 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import EagerStream
 from tests.truth.naive_dit import ShiftingDit
 
 
-def naive_models(config: BuildConfig, weights: Mapping[str, Tensor], text: Tensor) -> list[ShiftingDit]:
+def naive_models(config: VideoBuild, weights: Mapping[str, Tensor], text: Tensor) -> list[ShiftingDit]:
     """The naive model of row 0, or where each pass has a cache of its own, one for each of two passes."""
-    count = 2 if config.stream.pass_caches else 1
-    return [ShiftingDit(config.model, config.stream, weights, text[0]) for _ in range(count)]
+    count = 2 if config.workload.stream.pass_caches else 1
+    return [ShiftingDit(config.model, config.workload.stream, weights, text[0]) for _ in range(count)]
 
 
 def hold_to_naive(
     static: EagerStream, naive: list[ShiftingDit], worst: Callable[[str, float], None], what: str
 ) -> None:
     """Run a stream until its ring has wrapped twice; each velocity is the naive model's, to float32's rounding."""
-    s = static.config.stream
+    s = static.config.workload.stream
     for number in range(2 * (s.sink_frames + s.ring_frames) // s.chunk_frames + 2):
         for turn, done in enumerate(static.run_chunk([number * s.chunk_frames], [3])):
             model = naive[turn if s.pass_caches else 0]

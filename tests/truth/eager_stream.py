@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule
 from seko_export.families.registry import family_of
 from seko_export.families.wan_layout.keys import wan_shapes
@@ -46,7 +47,7 @@ class EagerStream:
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         For the CPU.
     wan : mapping of str to Tensor
         A checkpoint by the names of the model's family, such as Wan's.
@@ -54,7 +55,7 @@ class EagerStream:
         [B, text tokens, text_dim] float32.
     """
 
-    def __init__(self, config: BuildConfig, wan: Mapping[str, Tensor], text: Tensor) -> None:
+    def __init__(self, config: VideoBuild, wan: Mapping[str, Tensor], text: Tensor) -> None:
         self.config = config
         family = family_of(config)
         graph = family.graph(config)  # not the shared one of `graph_of`: tests replace parts of it
@@ -62,14 +63,16 @@ class EagerStream:
         self.engines: dict[str, Callable[..., tuple[Tensor, ...]]] = {
             name: FlatModule(piece) for name, piece in self.pieces.items()
         }
-        self.weights = dict(family.weights(self.pieces, wan)) | config.schedule.tables(config.stream)
+        self.weights = dict(family.weights(self.pieces, wan)) | config.workload.schedule.tables(
+            config.workload.stream
+        )
         self.weights |= family.tables(config, wan)
         known = known_channels(config.model)
         for name, scale in config.kv.calibrate(known, known).items():
             self.weights |= {f"blocks.{layer}.kv.{name}": scale for layer in range(config.model.layers)}
         self.weights |= layer_constants(config, self.weights)
         self.buffers = {b.name: torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for b in graph.buffers}
-        s = config.stream
+        s = config.workload.stream
         self.ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames, s.reference_frames)
         self.set_text(text)
 
@@ -95,7 +98,7 @@ class EagerStream:
         if given is not None:
             self.buffers["conditioning_frames"].copy_(torch.tensor(given[0]))
             self.buffers["conditioning.latents"].copy_(given[1])
-        s, latents = self.config.stream, self.buffers["latents"]
+        s, latents = self.config.workload.stream, self.buffers["latents"]
         self.buffers["seeds"].copy_(torch.tensor(seeds))
         self._stand_at(first_frames)
         self._run(self.programs["begin"], number=0)
@@ -114,7 +117,7 @@ class EagerStream:
 
     def write_references(self, reference: Tensor) -> None:
         """Write the frames [B, C, R, h, w] that stand before every row's stream."""
-        s = self.config.stream
+        s = self.config.workload.stream
         self.buffers["conditioning_frames"].fill_(s.chunk_frames)
         for first in range(-s.reference_frames, 0, s.chunk_frames):
             self._stand_at([first] * s.batch)
@@ -123,13 +126,13 @@ class EagerStream:
             for place, frame in enumerate(self.ring.latent_frames(first)):
                 if frame < 0:
                     latents[:, :, place] = reference[:, :, frame]
-            passes = len(self.config.schedule.timesteps)
+            passes = len(self.config.workload.schedule.timesteps)
             for number in range(passes) if s.pass_caches else (passes,):
                 self._run(self.programs["denoise" if s.pass_caches else "context"], number)
 
     def _stand_at(self, first_frames: Sequence[int]) -> None:
         """Fill the buffers that say where each row stands."""
-        s = self.config.stream
+        s = self.config.workload.stream
         self.buffers["frames"].copy_(torch.tensor([self.ring.latent_frames(f) for f in first_frames]))
         for group in self.config.layer_groups:
             own = Ring(s.sink_frames, group.ring_frames, s.chunk_frames, s.reference_frames)
@@ -144,12 +147,12 @@ class EagerStream:
 
     def cache_rows(self, row: int) -> dict[str, Tensor]:
         """Return one batch row's part of every cache tensor, [layers, N, ...]."""
-        s = self.config.stream
+        s = self.config.workload.stream
         return {n: t.unflatten(1, (s.batch, -1))[:, row] for n, t in self.caches().items()}
 
     def slot_tokens(self, row: int, slot: int) -> dict[str, Tensor]:
         """Return what one slot of one row holds, [layers, frame_tokens, ...] by cache tensor."""
-        s, rows, held = self.config.stream, self.cache_rows(row), {}
+        s, rows, held = self.config.workload.stream, self.cache_rows(row), {}
         for cache in self.config.kv.cache_tensors:
             first = s.pinned_frames if cache.part == "ring" else 0
             frames = s.pinned_frames if cache.part == "sink" else s.cache_frames
@@ -199,12 +202,12 @@ def small_config(
     scheme: str = "fp32",
     passes: int = 4,
     layers: int = 2,
-) -> BuildConfig:
+) -> VideoBuild:
     """Return a build of a small model on 8x12 latents (24 tokens a frame)."""
     model = ModelConfig(**{**vars(SMALL), "layers": layers})
     stream = StreamConfig(64, 96, chunk_frames=chunk, sink_frames=sink, ring_frames=ring, batch=batch)
     steps = tuple(1000.0 * (passes - i) / passes for i in range(passes))
-    return BuildConfig(model, stream, Schedule.warped(steps), scheme, "cpu")
+    return VideoBuild(model, VideoConfig(stream, Schedule.warped(steps), scheme), TargetConfig("cpu"))
 
 
 def random_wan_weights(model: ModelConfig, seed: int = 0) -> dict[str, Tensor]:

@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
-from seko_export.config.stream import PoolConfig, StreamConfig
+from seko_export.config.pool import PoolConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.ring_positions import rows_of, token_index_of_call
@@ -41,11 +43,13 @@ class Cache:
     def __init__(self, scheme: str, stream: StreamConfig, sessions: int) -> None:
         base = small_config(1, 0, 1)
         pool = PoolConfig(sessions, tuple(range(1, sessions + 1)))
-        self.config = BuildConfig(MODEL, stream, base.schedule, scheme, "cpu", pool=pool)
+        self.config = VideoBuild(
+            MODEL, VideoConfig(stream, base.workload.schedule, scheme, pool=pool), TargetConfig("cpu")
+        )
         self.form, self.stream = self.config.kv, stream
         pieces = make_pieces(self.config)
         self.embeds = {rows: pieces[f"embed.{rows}"] for rows in pool.buckets}
-        held = self.config.slots
+        held = self.config.workload.state_rows
         self.slot_frames = torch.zeros(held * stream.cache_frames, dtype=torch.int64)
         self.caches = {
             c.name: torch.zeros(held * self.config.row_tokens(c.part), *c.token_shape, dtype=c.dtype)
@@ -99,7 +103,7 @@ class Cache:
     def clear(self, row: int) -> None:
         """Zero a row's part of every cache buffer, as the runtime does, and forget what it held."""
         for cache in (*self.caches.values(), self.slot_frames):
-            cache.unflatten(0, (self.config.slots, -1))[row] = 0
+            cache.unflatten(0, (self.config.workload.state_rows, -1))[row] = 0
         self.forget(row)
 
     def forget(self, row: int) -> None:
@@ -110,7 +114,9 @@ class Cache:
     def check(self, rows: Sequence[int], index: Tensor) -> None:
         """Read the call's window as a block does and compare every slot that holds something."""
         at = torch.tensor(rows)
-        caches = {n: rows_of(c, at, len(c) // self.config.slots) for n, c in self.caches.items()}
+        caches = {
+            n: rows_of(c, at, len(c) // self.config.workload.state_rows) for n, c in self.caches.items()
+        }
         windows = self.form.expand(caches, self.scales, self.tables, torch.float32)
         own = token_index_of_call(index, at, self.stream)
         assert len(set(own.tolist())) == len(own)

@@ -100,16 +100,18 @@ def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(chunk, sink, r
     text = random_text(config.model, batch)
     stream = EagerStream(config, wan, text)
     clean: list[Tensor] = []
-    chunks = -(-5 * config.stream.cache_frames // (2 * chunk))
+    chunks = -(-5 * config.workload.stream.cache_frames // (2 * chunk))
     for number in range(chunks):
         passes = stream.run_chunk([number * chunk] * batch, list(range(20, 20 + batch)))
         for done in passes[:-1]:
             latents = torch.cat([*clean, done.latents], dim=2)
             times = torch.zeros(batch, latents.shape[2])  # context at its cached time
             times[:, -chunk:] = done.timestep
-            wanted = full_forward(oracle, config.stream, latents, times, text, masked=True)[:, :, -chunk:]
+            wanted = full_forward(oracle, config.workload.stream, latents, times, text, masked=True)[
+                :, :, -chunk:
+            ]
             if number == 0:  # recipe A: the first chunk needs no mask
-                plain = full_forward(oracle, config.stream, latents, times, text, masked=False)
+                plain = full_forward(oracle, config.workload.stream, latents, times, text, masked=False)
                 error = relative_error(done.velocity, plain)
                 worst("diffusers, recipe A", error)
                 assert error <= BAR
@@ -118,7 +120,7 @@ def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(chunk, sink, r
                 worst(f"diffusers, recipe B, B={batch}", error)
                 assert error <= BAR, (number, done.timestep, row)
         clean.append(passes[-1].latents)
-    assert chunks * chunk > 2 * config.stream.cache_frames
+    assert chunks * chunk > 2 * config.workload.stream.cache_frames
 
 
 def test_the_window_matters():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -25,10 +23,10 @@ def some_latents(stream: EagerStream) -> torch.Tensor:
 def test_the_others_see_conditioning_frames_at_the_context_time(given, context, worst):
     """Chunks after it too: the cache holds what the context pass wrote of the given frames."""
     config = small_config(3, 1, 6)
-    config = dataclasses.replace(config, schedule=Schedule(config.schedule.timesteps, context))
+    config = config.changed(schedule=Schedule(config.workload.schedule.timesteps, context))
     weights, text = random_wan_weights(config.model), random_text(config.model, 1)
     static = EagerStream(config, weights, text)
-    naive = ShiftingDit(config.model, config.stream, weights, text[0])
+    naive = ShiftingDit(config.model, config.workload.stream, weights, text[0])
     latents = some_latents(static)
     for number in range(3):
         count = given if number == 0 else 0

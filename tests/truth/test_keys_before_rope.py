@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from seko_export.config.model import ModelConfig
@@ -22,9 +20,9 @@ def test_an_exact_format_has_no_new_inputs():
     new = {"slot_frames", "places.slot_rotary", "places.patch_rotary"}
     for config, there in ((lossy, True), (exact, False)):
         for device in ("cpu", "cuda"):
-            config = dataclasses.replace(config, device=device)
+            config = config.changed(device=device)
             if not there:
-                config = dataclasses.replace(config, kv_scheme=config.exact_scheme)
+                config = config.changed(kv_scheme=config.exact_scheme)
             pieces = make_pieces(config).values()
             names = {a.name for piece in pieces for a in (*piece.inputs, *piece.outputs)}
             assert names & new == (new if there else set())
@@ -35,7 +33,7 @@ def test_an_exact_format_has_no_new_inputs():
 def test_both_tables_make_up_the_chunks_own():
     """The one of the slots beside the one of the patches is the table of the frames that the slots hold, to the bit."""
     base, stream = small_config(2, 1, 3, batch=2, scheme="fp4"), StreamConfig(32, 48, 2, 1, 3, 2)
-    piece = make_pieces(dataclasses.replace(base, model=MODEL, stream=stream))["embed"]
+    piece = make_pieces(base.changed(model=MODEL, stream=stream))["embed"]
     inputs = {a.name: torch.zeros(a.shape, dtype=a.dtype) for a in piece.signature}
     inputs["frames"] = torch.tensor([[7, 8], [1_000_000, 1_000_001]])
     inputs["write_slots"] = torch.tensor([[1, 2], [3, 1]])

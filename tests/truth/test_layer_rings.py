@@ -13,8 +13,9 @@ from seko_export import BuildOptions
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends import export_backend
-from seko_export.config.build import BuildConfig
-from seko_export.config.stream import PoolConfig, StreamConfig
+from seko_export.config.pool import PoolConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.goldens.record import eager_session
@@ -37,18 +38,18 @@ PLAIN = Wish(
 
 def config_of(
     rings: tuple[int, ...] = RINGS, chunk: int = 2, sink: int = 1, scheme: str = "fp32", layers: int = 5
-) -> BuildConfig:
+) -> VideoBuild:
     """A small build whose layers take the rings in turn."""
     config = small_config(chunk, sink, max(rings), scheme=scheme, passes=2, layers=layers)
-    return dataclasses.replace(config, stream=dataclasses.replace(config.stream, layer_rings=rings))
+    return config.changed(stream=dataclasses.replace(config.workload.stream, layer_rings=rings))
 
 
 @pytest.mark.parametrize("pass_caches", [False, True])
 @pytest.mark.parametrize(("rings", "chunk", "sink"), [(RINGS, 2, 1), ((3, 6), 3, 0), ((1, 4, 2), 1, 2)])
 def test_each_layer_sees_its_own_window(rings, chunk, sink, pass_caches, worst):
     config = config_of(rings, chunk, sink)
-    stream = dataclasses.replace(config.stream, pass_caches=pass_caches)
-    config = dataclasses.replace(config, stream=stream)
+    stream = dataclasses.replace(config.workload.stream, pass_caches=pass_caches)
+    config = config.changed(stream=stream)
     weights, text = random_wan_weights(config.model), random_text(config.model, 1)
     static = EagerStream(config, weights, text)
     hold_to_naive(static, naive_models(config, weights, text), worst, "layers of different rings")
@@ -63,7 +64,7 @@ def test_the_pool_is_laid_out_by_kind(scheme):
     assert {shape[0] for name, shape in caches.items() if ".ring2." not in name} == {1}
     manifest = describe(config, export_backend("eager"), (), {})
     assert manifest.workload.stream.rings == {"ring2": 2}
-    numbers = 2 * config.model.dim * config.stream.frame_tokens * (4 * 3 + 1 * 6)
+    numbers = 2 * config.model.dim * config.workload.stream.frame_tokens * (4 * 3 + 1 * 6)
     assert manifest.workload.kv.bf16_pool_bytes == 2 * numbers
     calls = [c for c in manifest.programs["denoise"] if c.engine.startswith("block")]
     assert [(c.engine, c.first_layer, c.layers, c.first_place) for c in calls] == [
@@ -91,13 +92,15 @@ def test_sessions_replay_and_rebuild_their_caches(scheme):
 
 
 def test_a_pools_rows_are_streams_alone():
-    config = dataclasses.replace(config_of(), pool=PoolConfig(2, (1, 2)))
-    weights = session_weights(config.as_batch) | config.schedule.tables(config.as_batch.stream)
+    config = config_of().changed(pool=PoolConfig(2, (1, 2)))
+    weights = session_weights(config.as_batch) | config.workload.schedule.tables(
+        config.as_batch.workload.stream
+    )
     alone = {}
     texts = {n: random_text(config.model, 1, seed=n).numpy() for n in (1, 2)}
     for n in texts:
         one = config_of()
-        tables = one.schedule.tables(one.stream)
+        tables = one.workload.schedule.tables(one.workload.stream)
         with eager_session(one, {**weights, **tables}, torch.from_numpy(texts[n]), [n]) as session:
             alone[n] = [session.run_chunk().to_host() for _ in range(5)]
     with eager_pool(config, weights) as pool:
@@ -112,7 +115,7 @@ def test_a_pools_rows_are_streams_alone():
 
 
 def test_gpu_builds_have_engines_for_full_rows_of_each_kind():
-    config = dataclasses.replace(config_of(scheme="int8"), device="cuda")
+    config = config_of(scheme="int8").changed(device="cuda")
     pieces = make_pieces(config)
     assert {name for name in pieces if name.startswith("block")} == {
         *("block", "block_full", "block_ring2", "block_full_ring2"),
@@ -121,9 +124,7 @@ def test_gpu_builds_have_engines_for_full_rows_of_each_kind():
     assert [c.engine for c in programs["context_full"] if "block" in c.engine] == [
         *("block_full_ring2", "block_full", "block_full_ring2"),
     ]
-    fused = make_programs(
-        make_pieces(dataclasses.replace(config, kv_scheme="fp4", fused=True, attention="fp8"))
-    )
+    fused = make_programs(make_pieces(config.changed(kv_scheme="fp4", fused=True, attention="fp8")))
     assert [(c.engine, c.first_layer, c.layers, c.first_place) for c in fused["context"]][2:] == [
         ("block_context_ring2", 0, 2, 0),
         ("block_context", 2, 1, 0),

@@ -29,7 +29,7 @@ def test_index_copy_writes_what_slices_write(chunk, sink, ring, batch, scheme):
     config = small_config(chunk, sink, ring, batch=batch, scheme=scheme, passes=2)
     weights, text = random_wan_weights(config.model), random_text(config.model, batch)
     static, naive = EagerStream(config, weights, text), EagerStream(config, weights, text)
-    writes = SliceWrites(config.kv, config.stream)
+    writes = SliceWrites(config.kv, config.workload.stream)
     naive.pieces["block"].module.kv = writes
 
     starts = [[0], [0, 2 * chunk]][batch - 1]
@@ -54,7 +54,7 @@ def test_index_copy_writes_what_slices_write(chunk, sink, ring, batch, scheme):
             for slot in range(static.ring.valid_frames(frame)):
                 for name, tokens in static.slot_tokens(row, slot).items():
                     assert same_bytes(tokens, naive.slot_tokens(row, slot)[name]), (number, row, slot, name)
-    assert last + chunk > config.stream.cache_frames  # it did wrap
+    assert last + chunk > config.workload.stream.cache_frames  # it did wrap
     assert static.buffers["latents"].isfinite().all()
 
 
@@ -67,7 +67,7 @@ def test_ring_agrees_with_a_shifting_cache(chunk, sink, ring, worst):
     config = small_config(chunk, sink, ring)
     weights, text = random_wan_weights(config.model), random_text(config.model, 1)
     static = EagerStream(config, weights, text)
-    naive = ShiftingDit(config.model, config.stream, weights, text[0])
+    naive = ShiftingDit(config.model, config.workload.stream, weights, text[0])
     for number in range(max(12, 2 * (sink + ring) // chunk + 1)):  # well past the wrap
         first = number * chunk
         for done in static.run_chunk([first], [3]):
@@ -77,7 +77,7 @@ def test_ring_agrees_with_a_shifting_cache(chunk, sink, ring, worst):
                 worst("naive (b) velocity", error)
                 assert error <= BAR, (number, done.timestep)
         _compare_slots(static, 0, naive, worst)
-    assert first + chunk > 2 * config.stream.cache_frames
+    assert first + chunk > 2 * config.workload.stream.cache_frames
 
 
 def test_rows_at_different_chunks_agree_with_their_own_runs(worst):
@@ -87,7 +87,7 @@ def test_rows_at_different_chunks_agree_with_their_own_runs(worst):
     text, later_text = random_text(config.model, 2), random_text(config.model, 1, seed=9)
     both = EagerStream(config, weights, text)
     zero, one = EagerStream(alone, weights, text[:1]), EagerStream(alone, weights, later_text)
-    naive = ShiftingDit(config.model, config.stream, weights, later_text[0])
+    naive = ShiftingDit(config.model, config.workload.stream, weights, later_text[0])
     for number in range(5):
         passes = both.run_chunk([3 * number] * 2, [11, 12])
         zero.run_chunk([3 * number], [11], feed=[p.latents[:1] for p in passes])

@@ -10,8 +10,8 @@ import torch
 
 from seko_export.artifact.describe import describe
 from seko_export.backends import export_backend
-from seko_export.config.build import BuildConfig
-from seko_export.config.stream import PoolConfig
+from seko_export.config.pool import PoolConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.weights import model_weights
 from seko_export.goldens import record as golden
@@ -24,10 +24,10 @@ from tests.truth.eager_stream import EagerStream, random_text, random_wan_weight
 from tests.truth.naive_dit import ShiftingDit
 
 
-def config_of(chunk: int, sink: int, ring: int, scheme: str = "fp32", passes: int = 3) -> BuildConfig:
+def config_of(chunk: int, sink: int, ring: int, scheme: str = "fp32", passes: int = 3) -> VideoBuild:
     """A small build with a cache for each pass."""
     config = small_config(chunk, sink, ring, scheme=scheme, passes=passes)
-    return dataclasses.replace(config, stream=dataclasses.replace(config.stream, pass_caches=True))
+    return config.changed(stream=dataclasses.replace(config.workload.stream, pass_caches=True))
 
 
 @pytest.mark.parametrize(("chunk", "sink", "ring"), [(3, 1, 6), (2, 3, 5), (1, 2, 4)])
@@ -36,7 +36,7 @@ def test_each_pass_sees_its_own_past(chunk, sink, ring, worst):
     config = config_of(chunk, sink, ring)
     weights, text = random_wan_weights(config.model), random_text(config.model, 1)
     static = EagerStream(config, weights, text)
-    naive = [ShiftingDit(config.model, config.stream, weights, text[0]) for _ in range(3)]
+    naive = [ShiftingDit(config.model, config.workload.stream, weights, text[0]) for _ in range(3)]
     for number in range(2 * (sink + ring) // chunk + 2):
         made = static.run_chunk([number * chunk], [3])
         assert len(made) == 3
@@ -50,7 +50,7 @@ def test_each_pass_sees_its_own_past(chunk, sink, ring, worst):
 @pytest.mark.parametrize("scheme", ["fp32", "fp4", "int8-sink"])
 def test_there_is_a_cache_for_each_pass_and_no_context(scheme):
     config = config_of(3, 1, 6, scheme)
-    single = dataclasses.replace(config, stream=dataclasses.replace(config.stream, pass_caches=False))
+    single = config.changed(stream=dataclasses.replace(config.workload.stream, pass_caches=False))
     caches = [
         {b.name: b.nbytes for b in make_buffers(c) if b.role == "cache" and b.name != "kv.slot_frames"}
         for c in (config, single)
@@ -64,11 +64,11 @@ def test_there_is_a_cache_for_each_pass_and_no_context(scheme):
     )
 
 
-def session_weights(config: BuildConfig) -> dict[str, torch.Tensor]:
+def session_weights(config: VideoBuild) -> dict[str, torch.Tensor]:
     """Weights by the artifact's names, tables, and the constants of the cache format."""
     made = dict(model_weights(make_pieces(config), random_wan_weights(config.model)))
-    made |= config.schedule.tables(config.stream)
-    if config.kv_scheme != "fp32":
+    made |= config.workload.schedule.tables(config.workload.stream)
+    if config.workload.kv_scheme != "fp32":
         exact = config.as_exact
         statistics = KvStatistics(exact, config.kv)
         golden.run_eager(exact, made, golden_text(exact), (0,), (0, 2), lambda *_: None, statistics)
@@ -118,10 +118,10 @@ def test_another_number_of_passes_is_refused():
 
 
 def test_a_pool_has_them_too():
-    config = dataclasses.replace(config_of(2, 1, 4), pool=PoolConfig(3, (1, 2)))
+    config = config_of(2, 1, 4).changed(pool=PoolConfig(3, (1, 2)))
     programs = make_programs(make_pieces(config))
     assert {*programs} == {"prompt", "begin.1", "begin.2", "denoise.1", "denoise.2"}
-    fused = dataclasses.replace(config_of(2, 1, 4, "fp4"), device="cuda", fused=True)
+    fused = config_of(2, 1, 4, "fp4").changed(device="cuda", fused=True)
     block = next(call for call in make_programs(make_pieces(fused))["denoise"] if call.engine == "block")
     assert any("{pass}" in ref for ref in block.inputs)
     assert make_pieces(fused)["block"].mutates

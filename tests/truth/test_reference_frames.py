@@ -14,8 +14,9 @@ import torch
 from seko_export.artifact.describe import describe
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.backends import export_backend
-from seko_export.config.build import BuildConfig
-from seko_export.config.stream import PoolConfig, StreamConfig
+from seko_export.config.pool import PoolConfig
+from seko_export.config.stream import StreamConfig
+from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError as BuildUsageError
 from seko_export.goldens.record import eager_session
 from seko_runtime.errors import UsageError
@@ -32,26 +33,26 @@ from tests.truth.test_pass_caches import session_weights
 
 def config_of(
     chunk: int, sink: int, ring: int, references: int, scheme: str = "fp32", batch: int = 1, **stream: object
-) -> BuildConfig:
+) -> VideoBuild:
     """A small build with reference frames."""
     config = small_config(chunk, sink, ring, scheme=scheme, passes=2, layers=4, batch=batch)
-    return dataclasses.replace(
-        config, stream=dataclasses.replace(config.stream, reference_frames=references, **stream)
+    return config.changed(
+        stream=dataclasses.replace(config.workload.stream, reference_frames=references, **stream)
     )
 
 
-def random_reference(config: BuildConfig, seed: int = 4) -> torch.Tensor:
+def random_reference(config: VideoBuild, seed: int = 4) -> torch.Tensor:
     """Latents [B, C, R, h, w] of the reference frames."""
-    s = config.stream
+    s = config.workload.stream
     shape = (s.batch, config.model.in_channels, s.reference_frames, s.latent_height, s.latent_width)
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def weights_of(config: BuildConfig) -> dict[str, torch.Tensor]:
+def weights_of(config: VideoBuild) -> dict[str, torch.Tensor]:
     """`session_weights` of one row, with the tables of a call of this build's."""
-    stream = dataclasses.replace(config.stream, batch=1)
-    made = session_weights(dataclasses.replace(config, stream=stream, pool=None))
-    return made | config.schedule.tables(config.as_batch.stream)
+    stream = dataclasses.replace(config.workload.stream, batch=1)
+    made = session_weights(config.changed(stream=stream, pool=None))
+    return made | config.workload.schedule.tables(config.as_batch.workload.stream)
 
 
 LAYOUTS = [
@@ -78,7 +79,7 @@ def test_a_stream_sees_its_references_past_the_wrap(chunk, sink, ring, reference
     for model in naive:
         for first in range(-references, 0, chunk):
             part = reference[0][:, references + first :][:, :chunk]
-            model.step(part, config.schedule.context_timestep, first, commit=True)
+            model.step(part, config.workload.schedule.context_timestep, first, commit=True)
     hold_to_naive(static, naive, worst, "reference frames")
     assert all(c.frame < 0 for model in naive for cached in model.cached for c in cached[:references])
 
@@ -87,11 +88,11 @@ def test_a_stream_sees_its_references_past_the_wrap(chunk, sink, ring, reference
 def test_attention_that_sees_the_whole_chunk_writes_the_same_references(references: int) -> None:
     """8-bit attention has no mask for what fills a chunk up; of references alone it reads nothing in 8 bits."""
     config = config_of(4, 1, 5, references, "fp4", window_positions=True)
-    config = dataclasses.replace(config, fused=True)
+    config = config.changed(fused=True)
     weights, text = random_wan_weights(config.model), random_text(config.model, 1)
     held = []
     for attention in ("torch", "fp8"):
-        stream = EagerStream(dataclasses.replace(config, attention=attention), weights, text)
+        stream = EagerStream(config.changed(attention=attention), weights, text)
         stream.write_references(random_reference(config))
         held.append([stream.slot_tokens(0, slot) for slot in range(references)])
     masked, whole = held
@@ -102,9 +103,12 @@ def test_attention_that_sees_the_whole_chunk_writes_the_same_references(referenc
     assert all(torch.equal(codes, copy[name]) for name, codes in whole[-1].items())
 
 
-def streams_of(config: BuildConfig, weights, reference: torch.Tensor, chunks: int) -> list[np.ndarray]:
+def streams_of(config: VideoBuild, weights, reference: torch.Tensor, chunks: int) -> list[np.ndarray]:
     """A session's latents, seeds 5 and on."""
-    text, seeds = random_text(config.model, config.stream.batch), [5 + i for i in range(config.stream.batch)]
+    text, seeds = (
+        random_text(config.model, config.workload.stream.batch),
+        [5 + i for i in range(config.workload.stream.batch)],
+    )
     with eager_session(config, weights, text, seeds, reference=reference) as session:
         return [session.run_chunk().to_host() for _ in range(chunks)]
 
@@ -165,7 +169,7 @@ def test_a_rebuilt_cache_has_them_again():
     """Nothing was evicted yet and the prompt is the same: rebuilt from nothing, the stream goes on as it would."""
     with two_rows_after_three_chunks() as (session, text, wanted):
         for row in range(2):
-            session._streams.live().clear_cache(row)
+            session._rows.device().clear_cache(row)
         session.set_text(text, recache=True)
         assert np.array_equal(session.run_chunk().to_host(), wanted[3])
 
@@ -190,8 +194,8 @@ def test_sessions_of_a_pool_have_their_own(scheme, buckets, tmp_path: Path):
     Where float32 is called alone it may sum in another order; codes of a lossy format would then fall otherwise.
     """
     config = config_of(2, 1, 4, 3, scheme, batch=2)
-    single = dataclasses.replace(config.stream, batch=1)
-    pooled = dataclasses.replace(config, stream=single, pool=PoolConfig(2, buckets))
+    single = dataclasses.replace(config.workload.stream, batch=1)
+    pooled = config.changed(stream=single, pool=PoolConfig(2, buckets))
     weights, text = weights_of(config), random_text(config.model, 2)
     mine, others = random_reference(config), random_reference(config, 8)
     bound = STEP[torch.float32] if 1 in buckets else 0.0
@@ -210,7 +214,7 @@ def test_sessions_of_a_pool_have_their_own(scheme, buckets, tmp_path: Path):
         def of_batch(reference: torch.Tensor, chunks: int) -> list[np.ndarray]:
             """A batch makes its prompts at once, a pool one by one: it gets the pool's."""
             with eager_session(config, weights, text, [5, 6], reference=reference) as batch:
-                live, held = batch._streams.live(), pool._streams.live()
+                live, held = batch._rows.device(), pool._rows.device()
                 for name in live.prompt_buffers:
                     for row, session in enumerate((a, b)):
                         live.row_of(name, row).copy_(held.row_of(name, session._row))
@@ -250,7 +254,7 @@ def test_what_is_no_reference_is_refused():
             eager_session(config, weights, text, [5], reference=odd),
         ):
             pass
-    none = dataclasses.replace(config, stream=dataclasses.replace(config.stream, reference_frames=0))
+    none = config.changed(stream=dataclasses.replace(config.workload.stream, reference_frames=0))
     with (
         pytest.raises(UsageError, match="no reference frames"),
         eager_session(none, weights, text, [5], reference=reference),

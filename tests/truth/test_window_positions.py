@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_export import BuildOptions
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.ring_positions import window_positions
 from seko_export.goldens.record import eager_session
@@ -27,12 +27,10 @@ from tests.truth.test_pass_caches import session_weights
 
 def config_of(
     chunk: int, sink: int, ring: int, scheme: str = "fp32", layers: int = 2, **stream: object
-) -> BuildConfig:
+) -> VideoBuild:
     """A small build whose positions are those within the window."""
     config = small_config(chunk, sink, ring, scheme=scheme, passes=2, layers=layers)
-    return dataclasses.replace(
-        config, stream=dataclasses.replace(config.stream, window_positions=True, **stream)
-    )
+    return config.changed(stream=dataclasses.replace(config.workload.stream, window_positions=True, **stream))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +103,7 @@ def test_sessions_restart_and_rebuild(scheme):
         session.restart_row(0)
         again = [session.run_chunk().to_host() for _ in range(5)]
     assert all(np.array_equal(*pair) for pair in zip(made, again, strict=True))
-    exact = dataclasses.replace(config, kv_scheme="fp32")
+    exact = config.changed(kv_scheme="fp32")
     with eager_session(exact, weights, text, [5]) as session:
         wanted = [session.run_chunk().to_host() for _ in range(3)]
     for found, truth in zip(made, wanted, strict=False):
@@ -118,7 +116,7 @@ def test_the_options_take_them():
     assert config.kv.keys_before_rope
     assert config.kv.name == "fp32-before-rope"
     assert "valid_tokens" in {a.name for a in make_pieces(config)["embed"].inputs}
-    assert resolved("tiny", layout=layout, kernels="fused").config.fused
+    assert resolved("tiny", layout=layout, kernels="fused").config.target.fused
     for scheme in ("bf16", "fp4"):
         options = BuildOptions(preset="self-forcing-1.3b", kv=scheme, no_vae=True, no_text=True, **layout)
         wish = Wish(options, "h200")

@@ -7,8 +7,8 @@ import triton.language as tl
 
 from seko_kernels.triton.e4m3_cast import power_of_two_inverse
 from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
+from seko_kernels.triton.kv_expand import rotary_factor
 from seko_kernels.triton.nvfp4_blocks import block_scale, plain_codes, rotated_codes, two_pairs, value_words
-from seko_kernels.triton.nvfp4_expand_keys import rotary_factor
 
 # Tokens of a program and its warps, and its heads where that divides the heads: they share cosines and sines. On an
 # H200 at 12 heads, keys rotated, 54 us; 64 tokens with 4 warps take 61, 128 with 8 warps 81, 32 with 4 warps 65, 16

@@ -1,4 +1,4 @@
-"""The kernel that expands a cache of fp8, int8 or int4; keys get their mean and are rotated. Checks in `kv_ops`."""
+"""The kernel that expands a cache of any `NumberFormat`; keys get their mean and are rotated. Checks in `kv_ops`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
 from seko_kernels.triton.hadamard import hadamard_rows
-from seko_kernels.triton.nvfp4_expand_keys import rotary_factor
+from seko_kernels.triton.nvfp4_expand import E2M1_FACTOR, e2m1_halves
 
 KV_EXPAND_NUMBERS = 2048  # numbers of one head per program, times the heads of a group
 KV_EXPAND_HEADS = 4  # heads that a program rotates by the cosines and sines it has loaded
@@ -36,12 +36,15 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     APART: tl.constexpr,
     ROTATED: tl.constexpr,
+    E2M1: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Write the numbers that ``CODES`` and ``SCALES`` stand for; with SLOT_PAIRS add ``MEAN`` and rotate.
 
-    `kv_reference.decode` and `reference.rotate_centred_keys` are the definition. A program takes a run of (token, unit)
-    of one group of heads, as `nvfp4_expand_keys_kernel` does and for its reasons.
+    `kv_reference.decode` and `reference.rotate_centred_keys` are the definition; the products of the rotation are exact
+    in fp32, so fused or not they give its bits. A program takes a run of (token, unit) of one group of heads: cosine
+    and sine depend on token and channel alone, so they are loaded once for all heads of the group. Both tables and the
+    mean stay in L2 (0.5 MB at 21 slots of 1560 tokens, where one table as long as the cache would be 17 MB a layer).
 
     Parameters
     ----------
@@ -59,7 +62,7 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
         ``N * HEAD_UNITS`` (less than 2**31), tokens of a slot, tokens of a row in CODES, and see OUT.
     HEADS, HEAD_UNITS, UNIT, SLOT_PAIRS, GROUP, TILE : constexpr int
         H, D/UNIT, channels of a unit, pairs that turn with the slot (0: values), heads a program, parts a program.
-    BITS, GROUPED : constexpr int, bool
+    BITS, GROUPED, E2M1 : constexpr int, bool, bool
         As in `kv_write_kernel`.
     APART : constexpr bool
         False: ``left_out`` is 0.
@@ -93,27 +96,30 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
         there = live & (head < HEADS)
         unit = (token.to(tl.int64) * HEADS + head) * HEAD_UNITS + part  # bytes: past 2**31 for a large pool
         g = tl.load(GLOBAL_SCALE + head, mask=head < HEADS, other=1.0)
-        if BITS == 8:
+        if E2M1:
+            scale = e4m3_scale_decode(tl.load(SCALES + unit, mask=there, other=0)) * g * E2M1_FACTOR
+            at = CODES + unit[:, None] * HALF + half[None, :]
+            low, high = e2m1_halves(tl.load(at, mask=there[:, None], other=0))
+            even = low.to(tl.float16, bitcast=True).to(tl.float32)
+            odd = high.to(tl.float16, bitcast=True).to(tl.float32)
+        elif BITS == 8:
             at = CODES + unit[:, None] * UNIT + channel[None, :]
             code = tl.load(at, mask=there[:, None], other=0).to(tl.int32)
             if GROUPED:
                 number = code.to(tl.float32)
+                scale = e4m3_scale_decode(tl.load(SCALES + unit, mask=there, other=0)) * g
             else:
                 number = e4m3_scale_decode(tl.abs(code))
                 number = tl.where(code < 0, -number, number)
+                scale = g + tl.zeros((TILE,), tl.float32)
             even, odd = tl.split(tl.reshape(number, (TILE, HALF, 2)))
         else:
             at = CODES + unit[:, None] * HALF + half[None, :]
             packed = tl.load(at, mask=there[:, None], other=0).to(tl.int32)
-            at_zero = SCALES + (token.to(tl.int64) * HEADS + head) * (2 * HEAD_UNITS) + HEAD_UNITS + part
-            zero = tl.expand_dims(tl.load(at_zero, mask=there, other=0).to(tl.int32), 1)
+            at_step = SCALES + (token.to(tl.int64) * HEADS + head) * (2 * HEAD_UNITS) + part
+            zero = tl.expand_dims(tl.load(at_step + HEAD_UNITS, mask=there, other=0).to(tl.int32), 1)
             even = ((packed & 15) - zero).to(tl.float32)
             odd = ((packed >> 4) - zero).to(tl.float32)
-        scale = g + tl.zeros((TILE,), tl.float32)
-        if GROUPED:
-            at_step = SCALES + unit
-            if BITS == 4:
-                at_step = SCALES + (token.to(tl.int64) * HEADS + head) * (2 * HEAD_UNITS) + part
             scale = e4m3_scale_decode(tl.load(at_step, mask=there, other=0)) * g
         scale = tl.expand_dims(scale, 1)
         even = even * scale
@@ -134,3 +140,9 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
             unit += (token // row_tokens + 1).to(tl.int64) * left_out * (HEADS * HEAD_UNITS)
         target = OUT + unit[:, None] * UNIT + channel[None, :]
         tl.store(target, tl.interleave(even, odd).to(OUT.dtype.element_ty), mask=there[:, None])
+
+
+@triton.jit
+def rotary_factor(x):  # type: ignore[no-untyped-def]
+    """Round fp32 to 12 significant bits, ties away from zero; `seko_kernels.reference.round_factor`."""
+    return ((x.to(tl.int32, bitcast=True) + 0x800) & -0x1000).to(tl.float32, bitcast=True)

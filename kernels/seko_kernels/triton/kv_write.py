@@ -1,4 +1,4 @@
-"""The kernel that quantises keys or values to fp8, int8 or int4 and scatters them. Checks are in `kv_ops`."""
+"""The kernel that quantises keys or values to any `NumberFormat` and scatters them. Checks are in `kv_ops`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import triton.language as tl
 
 from seko_kernels.triton.e4m3_scale import e4m3_scale_decode, e4m3_scale_encode
 from seko_kernels.triton.hadamard import hadamard_rows
+from seko_kernels.triton.nvfp4_round import nvfp4_rounded
 
 KV_WRITE_NUMBERS = 1024  # numbers per program
 KV_WRITE_WARPS = 2
@@ -31,12 +32,14 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
     GROUPED: tl.constexpr,
     CENTRED: tl.constexpr,
     ROTATED: tl.constexpr,
+    E2M1: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Write ``X[t] - MEAN`` to ``CODES[TOKEN_INDEX[t]]`` and ``SCALES[TOKEN_INDEX[t]]``.
 
-    `seko_kernels.kv_reference.encode` is the definition and has the formulas: GROUPED False is fp8, else BITS 8 is int8
-    and 4 int4. A tile is a run of units (groups, where there are any) in the order of ``X``.
+    `seko_kernels.kv_reference.encode` is the definition and has the formulas: E2M1 is NVFP4, GROUPED False is fp8, else
+    BITS 8 is int8 and 4 int4. A tile is a run of units (groups, where there are any) in the order of ``X``, so any
+    head_dim that is a multiple of the unit fits, power of two or not.
 
     Parameters
     ----------
@@ -47,7 +50,7 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
     CODES : pointer to int8, or uint8 where BITS is 4
         ``[cache_tokens, H, D * BITS/8]``, contiguous.
     SCALES : pointer to uint8
-        ``[cache_tokens, H, HEAD_UNITS]`` (int8) or twice as many (int4: steps, then zero points), contiguous.
+        ``[cache_tokens, H, HEAD_UNITS]`` (int8, NVFP4) or twice as many (int4: steps, then zero points), contiguous.
     GLOBAL_SCALE, MEAN : pointer to fp32
         ``[H]``, powers of two, and ``[H, D]``; the mean is not read unless CENTRED.
     units, cache_tokens, x_token_stride, x_head_stride : int
@@ -56,6 +59,8 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
         H, D/UNIT, channels of a unit, units per program.
     ROTATED : constexpr bool
         Whether each unit is mixed by a Walsh-Hadamard transform first.
+    E2M1 : constexpr bool
+        Whether a code is an e2m1 number; UNIT is 16 then.
     """
     unit = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = unit < units
@@ -76,19 +81,15 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
     # The reciprocal of a power of two, from its bits: Triton's fp32 division is approximate, and this is exact.
     inverse_g = (0x7F000000 - g.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
-    place = tl.load(TOKEN_INDEX + token, mask=live, other=-1)
-    inside = (place >= 0) & (place < cache_tokens)
-    target = (place * HEADS + head) * HEAD_UNITS + part  # int64
-    if not GROUPED:
-        scaled = tl.minimum(tl.abs(x) * tl.expand_dims(inverse_g, 1), 448.0)
-        code = e4m3_scale_encode(scaled)
-        at = CODES + target[:, None] * UNIT + channel[None, :]
-        tl.store(at, tl.where(x < 0.0, -code, code).to(tl.int8), mask=inside[:, None])
+    MOST: tl.constexpr = 127 if BITS == 8 else 15
+    if E2M1:
+        step_byte, code = nvfp4_rounded(x, g, inverse_g)
+    elif not GROUPED:
+        code = e4m3_scale_encode(tl.minimum(tl.abs(x) * tl.expand_dims(inverse_g, 1), 448.0))
+        code = tl.where(x < 0.0, -code, code)
     else:
-        MOST: tl.constexpr = 127 if BITS == 8 else 15
         if BITS == 8:
-            reach = tl.max(tl.abs(x), axis=1)
-            step_byte = _above(reach * (1.0 / 127.0) * inverse_g)
+            step_byte = _above(tl.max(tl.abs(x), axis=1) * (1.0 / 127.0) * inverse_g)
         else:
             least = tl.minimum(tl.min(x, axis=1), 0.0)
             reach = tl.maximum(tl.max(x, axis=1), 0.0) - least
@@ -96,19 +97,26 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
         step = e4m3_scale_decode(step_byte) * g
         code = _nearest(tl.abs(x), tl.expand_dims(step, 1), MOST)
         code = tl.where(x < 0.0, -code, code)
-        if BITS == 8:
-            at = CODES + target[:, None] * UNIT + channel[None, :]
-            tl.store(at, code.to(tl.int8), mask=inside[:, None])
-            tl.store(SCALES + target, step_byte.to(tl.uint8), mask=inside)
-        else:
+        if BITS == 4:
             zero = _nearest(-least, step, MOST)
             code = tl.minimum(tl.maximum(code + tl.expand_dims(zero, 1), 0), MOST)
-            low, high = tl.split(tl.reshape(code, (TILE, UNIT // 2, 2)))
-            at = CODES + target[:, None] * (UNIT // 2) + tl.arange(0, UNIT // 2)[None, :]
-            tl.store(at, (low | (high << 4)).to(tl.uint8), mask=inside[:, None])
+
+    # Only now where it goes: addresses held while numbers are rounded cost registers.
+    place = tl.load(TOKEN_INDEX + token, mask=live, other=-1)
+    inside = (place >= 0) & (place < cache_tokens)
+    target = (place * HEADS + head) * HEAD_UNITS + part  # int64
+    if BITS == 8:
+        tl.store(CODES + target[:, None] * UNIT + channel[None, :], code.to(tl.int8), mask=inside[:, None])
+    else:
+        low, high = tl.split(tl.reshape(code, (TILE, UNIT // 2, 2)))
+        at = CODES + target[:, None] * (UNIT // 2) + tl.arange(0, UNIT // 2)[None, :]
+        tl.store(at, (low | (high << 4)).to(tl.uint8), mask=inside[:, None])
+    if GROUPED:
+        at_step = target
+        if BITS == 4 and not E2M1:
             at_step = (place * HEADS + head) * (2 * HEAD_UNITS) + part
-            tl.store(SCALES + at_step, step_byte.to(tl.uint8), mask=inside)
             tl.store(SCALES + at_step + HEAD_UNITS, zero.to(tl.uint8), mask=inside)
+        tl.store(SCALES + at_step, step_byte.to(tl.uint8), mask=inside)
 
 
 @triton.jit

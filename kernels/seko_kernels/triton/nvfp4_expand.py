@@ -1,4 +1,4 @@
-"""The kernel that expands an NVFP4 cache to bf16 or fp32. Checks are in `ops`."""
+"""The kernel that expands NVFP4 values, or keys that need no rotation, to bf16 or fp32. Checks are in `kv_ops`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
 
 EXPAND_TILE = 256  # scale blocks per program: 4096 numbers
 EXPAND_WARPS = 4
+E2M1_FACTOR = tl.constexpr(16384.0)  # what `e2m1_halves` are multiplied by to be the codes' numbers
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -27,10 +28,9 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write ``OUT = e2m1(CODES) * e4m3(SCALES) * g``, exact in bf16 and fp32.
 
-    `seko_kernels.reference.nvfp4_decode` is the definition. A code's exponent and mantissa, placed at the
-    same fields of an fp16 number, are the code's value times 2**-14, its subnormal 0.5 included; the factor
-    is undone in the scale, once per block. Memory-bound: 0.5625 bytes read for every 2 (bf16) or 4 (fp32)
-    written.
+    `seko_kernels.reference.nvfp4_decode` is the definition. Memory-bound: 0.5625 bytes read for every 2 (bf16) or 4
+    (fp32) written. `kv_expand_kernel` loops over heads, for the angles that they share; this one has none to share,
+    so a program takes a run of blocks across all heads.
 
     Parameters
     ----------
@@ -52,14 +52,12 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
     live = first + local < blocks
     head = (first + local) // HEAD_BLOCKS % HEADS
     g = tl.load(GLOBAL_SCALE + head, mask=live, other=1.0)
-    scale = e4m3_scale_decode(tl.load(SCALES + first + local, mask=live, other=0)) * g * 16384.0
+    scale = e4m3_scale_decode(tl.load(SCALES + first + local, mask=live, other=0)) * g * E2M1_FACTOR
 
     start = first.to(tl.int64) * 8  # bytes: past 2**31 for a large pool
     byte = tl.arange(0, 8)
     packed = tl.load(CODES + start + (local[:, None] * 8 + byte[None, :]), mask=live[:, None], other=0)
-    packed = packed.to(tl.int16)  # [TILE, 8]
-    low = ((packed & 7) << 9) | ((packed & 8) << 12)
-    high = ((packed & 0x70) << 5) | ((packed & 0x80) << 8)
+    low, high = e2m1_halves(packed)  # [TILE, 8]
     halves = tl.interleave(low, high).to(tl.float16, bitcast=True)  # [TILE, 16]
     value = halves.to(tl.float32) * tl.expand_dims(scale, 1)
     channel = tl.arange(0, 16)
@@ -72,3 +70,15 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
         value.to(OUT.dtype.element_ty),
         mask=live[:, None],
     )
+
+
+@triton.jit
+def e2m1_halves(packed):  # type: ignore[no-untyped-def]
+    """Bits (int16) of fp16 numbers for the low and the high code of each byte: the codes' numbers times 2**-14.
+
+    A code's exponent and mantissa lie in the same fields of an fp16 number, its subnormal 0.5 included. Whoever reads
+    them undoes the factor in the scale, once per block.
+    """
+    packed = packed.to(tl.int16)
+    low = ((packed & 7) << 9) | ((packed & 8) << 12)
+    return low, ((packed & 0x70) << 5) | ((packed & 0x80) << 8)

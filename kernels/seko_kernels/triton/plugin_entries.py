@@ -13,9 +13,9 @@ from seko_kernels.triton.attention_fp8 import attention_fp8_kernel
 from seko_kernels.triton.cache_write import cache_write_kernel
 from seko_kernels.triton.fp8_expand import fp8_expand_kernel
 from seko_kernels.triton.gaussian import gaussian_kernel
+from seko_kernels.triton.kv_expand import kv_expand_kernel
+from seko_kernels.triton.kv_write import kv_write_kernel
 from seko_kernels.triton.nvfp4_expand import nvfp4_expand_kernel
-from seko_kernels.triton.nvfp4_expand_keys import nvfp4_expand_keys_kernel
-from seko_kernels.triton.nvfp4_write import nvfp4_write_kernel
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -35,8 +35,8 @@ def nvfp4_write_entry(  # type: ignore[no-untyped-def]
     HEAD_BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """`nvfp4_write_kernel` without a mean."""
-    nvfp4_write_kernel(
+    """`kv_write_kernel` of NVFP4, without a mean."""
+    kv_write_kernel(
         X,
         TOKEN_INDEX,
         NEW_CODES,
@@ -49,7 +49,12 @@ def nvfp4_write_entry(  # type: ignore[no-untyped-def]
         x_head_stride,
         HEADS,
         HEAD_BLOCKS,
+        16,
+        4,
+        True,
         False,
+        False,
+        True,
         TILE,
     )
 
@@ -72,8 +77,8 @@ def nvfp4_write_keys_entry(  # type: ignore[no-untyped-def]
     HEAD_BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """`nvfp4_write_kernel` with a mean."""
-    nvfp4_write_kernel(
+    """`kv_write_kernel` of NVFP4, with a mean."""
+    kv_write_kernel(
         X,
         TOKEN_INDEX,
         NEW_CODES,
@@ -86,6 +91,11 @@ def nvfp4_write_keys_entry(  # type: ignore[no-untyped-def]
         x_head_stride,
         HEADS,
         HEAD_BLOCKS,
+        16,
+        4,
+        True,
+        True,
+        False,
         True,
         TILE,
     )
@@ -123,8 +133,8 @@ def nvfp4_expand_keys_entry(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """`nvfp4_expand_keys_kernel`, every token in its place."""
-    nvfp4_expand_keys_kernel(
+    """`kv_expand_kernel` of NVFP4 keys, every token in its place."""
+    kv_expand_kernel(
         CODES,
         SCALES,
         GLOBAL_SCALE,
@@ -138,9 +148,14 @@ def nvfp4_expand_keys_entry(  # type: ignore[no-untyped-def]
         0,
         HEADS,
         HEAD_BLOCKS,
+        16,
+        4,
+        True,
         SLOT_PAIRS,
         GROUP,
         False,
+        False,
+        True,
         TILE,
     )
 

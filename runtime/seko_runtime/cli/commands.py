@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> Report:
 
 def verify(options: argparse.Namespace) -> Report:
     """Replay the goldens; the report ends with a NumericError if a chunk differs."""
-    from seko_runtime.opening.golden import verdict
+    from seko_runtime.sessions.verdict import verdict
 
     with open_artifact(
         options.artifact, device=options.device, trust=options.trust, copy_weights=options.copy_weights
@@ -87,57 +87,39 @@ def verify(options: argparse.Namespace) -> Report:
 
 def info(options: argparse.Namespace) -> Report:
     """Print what the manifest says; reads no other file."""
+    from seko_runtime.opening.workloads import workload_of
+
     manifest, digest = read_manifest(options.artifact, trust=options.trust)
-    stream, target = manifest.workload.stream, manifest.target
+    target = manifest.target
+    own_lines, own_facts = workload_of(manifest.workload.kind).described(manifest)
     cuda = f", CUDA {target.cuda}" if target.cuda else ""
-    lines = [
-        f"name     {manifest.name}, format {manifest.format_version}, digest {digest}",
-        f"target   {manifest.backend} on {target.device} {target.arch}, torch {target.torch}{cuda}",
-        f"stream   {stream.width}x{stream.height} at {stream.fps} fps, chunk {stream.chunk_frames} latent frames,",
-    ]
     rows = f"batch {manifest.rows}"
     if manifest.pool is not None:
         rows = f"{manifest.rows} sessions in calls of {', '.join(map(str, manifest.pool.buckets))}"
-    reference = f"reference {stream.reference_frames}, " if stream.reference_frames else ""
-    lines.append(f"         {reference}sink {stream.sink_frames}, ring {stream.ring_frames}, {rows}")
-    kv = manifest.workload.kv
-    lines.append(f"KV pool  {kv.pool_bytes} bytes ({kv.scheme}), in bf16 {kv.bf16_pool_bytes}")
-    if manifest.offloads_cache:
-        lines.append(
-            f"         on the host, offloaded layer by layer; {manifest.device_pool_bytes} bytes on the device"
-        )
+    lines = [
+        f"name     {manifest.name}, format {manifest.format_version}, digest {digest}",
+        f"target   {manifest.backend} on {target.device} {target.arch}, torch {target.torch}{cuda}",
+        f"rows     {rows}",
+        *own_lines,
+    ]
     if manifest.ranks > 1:
-        lines.append(f"ranks    {manifest.ranks} processes, one a GPU, each with such a KV pool")
-        if manifest.workload.video is not None:
-            lines[-1] += " and a part of the pictures" if manifest.shares_decoding else "; each decodes all"
-    text, video = manifest.workload.text, manifest.workload.video
-    if video is not None:
-        lines.append(
-            f"video    {video.width}x{video.height}, {video.first_frames} frames, then {video.chunk_frames} a chunk"
-        )
-    if text is not None:
-        lines.append(f"text     sentences of up to {text.tokens} tokens")
+        lines.append(f"ranks    {manifest.ranks} processes, one a GPU")
     lines += [
-        f"input    {one.name} ({one.dtype} {list(one.shape)}, per {one.per}, {one.default})"
-        for one in manifest.caller_inputs
+        f"input    {spec.name} ({spec.dtype} {list(spec.shape)}, per {spec.per}, {spec.default})"
+        for spec in manifest.caller_inputs
     ]
     result: dict[str, object] = {
         "name": manifest.name,
         "digest": digest,
         "format_version": manifest.format_version,
+        "workload": manifest.workload.kind,
         "backend": manifest.backend,
         "device": target.device,
         "arch": target.arch,
         "torch": target.torch,
         "ranks": manifest.ranks,
-        "kv": {
-            "scheme": manifest.workload.kv.scheme,
-            "pool_bytes": manifest.workload.kv.pool_bytes,
-            "device_bytes": manifest.device_pool_bytes,
-        },
-        "text": None if text is None else {"tokens": text.tokens, "truncate": text.truncate},
-        "video": None if video is None else asdict(video),
-        "inputs": [asdict(one) for one in manifest.caller_inputs],
+        **own_facts,
+        "inputs": [asdict(spec) for spec in manifest.caller_inputs],
         "files": {path: entry.size for path, entry in manifest.files.items()},
     }
     return Report(result, tuple(lines))

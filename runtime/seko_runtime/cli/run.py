@@ -20,13 +20,14 @@ from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.cli.progress import Progress
 from seko_runtime.errors import UsageError
-from seko_runtime.opening.artifact import OpenArtifact, open_artifact, read_manifest
-from seko_runtime.opening.golden import ChunkError, error_row
+from seko_runtime.opening.artifact import open_artifact, read_manifest
+from seko_runtime.video.artifact import VideoArtifact, video_artifact
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.conditioning.voice import AudioWindows
 from seko_runtime.video.contract import made_of
 from seko_runtime.video.files import STDOUT, ChunkWriter, check_output
-from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.golden import ChunkError
+from seko_runtime.video.manifest import VideoManifest, video_manifest
 from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.session import Session
 
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> Report:
         _check_stdout(options)
     asked, arrays, voices = read_conditioning(options), read_inputs(options.input), read_audio(options.audio)
     masks = read_masks(options.mask)
-    manifest, _ = read_manifest(options.artifact, trust=options.trust)
+    manifest = video_manifest(read_manifest(options.artifact, trust=options.trust)[0])
     fit_audio(voices, options, manifest, arrays)
     asked = as_portrait(asked, options, manifest)
     arrays |= mask_inputs(masks, manifest, arrays)
@@ -87,8 +88,9 @@ def _run(
         Progress(f"opening {options.artifact}", manifest.workload.stream.fps, options.chunks) as progress,
         open_artifact(
             options.artifact, device=options.device, trust=options.trust, copy_weights=options.copy_weights
-        ) as artifact,
+        ) as opened,
     ):
+        artifact = video_artifact(opened)
         manifest = artifact.manifest
         stream, rows = manifest.workload.stream, manifest.call_rows
         seeds = [options.seed + row for row in range(rows)]
@@ -136,7 +138,7 @@ def _run(
 class _Job:
     """Writes a session's chunks, and records when each came."""
 
-    artifact: OpenArtifact
+    artifact: VideoArtifact
     session: Session
     writer: ChunkWriter
     inputs: RunInputs
@@ -208,7 +210,7 @@ class _Job:
                 "pool_bytes": manifest.workload.kv.pool_bytes,
                 "bf16_pool_bytes": manifest.workload.kv.bf16_pool_bytes,
             },
-            "errors": [error_row(error) for error in self.errors],
+            "errors": [error.row() for error in self.errors],
         }
 
     def _write(self, made: NDArray[Any]) -> None:
@@ -225,7 +227,7 @@ def _mixed(voices: NDArray[np.float32]) -> NDArray[np.float32]:
     return sound / max(1.0, float(np.abs(sound).max()))
 
 
-def _steady(artifact: OpenArtifact, given: Conditioning, inputs: RunInputs) -> dict[str, NDArray[Any]]:
+def _steady(artifact: VideoArtifact, given: Conditioning, inputs: RunInputs) -> dict[str, NDArray[Any]]:
     """Return the inputs per session: those given, else the golden's, but for what is made of the picture."""
     found = {} if inputs.voices is not None else artifact.golden_inputs(None)
     found.pop(made_of(artifact.manifest, given.image), None)
@@ -245,12 +247,12 @@ def _size(manifest: VideoManifest) -> tuple[int, int]:
     return shown.width * manifest.call_rows, shown.height
 
 
-def _golden_chunks(artifact: OpenArtifact) -> tuple[int, ...]:
+def _golden_chunks(artifact: VideoArtifact) -> tuple[int, ...]:
     golden = artifact.manifest.workload.golden
     return () if golden is None else golden.chunks
 
 
-def _not_compared(options: argparse.Namespace, artifact: OpenArtifact, seeds: Sequence[int]) -> str:
+def _not_compared(options: argparse.Namespace, artifact: VideoArtifact, seeds: Sequence[int]) -> str:
     """Say why this run's chunks differ from the recorded ones; empty if they are the same."""
     golden = artifact.manifest.workload.golden
     if golden is None:

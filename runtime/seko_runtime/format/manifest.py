@@ -30,6 +30,7 @@ DTYPE_BYTES = {
 PLUGINS_KEY = "tensorrt_plugins"  # there: the library of native code that plans are loaded with
 CACHE_KEY = "compiler_cache"  # in `Manifest.extra`: the file of `torch.compiler.save_cache_artifacts`
 ROLES = ("cache", "prompt", "chunk", "state", "decode")
+HOST_ROLE = "chunk"  # of a buffer that the host fills before each call
 PERIODS = ("session", "prompt", "chunk", "pass")  # how often an input may change
 SOURCES = ("host", "caller")
 DEFAULTS = ("zeros", "required", "hold")

@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from seko_runtime.arguments import flag, shown, whole_number
 from seko_runtime.backends import open_backend, runtime_backend
 from seko_runtime.backends.base import Backend
 from seko_runtime.backends.memory import Engine
 from seko_runtime.errors import BackendMissingError, EngineLoadError, SekoRuntimeError, UsageError
+from seko_runtime.format.manifest import Manifest
 from seko_runtime.host.faults import machine_faults, of_machine, told
 from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifact, read_manifest
-from seko_runtime.opening.golden import relative_error
-from seko_runtime.opening.opened import OpenArtifact
-from seko_runtime.video.manifest import VideoManifest
-from seko_runtime.video.rank_place import ALONE, RankPlace
+from seko_runtime.opening.workloads import workload_of
+from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
+from seko_runtime.sessions.engines import LocalEngines
+from seko_runtime.sessions.loaded import Loaded
+from seko_runtime.sessions.rank_place import ALONE, RankPlace
+from seko_runtime.sessions.workload import RuntimeWorkload
 
-__all__ = [
-    "CheckedArtifact",
-    "OpenArtifact",
-    "check_artifact",
-    "open_artifact",
-    "read_manifest",
-    "relative_error",
-]
+__all__ = ["CheckedArtifact", "check_artifact", "open_artifact", "open_rank", "read_manifest"]
 
 
 @machine_faults()
@@ -36,7 +33,7 @@ def open_artifact(
     trust: str | Path | None = None,
     copy_weights: bool = False,
     ranks: int | None = None,
-) -> OpenArtifact:
+) -> OpenArtifact[Any]:
     """Check an artifact and load it; see `seko_runtime.open_artifact`."""
     if ranks is not None:
         ranks = whole_number(ranks, "ranks", 1)
@@ -44,9 +41,10 @@ def open_artifact(
     manifest, digest = read_manifest(path, trust=trust)
     check_ranks(manifest, ranks)
     if manifest.ranks > 1:
-        from seko_runtime.opening.ranked_artifact import RankedArtifact  # with what starts processes
+        from seko_runtime.opening.ranked_engines import open_ranked  # with what starts processes
 
-        return RankedArtifact(path, manifest, digest, device, trust=trust, copy_weights=copy_weights)
+        workload = workload_of(manifest.workload.kind)
+        return open_ranked(workload, path, manifest, digest, device, trust=trust, copy_weights=copy_weights)
     return open_rank(path, device, trust=trust, copy_weights=copy_weights)
 
 
@@ -58,37 +56,52 @@ def open_rank(
     trust: str | Path | None = None,
     copy_weights: bool = False,
     rank: int = 0,
-) -> OpenArtifact:
+) -> OpenArtifact[Any]:
     """Check an artifact and load it in this process, as one of its ranks; parameters as `open_artifact`."""
     checked = check_artifact(path, device, trust=trust, copy_weights=copy_weights)
-    place = _place(checked.manifest, rank)
-    backend = open_backend(checked.manifest.backend, checked.device)
+    manifest, workload = checked.manifest, checked.workload
+    place = _place(workload, manifest, rank)
+    tokens = workload.tokens(manifest, checked.files)
+    backend = open_backend(manifest.backend, checked.device)
     try:
         memory = backend.memory()
         spared_engines, spared_weights = place.spared(checked.programs)
-        weights = memory.upload(
-            {name: one for name, one in checked.weights.items() if name not in spared_weights}
-        )
+        own = {name: weight for name, weight in checked.weights.items() if name not in spared_weights}
+        weights = memory.upload(own)
         engines = _loaded(backend, checked, spared_engines)
     except BaseException:
         backend.close()
         raise
-    return OpenArtifact(checked, backend, engines, weights, memory, place)
+    # Not all of `checked`: on a GPU nothing needs the weights' bytes of the host any more, and their maps go.
+    loaded = Loaded(
+        manifest,
+        checked.programs,
+        dict(engines),
+        weights,
+        backend.memory,
+        tokens,
+        checked.digest,
+        place,
+    )
+    files = OpenedFiles(manifest, checked.digest, checked.device, checked.golden)
+    return workload.artifact(files, LocalEngines(loaded, backend, memory, workload.open_rows))
 
 
-def _place(manifest: VideoManifest, rank: int) -> RankPlace:
+def _place(workload: RuntimeWorkload[Any], manifest: Manifest, rank: int) -> RankPlace:
     """Return the place of the process with this rank, which has joined the others."""
     if manifest.ranks == 1:
         return ALONE
     from seko_runtime.backends.rank_group import share  # with torch's process groups
 
-    return RankPlace(rank, share)
+    return RankPlace(rank, share, workload.first_rank_programs)
 
 
 def _loaded(backend: Backend, checked: CheckedArtifact, spared: Collection[str]) -> Mapping[str, Engine]:
     """Load all engines but the spared; what a library raises that its backend does not know is an error of ours."""
     manifest = checked.manifest
-    wanted = replace(manifest, engines=tuple(one for one in manifest.engines if one.name not in spared))
+    wanted = replace(
+        manifest, engines=tuple(engine for engine in manifest.engines if engine.name not in spared)
+    )
     try:
         return backend.load_engines(wanted, checked.files)
     except SekoRuntimeError:
@@ -99,7 +112,7 @@ def _loaded(backend: Backend, checked: CheckedArtifact, spared: Collection[str])
         ) from fault
 
 
-def check_ranks(manifest: VideoManifest, ranks: int | None) -> None:
+def check_ranks(manifest: Manifest, ranks: int | None) -> None:
     """Refuse a number of ranks that an artifact was not built for.
 
     Raises

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from seko_runtime.arguments import path_of
 from seko_runtime.backends import runtime_backend
 from seko_runtime.backends.host import check_cpu, check_device, free_host_bytes
 from seko_runtime.errors import HostMemoryError
-from seko_runtime.executor.contract import HEADS_AXIS
+from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.artifact_files import ArtifactFiles
 from seko_runtime.format.budgets import MAX_HELD_BYTES, Budget
-from seko_runtime.format.manifest import CACHE_KEY, PLUGINS_KEY, Buffer, TensorSpec, Weight
+from seko_runtime.format.manifest import CACHE_KEY, PLUGINS_KEY, Manifest, Weight
 from seko_runtime.format.safetensors_map import MappedTensor, check_tensor, map_safetensors
 from seko_runtime.format.trust import check_signature
 from seko_runtime.host.faults import machine_faults
-from seko_runtime.opening.golden import cache_tensor, input_tensor, video_tensor
-from seko_runtime.video.contract import TEXT_BUFFER, resolve_video
-from seko_runtime.video.manifest import Golden, VideoManifest, parse_video_manifest
+from seko_runtime.opening.workloads import workload_of_document
+from seko_runtime.sessions.workload import RuntimeWorkload
 
 
 @dataclass(frozen=True)
 class CheckedArtifact:
     """An artifact whose manifest, files, hashes and headers are right; no native code is loaded yet."""
 
-    manifest: VideoManifest
+    manifest: Manifest
+    workload: RuntimeWorkload[Any]
     document: bytes  # of manifest.json
     signature: bytes | None  # of manifest.sig
     digest: str
@@ -40,7 +41,7 @@ class CheckedArtifact:
 
 
 @machine_faults()
-def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple[VideoManifest, str]:
+def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple[Any, str]:
     """Read and check only an artifact's manifest; see `seko_runtime.read_manifest`."""
     files = ArtifactFiles(path_of(path, "path"))
     try:
@@ -48,11 +49,11 @@ def read_manifest(path: str | Path, *, trust: str | Path | None = None) -> tuple
         check_signature(document, files.read_signature(), trust)
     finally:
         files.close()
-    return parse_video_manifest(document), hashlib.sha256(document).hexdigest()
+    return workload_of_document(document).parse(document), hashlib.sha256(document).hexdigest()
 
 
 @machine_faults()
-def read_file(path: str | Path, manifest: VideoManifest, name: str) -> memoryview:
+def read_file(path: str | Path, manifest: Manifest, name: str) -> memoryview:
     """Read one file of an artifact, checked against its hash in the manifest from `read_manifest`.
 
     Raises
@@ -88,8 +89,9 @@ def check_artifact(
         document, signature = folder.read_manifest(), folder.read_signature()
         if not may_be_unsigned:
             check_signature(document, signature, trust)
-        manifest = parse_video_manifest(document)
-        programs = resolve_video(manifest)
+        workload = workload_of_document(document)
+        manifest = workload.parse(document)
+        programs = resolve_programs(manifest, workload.contract(manifest))
         held = _held_files(manifest)
         device = check_device(manifest.target, device)
         backend = runtime_backend(manifest.backend) if fits_here else None
@@ -107,6 +109,7 @@ def check_artifact(
         folder.close()
     return CheckedArtifact(
         manifest=manifest,
+        workload=workload,
         document=document,
         signature=signature,
         digest=hashlib.sha256(document).hexdigest(),
@@ -114,19 +117,14 @@ def check_artifact(
         programs=programs,
         files=files,
         weights=_place_weights(manifest, files),
-        golden=_place_golden(manifest, files),
+        golden=place_golden(workload, manifest, files),
     )
 
 
-def _held_files(manifest: VideoManifest) -> frozenset[str]:
-    """Return the files that are read into memory before they are hashed: code, files parsed as such, and the
-    golden.
-    """
+def _held_files(manifest: Manifest) -> frozenset[str]:
+    """Return the files that are read into memory before they are hashed: code, and what the workload reads."""
     held = {engine.file for engine in manifest.engines}
-    if manifest.workload.golden is not None:
-        held.add(manifest.workload.golden.file)
-    if manifest.workload.text is not None:
-        held.add(manifest.workload.text.tokenizer)
+    held |= set(manifest.workload.files)
     held |= {manifest.extra[key] for key in (CACHE_KEY, PLUGINS_KEY) if key in manifest.extra} & {
         *manifest.files
     }
@@ -146,7 +144,7 @@ def _check_host_memory(needed: int, copy_weights: bool) -> None:
     raise HostMemoryError(f"{what} take {needed} bytes of this machine's memory, {free} are free: {advice}")
 
 
-def _place_weights(manifest: VideoManifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
+def _place_weights(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
     by_file: dict[str, list[Weight]] = {}
     for weight in manifest.weights:
         by_file.setdefault(weight.file, []).append(weight)
@@ -157,66 +155,13 @@ def _place_weights(manifest: VideoManifest, files: Mapping[str, memoryview]) -> 
     return placed
 
 
-def _place_golden(manifest: VideoManifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:
+def place_golden(
+    workload: RuntimeWorkload[Any], manifest: Manifest, files: Mapping[str, memoryview]
+) -> dict[str, MappedTensor]:
     """Return the tensors of the golden file, after checking the shapes of those that `verify` needs."""
-    golden: Golden | None = manifest.workload.golden
-    if golden is None:
+    name = workload.golden_file(manifest)
+    if name is None:
         return {}
-    found = map_safetensors(files[golden.file], golden.file)
-    shape = next(buffer.shape for buffer in manifest.buffers if buffer.name == manifest.workload.output)
-    for chunk in golden.chunks:
-        check_tensor(found, TensorSpec(f"latents.{chunk}", shape, "float32"), golden.file)
-        if f"exact.{chunk}" in found:
-            check_tensor(found, TensorSpec(f"exact.{chunk}", shape, "float32"), golden.file)
-        if golden.cache_step:
-            for buffer in manifest.buffers:
-                if buffer.role == "cache":
-                    _check_cache_sample(found, manifest, buffer, chunk)
-        if golden.video_step and manifest.workload.video is not None:
-            _check_video_sample(found, manifest, chunk, golden)
-    for one in manifest.caller_inputs:
-        steady = one.per in ("session", "prompt")
-        shape = (manifest.call_rows, *one.shape)
-        spec = TensorSpec("", shape, "uint8" if one.dtype.startswith("float8") else one.dtype)
-        chunks = range(golden.chunks[-1] + 1)
-        for name in [input_tensor(one.name)] if steady else [input_tensor(one.name, at) for at in chunks]:
-            if one.default == "required" or name in found:
-                check_tensor(found, replace(spec, name=name), golden.file)
-    if golden.reference is not None:
-        channels, *size = manifest.workload.stream.latent_shape
-        held = (manifest.call_rows, channels, manifest.workload.stream.reference_frames, *size)
-        check_tensor(found, TensorSpec(golden.reference, held, "float32"), golden.file)
-    if golden.text is not None:
-        text = next((buffer for buffer in manifest.buffers if buffer.name == TEXT_BUFFER), None)
-        dtype = found[golden.text].dtype if golden.text in found else "float32"  # any dtype that converts
-        if text is not None:
-            shape = (manifest.call_rows, *text.shape[1:])
-            check_tensor(found, TensorSpec(golden.text, shape, dtype), golden.file)
-    return found
-
-
-def _check_cache_sample(
-    found: Mapping[str, MappedTensor], manifest: VideoManifest, buffer: Buffer, chunk: int
-) -> None:
-    golden, axis = manifest.workload.golden, int(buffer.layered)
-    if golden is None:
-        return
-    shape = list(buffer.shape)
-    shape[axis] = -(-(shape[axis] // manifest.state_rows * manifest.call_rows) // golden.cache_step)
-    if manifest.ranks > 1 and buffer.layered:  # the golden holds the heads of all
-        shape[HEADS_AXIS] *= manifest.ranks
-    name = cache_tensor(buffer.name, chunk)
-    dtype = found[name].dtype if name in found else buffer.dtype  # any dtype that converts
-    check_tensor(found, TensorSpec(name, tuple(shape), dtype), golden.file)
-
-
-def _check_video_sample(
-    found: Mapping[str, MappedTensor], manifest: VideoManifest, chunk: int, golden: Golden
-) -> None:
-    video, step = manifest.workload.video, golden.video_step
-    if video is None:
-        return
-    frames = video.chunk_frames if chunk else video.first_frames
-    sides = (-(-video.height // step), -(-video.width // step))
-    spec = TensorSpec(video_tensor(chunk), (manifest.call_rows, frames, *sides, 3), "uint8")
-    check_tensor(found, spec, golden.file)
+    golden = map_safetensors(files[name], name)
+    workload.check_golden(manifest, golden)
+    return golden

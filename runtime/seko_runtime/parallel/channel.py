@@ -25,6 +25,7 @@ from seko_runtime.errors import UsageError
 _NUMBERS = "biuf"  # of numpy's dtypes: bool, integers, floats
 MAX_DEPTH = 32  # of mappings and sequences in each other
 MAX_PARTS = 1 << 20  # of a message: numbers, words, and what holds them
+MAX_VIEW_BYTES = 1 << 28  # of an array that is copied before it is sent: one number may stand for any many
 _MAX_BITS = 1024  # of an integer: Python writes and reads no number of many thousand digits
 
 
@@ -123,8 +124,8 @@ def pack(message: Mapping[str, Any]) -> Packed:
     Raises
     ------
     UsageError
-        If it holds anything else, is nested deeper than `MAX_DEPTH`, has more than `MAX_PARTS` parts, or an integer of
-        very many bits.
+        If it holds anything else, is nested deeper than `MAX_DEPTH`, has more than `MAX_PARTS` parts, an integer of
+        very many bits, or a view that is more than `MAX_VIEW_BYTES` when its numbers are written out.
     """
     packer = _Packer([])
     return Packed(packer.part(message, "message", 0), packer.arrays)  # type: ignore[arg-type]  # a mapping gives one
@@ -162,9 +163,16 @@ class _Packer:
 
     def _array(self, part: object, name: str) -> object:
         try:
-            array = np.asarray(part, order="C")
+            array = np.asarray(part)
+            if not array.flags.c_contiguous and array.nbytes <= MAX_VIEW_BYTES:
+                array = np.ascontiguousarray(array)
         except Exception as fault:  # `__array__` of somebody's class may raise anything
             raise UsageError(f"{name} is no array of numbers: {fault}") from None
+        if not array.flags.c_contiguous:
+            raise UsageError(
+                f"{name} is a view of {array.nbytes} bytes whose numbers do not lie one behind the other, expected at "
+                f"most {MAX_VIEW_BYTES}: give an array of its own"
+            )
         if array.dtype.kind not in _NUMBERS:
             raise UsageError(f"{name} is a {type(part).__name__}, expected an array of numbers")
         if isinstance(part, np.generic):

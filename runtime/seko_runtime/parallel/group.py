@@ -127,7 +127,7 @@ class RankGroup:
             for thread in self._threads:
                 thread.start()
             begun = dict(facts) | {"ranks": ranks, "meeting": str(folder / "store")}
-            self.begun = self.call("begin", begun, seconds=seconds)
+            self.begun = self.call("begin", begun, seconds=seconds, patient=True)
         except BaseException:
             self.close()
             raise
@@ -150,7 +150,7 @@ class RankGroup:
         own: Sequence[Mapping[str, Any]] | None = None,
         ranks: Sequence[int] | None = None,
         seconds: float,
-        patient: bool = True,
+        patient: bool = False,
     ) -> Answers:
         """Send a command to ranks and wait for their answers.
 

@@ -1,4 +1,4 @@
-"""What a session returns: a finished chunk, and its counters. `streams` makes the chunks."""
+"""What a session returns: a finished chunk, and its counters. `VideoRows` makes the chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from seko_runtime.backends.memory import Tensor
 from seko_runtime.errors import StaleChunkError, UsageError
 from seko_runtime.host.faults import machine_faults
-from seko_runtime.video.call_lock import CallLock
+from seko_runtime.sessions.call_lock import CallLock
 
 
 class FrameReader(Protocol):
@@ -29,7 +29,7 @@ class FrameReader(Protocol):
 
 
 class ChunkMaker(Protocol):
-    """The interface through which a chunk is read, implemented by the streams that made it."""
+    """The interface through which a chunk is read, implemented by the rows that made it."""
 
     call_lock: CallLock
 
@@ -57,8 +57,8 @@ class Chunk:
         float32 [B, C, F, h, w], the session's own buffer: valid until its next chunk begins, in a batch also until a
         cache is rebuilt. The device writes it in the order of the session's work. None of an artifact of several ranks,
         whose tensors are in other processes: read them with `to_host`.
-    streams : ChunkMaker
-        The streams that made it.
+    maker : ChunkMaker
+        The rows that made it.
     serial : int
         The number of the call that made it.
     pictures : tuple of (int, int)
@@ -72,7 +72,7 @@ class Chunk:
     index: int
     frames: NDArray[np.int64]
     latents: Tensor
-    streams: ChunkMaker
+    maker: ChunkMaker
     serial: int
     pictures: tuple[tuple[int, int], ...]
     row: int | None = None
@@ -99,8 +99,8 @@ class Chunk:
         SessionBusyError
             If another thread is in a call of the session. In a pool the call waits instead.
         """
-        with self.streams.call_lock.take():
-            copied = self.streams.read_latents(self)
+        with self.maker.call_lock.take():
+            copied = self.maker.read_latents(self)
         return copied()  # without the lock: other sessions' chunks are queued meanwhile
 
     @machine_faults()
@@ -131,16 +131,16 @@ class Chunk:
     @machine_faults()
     def video_rows(self) -> list[NDArray[np.uint8]]:
         """Return each row's video frames, uint8 copies [T, H, W, 3]; as `video`, but rows may differ in T."""
-        call_lock = self.streams.call_lock
+        call_lock = self.maker.call_lock
         with call_lock.take():
-            decoder = self.streams.decoder()
+            decoder = self.maker.decoder()
             waits = [decoder.finished(row, number) for row, number in self.pictures]
         for wait in waits:  # without the lock: other sessions' chunks are queued meanwhile
             wait()
         with call_lock.take(
             waits=True
         ):  # with it: no later chunk overwrites the frames while they are copied
-            decoder = self.streams.decoder()
+            decoder = self.maker.decoder()
             return [decoder.video_frames(row, number).copy() for row, number in self.pictures]
 
 

@@ -156,13 +156,13 @@ class RowClocks:
         return RowClock(int(self.first[row]), int(self.slot_first[row]), self._made[row], frames)
 
     def load(self, row: int, clock: RowClock) -> None:
-        """Set a row's clocks, as `state` returned them.
+        """Set a row's clocks, as `state` returned them; SnapshotError as `check`."""
+        self.check(clock)
+        self.first[row], self.slot_first[row] = clock.first, clock.slot_first
+        self._made[row], self._first_frames[row] = clock.made, list(clock.first_frames)
 
-        Raises
-        ------
-        SnapshotError
-            If they contradict each other or this ring.
-        """
+    def check(self, clock: RowClock) -> None:
+        """Raise a SnapshotError if the clocks of a row contradict each other or this ring."""
         frames, kept = self.ring.chunk_frames, self._kept(clock.made)
         if (
             len(clock.first_frames) != self.kept_slots
@@ -175,8 +175,6 @@ class RowClocks:
                 f"{clock.slot_first} of its cache, with {len(clock.first_frames)} chunks kept of {self.kept_slots}; "
                 "take another snapshot"
             )
-        self.first[row], self.slot_first[row] = clock.first, clock.slot_first
-        self._made[row], self._first_frames[row] = clock.made, list(clock.first_frames)
 
     def rebuild(self, rows: Sequence[int]) -> list[list[KeptChunk]]:
         """Return the steps that write the rows' kept chunks into new caches, oldest first: one entry for each row.

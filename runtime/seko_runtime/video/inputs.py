@@ -29,7 +29,7 @@ class CallerInputs:
     """A manifest's inputs with the source ``caller``, for each row.
 
     Inputs per chunk or pass are held here on the host: the last values supplied, and for every kept chunk the values
-    it was made with, so that a rebuilt cache sees the same. Inputs per session or prompt lie in buffers; see `Live`.
+    it was made with, so that a rebuilt cache sees the same. Inputs per session or prompt lie in `VideoDevice`.
 
     Parameters
     ----------

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from seko_runtime.errors import ManifestError
+from seko_runtime.errors import ManifestError, UsageError
 from seko_runtime.format import budgets
 from seko_runtime.format.budgets import Budget
 from seko_runtime.format.manifest import (
@@ -197,6 +197,13 @@ class VideoManifest(Manifest):
 def parse_video_manifest(document: bytes) -> VideoManifest:
     """Read the manifest of a video artifact; see `parse_manifest`."""
     return parse_manifest(document, VideoManifest, CHECKS)
+
+
+def video_manifest(manifest: Manifest) -> VideoManifest:
+    """Return a manifest as that of a video artifact; UsageError if its workload is another."""
+    if not isinstance(manifest, VideoManifest):
+        raise UsageError(f"the artifact's workload is {manifest.workload.kind!r}, expected {KIND!r}")
+    return manifest
 
 
 def _check_stream(stream: Stream, where: str) -> None:

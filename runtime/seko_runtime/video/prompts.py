@@ -8,13 +8,11 @@ from typing import NamedTuple
 
 from seko_runtime.arguments import whole_number
 from seko_runtime.backends.memory import Memory, Tensor
-from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.sessions.loaded import TokenIds
 from seko_runtime.video.contract import TEXT_BUFFER, TEXT_ENCODED, TEXT_IDS
-from seko_runtime.video.live import Live
-from seko_runtime.video.text import TokenIds, clean_prompt, prompt_key
-
-PROMPT_CACHE = 8  # entries; one of Wan 1.3B takes 90 MiB on the device
+from seko_runtime.video.device import VideoDevice
+from seko_runtime.video.text import clean_prompt, prompt_key
 
 
 class PromptKey(NamedTuple):
@@ -102,14 +100,14 @@ class RowPrompts:
         self.cache.forget(alone)
         self._owners[row] = alone if tenant is None else f"tenant {tenant}"
 
-    def set(self, live: Live, rows: Sequence[int], prompts: Sequence[str]) -> None:
+    def set(self, device: VideoDevice, rows: Sequence[int], prompts: Sequence[str]) -> None:
         """Set a prompt for each row: new ones are encoded, cached ones are copied.
 
         Nothing of the session changes until all are encoded.
 
         Parameters
         ----------
-        live : Live
+        device : VideoDevice
             The session's.
         rows : sequence of int
             All rows, unless the prompt program runs for single rows.
@@ -121,7 +119,7 @@ class RowPrompts:
             PromptKey(self._owners.get(row, ""), prompt_key(prompt, self._digest))
             for row, prompt in zip(rows, cleaned, strict=True)
         ]
-        names, rerun = self._results(live), live.prompt_takes_inputs
+        names, rerun = self._results(device), device.prompt_takes_inputs
         held: dict[PromptKey, list[Tensor]] = {}
         encoded: dict[PromptKey, Tensor] = {}
         for key, prompt in zip(keys, cleaned, strict=True):
@@ -131,52 +129,46 @@ class RowPrompts:
             if entry is not None:
                 held[key] = entry
             else:
-                encoded[key] = self._encode(live, prompt)
-        with live.prompting(rows):
+                encoded[key] = self._encode(device, prompt)
+        with device.prompting(rows):
             for row, key in zip(rows, keys, strict=True):
                 if key in encoded:
-                    self._memory.copy(live.row_of(TEXT_BUFFER, row), encoded[key])
+                    self._memory.copy(device.row_of(TEXT_BUFFER, row), encoded[key])
                     continue
                 # A program that reads every row needs a held one's embeddings alone, beside a new prompt's.
-                count = 1 if encoded and not live.prompt_by_row else len(names)
+                count = 1 if encoded and not device.prompt_by_row else len(names)
                 for name, part in zip(names[:count], held[key][:count], strict=True):
-                    self._memory.copy(live.row_of(name, row), part)
+                    self._memory.copy(device.row_of(name, row), part)
             if encoded or rerun:
-                live.run_prompt([row for row, key in zip(rows, keys, strict=True) if rerun or key in encoded])
+                device.run_prompt(
+                    [row for row, key in zip(rows, keys, strict=True) if rerun or key in encoded]
+                )
             for key in encoded if names else ():
-                self.cache.put(key, [self._copied(live, name, rows[keys.index(key)]) for name in names])
+                self.cache.put(key, [self._copied(device, name, rows[keys.index(key)]) for name in names])
 
-    def _encode(self, live: Live, prompt: str) -> Tensor:
+    def _encode(self, device: VideoDevice, prompt: str) -> Tensor:
         """Return the embeddings [1, n, text_dim] of a cleaned prompt, in memory of its own."""
         ids = self._ids.ids(prompt)
         with self._memory.ordered():
-            self._memory.write(live.buffers[TEXT_IDS], ids)
-            live.once["text"].run()
-            own = self._memory.allocate(live.specs[TEXT_ENCODED])
-            self._memory.copy(own, live.buffers[TEXT_ENCODED])
+            self._memory.write(device.buffers[TEXT_IDS], ids)
+            device.once["text"].run()
+            own = self._memory.allocate(device.specs[TEXT_ENCODED])
+            self._memory.copy(own, device.buffers[TEXT_ENCODED])
         return own
 
-    def _results(self, live: Live) -> list[str]:
+    def _results(self, device: VideoDevice) -> list[str]:
         """Return the buffers that a prompt alone decides, embeddings first; none if one cannot be split into rows.
 
         Where the program also reads what the caller gave, as a picture, what it writes is not the prompt's alone.
         """
-        if live.prompt_takes_inputs:
-            return [TEXT_BUFFER] if live.has_rows(TEXT_BUFFER) else []
-        names = [TEXT_BUFFER, *(name for name in live.prompt_buffers if name != TEXT_BUFFER)]
-        return names if all(live.has_rows(name) for name in names) else []
+        if device.prompt_takes_inputs:
+            return [TEXT_BUFFER] if device.has_rows(TEXT_BUFFER) else []
+        names = [TEXT_BUFFER, *(name for name in device.prompt_buffers if name != TEXT_BUFFER)]
+        return names if all(device.has_rows(name) for name in names) else []
 
-    def _copied(self, live: Live, name: str, row: int) -> Tensor:
-        source = live.row_of(name, row)
+    def _copied(self, device: VideoDevice, name: str, row: int) -> Tensor:
+        source = device.row_of(name, row)
         shape, dtype = self._memory.describe(source)
         own = self._memory.allocate(TensorSpec(name, shape, dtype))
         self._memory.copy(own, source)
         return own
-
-
-def checked_tenant(tenant: object) -> str | None:
-    """Return a tenant's name, or None; UsageError for anything else. An empty name is refused as a likely mistake."""
-    if tenant is None or (isinstance(tenant, str) and tenant):
-        return tenant
-    found = "empty" if isinstance(tenant, str) else type(tenant).__name__
-    raise UsageError(f"tenant is {found}, expected a name, or None for a session that shares no prompts")

@@ -1,4 +1,4 @@
-"""Reference frames: latents or pictures that a row's cache holds besides its stream. `live` runs their passes."""
+"""Reference frames: latents or pictures that a row's cache holds besides its stream. `device` runs their passes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from seko_runtime.backends.memory import Memory
 from seko_runtime.errors import UsageError
 from seko_runtime.video.conditioning import NO_ENCODER, per_row
 from seko_runtime.video.contract import IMAGE, IMAGE_LATENTS, REFERENCE_LATENTS
+from seko_runtime.video.device import VideoDevice
 from seko_runtime.video.inputs import Inputs, as_array, check_magnitude
-from seko_runtime.video.live import Live
 from seko_runtime.video.manifest import VideoManifest
 
 PORTRAIT = (
@@ -31,13 +31,13 @@ def with_portrait(manifest: VideoManifest, inputs: Inputs | None, reference: obj
 
 
 def set_reference(
-    live: Live, manifest: VideoManifest, memory: Memory, rows: Sequence[int], reference: object
+    device: VideoDevice, manifest: VideoManifest, memory: Memory, rows: Sequence[int], reference: object
 ) -> bool:
     """Store rows' reference frames in the buffer from which their caches are written.
 
     Parameters
     ----------
-    live, manifest, memory
+    device, manifest, memory
         The session's.
     rows : sequence of int
         k of them.
@@ -63,11 +63,11 @@ def set_reference(
     found = as_array(reference, "reference")
     parts = check_reference(manifest, found, rows)
     if found.dtype == np.uint8:
-        _set_pictures(live, memory, parts, count)
+        _set_pictures(device, memory, parts, count)
         return True
     with memory.ordered():
         for row, part in parts:
-            memory.write(live.row_of(REFERENCE_LATENTS, row), part[None])
+            memory.write(device.row_of(REFERENCE_LATENTS, row), part[None])
     return True
 
 
@@ -106,12 +106,12 @@ def check_reference(
 
 
 def _set_pictures(
-    live: Live, memory: Memory, parts: Sequence[tuple[int, NDArray[np.generic]]], count: int
+    device: VideoDevice, memory: Memory, parts: Sequence[tuple[int, NDArray[np.generic]]], count: int
 ) -> None:
     with memory.ordered():
         for row, pictures in parts:
-            held = memory.index(live.buffers[REFERENCE_LATENTS], (row,))  # [C, R, h, w]
+            held = memory.index(device.buffers[REFERENCE_LATENTS], (row,))  # [C, R, h, w]
             for frame in range(count):
-                memory.write(live.buffers[IMAGE], pictures[frame])
-                live.once["encode"].run()
-                memory.copy(memory.row(held, 1, frame, count), live.buffers[IMAGE_LATENTS])
+                memory.write(device.buffers[IMAGE], pictures[frame])
+                device.once["encode"].run()
+                memory.copy(memory.row(held, 1, frame, count), device.buffers[IMAGE_LATENTS])

@@ -9,19 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.arguments import flag, is_whole, iterates, shown, whole_number
-from seko_runtime.backends.memory import Engine, Memory, Tensor
 from seko_runtime.errors import UsageError
-from seko_runtime.executor.resolved import Programs
 from seko_runtime.video.chunk import Chunk, ChunkMaker, SessionStats
-from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import Camera, steered
 from seko_runtime.video.inputs import Inputs
-from seko_runtime.video.manifest import VideoManifest
-from seko_runtime.video.prompts import PROMPT_CACHE
-from seko_runtime.video.rank_place import ALONE, RankPlace
-from seko_runtime.video.reference_frames import with_portrait
-from seko_runtime.video.streams import Streams
-from seko_runtime.video.text import TokenIds
+from seko_runtime.video.rows import Beginning, VideoRows
 from seko_runtime.video.video_stream import QueuedChunks, VideoStream
 
 __all__ = ["Chunk", "Session", "SessionStats"]
@@ -38,88 +30,34 @@ class Session:
 
     Parameters
     ----------
-    manifest, engines, weights, memory, programs, prompt_ids, digest, prompt_cache, overlap, rank
-        As `Streams` takes them.
-    seeds, text, prompt, reference, inputs
-        As `OpenArtifact.open_session` takes them; what the artifact has a place for is required.
-    image : array, optional
-        uint8 [H, W, 3] or [B, H, W, 3]: each stream begins with this picture.
-    conditioning_latents : array, optional
-        Instead of ``image``: float32 [C, n, h, w] or [B, C, n, h, w], n up to F.
+    rows : VideoRows
+        The artifact's, prepared; owned and closed by the session.
+    beginning : Beginning
+        What the streams begin with; what the artifact has a place for is required.
 
     Raises
     ------
-    ProgramError, EngineSignatureError
-        If the manifest's programs are inconsistent.
     UsageError
         If seeds, text or conditioning frames do not fit the batch.
     TokenizerMissingError, TokenizerError
-        If ``prompt`` cannot be tokenised.
+        If a prompt cannot be tokenised.
     """
 
-    def __init__(
-        self,
-        manifest: VideoManifest,
-        engines: Mapping[str, Engine],
-        weights: Mapping[str, Tensor],
-        memory: Memory,
-        *,
-        seeds: Sequence[int],
-        text: object = None,
-        prompt: str | Sequence[str] | None = None,
-        image: object = None,
-        conditioning_latents: object = None,
-        reference: object = None,
-        inputs: Inputs | None = None,
-        programs: Programs | None = None,
-        prompt_ids: TokenIds | None = None,
-        digest: str = "",
-        prompt_cache: int = PROMPT_CACHE,
-        overlap: bool = True,
-        rank: RankPlace = ALONE,
-    ) -> None:
-        self.manifest = manifest
-        self._rows = range(manifest.call_rows)
+    def __init__(self, rows: VideoRows, beginning: Beginning) -> None:
+        self.manifest = rows.manifest
+        self._batch = range(self.manifest.call_rows)
         self._ahead = QueuedChunks()  # queued by `stream`, not given out yet
-        streams = Streams(
-            manifest,
-            engines,
-            weights,
-            memory,
-            programs=programs,
-            prompt_ids=prompt_ids,
-            digest=digest,
-            prompt_cache=prompt_cache,
-            overlap=overlap,
-            rank=rank,
-        )
-        self._streams = streams
+        self._rows = rows
         try:
-            streams.seeds[list(self._rows)] = checked_seeds(seeds, len(self._rows))
-            if (prompt is not None and text is not None) or (
-                image is not None and conditioning_latents is not None
-            ):
-                raise UsageError(
-                    "found both prompt and text, or both image and conditioning_latents; give one"
-                )
-            given = with_portrait(manifest, inputs, reference)
-            streams.set_inputs(self._rows, given, opening=True, image=image)
-            if prompt is not None:
-                self.set_prompt(prompt)
-            else:
-                self.set_text(text)
-            streams.set_conditioning(self._rows, image, conditioning_latents)
-            streams.set_reference(self._rows, reference)
-            streams.prepare()
-            if manifest.workload.video is not None:
-                for row in self._rows:
-                    streams.decoder().reserve(row)
+            rows.begin(self._batch, beginning)
+            for row in self._batch:
+                rows.reserve(row)
         except BaseException:
             self.close()
             raise
 
     def run_chunk(self, inputs: Inputs | None = None, *, camera: Camera | None = None) -> Chunk:
-        """Make the next chunk of every row; see `Streams.run_chunk`.
+        """Make the next chunk of every row; see `LocalVideoRows.run_chunk`.
 
         Parameters
         ----------
@@ -142,8 +80,8 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        with self._streams.call_lock.take():
-            return steered(lambda all_inputs: self._streams.run_chunk(self._rows, all_inputs), inputs, camera)
+        with self._rows.call_lock.take():
+            return steered(lambda all_inputs: self._rows.run_chunk(self._batch, all_inputs), inputs, camera)
 
     def stream(
         self,
@@ -182,7 +120,7 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        return video_stream(self, self._streams, prompt, chunks, recache, inputs)
+        return video_stream(self, self._rows, prompt, chunks, recache, inputs)
 
     def set_prompt(self, prompt: str | Sequence[str], *, recache: bool = False) -> None:
         """Set the rows' prompts to sentences, from the next chunk on.
@@ -204,8 +142,8 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        with self._streams.call_lock.take():
-            self._streams.set_prompt(self._rows, prompt, recache=recache)
+        with self._rows.call_lock.take():
+            self._rows.set_prompt(self._batch, prompt, recache=recache)
 
     def set_text(self, text: object, *, recache: bool = False) -> None:
         """Set the rows' prompts to embeddings, from the next chunk on.
@@ -224,8 +162,8 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        with self._streams.call_lock.take():
-            self._streams.set_text(self._rows, text, recache=recache)
+        with self._rows.call_lock.take():
+            self._rows.set_text(self._batch, text, recache=recache)
 
     def set_inputs(self, inputs: Inputs) -> None:
         """Set the caller's inputs per session or prompt, from the next chunk on.
@@ -242,8 +180,8 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        with self._streams.call_lock.take():
-            self._streams.set_inputs(self._rows, inputs)
+        with self._rows.call_lock.take():
+            self._rows.set_inputs(self._batch, inputs)
 
     def rewind(self, chunk: int, *, row: int | None = None) -> None:
         """Step back to before a chunk was made: the next one takes its place, with the same noise.
@@ -267,10 +205,10 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        with self._streams.call_lock.take():
+        with self._rows.call_lock.take():
             if self._ahead:
                 raise UsageError("the session has a chunk that `stream` has not given out; take it first")
-            self._streams.rewind(self._rows_of(row), chunk)
+            self._rows.rewind(self._rows_of(row), chunk)
 
     def push_audio(
         self, samples: object, *, row: int | None = None, at: int | None = None, last: bool = False
@@ -298,8 +236,8 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        with self._streams.call_lock.take():
-            self._streams.push_audio(self._rows_of(row), samples, at, last=last)
+        with self._rows.call_lock.take():
+            self._rows.push_audio(self._rows_of(row), samples, at, last=last)
 
     def audio_needed(self, row: int = 0) -> tuple[int, int]:
         """Return which samples of the voice a row's next chunk hears: the first, and the one behind the last.
@@ -311,8 +249,8 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        with self._streams.call_lock.take():
-            return self._streams.audio_needed(self._checked_row(row))
+        with self._rows.call_lock.take():
+            return self._rows.audio_needed(self._checked_row(row))
 
     def restart_row(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
@@ -337,8 +275,8 @@ class Session:
         SessionClosedError
             After `close()`.
         """
-        with self._streams.call_lock.take():
-            self._streams.restart(self._checked_row(row), seed=seed, image=image, reference=reference)
+        with self._rows.call_lock.take():
+            self._rows.restart(self._checked_row(row), seed=seed, image=image, reference=reference)
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk.
@@ -361,42 +299,42 @@ class Session:
             If ``step`` is less than 1.
         """
         step = min(whole_number(step, "step", 1), MAX_STEP)
-        with self._streams.call_lock.take():
-            return self._streams.cache_sample(step)
+        with self._rows.call_lock.take():
+            return self._rows.cache_sample(step)
 
     def _rows_of(self, row: int | None) -> Sequence[int]:
         """Return a row that exists, or all of them for None."""
-        return self._rows if row is None else [self._checked_row(row)]
+        return self._batch if row is None else [self._checked_row(row)]
 
     def _checked_row(self, row: int) -> int:
-        if not is_whole(row) or row not in self._rows:
-            raise UsageError(f"row {shown(row)} does not exist, expected 0 to {self._rows[-1]}")
+        if not is_whole(row) or row not in self._batch:
+            raise UsageError(f"row {shown(row)} does not exist, expected 0 to {self._batch[-1]}")
         return row
 
     @property
     def stats(self) -> SessionStats:
         """Counters so far."""
-        return self._streams.stats
+        return self._rows.stats
 
     @property
     def decodes_beside(self) -> bool:
         """Whether a chunk is decoded while the next one is computed."""
-        return self._streams.decodes_beside
+        return self._rows.decodes_beside
 
     @property
     def closed(self) -> bool:
         """Whether the session has ended."""
-        return self._streams.closed
+        return self._rows.closed
 
     def close(self) -> None:
         """Wait for the running call and the device, and free all memory; a second call does nothing.
 
         In a forked process it does nothing, since the device must not be used there.
         """
-        if not self._streams.call_lock.forked:
-            with self._streams.call_lock.last():
+        if not self._rows.call_lock.forked:
+            with self._rows.call_lock.last():
                 self._ahead.clear()
-                self._streams.close()
+                self._rows.close()
 
     def __enter__(self) -> Session:
         return self
@@ -407,7 +345,7 @@ class Session:
 
 def video_stream(
     session: Any,
-    streams: ChunkMaker,
+    rows: ChunkMaker,
     prompt: str | Sequence[str] | None,
     chunks: int | None,
     recache: bool,
@@ -421,8 +359,8 @@ def video_stream(
             f"inputs are a {type(inputs).__name__}, expected a mapping for each chunk, in a list"
         )
     recache = flag(recache, "recache")
-    with streams.call_lock.take():
-        ahead = int(streams.decoder().overlaps)
+    with rows.call_lock.take():
+        ahead = int(rows.decoder().overlaps)
         if prompt is not None:
             session.set_prompt(prompt, recache=recache)
         elif recache:

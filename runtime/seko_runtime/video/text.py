@@ -6,7 +6,7 @@ import hashlib
 import html
 import json
 import re
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,6 @@ from seko_runtime.video.manifest import Text
 
 MAX_PROMPT_LETTERS = 1 << 16
 NO_TEXT_ENCODER = "this artifact has no text encoder; give the embeddings of one as text"
-
-
-class TokenIds(Protocol):
-    """The tokenizer interface of a session."""
-
-    def ids(self, cleaned: str) -> NDArray[np.int64]:
-        """Return the token ids [1, tokens] of a cleaned prompt."""
-        ...
 
 
 class PromptIds:

@@ -73,8 +73,8 @@ def write_reference(shape: Shape, device: str, path: Path) -> None:
             latents = torch.from_numpy(session.run_chunk().to_host())
             if number in (0, last):
                 kept[f"latents.{number}"] = latents
-        sample = session.cache_sample(config.stream.frame_tokens)
-    slots = slots_in_time(config.stream, (last + 1) * config.stream.chunk_frames)
+        sample = session.cache_sample(config.workload.stream.frame_tokens)
+    slots = slots_in_time(config.workload.stream, (last + 1) * config.workload.stream.chunk_frames)
     for name in ("k", "v"):
         by_slot = torch.from_numpy(sample[f"kv.{name}"])  # [L, cache_frames, H, D]
         kept[name] = by_slot[:, slots].contiguous()
@@ -95,7 +95,7 @@ def judge(stream: Stream, first: Tensor, wrapped: Tensor, reference: Path) -> Ve
     """
     config, wanted = stream.network.config, load_file(reference)
     errors = latents_errors(first, wrapped, wanted)
-    s, worst = config.stream, 0.0
+    s, worst = config.workload.stream, 0.0
     places = slots_in_time(s, stream.next_frame) if stream.store.by_slot else list(range(s.cache_frames))
     for number in range(config.model.layers):
         for name, held in zip(("k", "v"), stream.store.tokens(number), strict=True):
@@ -107,7 +107,7 @@ def judge(stream: Stream, first: Tensor, wrapped: Tensor, reference: Path) -> Ve
             found, truth = frames[places].float().cpu(), wanted[name][number]
             error = ((found - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)).max()
             worst = max(worst, float(error.nan_to_num(torch.inf)))
-    return Verdict(*errors, worst, *bounds(config.dtype))
+    return Verdict(*errors, worst, *bounds(config.target.dtype))
 
 
 def latents_errors(first: Tensor, wrapped: Tensor, wanted: dict[str, Tensor]) -> tuple[float, float]:

@@ -45,7 +45,7 @@ def peer(job: dict[str, Any]) -> dict[str, Any]:
 
     shape, kind = SHAPES[job["shape"]], PEERS[job["peer"]]
     config = shape.config(_device())
-    weights = device_weights(config, RandomWan(shape.model, config.device))
+    weights = device_weights(config, RandomWan(shape.model, config.target.device))
     network = make_network(config, weights, golden_text(config))
     return measure_peer(kind, network, Compiler(), job)
 
@@ -69,17 +69,17 @@ def measure_peer(kind: Any, network: Any, compiler: Any, job: dict[str, Any]) ->
     dict
         Milliseconds, bytes, counts, the `Verdict`; plain data.
     """
-    from scripts.bench.peers import counting
+    from scripts.bench import counting
     from scripts.bench.peers.check import judge
     from seko_export.backends.aoti import attention_backends
 
-    config, s = network.config, network.config.stream
+    config, s = network.config, network.config.workload.stream
     wrapped_chunk = -(-s.cache_frames // s.chunk_frames)
     noises = [network.noise([0], number * s.chunk_frames) for number in (0, wrapped_chunk)]
     _synchronize()
-    if config.device == "cuda":
+    if config.target.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    with attention_backends(config.device):
+    with attention_backends(config.target.device):
         begin = time.perf_counter()
         stream = kind.make(network, compiler)
         stream.prepare()
@@ -129,7 +129,7 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
             first = torch.from_numpy(session.run_chunk().to_host())
             report: dict[str, Any] = {"first_chunk_s": time.perf_counter() - begin}
             # Not before: what these import, the runtime imports too.
-            from scripts.bench.peers import counting
+            from scripts.bench import counting
             from scripts.bench.peers.check import FP8_LATENTS, LOSSY_LATENTS, Verdict, bounds, latents_errors
 
             for _ in range(1, wrapped_chunk):
@@ -159,7 +159,7 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
 
 def batch(job: dict[str, Any]) -> dict[str, Any]:
     """Time an artifact of several rows, each at another chunk, all caches full."""
-    from scripts.bench.peers import counting
+    from scripts.bench import counting
     from seko_runtime import open_artifact
 
     with open_artifact(Path(job["artifact"])) as artifact:
@@ -199,15 +199,14 @@ def eager_vae(job: dict[str, Any]) -> dict[str, Any]:
     from scripts.bench.peers.shapes import SHAPES
 
     vae = _vae_script()
-    from dataclasses import replace
 
     from seko_export.media.wan_vae.config import WanVaeConfig
     from seko_export.media.wan_vae.modules import latent_statistics
 
-    config = replace(SHAPES[job["shape"]].config(_device()), vae=WanVaeConfig())
-    weights = vae.random_weights(config.vae) | latent_statistics(config.vae, torch.float32)
-    latents = vae.some_latents(config, vae.CHUNKS).to(config.device)
-    decoder = vae.eager_reference(config, weights, config.dtype)
+    config = SHAPES[job["shape"]].config(_device()).changed(vae=WanVaeConfig())
+    weights = vae.random_weights(config.workload.vae) | latent_statistics(config.workload.vae, torch.float32)
+    latents = vae.some_latents(config, vae.CHUNKS).to(config.target.device)
+    decoder = vae.eager_reference(config, weights, config.target.dtype)
     times, _ = vae.eager_times(decoder, latents, job["chunks"])
     return {"decode_ms": times["vae_decode"], "what": decoder.name}
 
@@ -232,7 +231,7 @@ def _vae_script() -> Any:
 
 def _fill_times(session: Any, levels: int) -> list[float]:
     """Return the median milliseconds of the chunks of a stream's beginning, one a fill level."""
-    from scripts.bench.peers import counting
+    from scripts.bench import counting
 
     rounds = []
     for _ in range(FILL_REPEATS):

@@ -17,8 +17,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.checkpoints.random import random_weight
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import on_meta
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.layers.block import attention, gated_residual, modulate
@@ -59,10 +59,15 @@ class RandomWan:
         )
 
 
-def device_weights(config: BuildConfig, wan: WeightSource) -> dict[str, Tensor]:
+def device_weights(config: VideoBuild, wan: WeightSource) -> dict[str, Tensor]:
     """Return the artifact's weights and schedule tables by name, on the build's device."""
-    weights = {name: tensor.to(config.device) for name, tensor in model_weights(make_pieces(config), wan)}
-    return weights | {n: t.to(config.device) for n, t in config.schedule.tables(config.stream).items()}
+    weights = {
+        name: tensor.to(config.target.device) for name, tensor in model_weights(make_pieces(config), wan)
+    }
+    return weights | {
+        n: t.to(config.target.device)
+        for n, t in config.workload.schedule.tables(config.workload.stream).items()
+    }
 
 
 class Layer(NamedTuple):
@@ -118,7 +123,7 @@ class Network:
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The exact build.
     embed, head : nn.Module
         The package's.
@@ -130,7 +135,7 @@ class Network:
         [1] float32.
     """
 
-    config: BuildConfig
+    config: VideoBuild
     embed: nn.Module
     head: nn.Module
     layers: tuple[Layer, ...]
@@ -146,7 +151,7 @@ class Network:
 
     def noise(self, seeds: list[int], first_frame: int) -> Tensor:
         """Return [P+1, B, C, F, h, w] float32: every draw of a chunk, equal to an engine's."""
-        s, device = self.config.stream, self.config.device
+        s, device = self.config.workload.stream, self.config.target.device
         frames = torch.arange(first_frame, first_frame + s.chunk_frames, device=device)
         latent = (self.config.model.in_channels, s.latent_height, s.latent_width)
         rows = torch.tensor(seeds, device=device)
@@ -154,21 +159,21 @@ class Network:
         return torch.stack([gaussian(rows, frames.expand(s.batch, -1), draw, latent) for draw in draws])
 
 
-def make_network(config: BuildConfig, weights: Mapping[str, Tensor], text: Tensor) -> Network:
+def make_network(config: VideoBuild, weights: Mapping[str, Tensor], text: Tensor) -> Network:
     """Return the network for one text [B, text tokens, text_dim].
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The exact build.
     weights : mapping of str to Tensor
         From `device_weights`.
     text : Tensor
         Any float dtype, any device.
     """
-    m, s, dtype = config.model, config.stream, config.dtype
+    m, s, dtype = config.model, config.workload.stream, config.target.dtype
     prompt = _filled(lambda: Prompt(m, dtype), weights, "")
-    context = prompt(text.to(config.device, dtype))
+    context = prompt(text.to(config.target.device, dtype))
     layers = []
     for number in range(m.layers):
         prefix = f"blocks.{number}."

@@ -91,7 +91,7 @@ class EagerPeer:
             sigmas = network.sigma[number], network.sigma_next[number]
             latents = advance(latents, velocity, *sigmas, noise[number + 1])
         self._run_pass(latents, network.passes)
-        self.next_frame += network.config.stream.chunk_frames
+        self.next_frame += network.config.workload.stream.chunk_frames
         return latents
 
     def _run_pass(self, latents: Tensor, number: int) -> Tensor:
@@ -116,8 +116,8 @@ class EagerPeer:
         return self.store.attend(cache, q, k, v, place)
 
     def _frames(self) -> Tensor:
-        s = self.network.config.stream
-        frames = torch.arange(s.chunk_frames, device=self.network.config.device) + self.next_frame
+        s = self.network.config.workload.stream
+        frames = torch.arange(s.chunk_frames, device=self.network.config.target.device) + self.next_frame
         return frames.expand(s.batch, -1)
 
 
@@ -202,7 +202,7 @@ class StaticPeer:
         self.next_frame = 0
         self._eager = StaticStep(network, self.store)
         self._step = StaticStep(network, self.store, compiler)
-        s, m, device = network.config.stream, network.config.model, network.config.device
+        s, m, device = network.config.workload.stream, network.config.model, network.config.target.device
         self._positions = torch.zeros(2, s.batch, s.chunk_frames, dtype=torch.int64, device=device)
         latent = (s.batch, m.in_channels, s.chunk_frames, s.latent_height, s.latent_width)
         self._noise = torch.zeros(network.passes + 1, *latent, device=device)
@@ -215,7 +215,7 @@ class StaticPeer:
         Runs write to the first chunk's slots, which the first chunk overwrites before they are read.
         """
         self._send_positions()
-        if self.network.config.device != "cuda":
+        if self.network.config.target.device != "cuda":
             for _ in range(_WARM_RUNS):
                 self._chunk(self._step, None)
             return
@@ -233,21 +233,23 @@ class StaticPeer:
 
     def run_chunk(self, noise: Tensor) -> Tensor:
         """Make the next chunk; see `EagerPeer.run_chunk`."""
-        s = self.network.config.stream
+        s = self.network.config.workload.stream
         self._send_positions()
         self._noise.copy_(noise)
         valid = self.store.ring.valid_frames(self.next_frame) * s.frame_tokens
         self.next_frame += s.chunk_frames
         if valid < s.cache_tokens:
             counts = torch.full((s.batch,), valid, device=noise.device)
-            return self._chunk(self._eager, fill_bias(counts, s.cache_tokens, self.network.config.dtype))
+            return self._chunk(
+                self._eager, fill_bias(counts, s.cache_tokens, self.network.config.target.dtype)
+            )
         if self._replay is None:
             return self._chunk(self._step, None)
         self._replay()
         return self._result
 
     def _send_positions(self) -> None:
-        s, first = self.network.config.stream, self.next_frame
+        s, first = self.network.config.workload.stream, self.next_frame
         frames = list(range(first, first + s.chunk_frames))
         positions = torch.tensor([[frames] * s.batch, [self.store.ring.write_slots(first)] * s.batch])
         if self._positions.is_cuda:

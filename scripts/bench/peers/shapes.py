@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.wan.presets import PRESETS
 
 # What a large matmul reaches on one H200 in bf16; fp8 is taken as twice that.
@@ -56,10 +57,14 @@ class Shape:
         """Number of the first chunk that evicts a frame; it and those after it see a full cache."""
         return -(-self.stream.cache_frames // self.stream.chunk_frames)
 
-    def config(self, device: str, *, batch: int = 1) -> BuildConfig:
+    def config(self, device: str, *, batch: int = 1) -> VideoBuild:
         """Return the exact build at this shape."""
         scheme = "bf16" if device == "cuda" else "fp32"
-        return BuildConfig(self.model, replace(self.stream, batch=batch), Schedule.warped(), scheme, device)
+        return VideoBuild(
+            self.model,
+            VideoConfig(replace(self.stream, batch=batch), Schedule.warped(), scheme),
+            TargetConfig(device),
+        )
 
     def step_flops(self) -> int:
         """Multiplications and additions of one pass over a full cache: matmuls and both attentions."""

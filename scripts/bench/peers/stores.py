@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.layers.block import attention
 from seko_runtime.video.ring import Ring
 
@@ -40,15 +40,15 @@ class ShiftedStore:
 
     by_slot = False  # frames lie in the order of time
 
-    def __init__(self, config: BuildConfig) -> None:
-        self.config, s = config, config.stream
+    def __init__(self, config: VideoBuild) -> None:
+        self.config, s = config, config.workload.stream
         self.size, self.chunk = s.cache_tokens, s.chunk_tokens
         self.sink = s.sink_frames * s.frame_tokens
         self.layers: list[Any] = [self._empty_layer() for _ in range(config.model.layers)]
 
     def place(self, first_frame: int) -> int:
         """Return where the chunk ends in the stream; all else the layers look up themselves."""
-        return first_frame * self.config.stream.frame_tokens + self.chunk
+        return first_frame * self.config.workload.stream.frame_tokens + self.chunk
 
     def attend(self, layer: CountedKv, q: Tensor, k: Tensor, v: Tensor, place: int) -> Tensor:
         """Make room, write k and v by slices, and return attention of q over what is held: [B, T, H*D]."""
@@ -77,7 +77,7 @@ class ShiftedStore:
         return sum(layer.k.nbytes + layer.v.nbytes for layer in self.layers)
 
     def _empty_layer(self) -> CountedKv:
-        held, seen = (torch.zeros(1, dtype=torch.int64, device=self.config.device) for _ in range(2))
+        held, seen = (torch.zeros(1, dtype=torch.int64, device=self.config.target.device) for _ in range(2))
         return CountedKv(*_empty(self.config), held, seen)
 
 
@@ -89,8 +89,8 @@ class RingStore:
 
     by_slot = True  # a frame lies at its ring slot
 
-    def __init__(self, config: BuildConfig) -> None:
-        self.config, s = config, config.stream
+    def __init__(self, config: VideoBuild) -> None:
+        self.config, s = config, config.workload.stream
         self.ring = Ring(s.sink_frames, s.ring_frames, s.chunk_frames)
         self.layers: list[Any] = [
             Kv(*(t.flatten(0, 1) for t in _empty(config))) for _ in range(config.model.layers)
@@ -108,7 +108,7 @@ class RingStore:
 
     def tokens(self, number: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of one layer in the order of slots, [B, tokens, H, D]."""
-        layer, rows = self.layers[number], (self.config.stream.batch, -1)
+        layer, rows = self.layers[number], (self.config.workload.stream.batch, -1)
         return layer.k.unflatten(0, rows), layer.v.unflatten(0, rows)
 
     @property
@@ -117,8 +117,8 @@ class RingStore:
         return sum(layer.k.nbytes + layer.v.nbytes for layer in self.layers)
 
 
-def _empty(config: BuildConfig) -> tuple[Tensor, Tensor]:
-    m, s = config.model, config.stream
+def _empty(config: VideoBuild) -> tuple[Tensor, Tensor]:
+    m, s = config.model, config.workload.stream
     shape = (s.batch, s.cache_tokens, m.heads, m.head_dim)
-    k, v = (torch.zeros(shape, dtype=config.dtype, device=config.device) for _ in range(2))
+    k, v = (torch.zeros(shape, dtype=config.target.dtype, device=config.target.device) for _ in range(2))
     return k, v

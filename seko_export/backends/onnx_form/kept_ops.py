@@ -221,7 +221,7 @@ def nvfp4_write(
     global_scale: Tensor,
     mean: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return codes and scales of a cache after writing `x` minus `mean`, as `seko_kernels.nvfp4_write` leaves them."""
+    """Return codes and scales of a cache after writing `x` minus `mean`, as `seko_kernels.kv_write` leaves them."""
     new_codes, new_scales = reference.nvfp4_encode(x, global_scale, mean)
     return codes.index_copy(0, token_index, new_codes), scales.index_copy(0, token_index, new_scales)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from seko_export.backends.tensorrt_plans.exact_caches import CacheRows
-    from seko_export.config.build import BuildConfig
+    from seko_export.config.video import VideoBuild
     from seko_export.engines.piece import Piece
     from seko_export.families.base import ModelGraph
 
@@ -85,7 +85,7 @@ def check_can_build(library: TensorRt) -> None:
     tensorrt_headers(library)
 
 
-def export_form(config: BuildConfig, name: str, path: str) -> float:
+def export_form(config: VideoBuild, name: str, path: str) -> float:
     """Translate one piece to its plan form (ONNX), in a child process. Returns the seconds.
 
     Functions that kernels of ours or TensorRT's own attention stand for get no bodies: those take minutes to make.
@@ -114,7 +114,7 @@ def form_of(piece: Piece) -> ModelProto:
 
 
 def build_plans(
-    library: TensorRt, config: BuildConfig, forms: Path, engines: Path, progress: Progress
+    library: TensorRt, config: VideoBuild, forms: Path, engines: Path, progress: Progress
 ) -> dict[str, float]:
     """Build a plan of every form; one at a time, since a builder may time kernels on the GPU.
 
@@ -122,7 +122,7 @@ def build_plans(
     ----------
     library : TensorRt
         Which one builds.
-    config : BuildConfig
+    config : VideoBuild
         The build.
     forms : Path
         Folder of the forms; removed at the end.
@@ -154,7 +154,7 @@ def build_plans(
     progress("compiling the plugin library", 0, 1)
     compile_plugin_library(library, plugins)
     builder = PlanBuilder(library, plugins)
-    names = config.archs or (local_arch(),)
+    names = config.target.archs or (local_arch(),)
     archs, rows, seconds = [int(name.removeprefix("sm_")) for name in names], cache_rows(config), {}
     caches = kv_caches(graph_of(config))
     paths = sorted(forms.glob(f"*{FORM_SUFFIX}"))
@@ -191,18 +191,18 @@ def kv_caches(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
     }
 
 
-def cache_rows(config: BuildConfig) -> CacheRows | None:
+def cache_rows(config: VideoBuild) -> CacheRows | None:
     """Return how exact caches lie, where no chunk crosses the end of the ring; None where one may, or for others."""
     from seko_export.backends.tensorrt_plans.exact_caches import CacheRows
 
-    stream = config.stream
+    stream = config.workload.stream
     whole = stream.sink_frames % stream.chunk_frames == 0 and stream.ring_frames % stream.chunk_frames == 0
     if not config.lossless or not whole:
         return None
     return CacheRows(stream.batch, stream.cache_tokens, stream.chunk_tokens)
 
 
-def cache_writers(config: BuildConfig) -> str:
+def cache_writers(config: VideoBuild) -> str:
     """Return what writes the caches of a build, in words."""
     if not config.lossless:
         return "plugins nvfp4_write_keys and nvfp4_write"

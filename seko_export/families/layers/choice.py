@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
 from seko_export.errors import UsageError
@@ -52,9 +52,9 @@ class FamilyModule:
     """
 
     name: str
-    make: Callable[[BuildConfig], nn.Module]
+    make: Callable[[VideoBuild], nn.Module]
     takes: tuple[str, ...]
-    outputs: Callable[[BuildConfig], Outputs]
+    outputs: Callable[[VideoBuild], Outputs]
     per_layer: bool = False
 
 
@@ -165,15 +165,15 @@ PLAIN = LayerChoice()
 
 
 def caller_arguments(
-    config: BuildConfig, bucket: int | None, choice: LayerChoice, names: tuple[str, ...]
+    config: VideoBuild, bucket: int | None, choice: LayerChoice, names: tuple[str, ...]
 ) -> tuple[Argument, ...]:
     """Return an engine's arguments for inputs of the caller, outputs of modules and tables, for the rows of a call."""
-    rows, part = bucket or config.stream.batch, "" if bucket is None else "[bucket]"
+    rows, part = bucket or config.workload.stream.batch, "" if bucket is None else "[bucket]"
     known = {
         one.name: Argument(
             f"given.{one.name}",
             f"buffer:{one.buffer}{part if one.per == 'chunk' else ''}",
-            (rows if one.per == "chunk" else config.slots, *one.shape),
+            (rows if one.per == "chunk" else config.workload.state_rows, *one.shape),
             getattr(torch, one.dtype),
         )
         for one in choice.inputs
@@ -181,19 +181,19 @@ def caller_arguments(
     for module in choice.chunk_modules:
         known |= _arguments(config, CHUNK, module, (rows,), part)
     for prompt in choice.prompt_modules:
-        known |= _arguments(config, PROMPT, prompt, (config.slots,), "")
+        known |= _arguments(config, PROMPT, prompt, (config.workload.state_rows,), "")
     for name, (shape, dtype) in choice.pass_tables.items():
         known[name] = Argument(f"given.{name}", f"weight:{OF_TIMES}{name}[pass]", shape, dtype)
     return tuple(known[name] for name in names)
 
 
 def chunk_module_pieces(
-    config: BuildConfig, bucket: int | None, choice: LayerChoice, numbers: tuple[Argument, ...]
+    config: VideoBuild, bucket: int | None, choice: LayerChoice, numbers: tuple[Argument, ...]
 ) -> list[Piece]:
     """Return the engines of the family's chunk modules, in the order in which they run; ``numbers`` are the arguments
     of frames and, in a pool, rows.
     """
-    rows, part = bucket or config.stream.batch, "" if bucket is None else "[bucket]"
+    rows, part = bucket or config.workload.stream.batch, "" if bucket is None else "[bucket]"
     return [
         _piece(
             config,
@@ -210,9 +210,9 @@ def chunk_module_pieces(
     ]
 
 
-def prompt_module_pieces(config: BuildConfig, choice: LayerChoice) -> list[Piece]:
+def prompt_module_pieces(config: VideoBuild, choice: LayerChoice) -> list[Piece]:
     """Return the engines of the family's prompt modules, in the order in which they run."""
-    rows, row = ((config.stream.batch,), "") if config.pool is None else ((), "[row]")
+    rows, row = ((config.workload.stream.batch,), "") if config.workload.pool is None else ((), "[row]")
     known = {
         one.name: Argument(
             f"given.{one.name}", f"buffer:{one.buffer}{row}", (*rows, *one.shape), getattr(torch, one.dtype)
@@ -229,22 +229,22 @@ def prompt_module_pieces(config: BuildConfig, choice: LayerChoice) -> list[Piece
     return pieces
 
 
-def input_buffers(config: BuildConfig, choice: LayerChoice) -> list[Buffer]:
+def input_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
     """Return the buffers of the caller's inputs."""
     return [
-        Buffer(one.buffer, (config.call_rows, *one.shape), one.dtype, "chunk", False)
+        Buffer(one.buffer, (config.workload.call_rows, *one.shape), one.dtype, "chunk", False)
         if one.per == "chunk"
-        else Buffer(one.buffer, (config.slots, *one.shape), one.dtype, "prompt", False)
+        else Buffer(one.buffer, (config.workload.state_rows, *one.shape), one.dtype, "prompt", False)
         for one in choice.inputs
     ]
 
 
-def module_buffers(config: BuildConfig, choice: LayerChoice) -> list[Buffer]:
+def module_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
     """Return the buffers in which the outputs of the family's modules are kept."""
     kept = []
     for role, buffer_role, rows, modules in (
-        (CHUNK, "state", config.call_rows, choice.chunk_modules),
-        (PROMPT, "prompt", config.slots, choice.prompt_modules),
+        (CHUNK, "state", config.workload.call_rows, choice.chunk_modules),
+        (PROMPT, "prompt", config.workload.state_rows, choice.prompt_modules),
     ):
         for module in modules:
             layers = (config.model.layers,) if module.per_layer else ()
@@ -255,7 +255,7 @@ def module_buffers(config: BuildConfig, choice: LayerChoice) -> list[Buffer]:
 
 
 def _piece(
-    config: BuildConfig,
+    config: VideoBuild,
     key: EngineKey,
     module: FamilyModule,
     inputs: tuple[Argument, ...],
@@ -263,7 +263,7 @@ def _piece(
 ) -> Piece:
     def make() -> nn.Module:
         made = module.make(config)
-        if module.per_layer and config.fp8 and not config.fp8_except:
+        if module.per_layer and config.target.fp8 and not config.target.fp8_except:
             set_fp8(made)
         if isinstance(module, ChunkModule) and module.split:
             made.split = rank_split(config)  # type: ignore[assignment]
@@ -280,7 +280,7 @@ def _piece(
 
 
 def _arguments(
-    config: BuildConfig, role: str, module: FamilyModule, rows: tuple[int, ...], part: str
+    config: VideoBuild, role: str, module: FamilyModule, rows: tuple[int, ...], part: str
 ) -> dict[str, Argument]:
     """Return a module's outputs as arguments of what takes them; ``part`` selects the rows of their buffers."""
     layer = "[layer]" if module.per_layer else ""

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.stream import LayerGroup
+from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, on_meta
 from seko_export.families.layers.block import Block
@@ -43,7 +43,7 @@ class LayerArguments:
 
     Parameters
     ----------
-    config : BuildConfig
+    config : VideoBuild
         The whole build.
     group : LayerGroup
         The layer group.
@@ -57,7 +57,7 @@ class LayerArguments:
 
     def __init__(
         self,
-        config: BuildConfig,
+        config: VideoBuild,
         group: LayerGroup,
         bucket: int | None,
         rope_cos_sin: tuple[Argument, ...],
@@ -69,8 +69,8 @@ class LayerArguments:
             caller_arguments(config, bucket, choice, (*choice.layer_inputs, *choice.beside_text)),
         )
         self._among = group.layers if len(config.layer_groups) > 1 else ()
-        m, s, kv = config.model, self._config.stream, self._config.kv
-        b, f, held = bucket or s.batch, s.chunk_frames, config.slots
+        m, s, kv = config.model, self._config.workload.stream, self._config.kv
+        b, f, held = bucket or s.batch, s.chunk_frames, config.workload.state_rows
         part, i64, f32 = "" if bucket is None else "[bucket]", torch.int64, torch.float32
         name, place = group.own, "[place]" if self._among else "[layer]"
         of_pass = "{pass}" if s.pass_caches else None
@@ -88,7 +88,7 @@ class LayerArguments:
         )
         self._scales = tuple(
             Argument(f"scales.{c.name}", f"weight:{LAYER}kv.{c.name}", c.shape, c.dtype)
-            for c in config.one_rank.scales
+            for c in config.changed(ranks=1).scales
         )
         self.window = tuple(
             Argument(f"window.{name}", f"buffer:{window}{place}{part}", tuple(one.shape), one.dtype)
@@ -118,7 +118,7 @@ class LayerArguments:
         """
         return Piece(
             self._key(RING_POSITIONS),
-            self._split(RingPositions(self._config.model, self._config.stream)),
+            self._split(RingPositions(self._config.model, self._config.workload.stream)),
             "",
             0,
             (frames, self.write_slots, *self.slot_frames, *self.filled, *rows, *rank_argument(self._config)),
@@ -131,7 +131,7 @@ class LayerArguments:
         taken = (self.write_slots, self._valid, *self._caches, *self._scales, *self.key_rotary, *self.window)
         return Piece(
             self._key(WINDOW),
-            self._split(WindowExpand(self._config.stream)),
+            self._split(WindowExpand(self._config.workload.stream)),
             LAYER,
             self._config.model.layers,
             (*taken, *rows, *rank_argument(self._config)),
@@ -162,7 +162,7 @@ class LayerArguments:
             The pool rows of a call; empty without a pool.
         """
         config = self._config
-        m, s, kv, dtype = config.model, config.stream, config.kv, config.dtype
+        m, s, kv, dtype = config.model, config.workload.stream, config.kv, config.target.dtype
         tables, mutated = (modulation, *self.rope_cos_sin), tuple(c.name for c in self._caches)
         blocks: list[Piece] = []
 
@@ -183,27 +183,27 @@ class LayerArguments:
 
         def fused_blocks(*wide: str, fp8: bool) -> None:
             # Our kernels read on the device how far a row is filled: no engine for full rows.
-            if config.attention_kind.past_in_8_bits:
+            if config.target.attention_kind.past_in_8_bits:
                 context: tuple[str, ...] = (CONTEXT,)
                 for variant, writes in [((), True)] if s.pass_caches else [((), False), (context, True)]:
                     make = partial(FusedBlock, m, s, kv, dtype, writes=writes, fp8=fp8)
                     block(make, *variant, *wide, inputs=(self.write_slots,), writes=writes)
-            elif config.attention_kind.own_kernel:
+            elif config.target.attention_kind.own_kernel:
                 make_any = partial(RowFusedBlock, m, s, kv, dtype, masked=True, kernel=True, fp8=fp8)
                 block(make_any, *wide)
             else:
                 block(partial(RowFusedBlock, m, s, kv, dtype, masked=True, fp8=fp8), *wide)
-                if config.device == "cuda":
+                if config.target.device == "cuda":
                     make_full = partial(RowFusedBlock, m, s, kv, dtype, masked=False, fp8=fp8)
                     block(make_full, FULL, *wide)
 
-        if not config.fused:
+        if not config.target.fused:
             block(partial(Block, m, s, kv, dtype, masked=True))
-            if config.device == "cuda":  # a bias costs cuDNN's attention half its speed
+            if config.target.device == "cuda":  # a bias costs cuDNN's attention half its speed
                 block(partial(Block, m, s, kv, dtype, masked=False), FULL)
             return [replace(piece, only=self._among or None) for piece in blocks]
-        fused_blocks(fp8=config.fp8)
-        if config.fp8_except:
+        fused_blocks(fp8=config.target.fp8)
+        if config.target.fp8_except:
             fused_blocks(WIDE, fp8=False)
         blocks = [replace(piece, only=self._layers_of(piece.key)) for piece in blocks]
         blocks = [piece for piece in blocks if piece.served]
@@ -220,7 +220,7 @@ class LayerArguments:
                 *turned,
                 *rank_argument(config),
             )
-            fp8 = config.fp8 and last not in config.fp8_except
+            fp8 = config.target.fp8 and last not in config.target.fp8_except
             module = on_meta(lambda: self._split(KeysAndValues(m, s, kv, dtype, fp8=fp8)))
             key = EngineKey(BLOCK, bucket=self._bucket, variant=(LAST,))
             blocks.append(
@@ -229,7 +229,7 @@ class LayerArguments:
         return blocks
 
     def _with_choice(self, block: nn.Module) -> nn.Module:
-        m, dtype = self._config.model, self._config.dtype
+        m, dtype = self._config.model, self._config.target.dtype
         block.after_attention = self._choice.after_attention(m, dtype)  # type: ignore[assignment]
         block.tail = self._choice.tail(m, dtype)  # type: ignore[assignment]
         if isinstance(block, FusedLayer) and block.fp8:
@@ -248,14 +248,18 @@ class LayerArguments:
     def _layers_of(self, key: EngineKey) -> tuple[int, ...] | None:
         """Return the layers that a fused block serves; None: all."""
         config, wide = self._config, WIDE in key.variant
-        layers = [n for n in self._group.layers if (n in config.fp8_except) == wide or not config.fp8_except]
+        layers = [
+            n
+            for n in self._group.layers
+            if (n in config.target.fp8_except) == wide or not config.target.fp8_except
+        ]
         if CONTEXT in key.variant and config.model.layers - 1 in layers:
             layers.remove(config.model.layers - 1)  # the variant LAST is made for it
         return None if len(layers) == config.model.layers else tuple(layers)
 
 
 def last_update(
-    config: BuildConfig, bucket: int | None, state: tuple[Argument, ...], modulation: Argument
+    config: VideoBuild, bucket: int | None, state: tuple[Argument, ...], modulation: Argument
 ) -> Piece:
     """Return the engine that adds the last fused layer's FFN output before the head."""
     m = config.model
@@ -264,15 +268,13 @@ def last_update(
     return Piece(key, module, LAYER, m.layers, taken, state[:1], only=only)
 
 
-def resident_windows(
-    config: BuildConfig, group: LayerGroup, rows: int
-) -> list[tuple[str, str, torch.Tensor]]:
+def resident_windows(config: VideoBuild, group: LayerGroup, rows: int) -> list[tuple[str, str, torch.Tensor]]:
     """Return name, buffer and meta tensor of each part of a layer's resident window for calls of ``rows``; empty
     without one.
     """
-    if not config.resident_window:
+    if not config.target.resident_window:
         return []
-    stream, heads = config.of_layer_group(group).stream, config.model.heads // config.ranks
+    stream, heads = config.of_layer_group(group).workload.stream, config.model.heads // config.target.ranks
     one = PastWindow.empty(heads, config.model.head_dim, stream, rows, torch.device("meta"))
     return [(name, group.own(f"window.{name}"), tensor) for name, tensor in one._asdict().items()]
 

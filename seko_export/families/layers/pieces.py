@@ -12,7 +12,7 @@ from itertools import groupby
 
 import torch
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, FlatModule, Piece, dtype_name, on_meta
 from seko_export.families.layers.causal_dit import Embed, Head, Prompt, PromptKv
@@ -53,9 +53,9 @@ from seko_runtime.video.contract import CONDITIONING_FRAMES, CONDITIONING_LATENT
 
 __all__ = [
     "Argument",
-    "BuildConfig",
     "FlatModule",
     "Piece",
+    "VideoBuild",
     "dtype_name",
     "make_buffers",
     "make_pieces",
@@ -63,18 +63,20 @@ __all__ = [
 ]
 
 
-def make_pieces(config: BuildConfig, choice: LayerChoice = PLAIN) -> dict[str, Piece]:
+def make_pieces(config: VideoBuild, choice: LayerChoice = PLAIN) -> dict[str, Piece]:
     """Return every engine of a build by its key, modules on the meta device; ``choice`` is the family's."""
-    buckets: tuple[int | None, ...] = (None,) if config.pool is None else config.pool.buckets
+    buckets: tuple[int | None, ...] = (
+        (None,) if config.workload.pool is None else config.workload.pool.buckets
+    )
     pieces = [piece for bucket in buckets for piece in _chunk_pieces(config, bucket, choice)]
     pieces += _prompt_pieces(config) + prompt_module_pieces(config, choice) + media_pieces(config)
     return {piece.name: piece for piece in pieces}
 
 
-def _prompt_pieces(config: BuildConfig) -> list[Piece]:
+def _prompt_pieces(config: VideoBuild) -> list[Piece]:
     """Return the engines that run once for each prompt. A call takes one row in a pool, otherwise all rows."""
-    m, dtype = config.model, config.dtype
-    rows, row = ((config.stream.batch,), "") if config.pool is None else ((), "[row]")
+    m, dtype = config.model, config.target.dtype
+    rows, row = ((config.workload.stream.batch,), "") if config.workload.pool is None else ((), "[row]")
     context = Argument("context", "value:context", (*rows, m.text_tokens, m.dim), dtype)
     text = (*rows, m.text_tokens, m.text_dim)
     kv = (*rows, m.text_tokens, m.heads, m.head_dim)
@@ -101,13 +103,13 @@ def _prompt_pieces(config: BuildConfig) -> list[Piece]:
     ]
 
 
-def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) -> list[Piece]:
+def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -> list[Piece]:
     """Return the engines of a chunk; with ``bucket`` for a pool's calls of so many rows, which find their rows by
     number.
     """
-    m, s, dtype = config.model, config.stream, config.dtype
+    m, s, dtype = config.model, config.workload.stream, config.target.dtype
     b, f, t = bucket or s.batch, s.chunk_frames, rank_tokens(config)
-    held, part = config.slots, "" if bucket is None else "[bucket]"
+    held, part = config.workload.state_rows, "" if bucket is None else "[bucket]"
     latent = (m.out_channels, f, s.latent_height, s.latent_width)
     text = (held, m.text_tokens, m.heads, m.head_dim)
     i64, f32 = torch.int64, torch.float32
@@ -118,7 +120,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
     conditioning_frames = Argument("conditioning_frames", f"buffer:{CONDITIONING_FRAMES}{part}", (b,), i64)
     rows = () if bucket is None else (Argument("rows", f"buffer:{CALL_ROWS}{part}", (b,), i64),)
     hidden = Argument("hidden", "value:hidden", (b, t, m.dim), dtype)
-    state = (hidden, replace(hidden, name="update", ref="value:update")) if config.fused else (hidden,)
+    state = (hidden, replace(hidden, name="update", ref="value:update")) if config.target.fused else (hidden,)
     time = Argument("time", "value:time", (b, f, m.dim), f32)
     velocity = Argument("velocity", "value:velocity", (b, m.out_channels, *latent[1:]), f32)
     draw = Argument("draw", "weight:schedule.draw[pass]", (1,), i64)
@@ -130,10 +132,10 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
     rope_cos_sin = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
     groups = [LayerArguments(config, group, bucket, rope_cos_sin, choice) for group in config.layer_groups]
     main, windows = groups[0], [one for one in groups if one.window]
-    advance = ADVANCE[config.schedule.sampler]
+    advance = ADVANCE[config.workload.schedule.sampler]
 
     def embed() -> Embed:
-        module = choice.embed(m, s, dtype, key_rotary=config.kv.keys_before_rope, update=config.fused)
+        module = choice.embed(m, s, dtype, key_rotary=config.kv.keys_before_rope, update=config.target.fused)
         module.split = rank_split(config)
         return module
 
@@ -168,7 +170,7 @@ def _chunk_pieces(config: BuildConfig, bucket: int | None, choice: LayerChoice) 
         *(one.positions_piece(frames, rows) for one in groups if one is not main or windows),
         *(one.window_piece(rows) for one in windows),
         *(piece for one in groups for piece in one.blocks(state, modulation, text_kv, rows)),
-        *([last_update(config, bucket, state, modulation)] if config.fused else ()),
+        *([last_update(config, bucket, state, modulation)] if config.target.fused else ()),
         Piece(
             EngineKey("head", bucket=bucket),
             on_meta(head),
@@ -284,14 +286,14 @@ def _through_layers(pieces: Mapping[EngineKey, Piece], keys: Sequence[EngineKey]
     return tuple(piece.call(run[0], len(run)) for piece, run in runs)
 
 
-def make_buffers(config: BuildConfig, choice: LayerChoice = PLAIN) -> tuple[Buffer, ...]:
+def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffer, ...]:
     """Return the buffer table: what the runtime allocates for a session, and the role of each buffer."""
-    m, s, dtype = config.model, config.stream, dtype_name(config.dtype)
-    b, held, f = config.call_rows, config.slots, s.chunk_frames
+    m, s, dtype = config.model, config.workload.stream, dtype_name(config.target.dtype)
+    b, held, f = config.workload.call_rows, config.workload.state_rows, s.chunk_frames
     latent = (m.out_channels, f, s.latent_height, s.latent_width)
     text = (m.layers, held, m.text_tokens, m.heads, m.head_dim)
     reference = (held, m.out_channels, s.reference_frames, s.latent_height, s.latent_width)
-    passes = map(str, range(len(config.schedule.timesteps))) if s.pass_caches else (None,)
+    passes = map(str, range(len(config.workload.schedule.timesteps))) if s.pass_caches else (None,)
     caches = tuple(
         Buffer(
             cache_name(c.name, group, of_pass),
@@ -326,8 +328,8 @@ def make_buffers(config: BuildConfig, choice: LayerChoice = PLAIN) -> tuple[Buff
         *(Buffer(group.own("write_slots"), (b, f), "int64", "chunk", False) for group in config.layer_groups),
         *(Buffer(group.own("valid_tokens"), (b,), "int64", "chunk", False) for group in config.layer_groups),
         Buffer(CONDITIONING_FRAMES, (b,), "int64", "chunk", False),
-        *([] if config.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
-        *([] if config.ranks == 1 else [Buffer(RANK, (1,), "int64", "chunk", False)]),
+        *([] if config.workload.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
+        *([] if config.target.ranks == 1 else [Buffer(RANK, (1,), "int64", "chunk", False)]),
         *input_buffers(config, choice),
         *module_buffers(config, choice),
         Buffer(CONDITIONING_LATENTS, (held, *latent), "float32", "prompt", False),

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.collectives import RANK_ARGUMENT, gathered
 from seko_export.engines.piece import Argument
 from seko_runtime.format.manifest import RANK_GROUP
@@ -144,18 +144,20 @@ class RankSplit:
         return gathered(x, self.ranks, RANK_GROUP)
 
 
-def rank_split(config: BuildConfig) -> RankSplit | None:
+def rank_split(config: VideoBuild) -> RankSplit | None:
     """Return how ranks share a chunk; None for a build of one rank."""
-    s = config.stream
-    return None if config.ranks == 1 else RankSplit(config.ranks, s.chunk_frames, s.frame_tokens)
+    s = config.workload.stream
+    return (
+        None if config.target.ranks == 1 else RankSplit(config.target.ranks, s.chunk_frames, s.frame_tokens)
+    )
 
 
-def rank_tokens(config: BuildConfig) -> int:
+def rank_tokens(config: VideoBuild) -> int:
     """Return how many of a chunk's tokens each rank computes, with padding; for one rank all."""
     split = rank_split(config)
-    return config.stream.chunk_tokens if split is None else split.tokens
+    return config.workload.stream.chunk_tokens if split is None else split.tokens
 
 
-def rank_argument(config: BuildConfig) -> tuple[Argument, ...]:
+def rank_argument(config: VideoBuild) -> tuple[Argument, ...]:
     """Return the argument that holds the rank's number; nothing for a build of one rank."""
-    return () if config.ranks == 1 else (RANK_ARGUMENT,)
+    return () if config.target.ranks == 1 else (RANK_ARGUMENT,)

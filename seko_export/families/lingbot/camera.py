@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
+from seko_export.config.video import VideoBuild
 from seko_export.families.layers.rank_split import RankSplit
 from seko_export.families.lingbot.model import CELL, CONTROLS, TOKEN_PIXELS
 
@@ -34,10 +34,10 @@ class CameraTokens(nn.Module):
     groups = ("given",)
     split: RankSplit | None = None
 
-    def __init__(self, config: BuildConfig) -> None:
+    def __init__(self, config: VideoBuild) -> None:
         super().__init__()
-        d, dtype = config.model.dim, config.dtype
-        self.height, self.width = config.stream.height, config.stream.width
+        d, dtype = config.model.dim, config.target.dtype
+        self.height, self.width = config.workload.stream.height, config.workload.stream.width
         self.patch_embedding_wancamctrl = nn.Linear(CONTROLS["cam"] * TOKEN_PIXELS, d, dtype=dtype)
         self.c2ws_hidden_states_layer1 = nn.Linear(d, d, dtype=dtype)
         self.c2ws_hidden_states_layer2 = nn.Linear(d, d, dtype=dtype)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
 from seko_export.families.layers.causal_dit import Embed
@@ -33,7 +33,7 @@ class ConditionFrames(nn.Module):
 
     groups = ("given",)
 
-    def __init__(self, config: BuildConfig) -> None:
+    def __init__(self, config: VideoBuild) -> None:
         super().__init__()
         del config
 
@@ -102,12 +102,12 @@ class Table(nn.Module):
         return torch.cat((mask, latents))
 
 
-def picture_pieces(config: BuildConfig, vae: WanVaeConfig) -> list[Piece]:
+def picture_pieces(config: VideoBuild, vae: WanVaeConfig) -> list[Piece]:
     """Return the engines of the program condition, in order: the picture, a grey latent frame, the table."""
-    s, z = config.stream, vae.z_dim
+    s, z = config.workload.stream, vae.z_dim
     latent, f32 = (z, 1, s.latent_height, s.latent_width), torch.float32
     caches = tuple(
-        Argument(f"caches.{slot:02d}", f"buffer:{_cache_name(slot)}", shape, config.dtype)
+        Argument(f"caches.{slot:02d}", f"buffer:{_cache_name(slot)}", shape, config.target.dtype)
         for slot, shape in enumerate(_cache_shapes(config, vae))
     )
     first = Argument("latents", f"buffer:{_FIRST}", latent, f32)
@@ -115,7 +115,7 @@ def picture_pieces(config: BuildConfig, vae: WanVaeConfig) -> list[Piece]:
     return [
         Piece(
             EngineKey(VAE_ENCODE, variant=("first",)),
-            on_meta(lambda: EncodePicture(vae, first=True, frames=1, dtype=config.dtype)),
+            on_meta(lambda: EncodePicture(vae, first=True, frames=1, dtype=config.target.dtype)),
             VAE_WEIGHTS,
             0,
             (Argument("image", f"buffer:{PICTURE_LEVELS}", (s.height, s.width, PICTURE_CHANNELS), f32),),
@@ -124,7 +124,7 @@ def picture_pieces(config: BuildConfig, vae: WanVaeConfig) -> list[Piece]:
         ),
         Piece(
             EngineKey(VAE_ENCODE, variant=("grey",)),
-            on_meta(lambda: EncodeGrey(vae, s.height, s.width, config.dtype)),
+            on_meta(lambda: EncodeGrey(vae, s.height, s.width, config.target.dtype)),
             VAE_WEIGHTS,
             0,
             caches,
@@ -156,15 +156,15 @@ def picture_program(pieces: list[Piece]) -> tuple[Call, ...]:
     return first.call(), grey.call(layers=TABLE_FRAMES - 1), table.call()
 
 
-def picture_buffers(config: BuildConfig, vae: WanVaeConfig) -> tuple[Buffer, ...]:
+def picture_buffers(config: VideoBuild, vae: WanVaeConfig) -> tuple[Buffer, ...]:
     """Return the buffers of these engines, of one row at a time."""
-    s, z = config.stream, vae.z_dim
+    s, z = config.workload.stream, vae.z_dim
     latent = (z, 1, s.latent_height, s.latent_width)
     whole = (MASK_CHANNELS + z, TABLE_FRAMES, *latent[2:])
     return (
         Buffer(PICTURE_LEVELS, (s.height, s.width, PICTURE_CHANNELS), "float32", "prompt"),
         *(
-            Buffer(_cache_name(slot), shape, dtype_name(config.dtype), "prompt")
+            Buffer(_cache_name(slot), shape, dtype_name(config.target.dtype), "prompt")
             for slot, shape in enumerate(_cache_shapes(config, vae))
         ),
         Buffer(_FIRST, latent, "float32", "prompt"),
@@ -173,8 +173,8 @@ def picture_buffers(config: BuildConfig, vae: WanVaeConfig) -> tuple[Buffer, ...
     )
 
 
-def _cache_shapes(config: BuildConfig, vae: WanVaeConfig) -> list[tuple[int, ...]]:
-    s = config.stream
+def _cache_shapes(config: VideoBuild, vae: WanVaeConfig) -> list[tuple[int, ...]]:
+    s = config.workload.stream
     return [shape[1:] for shape in encoder_cache_shapes(vae, 1, s.latent_height, s.latent_width)]
 
 

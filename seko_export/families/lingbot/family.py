@@ -10,8 +10,8 @@ from torch import Tensor
 
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
@@ -59,16 +59,16 @@ class LingbotFamily(Family):
         """Return whether a config.json may be that of a lingbot-world model, whose fields are Wan's."""
         return is_config(told)
 
-    def graph(self, config: BuildConfig) -> ModelGraph:
+    def graph(self, config: VideoBuild) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""
         choice = layer_choice(config)
         pieces, buffers = make_pieces(config, choice), make_buffers(config, choice)
         programs = make_programs(pieces)
-        if isinstance(config.vae, WanVaeConfig):
-            picture = condition.picture_pieces(config, config.vae)
+        if isinstance(config.workload.vae, WanVaeConfig):
+            picture = condition.picture_pieces(config, config.workload.vae)
             pieces |= {one.name: one for one in picture}
             programs["condition"] = condition.picture_program(picture)
-            buffers += condition.picture_buffers(config, config.vae)
+            buffers += condition.picture_buffers(config, config.workload.vae)
         return ModelGraph(pieces, programs, buffers, choice.inputs)
 
     def weights(
@@ -77,9 +77,9 @@ class LingbotFamily(Family):
         """Yield the artifact's weights by name."""
         return model_weights(pieces, RenamedWeights(checkpoint, _NAMES), media)
 
-    def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
+    def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return a condition of random numbers for a session, and a camera that moves and turns for a chunk."""
-        model, s = _model(config.model), config.stream
+        model, s = _model(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is None:
             table = torch.randn(
@@ -100,15 +100,15 @@ class LingbotFamily(Family):
         frame = torch.tensor([0.6 * s.width, 0.6 * s.width, s.width / 2, s.height / 2])
         return {camera.POSES: poses, camera.INTRINSICS: frame.expand(s.batch, s.chunk_frames, 4).contiguous()}
 
-    def cache_probe(self, config: BuildConfig) -> CacheProbe:
+    def cache_probe(self, config: VideoBuild) -> CacheProbe:
         """Return the blocks and the embedding."""
         del config
         return CacheProbe(BLOCK, "embed")
 
 
-def layer_choice(config: BuildConfig) -> LayerChoice:
+def layer_choice(config: VideoBuild) -> LayerChoice:
     """Return what the family adds to the shared layers: the condition, and unless a build has none, the camera."""
-    model, s, dtype = _model(config.model), config.stream, config.dtype
+    model, s, dtype = _model(config.model), config.workload.stream, config.target.dtype
     latent = (s.latent_height, s.latent_width)
     table = InputSpec(
         condition.TABLE,
@@ -138,7 +138,7 @@ def layer_choice(config: BuildConfig) -> LayerChoice:
         by_layer = {camera.SCALE: kept, camera.SHIFT: kept}
         injection = ChunkModule(
             _LAYER,
-            lambda config: camera.ScaleShift(config.model, config.dtype),
+            lambda config: camera.ScaleShift(config.model, config.target.dtype),
             (camera.TOKENS,),
             lambda _: by_layer,
             per_layer=True,

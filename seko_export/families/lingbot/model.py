@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
@@ -40,7 +40,7 @@ class LingbotModel(ModelConfig):
     in_channels: int = 36
     control_channels: int = CONTROLS["cam"]
     camera: str = PER_CHUNK
-    family: str = "lingbot"
+    family: str = field(default="lingbot", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.layers.causal_dit import sinusoid
 from seko_export.families.layers.rank_split import RankSplit
@@ -33,10 +33,10 @@ class AudioFeatures(HubertFeatures):
 
     groups = ("given",)
 
-    def __init__(self, config: BuildConfig) -> None:
-        if config.audio is None:
+    def __init__(self, config: VideoBuild) -> None:
+        if config.workload.audio is None:
             raise TypeError("a build without an audio encoder has no such engine")
-        super().__init__(config.audio, talk_model(config.model).audio_frames, config.dtype)
+        super().__init__(config.workload.audio, talk_model(config.model).audio_frames, config.target.dtype)
 
     def forward(self, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
         """Return [B, S, F, M, audio_dim] of ``audio``, windows [B, S, F, samples] float32."""
@@ -57,11 +57,11 @@ class AudioTokens(nn.Module):
     groups = ("given",)
     split: RankSplit | None = None
 
-    def __init__(self, config: BuildConfig) -> None:
+    def __init__(self, config: VideoBuild) -> None:
         super().__init__()
-        model, dtype, s = talk_model(config.model), config.dtype, config.stream
+        model, dtype, s = talk_model(config.model), config.target.dtype, config.workload.stream
         self.speakers, self.frame_tokens = model.speakers, s.frame_tokens
-        self.features = AUDIO if config.audio is None else HEARD
+        self.features = AUDIO if config.workload.audio is None else HEARD
         self.proj_in = nn.Linear(model.audio_dim, model.audio_width, dtype=dtype)
         self.learnable_queries = nn.Parameter(
             torch.empty(1, model.audio_tokens, model.audio_width, dtype=dtype)
@@ -171,9 +171,9 @@ class AudioKv(nn.Module):
 
     groups = ("given",)
 
-    def __init__(self, config: BuildConfig) -> None:
+    def __init__(self, config: VideoBuild) -> None:
         super().__init__()
-        model, dtype = talk_model(config.model), config.dtype
+        model, dtype = talk_model(config.model), config.target.dtype
         self.heads = (model.heads, model.head_dim)
         self.norm_kv = nn.LayerNorm(model.audio_width, model.audio_eps)
         self.to_kv = nn.Linear(model.audio_width, 2 * model.dim, dtype=dtype)

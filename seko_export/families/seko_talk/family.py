@@ -11,8 +11,8 @@ from torch import Tensor
 
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
-from seko_export.config.build import BuildConfig
 from seko_export.config.schedule import Schedule
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
@@ -70,7 +70,7 @@ class SekoTalkFamily(Family):
         """Return whether a config.json may be that of a Seko-Talk model, whose fields are Wan's and some more."""
         return is_config(told)
 
-    def graph(self, config: BuildConfig) -> ModelGraph:
+    def graph(self, config: VideoBuild) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""
         choice = layer_choice(config)
         pieces = make_pieces(config, choice)
@@ -82,26 +82,26 @@ class SekoTalkFamily(Family):
         """Yield the artifact's weights by name."""
         return model_weights(pieces, RenamedWeights(checkpoint, _NAMES), media)
 
-    def tables(self, config: BuildConfig, checkpoint: WeightSource) -> Mapping[str, Tensor]:
+    def tables(self, config: VideoBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
         """Return the adapter's shift, scale and gate by pass."""
-        times = config.schedule.timesteps
-        table = audio.time_table(checkpoint, config.model, times, config.dtype)
+        times = config.workload.schedule.timesteps
+        table = audio.time_table(checkpoint, config.model, times, config.target.dtype)
         return {f"{OF_TIMES}{audio.TIMES}": table}
 
     def run_config(self, where: str, told: Mapping[str, Any]) -> tuple[Mapping[str, Any], Schedule]:
         """Return the fields of the layout and the schedule of a run configuration of LightX2V."""
         return read_run_config(where, told)
 
-    def golden_inputs(self, config: BuildConfig, chunk: int | None) -> Mapping[str, Tensor]:
+    def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return random features of the picture for a session; of the voices, or noise as voices, for a chunk."""
-        model, s = talk_model(config.model), config.stream
+        model, s = talk_model(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is not None:
-            heard = (model.audio_frames, model.audio_dim) if config.audio is None else (WINDOW,)
+            heard = (model.audio_frames, model.audio_dim) if config.workload.audio is None else (WINDOW,)
             voices = (s.batch, model.speakers, s.chunk_frames, *heard)
             return {audio.AUDIO: torch.randn(voices, generator=generator)}
         made = {}
-        if config.image is not None:
+        if config.workload.image is not None:
             portraits = (s.batch, s.height, s.width, PICTURE_CHANNELS)
             made[picture.PORTRAIT] = torch.randint(256, portraits, generator=generator, dtype=torch.uint8)
         elif model.image_dim:
@@ -112,13 +112,13 @@ class SekoTalkFamily(Family):
             made[audio.MASKS] = (places == torch.arange(model.speakers)[:, None]).float()
         return made
 
-    def cache_probe(self, config: BuildConfig) -> CacheProbe:
+    def cache_probe(self, config: VideoBuild) -> CacheProbe:
         """Return the blocks and the embedding."""
         del config
         return CacheProbe(BLOCK, "embed")
 
 
-def layer_choice(config: BuildConfig) -> LayerChoice:
+def layer_choice(config: VideoBuild) -> LayerChoice:
     """Return what the family adds to the shared layers.
 
     Raises
@@ -126,7 +126,7 @@ def layer_choice(config: BuildConfig) -> LayerChoice:
     UsageError
         If the build has one cache for all passes, or no reference frame.
     """
-    model, s, dtype = talk_model(config.model), config.stream, config.dtype
+    model, s, dtype = talk_model(config.model), config.workload.stream, config.target.dtype
     if not s.pass_caches:
         raise UsageError(
             "Seko-Talk has a cache for each denoise pass: give --pass-caches, not --context-pass"
@@ -140,10 +140,12 @@ def layer_choice(config: BuildConfig) -> LayerChoice:
     features = (*voices, model.audio_frames, model.audio_dim)
     heard = InputSpec(audio.AUDIO, features, "float32", f"input.{audio.AUDIO}", kind=FEATURES)
     encoder: tuple[ChunkModule, ...] = ()
-    if config.audio is not None:
+    if config.workload.audio is not None:
         encoded = {audio.HEARD: (features, dtype)}
         encoder = (ChunkModule(AUDIO_ENCODER, audio.AudioFeatures, (audio.AUDIO,), lambda _: encoded),)
-        heard = replace(heard, shape=(*voices, WINDOW), kind=NORMALISED if config.audio.normalised else PLAIN)
+        heard = replace(
+            heard, shape=(*voices, WINDOW), kind=NORMALISED if config.workload.audio.normalised else PLAIN
+        )
     inputs = [heard]
     if model.speakers > 1:
         masks = (model.speakers, s.frame_tokens)
@@ -174,7 +176,7 @@ def layer_choice(config: BuildConfig) -> LayerChoice:
         shape: tuple[int, ...] = (model.image_tokens, model.image_dim)
         name, kind, held_as = picture.FEATURES, "picture_features", "float32"
         looks: tuple[PromptModule, ...] = ()
-        if config.image is not None:
+        if config.workload.image is not None:
             features_of = {picture.SEEN: (shape, dtype)}
             looks = (
                 PromptModule(

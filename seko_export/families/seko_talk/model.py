@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
@@ -50,7 +50,7 @@ class SekoTalkModel(ModelConfig):
     audio_eps: float = 1e-6
     image_eps: float = 1e-6
     speakers: int = 1
-    family: str = "seko_talk"
+    family: str = field(default="seko_talk", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,9 +62,9 @@ class SekoTalkModel(ModelConfig):
             "audio_layers",
             "audio_heads",
         )
-        for field in (*least_one, "audio_ffn", "image_tokens", "speakers"):
-            if getattr(self, field) < 1:
-                raise UsageError(f"{field} must be at least 1, got {getattr(self, field)}")
+        for size in (*least_one, "audio_ffn", "image_tokens", "speakers"):
+            if getattr(self, size) < 1:
+                raise UsageError(f"{size} must be at least 1, got {getattr(self, size)}")
         if self.image_dim < 0:
             raise UsageError(f"image_dim must be at least 0, got {self.image_dim}")
         if not 0 <= self.ref_state < self.state_rows:
@@ -82,3 +82,13 @@ class SekoTalkModel(ModelConfig):
                 f"in_channels {self.in_channels}, out_channels {self.out_channels}: the autoregressive model takes the "
                 "noise alone; with more channels it is the one that is not autoregressive"
             )
+
+    @property
+    def sound_width(self) -> int:
+        """Width of HuBERT's features."""
+        return self.audio_dim
+
+    @property
+    def picture_features(self) -> tuple[int, int] | None:
+        """Number and width of CLIP's features; None of a model without the picture branch."""
+        return (self.image_tokens, self.image_dim) if self.image_dim else None

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from seko_export.config.build import BuildConfig
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH, StreamConfig
+from seko_export.config.video import VideoBuild
 from seko_export.families.layers.causal_dit import Embed, PromptKv
 from seko_export.families.seko_talk.keys import talk_model
 from seko_export.media.clip.encoder import ClipFeatures
@@ -58,10 +58,10 @@ class PictureFeatures(ClipFeatures):
 
     groups = ("given",)
 
-    def __init__(self, config: BuildConfig) -> None:
-        if config.image is None:
+    def __init__(self, config: VideoBuild) -> None:
+        if config.workload.image is None:
             raise TypeError("a build without an image encoder has no such engine")
-        super().__init__(config.image, config.dtype)
+        super().__init__(config.workload.image, config.target.dtype)
 
     def forward(self, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
         """Return [..., N, image_dim] of ``portrait`` [..., H, W, 3] uint8; in a pool there is no axis of rows."""
@@ -75,10 +75,10 @@ class PictureTokens(nn.Module):
 
     groups = ("given",)
 
-    def __init__(self, config: BuildConfig) -> None:
+    def __init__(self, config: VideoBuild) -> None:
         super().__init__()
-        model, dtype = talk_model(config.model), config.dtype
-        self.features = FEATURES if config.image is None else SEEN
+        model, dtype = talk_model(config.model), config.target.dtype
+        self.features = FEATURES if config.workload.image is None else SEEN
         self.proj = nn.Sequential(
             nn.LayerNorm(model.image_dim, model.image_eps),
             nn.Linear(model.image_dim, model.image_dim, dtype=dtype),
@@ -100,8 +100,8 @@ class PictureKv(PromptKv):
 
     groups = ("given",)
 
-    def __init__(self, config: BuildConfig) -> None:
-        super().__init__(config.model, config.dtype)
+    def __init__(self, config: VideoBuild) -> None:
+        super().__init__(config.model, config.target.dtype)
 
     def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return keys and values, [..., N, H, D] each, from the tokens [..., N, d]."""

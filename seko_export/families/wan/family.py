@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
-from seko_export.config.build import BuildConfig
+from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
@@ -46,7 +46,7 @@ class WanFamily(Family):
         """Return whether a config.json may be that of a Wan model."""
         return is_config(told)
 
-    def graph(self, config: BuildConfig) -> ModelGraph:
+    def graph(self, config: VideoBuild) -> ModelGraph:
         """Return engines, programs and buffers of a build."""
         pieces = make_pieces(config)
         return ModelGraph(pieces, make_programs(pieces), make_buffers(config))
@@ -57,7 +57,7 @@ class WanFamily(Family):
         """Yield the artifact's weights by name."""
         return model_weights(pieces, checkpoint, media)
 
-    def cache_probe(self, config: BuildConfig) -> CacheProbe:
+    def cache_probe(self, config: VideoBuild) -> CacheProbe:
         """Return the blocks, with cache arguments ``caches.k`` and ``caches.v``, and the embedding."""
         del config
         return CacheProbe(BLOCK, "embed")

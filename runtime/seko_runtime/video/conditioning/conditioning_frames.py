@@ -18,8 +18,8 @@ from seko_runtime.video.contract import (
     PICTURE_LEVELS,
     picture_input,
 )
+from seko_runtime.video.device import VideoDevice
 from seko_runtime.video.inputs import as_array, check_magnitude
-from seko_runtime.video.live import Live
 from seko_runtime.video.manifest import VideoManifest
 
 NO_ENCODER = "this artifact encodes no pictures; rebuild it with a VAE (--vae), or give latents"
@@ -40,7 +40,7 @@ class ConditioningFrames:
         self._manifest, self._memory = manifest, memory
         self.counts = np.zeros(manifest.rows, np.int64)
 
-    def set_image(self, live: Live, rows: Sequence[int], image: object) -> None:
+    def set_image(self, device: VideoDevice, rows: Sequence[int], image: object) -> None:
         """Begin the rows' streams with a picture.
 
         It becomes their first latent frame. Of a model that is told the picture by an input per session, it becomes
@@ -48,7 +48,7 @@ class ConditioningFrames:
 
         Parameters
         ----------
-        live : Live
+        device : VideoDevice
             The session's.
         rows : sequence of int
             k of them.
@@ -59,42 +59,43 @@ class ConditioningFrames:
         Raises
         ------
         UsageError
-            If the artifact encodes no pictures, the picture's shape or dtype does not fit, or a level is not finite.
+            If the artifact encodes no pictures, the picture's shape or dtype does not fit, or a level is not finite or
+            beyond all models' numbers.
         """
         told = picture_input(self._manifest)
         program = "encode" if told is None else "condition"
-        if program not in live.once:
+        if program not in device.once:
             raise UsageError(NO_ENCODER)
         name = IMAGE if told is None else PICTURE_LEVELS
-        found, spec = as_array(image, "image"), live.specs[name]
+        found, spec = as_array(image, "image"), device.specs[name]
         levels = name == PICTURE_LEVELS and found.dtype == np.float32
         pictures = per_row(found, spec.shape, np.float32 if levels else np.uint8, "image", rows)
-        if levels and not np.isfinite(found).all():
-            raise UsageError("image holds a level that is not finite")
+        if levels:
+            check_magnitude(found, "image")
         pictures = [(row, one.astype(host_dtype(spec.dtype), copy=False)) for row, one in pictures]
         previous: NDArray[np.generic] | None = None
         with self._memory.ordered():
             for target, picture in pictures:
                 if previous is None or not np.array_equal(previous, picture):
-                    self._memory.write(live.buffers[name], picture)
-                    live.once[program].run()
+                    self._memory.write(device.buffers[name], picture)
+                    device.once[program].run()
                 previous = picture
                 if told is not None:
-                    row = self._memory.index(live.buffers[told.buffer], (target,))
-                    self._memory.copy(row, live.buffers[PICTURE_CONDITION])
+                    row = self._memory.index(device.buffers[told.buffer], (target,))
+                    self._memory.copy(row, device.buffers[PICTURE_CONDITION])
                     continue
-                frames = self._memory.index(live.buffers[CONDITIONING_LATENTS], (target,))  # [C, F, h, w]
+                frames = self._memory.index(device.buffers[CONDITIONING_LATENTS], (target,))  # [C, F, h, w]
                 first = self._memory.row(frames, 1, 0, self._manifest.workload.stream.chunk_frames)
-                self._memory.copy(first, live.buffers[IMAGE_LATENTS])
+                self._memory.copy(first, device.buffers[IMAGE_LATENTS])
         for target, _ in pictures:
             self.counts[target] = int(told is None)
 
-    def set_latents(self, live: Live, rows: Sequence[int], latents: object) -> None:
+    def set_latents(self, device: VideoDevice, rows: Sequence[int], latents: object) -> None:
         """Begin the rows' streams with latents.
 
         Parameters
         ----------
-        live : Live
+        device : VideoDevice
             The session's.
         rows : sequence of int
             k of them.
@@ -106,7 +107,7 @@ class ConditioningFrames:
         UsageError
             If the artifact takes none, or shape or numbers do not fit.
         """
-        self._check_taken(live)
+        self._check_taken(device)
         stream = self._manifest.workload.stream
         found = as_array(latents, "conditioning_latents")
         count = found.shape[-3] if found.ndim >= 4 else 0
@@ -120,9 +121,9 @@ class ConditioningFrames:
         check_magnitude(found, "conditioning_latents")
         with self._memory.ordered():
             for row, part in parts:
-                whole = np.zeros((1, *live.specs[CONDITIONING_LATENTS].shape[1:]), np.float32)
+                whole = np.zeros((1, *device.specs[CONDITIONING_LATENTS].shape[1:]), np.float32)
                 whole[0, :, :count] = part
-                self._memory.write(live.row_of(CONDITIONING_LATENTS, row), whole)
+                self._memory.write(device.row_of(CONDITIONING_LATENTS, row), whole)
                 self.counts[row] = count
 
     def drop(self, row: int) -> None:
@@ -135,8 +136,8 @@ class ConditioningFrames:
         """
         return np.where(first_frames == 0, self.counts[list(rows)], 0)
 
-    def _check_taken(self, live: Live) -> None:
-        if CONDITIONING_LATENTS not in live.buffers:
+    def _check_taken(self, device: VideoDevice) -> None:
+        if CONDITIONING_LATENTS not in device.buffers:
             raise UsageError(
                 "this artifact takes no conditioning frames; rebuild it with a newer seko-export"
             )

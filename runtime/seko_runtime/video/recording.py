@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from seko_runtime.arguments import shown, whole_number
 from seko_runtime.errors import UsageError
 from seko_runtime.format.safetensors_map import MappedTensor
-from seko_runtime.opening.golden import (
+from seko_runtime.video.golden import (
     ChunkError,
     input_tensor,
     relative_error,

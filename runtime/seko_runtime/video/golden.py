@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -55,29 +55,23 @@ class ChunkError:
             and (self.video is None or self.video <= self.video_tolerance)
         )
 
+    @property
+    def size(self) -> float:
+        """The error of the latents; infinite if a number is NaN."""
+        return _nan_last(self.golden)
+
+    def row(self) -> dict[str, object]:
+        """Return it for JSON, which has no NaN and no infinity."""
+        return {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
+
     def __str__(self) -> str:
         exact = "" if self.exact is None else f"; against an exact cache {self.exact:.3g}"
         cache = "" if self.cache is None else f", cache {self.cache:.3g} (at most {self.cache_tolerance:.3g})"
         video = "" if self.video is None else f", video {self.video:.3g} (at most {self.video_tolerance:.3g})"
         return f"chunk {self.chunk}: golden {self.golden:.3g} (at most {self.tolerance:.3g}){cache}{video}{exact}"
-
-
-def verdict(errors: Sequence[ChunkError]) -> dict[str, object]:
-    """Return ``ok``, ``worst`` and ``errors`` as plain data; numbers that are not finite become text."""
-    worst = max(errors, key=lambda error: (not error.within, _nan_last(error.golden)))
-    return {
-        "ok": all(error.within for error in errors),
-        "worst": error_row(worst),
-        "errors": [error_row(error) for error in errors],
-    }
-
-
-def error_row(error: ChunkError) -> dict[str, object]:
-    """Return one chunk's errors for JSON, which has no NaN and no infinity."""
-    return {
-        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(error).items()
-    }
 
 
 def relative_error(found: NDArray[np.generic], recorded: NDArray[np.generic]) -> float:

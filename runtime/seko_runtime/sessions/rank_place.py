@@ -1,20 +1,19 @@
-"""Which of an artifact's processes this one is, and what only the first of them runs: text and picture encoders."""
+"""Which of an artifact's processes this one is, and which programs only the first of them runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from seko_runtime.backends.memory import Tensor
 from seko_runtime.executor.program import BoundProgram
 from seko_runtime.executor.resolved import Programs
-from seko_runtime.video.contract import ENCODER_PROGRAMS
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """A process's place among those that make chunks together.
+    """A process's place among those that run calls together.
 
     Parameters
     ----------
@@ -23,14 +22,17 @@ class RankPlace:
     share : callable, optional
         Queues the copy of a contiguous tensor of rank 0 into the same tensor of all others; every rank calls it.
         None if there is one rank only.
+    first_alone : collection of str
+        Programs that rank 0 alone runs, since what they write is sent to the others: encoders.
     """
 
     number: int = 0
     share: Callable[[Tensor], None] | None = None
+    first_alone: Collection[str] = ()
 
     def runs(self, program: str) -> bool:
-        """Whether this process runs a program. What encoders write is sent, so rank 0 alone runs them."""
-        return not self.number or self.share is None or program not in ENCODER_PROGRAMS
+        """Whether this process runs a program."""
+        return not self.number or self.share is None or program not in self.first_alone
 
     def spared(self, programs: Programs) -> tuple[set[str], set[str]]:
         """Return the names of engines and weights that only other ranks' programs use."""
@@ -44,20 +46,36 @@ class RankPlace:
         (engines, weights), (engines_elsewhere, weights_elsewhere) = used(True), used(False)
         return engines_elsewhere - engines, weights_elsewhere - weights
 
-    def encoders(
-        self, programs: Programs, bound: Mapping[str, Sequence[BoundProgram]], buffers: Mapping[str, Tensor]
-    ) -> dict[str, BoundProgram | FirstRanksEncoder]:
-        """Return text and picture encoders by program, of those that are ``bound`` here."""
-        found: dict[str, BoundProgram | FirstRanksEncoder] = {}
-        for name in ENCODER_PROGRAMS:
+    def sharing(
+        self,
+        names: Collection[str],
+        programs: Programs,
+        bound: Mapping[str, Sequence[BoundProgram]],
+        buffers: Mapping[str, Tensor],
+    ) -> dict[str, BoundProgram | FirstRanksProgram]:
+        """Return those of some programs that the artifact has, by name, run by rank 0 for all.
+
+        Parameters
+        ----------
+        names : collection of str
+            Programs of one run; of several ranks they are in `first_alone`.
+        programs : Programs
+            The artifact's.
+        bound : mapping of str to sequence of BoundProgram
+            Those that are bound here.
+        buffers : mapping of str to tensor
+            The artifact's, by name.
+        """
+        found: dict[str, BoundProgram | FirstRanksProgram] = {}
+        for name in names:
             if name not in programs:
                 continue
             if self.share is None:
                 found[name] = bound[name][0]
                 continue
             refs = [ref for call in programs[name][0] for ref in call.outputs if ref.kind == "buffer"]
-            results = [buffers[one] for one in dict.fromkeys(ref.name for ref in refs)]
-            found[name] = FirstRanksEncoder(bound[name][0] if name in bound else None, results, self.share)
+            results = [buffers[buffer] for buffer in dict.fromkeys(ref.name for ref in refs)]
+            found[name] = FirstRanksProgram(bound[name][0] if name in bound else None, results, self.share)
         return found
 
 
@@ -65,8 +83,8 @@ ALONE = RankPlace()
 
 
 @dataclass(frozen=True)
-class FirstRanksEncoder:
-    """A text or picture encoder of several ranks, run as a `BoundProgram` is: rank 0 runs it, all get its results.
+class FirstRanksProgram:
+    """A program that rank 0 runs for all ranks. It is run as a `BoundProgram` is.
 
     Parameters
     ----------
@@ -92,5 +110,5 @@ class FirstRanksEncoder:
         """
         if self.program is not None:
             self.program.run()
-        for one in self.results:
-            self.share(one)
+        for result in self.results:
+            self.share(result)

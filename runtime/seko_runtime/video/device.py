@@ -1,4 +1,4 @@
-"""The device side of an open session: buffers, bound programs, captured chunks, kept latents. Released as a whole."""
+"""The device side of video rows: their programs, kept latents, decoder."""
 
 from __future__ import annotations
 
@@ -10,85 +10,68 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.backends.memory import Engine, Memory, Tensor
+from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import TornStreamError, UsageError
-from seko_runtime.executor.cache_offload import CacheOffload
 from seko_runtime.executor.contract import RANK
-from seko_runtime.executor.program import BoundProgram, BoundTensors
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import EngineSpec, TensorSpec
-from seko_runtime.host.faults import captured
+from seko_runtime.sessions.device import Device
+from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.video.chunk_programs import ChunkCall, chunk_programs
 from seko_runtime.video.clocks import KeptChunk, RowClocks
-from seko_runtime.video.contract import CONDITIONING_LATENTS, REFERENCE_LATENTS, TEXT_BUFFER, video_contract
+from seko_runtime.video.contract import (
+    CONDITIONING_LATENTS,
+    ENCODER_PROGRAMS,
+    REFERENCE_LATENTS,
+    TEXT_BUFFER,
+    video_contract,
+)
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.inputs import CallerInputs, check_magnitude
 from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.positions import Positions
-from seko_runtime.video.rank_place import ALONE, RankPlace
 
 
-class Live:
-    """The tensors and programs of one session.
+class VideoDevice(Device):
+    """The tensors and programs of an artifact's streams.
 
     Must be made inside the memory's `ordered`.
 
     Parameters
     ----------
-    manifest, programs, engines, weights, memory
-        As `Streams` takes them, programs resolved.
+    loaded : Loaded
+        The artifact.
+    memory : Memory
+        The rows' memory.
     clocks : RowClocks
         Of the rows.
     inputs : CallerInputs
         The callers' inputs.
-    overlap : bool
-        Whether decoding may run at the same time as the chunks.
-    rank : RankPlace
-        The place of this process, where several make a chunk together.
+    options : VideoOptions
+        What the opener chose.
     """
 
     def __init__(
         self,
-        manifest: VideoManifest,
-        programs: Programs,
-        engines: Mapping[str, Engine],
-        weights: Mapping[str, Tensor],
+        loaded: Loaded[VideoManifest],
         memory: Memory,
         clocks: RowClocks,
         inputs: CallerInputs,
-        *,
-        overlap: bool,
-        rank: RankPlace = ALONE,
+        options: VideoOptions,
     ) -> None:
-        self._rank = rank.number
-        self._manifest, self._memory, self._clocks, self._inputs = manifest, memory, clocks, inputs
-        self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == "chunk"])
-        self.specs = {spec.name: spec for spec in manifest.buffers}
-        self.buffers = {
-            spec.name: memory.allocate(spec.on_device) for spec in manifest.buffers if spec.role != "chunk"
-        }
-        self.buffers.update(self.host.tensors)
-        units = video_contract(manifest).units
-        self._layers = CacheOffload(manifest, programs, units, self.buffers, memory)
-        self.engine_specs = {engine.name: engine for engine in manifest.engines}
-        tensors = BoundTensors(engines, self.engine_specs, weights, self.buffers, memory, self._layers)
-        bound = {
-            name: [
-                BoundProgram(calls, tensors, self._layers.visits(name, number))
-                for number, calls in enumerate(runs)
-            ]
-            for name, runs in programs.items()
-            if rank.runs(name)
-        }
-        self._prompt = bound["prompt"]  # one for all rows, or one a row
+        manifest, programs = loaded.manifest, loaded.programs
+        super().__init__(loaded, memory, video_contract(manifest).units)
+        self._manifest, self._clocks, self._inputs = manifest, clocks, inputs
+        self._rank = loaded.rank.number
+        self._prompt = self.programs["prompt"]  # one for all rows, or one a row
         self.prompt_by_row = any(ref.by_row for call in programs["prompt"][0] for ref in call.inputs)
-        self.prompt_buffers = _prompt_buffers(programs, self.engine_specs)
+        self.prompt_buffers = _prompt_buffers(programs, {engine.name: engine for engine in manifest.engines})
         read = {ref.name for call in programs["prompt"][0] for ref in call.inputs if ref.kind == "buffer"}
-        self.prompt_takes_inputs = any(one.buffer in read for one in manifest.caller_inputs)
+        self.prompt_takes_inputs = any(spec.buffer in read for spec in manifest.caller_inputs)
         self.half_prompted: set[int] = set()  # rows whose prompt was changed in part, when an error came
-        self.once = rank.encoders(programs, bound, self.buffers)
-        self.chunk = chunk_programs(manifest, bound)
-        self.replays: dict[ChunkCall, Callable[[], None]] = {}
+        self.once = loaded.rank.sharing(ENCODER_PROGRAMS, programs, self.programs, self.buffers)
+        self.chunk = chunk_programs(manifest, self.programs)
         latents = self.specs[manifest.workload.output]
         kept_shape = (manifest.rows, *latents.shape[1:])
         self._kept = [
@@ -99,12 +82,12 @@ class Live:
         if manifest.workload.video is not None:
             decode_buffers = [spec.name for spec in manifest.buffers if spec.role == "decode"]
             self.decoder = Decoder(
-                bound["decode_first"],
-                bound["decode"],
+                self.programs["decode_first"],
+                self.programs["decode"],
                 self.buffers,
                 decode_buffers,
                 memory,
-                overlap=overlap,
+                overlap=options.overlap,
             )
 
     @property
@@ -124,8 +107,7 @@ class Live:
             memory.wait()
         if memory.captures:
             for call, programs in self.chunk.items():
-                work = partial(self._run_all, programs.in_order)
-                self.replays[call] = captured(memory, work, "a chunk's run of all its engines")
+                self.capture(call, programs.in_order, "a chunk's run of all its engines")
         if self.decoder is not None:
             self.decoder.prepare()
 
@@ -197,7 +179,7 @@ class Live:
             if spec.role == "cache":
                 axis = int(spec.layered)
                 tokens = spec.shape[axis] // self._manifest.state_rows * self._manifest.call_rows
-                whole = self._layers.homes.get(spec.name, self.buffers[spec.name])
+                whole = self.layers.homes.get(spec.name, self.buffers[spec.name])
                 read = self._memory.read(self._memory.every(whole, axis, step))
                 sample[spec.name] = read[(slice(None),) * axis + (slice(-(-tokens // step)),)]
         return sample
@@ -223,20 +205,16 @@ class Live:
         """
         rows, everyone = positions.rows, list(range(len(positions.rows)))
         by_fill = self._manifest.pool is not None and (self._bucket(rows), True) in self.chunk
-        launches = positions.launches(self._clocks.ring) if by_fill else [everyone]
+        launches, graphs = positions.launches(self._clocks.ring) if by_fill else [everyone], 0
         for places in launches:
             call = self.send_positions(positions, places, inputs)
-            self._layers.arm()
-            if self.replays:
-                self.replays[call]()
-            else:
-                self._run_all(self.chunk[call].in_order)
+            graphs += self.launch(call, self.chunk[call].in_order)
             self._keep(rows, places)
         for places in launches[:-1]:  # the last launch left the spare row's latents in their places
             for at in places:
                 kept = self._kept[self._clocks.next_kept_slot(rows[at])]
                 self._memory.copy(self._row(self.latents, at), self._row(kept, rows[at]))
-        return len(launches) if self.replays else 0
+        return graphs
 
     def send_positions(
         self,
@@ -323,8 +301,8 @@ class Live:
         programs = self.chunk[call]
         programs.begin.run()
         load()
-        self._layers.arm()
-        self._run_all(programs.cache_writers)
+        self.layers.arm()
+        self.run_all(programs.cache_writers)
 
     def clear_cache(self, row: int) -> None:
         """Queue zeros into a row's part of every cache.
@@ -334,11 +312,11 @@ class Live:
         """
         for spec in self._manifest.buffers:
             if spec.device_layers:
-                self._layers.clear(spec.name, row)
+                self.layers.clear(spec.name, row)
             elif spec.role == "cache":
                 self._memory.zero(self.row_of(spec.name, row))
 
-    def state_of(self, row: int) -> dict[str, Tensor]:
+    def tensors(self, row: int) -> dict[str, Tensor]:
         """Return views of all tensors of a row's stream, by name: caches, prompt, conditioning, kept chunks, decoder.
 
         Another row with the same bytes, and the same numbers on the host, continues the same stream.
@@ -363,16 +341,10 @@ class Live:
         slot = self._clocks.last_kept_slot(row) if slot is None else slot
         return self._memory.row(self._kept[slot], 0, row, self._manifest.rows)
 
-    def has_rows(self, buffer: str) -> bool:
-        """Return whether a buffer can be split into rows."""
-        spec = self.specs[buffer]
-        axis = int(spec.layered)
-        return len(spec.shape) > axis and not spec.shape[axis] % self._manifest.state_rows
-
-    def row_of(self, buffer: str, row: int) -> Tensor:
-        """Return a view of a row's part of a buffer; layers, if any, stay the leading axis."""
-        spec = self.specs[buffer]
-        return self._memory.row(self.buffers[buffer], int(spec.layered), row, self._manifest.state_rows)
+    def join(self) -> None:
+        """Make later work of the memory wait for the decoding so far."""
+        if self.decoder is not None:
+            self.decoder.join()
 
     def drop(self) -> None:
         """Release graphs first, then the tensors that they use."""
@@ -383,10 +355,8 @@ class Live:
         if self.decoder is not None:
             self.decoder.close()
             self.decoder = None
-        self.buffers.clear()
-        self._layers.drop()
         self._kept.clear()
-        del self.host
+        super().drop()
 
     def _bucket(self, rows: Sequence[int]) -> int:
         pool = self._manifest.pool
@@ -441,17 +411,12 @@ class Live:
                 Positions(range(bucket), np.zeros(bucket, np.int64), frames, [first] * bucket)
             )
             for _ in range(memory.warm_up_runs):
-                self._run_all(programs.every_engine)
+                self.run_all(programs.every_engine)
         for spec in self._manifest.buffers:
             if spec.device_layers:
-                self._layers.clear(spec.name)
+                self.layers.clear(spec.name)
             elif spec.role in ("cache", "state"):
                 memory.zero(self.buffers[spec.name])
-
-    def _run_all(self, programs: Sequence[BoundProgram]) -> None:
-        with self._layers.unit():
-            for program in programs:
-                program.run()
 
 
 def _prompt_buffers(programs: Programs, engines: Mapping[str, EngineSpec]) -> tuple[str, ...]:
@@ -460,6 +425,6 @@ def _prompt_buffers(programs: Programs, engines: Mapping[str, EngineSpec]) -> tu
     for call in programs["prompt"][0]:
         refs = [*call.outputs]
         taken = zip(call.inputs, engines[call.engine].inputs, strict=True)
-        refs += [ref for ref, one in taken if one.name in engines[call.engine].mutates]
+        refs += [ref for ref, spec in taken if spec.name in engines[call.engine].mutates]
         names += [ref.name for ref in refs if ref.kind == "buffer"]
     return tuple(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""A stream's whole state on the host and as a file: safetensors with a hash or a keyed code, for one artifact."""
+"""A row's state as a file: safetensors with a hash or a keyed code, for one artifact."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.backends.memory import HostBytes, Parked
+from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import ManifestError, SafetensorsHeaderError, SnapshotError, UsageError
 from seko_runtime.format.artifact_files import FILE_FLAGS
-from seko_runtime.format.json_fields import Fields, as_integer, parse_json
-from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.format.json_fields import Fields, parse_json
+from seko_runtime.format.manifest import Manifest
 from seko_runtime.format.safetensors_map import map_safetensors
 from seko_runtime.format.whole_files import whole_file
 from seko_runtime.host.faults import lacks, machine_faults
-from seko_runtime.video.clocks import RowClock
-from seko_runtime.video.conditioning.voice import Voice
-from seko_runtime.video.contract import saved_input
-from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.sessions.row_state import RowLayout, RowState, StateForm
 
 VERSION = 1
 _FACTS = "seko.snapshot"  # the tensor that holds the facts as JSON: hashed with the others
@@ -38,51 +35,16 @@ LEAST_KEY_BYTES = 32
 _BYTES_A_TENSOR = 512  # of header and facts, at most: names have at most 255 letters
 
 
-@dataclass(frozen=True)
-class RowNumbers:
-    """The numbers of a stream that the host keeps.
-
-    Parameters
-    ----------
-    seed : int
-        Seed of its noise.
-    conditioning_frames : int
-        How many it began with.
-    rebuild_due : bool
-        Whether its cache is to be rebuilt before the next chunk.
-    clock : RowClock
-        Its clocks.
-    """
-
-    seed: int
-    conditioning_frames: int
-    rebuild_due: bool
-    clock: RowClock
-
-
-@dataclass(frozen=True)
-class RowState:
-    """A stream's state: its numbers, its tensors' bytes, and its caller's inputs; see `CallerInputs.state`.
-
-    The voice that was pushed for it is no part of its file.
-    """
-
-    numbers: RowNumbers
-    tensors: Parked
-    inputs: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
-    voice: Voice | None = None
-
-
 @machine_faults()
 def write_snapshot(path: Path, digests: Sequence[str], state: RowState, key: bytes | None = None) -> None:
-    """Write a stream's state to a file of mode 0600 that appears complete or not at all.
+    """Write a row's state to a file of mode 0600 that appears complete or not at all.
 
     Parameters
     ----------
     path : Path
         The file; a regular file that exists is replaced.
     digests : sequence of str
-        The artifact's digest and its `stream_content`.
+        The artifact's digest and its `content_digest`.
     state : RowState
         What to write.
     key : bytes, optional
@@ -99,7 +61,7 @@ def write_snapshot(path: Path, digests: Sequence[str], state: RowState, key: byt
     facts["numbers"] = asdict(state.numbers)
     parts = {
         **state.tensors.arrays(),
-        **state.inputs,
+        **state.arrays,
         _FACTS: np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8),
     }
     if key is None:
@@ -127,18 +89,20 @@ def write_snapshot(path: Path, digests: Sequence[str], state: RowState, key: byt
 
 @machine_faults()
 def read_snapshot(
-    path: Path, digests: Sequence[str], layout: Mapping[str, TensorSpec], key: bytes | None = None
+    path: Path, digests: Sequence[str], layout: RowLayout, form: StateForm, key: bytes | None = None
 ) -> RowState:
-    """Read a stream's state.
+    """Read a row's state.
 
     Parameters
     ----------
     path : Path
-        The file, untrusted: no link, no pipe, and no larger than a stream of this layout can be.
+        The file, untrusted: no link, no pipe, and no larger than a state of this layout can be.
     digests : sequence of str
         As `write_snapshot` takes them; one of the two must be the file's.
-    layout : mapping of str to TensorSpec
-        The tensors of a stream.
+    layout : RowLayout
+        What a state of the artifact holds.
+    form : StateForm
+        The workload's.
     key : bytes, optional
         If given, only files written with the same key are read; otherwise only files without a key.
 
@@ -176,33 +140,34 @@ def read_snapshot(
                 f"{path.name} is damaged: its hash is not that of its content; take another copy"
             )
         del parts[_FACTS]
-        if {name: array.size for name, array in parts.items()} != {
-            name: spec.nbytes for name, spec in layout.items()
-        }:
+        wanted_sizes = {name: spec.nbytes for name, spec in layout.everything.items()}
+        if {name: array.size for name, array in parts.items()} != wanted_sizes:
             raise SnapshotError(
-                f"{path.name} does not hold the {len(layout)} tensors of a stream of this artifact"
+                f"{path.name} does not hold the {len(wanted_sizes)} tensors of a session of this artifact"
             )
-        numbers = read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
+        numbers = form.read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
     except ManifestError as fault:  # the shared JSON reader's word for malformed
         raise SnapshotError(f"{path.name}: {fault}") from fault
-    # Not all parts: ranks are sent the inputs besides the tensors.
-    inputs = {name: one for name, one in parts.items() if name.startswith(saved_input(""))}
-    return RowState(numbers, HostBytes(parts), inputs)
+    arrays = {name: parts.pop(name) for name in layout.arrays}
+    return RowState(numbers, HostBytes(parts), arrays)
 
 
-def stream_content(manifest: VideoManifest) -> str:
-    """Return SHA-256 of what gives a stream's numbers their meaning, whatever ranks and sessions; "" without hashes."""
-    files = {one.file for one in manifest.weights}
+def content_digest(manifest: Manifest, facts: Sequence[object]) -> str:
+    """Return SHA-256 of what gives a state's numbers their meaning, whatever ranks and sessions; "" without hashes.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        Its weights and model count.
+    facts : sequence
+        The workload's, as JSON can hold them.
+    """
+    files = {weight.file for weight in manifest.weights}
     if not files <= manifest.files.keys():
         return ""
-    facts = [
-        {file: manifest.files[file].sha256 for file in files},
-        dict(manifest.model),
-        asdict(manifest.workload.stream),
-        asdict(manifest.workload.schedule),
-        manifest.workload.kv.scheme,
-    ]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    hashes = {file: manifest.files[file].sha256 for file in files}
+    content = json.dumps([hashes, dict(manifest.model), *facts], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def checked_key(key: object) -> bytes | None:
@@ -215,30 +180,15 @@ def checked_key(key: object) -> bytes | None:
     )
 
 
-def check_numbers(numbers: RowNumbers, manifest: VideoManifest) -> None:
-    """Raise a SnapshotError if no stream of this artifact can have such numbers. Clocks are checked when they are
-    set.
-    """
-    most = manifest.workload.stream.chunk_frames
-    if numbers.conditioning_frames > most:
-        raise SnapshotError(
-            f"{numbers.conditioning_frames} conditioning frames, expected at most {most}; take another snapshot"
-        )
-    if numbers.rebuild_due and numbers.clock.made and not manifest.has_context:
-        raise SnapshotError(
-            "its cache is to be rebuilt, which this artifact cannot do; take another snapshot"
-        )
-
-
-def _content(path: Path, layout: Mapping[str, TensorSpec]) -> NDArray[np.uint8]:
+def _content(path: Path, layout: RowLayout) -> NDArray[np.uint8]:
     """Read a regular file that is no larger than a snapshot of this layout can be; SnapshotError otherwise."""
-    most = sum(spec.nbytes for spec in layout.values()) + (len(layout) + 128) * _BYTES_A_TENSOR
+    most = layout.nbytes + (len(layout.everything) + 128) * _BYTES_A_TENSOR
     try:
         with os.fdopen(_open_regular(path), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size > most:
                 raise SnapshotError(
-                    f"{path.name} has {size} bytes, a snapshot of this artifact's stream has at most {most}"
+                    f"{path.name} has {size} bytes, a snapshot of this artifact's session has at most {most}"
                 )
             content = np.empty(size, np.uint8)
             at = 0
@@ -294,25 +244,6 @@ def _parts(content: NDArray[np.uint8], name: str, *, keyed: bool) -> dict[str, N
             )
     found.pop(_MAC, None)
     return {one.name: content[one.offset : one.offset + one.nbytes] for one in found.values()}
-
-
-def read_numbers(fields: Fields) -> RowNumbers:
-    """Return the numbers of a stream that were written as JSON; SnapshotError or ManifestError if they are none."""
-    clock = Fields(fields.value("clock"), f"{fields.where}.clock")
-    seed = fields.value("seed")
-    if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 1 << 62:
-        raise SnapshotError(f"{fields.where}.seed is {str(seed)[:40]}, expected an integer within 62 bits")
-    return RowNumbers(
-        seed=seed,
-        conditioning_frames=fields.integer("conditioning_frames"),
-        rebuild_due=fields.flag("rebuild_due", default=False),
-        clock=RowClock(
-            first=clock.integer("first"),
-            slot_first=clock.integer("slot_first"),
-            made=clock.integer("made"),
-            first_frames=clock.items("first_frames", as_integer),
-        ),
-    )
 
 
 def _hash(parts: Mapping[str, NDArray[np.uint8]]) -> bytes:

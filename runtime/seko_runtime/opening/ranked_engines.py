@@ -1,0 +1,177 @@
+"""The engines of an artifact that several processes replay together, as the calling process sees it.
+
+The processes run `rank_process`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from seko_runtime.backends.host import check_device
+from seko_runtime.errors import DeviceMissingError, RankLostError, UsageError
+from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP, Manifest
+from seko_runtime.opening.checked_artifact import place_golden, read_file
+from seko_runtime.parallel.group import RankGroup
+from seko_runtime.parallel.torchrun import meeting_of_torchrun
+from seko_runtime.parallel.worker import serve
+from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
+from seko_runtime.sessions.engines import Wrap
+from seko_runtime.sessions.ranked_rows import CALL_S
+from seko_runtime.sessions.rows import Rows
+from seko_runtime.sessions.workload import RuntimeWorkload
+
+PROCESS = "seko_runtime.opening.rank_process"
+
+
+def open_ranked(
+    workload: RuntimeWorkload[Any],
+    path: str | Path,
+    manifest: Manifest,
+    digest: str,
+    device: str,
+    *,
+    trust: str | Path | None,
+    copy_weights: bool,
+) -> OpenArtifact[Any]:
+    """Open an artifact of several ranks in a process for each. Under torchrun other processes than rank 0's end here.
+
+    Parameters
+    ----------
+    workload : RuntimeWorkload
+        The artifact's.
+    path, trust, copy_weights
+        As `open_artifact` takes them.
+    manifest, digest
+        The artifact's; every process must find the same.
+    device : str
+        ``cuda:N`` is rank 0's device; the others have the next ones.
+
+    Raises
+    ------
+    RankLostError
+        If a process is lost, or finds another artifact.
+    DeviceMissingError
+        If there are too few GPUs.
+    SystemExit
+        Under torchrun, in the processes of other ranks than 0, when rank 0's has closed the artifact.
+    """
+    meeting = meeting_of_torchrun(manifest.ranks)
+    if meeting is not None and meeting.rank:
+        serve(meeting.connect(CALL_S), import_module(PROCESS).begin)
+        raise SystemExit(0)
+    device = check_device(manifest.target, device)
+    facts = rank_facts(path, manifest, device, trust=trust, copy_weights=copy_weights)
+    name = workload.golden_file(manifest)
+    golden = {} if name is None else place_golden(workload, manifest, {name: read_file(path, manifest, name)})
+    group = RankGroup(PROCESS, manifest.ranks, facts, seconds=CALL_S, meeting=meeting)
+    found = [group.begun.results[rank] for rank in range(manifest.ranks)]
+    for rank, begun in enumerate(found):
+        if begun != found[0] or begun["digest"] != digest:
+            group.close()
+            raise RankLostError(
+                f"rank {rank} of {manifest.ranks} found {begun}, expected the digest {digest} and what rank 0 has, "
+                f"{found[0]}: the artifact or the installation changed meanwhile; open it again"
+            )
+    engines = RankedEngines(workload, manifest, group)
+    return workload.artifact(OpenedFiles(manifest, digest, device, golden), engines)
+
+
+class RankedEngines:
+    """`Engines` in the processes of a `RankGroup`.
+
+    The rows of one session or pool at a time are open: the collectives of two would meet in another order on each rank.
+
+    Parameters
+    ----------
+    workload, manifest
+        The artifact's.
+    group : RankGroup
+        Its processes, closed with the engines.
+    """
+
+    def __init__(self, workload: RuntimeWorkload[Any], manifest: Manifest, group: RankGroup) -> None:
+        self._workload, self._manifest, self._group = workload, manifest, group
+        self._last: Rows[Any, Any] | None = None
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The ids of the processes, by rank."""
+        return self._group.processes
+
+    def open_rows(self, options: Mapping[str, Any]) -> Rows[Any, Any]:
+        """Open the artifact's rows in all processes; UsageError if some are open."""
+        if self._last is not None and not self._last.closed:
+            raise UsageError(
+                "an artifact of several ranks has one session or pool at a time: close the open one"
+            )
+        self._last = self._workload.open_ranked_rows(self._manifest, self._group, options)
+        return self._last
+
+    def wrap(self, wrap: Wrap) -> NoReturn:
+        """Raise a UsageError: engines and graphs are in other processes."""
+        del wrap
+        self._refuse()
+
+    def without_capture(self) -> NoReturn:
+        """Raise a UsageError, as `wrap`."""
+        self._refuse()
+
+    def stats(self) -> Mapping[str, int]:
+        """Return the counters of rank 0's backend."""
+        counters: Mapping[str, int] = self._group.call("backend_stats", ranks=(0,), seconds=CALL_S).results[0]
+        return counters
+
+    def close(self) -> None:
+        """End the processes."""
+        self._group.close()
+
+    def _refuse(self) -> NoReturn:
+        raise UsageError("an artifact of several ranks cannot do this yet; build it without --ranks")
+
+
+def rank_facts(
+    path: str | Path,
+    manifest: Manifest,
+    device: str,
+    *,
+    trust: str | Path | None = None,
+    copy_weights: bool = False,
+) -> dict[str, Any]:
+    """Return what the processes of an artifact need to open it; DeviceMissingError if there are too few GPUs."""
+    return {
+        "path": str(Path(path).absolute()),
+        "devices": rank_devices(manifest, device),
+        "groups": rank_groups(manifest),
+        "trust": None if trust is None else str(Path(trust).absolute()),
+        "copy_weights": copy_weights,
+    }
+
+
+def rank_groups(manifest: Manifest) -> list[str]:
+    """Return the names of the process groups that the engines take."""
+    shares_beside = any(buffer.rank_axis for buffer in manifest.buffers)
+    return [RANK_GROUP, DECODE_GROUP] if shares_beside else [RANK_GROUP]
+
+
+def rank_devices(manifest: Manifest, device: str) -> list[str]:
+    """Return each rank's device, from rank 0's on.
+
+    Raises
+    ------
+    DeviceMissingError
+        If this machine has too few.
+    """
+    if manifest.target.device == "cpu":
+        return ["cpu"] * manifest.ranks
+    from seko_runtime.backends.cuda_driver import device_count
+
+    first, count = int(device.partition(":")[2] or 0), device_count()
+    if first + manifest.ranks > count:
+        raise DeviceMissingError(
+            f"this artifact makes its chunks on {manifest.ranks} GPUs from cuda:{first} on, this machine has {count}: "
+            "open it where there are enough, or rebuild it with fewer --ranks"
+        )
+    return [f"cuda:{first + rank}" for rank in range(manifest.ranks)]

@@ -1,0 +1,77 @@
+"""The workloads that this runtime knows: its own, those of installed distributions, and those registered in process."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from seko_runtime.errors import UsageError, WorkloadUnknownError
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.format.manifest_reader import parse_manifest
+from seko_runtime.sessions.workload import RuntimeWorkload
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "seko.workloads"  # of entry points, whose names are kinds and whose values are `MODULE:WORKLOAD`
+BUILT_IN = {"video": "seko_runtime.video.workload"}  # modules, each with `WORKLOAD`; imported when asked for
+_registered: dict[str, RuntimeWorkload[Any]] = {}
+
+
+def register_workload(workload: RuntimeWorkload[Any]) -> None:
+    """Make this process open artifacts of a workload. A second one of the same kind takes the first one's place.
+
+    Raises
+    ------
+    UsageError
+        If it is no workload, or a built-in one has its kind.
+    """
+    if not isinstance(workload, RuntimeWorkload):
+        raise UsageError(f"workload is a {type(workload).__name__}, expected a RuntimeWorkload")
+    if workload.kind in BUILT_IN:
+        raise UsageError(f"the workload {workload.kind!r} is built in; give yours another kind")
+    _registered[workload.kind] = workload
+
+
+def workload_of(kind: str) -> RuntimeWorkload[Any]:
+    """Return the workload of a kind.
+
+    Raises
+    ------
+    WorkloadUnknownError
+        If there is none.
+    """
+    if kind in BUILT_IN:
+        workload: RuntimeWorkload[Any] = import_module(BUILT_IN[kind]).WORKLOAD
+        return workload
+    if kind in _registered:
+        return _registered[kind]
+    installed = _installed()
+    if kind not in installed:
+        known = ", ".join(sorted({*BUILT_IN, *_registered, *installed}))
+        raise WorkloadUnknownError(
+            f"the artifact's workload is {kind[:80]!r}, this runtime knows {known}; install the distribution that "
+            "brings it, or update this one"
+        )
+    return _loaded(installed[kind])
+
+
+def workload_of_document(document: bytes) -> RuntimeWorkload[Any]:
+    """Return the workload of a manifest, untrusted; ManifestError if its core is wrong, WorkloadUnknownError."""
+    return workload_of(parse_manifest(document, Manifest).workload.kind)
+
+
+def _installed() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # with the parser of e-mail; needed for other workloads alone
+
+    return {found.name: found for found in entry_points(group=GROUP)}
+
+
+def _loaded(found: EntryPoint) -> RuntimeWorkload[Any]:
+    workload = found.load()
+    if not isinstance(workload, RuntimeWorkload) or workload.kind != found.name:
+        raise WorkloadUnknownError(
+            f"the entry point {found.name!r} of {GROUP} is {found.value}, which is no workload of that kind; update "
+            "the distribution that brings it"
+        )
+    return workload

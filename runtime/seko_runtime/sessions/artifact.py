@@ -1,0 +1,151 @@
+"""An open artifact: opens sessions and pools, and closes them. Each workload derives its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+from seko_runtime.errors import UsageError
+from seko_runtime.format.safetensors_map import MappedTensor
+from seko_runtime.host.faults import machine_faults
+from seko_runtime.sessions.call_lock import CallLock
+from seko_runtime.sessions.engines import Engines, Wrap
+from seko_runtime.sessions.loaded import ManifestT
+from seko_runtime.sessions.verdict import GoldenError
+
+OwnT = TypeVar("OwnT", bound="OpenArtifact[Any]")
+
+
+class Closable(Protocol):
+    """A session or pool."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+@dataclass(frozen=True)
+class OpenedFiles(Generic[ManifestT]):
+    """What an open artifact keeps of its files.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        The artifact's.
+    digest : str
+        SHA-256 of the manifest's file, hexadecimal.
+    device : str
+        The device on which it was opened.
+    golden : mapping of str to MappedTensor
+        Recorded tensors; empty without a golden file.
+    """
+
+    manifest: ManifestT
+    digest: str
+    device: str
+    golden: Mapping[str, MappedTensor]
+
+
+class OpenArtifact(Generic[ManifestT]):
+    """An artifact with loaded engines and weights on the device; its sessions share both.
+
+    Made by `open_artifact`. Use it as a context manager, or call `close()`. Any thread may call it: opening and
+    closing wait for each other.
+
+    Parameters
+    ----------
+    files : OpenedFiles
+        Of the artifact.
+    engines : Engines
+        The artifact's, closed with it.
+    """
+
+    def __init__(self, files: OpenedFiles[ManifestT], engines: Engines) -> None:
+        self.manifest, self.digest, self.device = files.manifest, files.digest, files.device
+        self.engines = engines
+        self._opened: list[Closable] = []  # sessions and pools
+        self._closed = False
+        self._call_lock = CallLock("the artifact is closed; open it again with open_artifact()", waits=True)
+
+    def open_session(self, *arguments: Any, **named: Any) -> Any:
+        """Open a session, which lives until its own `close()` or the artifact's; arguments are the workload's."""
+        raise NotImplementedError
+
+    def open_pool(self, *arguments: Any, **named: Any) -> Any:
+        """Open a pool, which lives until its own `close()` or the artifact's; arguments are the workload's."""
+        raise NotImplementedError
+
+    def verify(self) -> Sequence[GoldenError]:
+        """Replay what the golden file has and compare; return an error for each recorded result."""
+        raise NotImplementedError
+
+    def wrap_engines(self, wrap: Wrap) -> None:
+        """Wrap each engine, for all sessions that are opened from now on; used by profilers.
+
+        Parameters
+        ----------
+        wrap : callable
+            Takes an engine's name and the engine; returns a replacement.
+        """
+        self.engines.wrap(wrap)
+
+    def without_capture(self) -> AbstractContextManager[None]:
+        """Return a context in which sessions are opened without captured graphs, so that they run call by call; used
+        by profilers.
+        """
+        context: AbstractContextManager[None] = self.engines.without_capture()
+        return context
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The ids of its processes by rank; empty of an artifact of one rank, which is in this process."""
+        return self.engines.processes
+
+    @property
+    def stats(self) -> Mapping[str, int]:
+        """Counters of the backend, such as recompiles."""
+        return self.engines.stats()
+
+    def _keep(self, opened: Closable) -> None:
+        """Close a session or pool with the artifact."""
+        self._opened = [other for other in self._opened if not other.closed] + [opened]
+
+    def _check_pool(self) -> None:
+        if self.manifest.pool is None:
+            raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
+
+    @machine_faults()
+    def close(self) -> None:
+        """Close all sessions, then release engines and weights; a second call does nothing.
+
+        It waits for running calls. In a forked process it does nothing.
+        """
+        if self._call_lock.forked:
+            return
+        with self._call_lock.last():
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                for opened in self._opened:
+                    opened.close()
+            finally:
+                self._opened.clear()
+                self.engines.close()
+
+    def __enter__(self: OwnT) -> OwnT:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,120 @@
+"""The device side of a pool's rows: buffers, bound programs, captured calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from seko_runtime.backends.memory import Memory, Tensor
+from seko_runtime.executor.cache_offload import CacheOffload
+from seko_runtime.executor.program import BoundProgram, BoundTensors
+from seko_runtime.format.manifest import HOST_ROLE, Manifest
+from seko_runtime.host.faults import captured
+from seko_runtime.sessions.loaded import Loaded
+
+
+class Device:
+    """The buffers of an artifact's rows and the programs bound to them; released as a whole.
+
+    Each workload derives its own. It must be made inside the memory's `ordered`.
+
+    Parameters
+    ----------
+    loaded : Loaded
+        The artifact.
+    memory : Memory
+        The rows' memory.
+    units : sequence of sequence of str
+        `Contract.units` of the artifact.
+
+    Attributes
+    ----------
+    host : HostBlock
+        The buffers that the host fills before a call.
+    specs, buffers : mapping
+        The manifest's buffers and their tensors, by name.
+    programs : mapping of str to list of BoundProgram
+        Runs of each program that this process runs.
+    replays : dict
+        Captured calls by what the workload calls them.
+    """
+
+    def __init__(self, loaded: Loaded[Any], memory: Memory, units: Sequence[Sequence[str]]) -> None:
+        manifest: Manifest = loaded.manifest
+        self._state_rows, self._memory = manifest.state_rows, memory
+        self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == HOST_ROLE])
+        self.specs = {spec.name: spec for spec in manifest.buffers}
+        self.buffers: dict[str, Tensor] = {
+            spec.name: memory.allocate(spec.on_device) for spec in manifest.buffers if spec.role != HOST_ROLE
+        }
+        self.buffers.update(self.host.tensors)
+        self.layers = CacheOffload(manifest, loaded.programs, units, self.buffers, memory)
+        engines = {engine.name: engine for engine in manifest.engines}
+        tensors = BoundTensors(loaded.engines, engines, loaded.weights, self.buffers, memory, self.layers)
+        self.programs: dict[str, list[BoundProgram]] = {
+            name: [
+                BoundProgram(calls, tensors, self.layers.visits(name, number))
+                for number, calls in enumerate(runs)
+            ]
+            for name, runs in loaded.programs.items()
+            if loaded.rank.runs(name)
+        }
+        self.replays: dict[Hashable, Callable[[], None]] = {}
+
+    def tensors(self, row: int) -> Mapping[str, Tensor]:
+        """Return views of all tensors of a row, by name. Another row with the same bytes, and the same state on the
+        host, goes on in the same way.
+        """
+        raise NotImplementedError
+
+    def join(self) -> None:
+        """Make later work of the memory wait for what runs beside the calls; a workload with a lane overrides it."""
+
+    def row_of(self, buffer: str, row: int) -> Tensor:
+        """Return a view of a row's part of a buffer; layers, if any, stay the leading axis."""
+        spec = self.specs[buffer]
+        return self._memory.row(self.buffers[buffer], int(spec.layered), row, self._state_rows)
+
+    def has_rows(self, buffer: str) -> bool:
+        """Return whether a buffer can be split into rows."""
+        spec = self.specs[buffer]
+        axis = int(spec.layered)
+        return len(spec.shape) > axis and not spec.shape[axis] % self._state_rows
+
+    def run_all(self, programs: Sequence[BoundProgram]) -> None:
+        """Queue the programs of one call, or some of them."""
+        with self.layers.unit():
+            for program in programs:
+                program.run()
+
+    def capture(self, key: Hashable, programs: Sequence[BoundProgram], what: str) -> None:
+        """Capture the programs of a call, which have run before; `launch` replays them.
+
+        Parameters
+        ----------
+        key : hashable
+            The call, as `launch` takes it.
+        programs : sequence of BoundProgram
+            In order.
+        what : str
+            Words for an error.
+        """
+        self.replays[key] = captured(self._memory, partial(self.run_all, programs), what)
+
+    def launch(self, key: Hashable, programs: Sequence[BoundProgram]) -> int:
+        """Queue a call, by its captured graph where there is one; return the number of graphs launched."""
+        self.layers.arm()
+        if self.replays:
+            self.replays[key]()
+            return 1
+        self.run_all(programs)
+        return 0
+
+    def drop(self) -> None:
+        """Release graphs first, then the tensors that they use."""
+        self.replays.clear()
+        self.programs.clear()
+        self.buffers.clear()
+        self.layers.drop()
+        del self.host

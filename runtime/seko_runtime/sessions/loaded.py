@@ -1,0 +1,59 @@
+"""An artifact whose engines and weights are loaded in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import Engine, Memory, Tensor
+from seko_runtime.executor.resolved import Programs
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.sessions.rank_place import ALONE, RankPlace
+
+ManifestT = TypeVar("ManifestT", bound=Manifest)
+
+
+class TokenIds(Protocol):
+    """A tokenizer."""
+
+    def ids(self, cleaned: str) -> NDArray[np.int64]:
+        """Return the token ids [1, tokens] of a cleaned text."""
+        ...
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[ManifestT]):
+    """A loaded artifact: what the rows of a pool are made of.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        Its files are not used.
+    programs : Programs
+        The manifest's, resolved.
+    engines : Mapping[str, Engine]
+        By name: callables ``list[tensor] -> list[tensor]``.
+    weights : Mapping[str, tensor]
+        By name, on the device.
+    memory : callable
+        Returns a new memory, which its caller owns and closes.
+    tokens : TokenIds, optional
+        The artifact's tokenizer.
+    digest : str
+        The artifact's digest.
+    rank : RankPlace
+        The place of this process, where several run a call together.
+    """
+
+    manifest: ManifestT
+    programs: Programs
+    engines: Mapping[str, Engine]
+    weights: Mapping[str, Tensor]
+    memory: Callable[[], Memory]
+    tokens: TokenIds | None = None
+    digest: str = ""
+    rank: RankPlace = ALONE

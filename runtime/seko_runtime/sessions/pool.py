@@ -1,0 +1,283 @@
+"""A pool: sessions of one row each that come and go; each call carries some of them.
+
+A session ends by its `close`, when its lease runs out, or when nothing refers to it any more; never because a call went
+without it.
+
+Only the session knows its row: `RowSession._place`, changed by one assignment. Free rows are computed from that and
+stored nowhere, so an error or Ctrl-C between two lines cannot make the two disagree.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from seko_runtime.arguments import iterates, path_of
+from seko_runtime.errors import PoolFullError, UsageError
+from seko_runtime.sessions.rows import Rows
+from seko_runtime.sessions.session import (
+    RowSession,
+    SessionLeakWarning,
+    checked_lease,
+    checked_name,
+    checked_tenant,
+)
+from seko_runtime.sessions.snapshot import checked_key, read_snapshot
+
+SessionT = TypeVar("SessionT", bound=RowSession)
+GivenT = TypeVar("GivenT")
+ResultT = TypeVar("ResultT")
+OwnT = TypeVar("OwnT", bound="RowPool[Any, Any, Any]")
+
+
+class RowPool(Generic[SessionT, GivenT, ResultT]):
+    """The rows of an artifact that was built with ``--sessions``. Each workload derives its own.
+
+    All methods of a pool and its sessions may be called from any thread: one call runs at a time, and the others wait.
+    In a process forked from the one that opened the pool they raise a ForkedProcessError.
+
+    Parameters
+    ----------
+    rows : Rows
+        The artifact's rows, prepared. The pool owns them.
+    kind : type
+        The sessions' class.
+    digests : sequence of str
+        The artifact's digest and its `content_digest`, which snapshots name.
+    clock : callable
+        Returns seconds, for leases.
+    snapshot_key : bytes, optional
+        Key of the snapshots that sessions save and the pool restores: a secret of at least 32 bytes.
+    """
+
+    def __init__(
+        self,
+        rows: Rows[GivenT, ResultT],
+        kind: type[SessionT],
+        *,
+        digests: Sequence[str] = ("", ""),
+        clock: Callable[[], float] = time.monotonic,
+        snapshot_key: bytes | None = None,
+    ) -> None:
+        if rows.manifest.pool is None:
+            raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
+        self._buckets = rows.manifest.pool.buckets
+        self._rows, self._kind, self._clock = rows, kind, clock
+        self._digests = digests
+        self._snapshot_key = checked_key(snapshot_key)
+        self._call_lock = rows.call_lock
+        self._call_lock.waits = True
+        # Running, paused, or closed and still held by someone.
+        self._members: list[weakref.ref[SessionT]] = []
+        self._lost: deque[str] = deque()  # names of sessions that nobody held when they were dropped
+        self._named = 0
+
+    def _open(
+        self, begin: Callable[[int], None], name: str, lease_s: float | None, tenant: str | None
+    ) -> SessionT:
+        """Open a session on a free row, of whose last session nothing remains.
+
+        Parameters
+        ----------
+        begin : callable
+            Takes the row, which is empty; sets what the session begins with. If it fails, the row stays free.
+        name, lease_s, tenant
+            As sessions take them.
+
+        Raises
+        ------
+        PoolFullError
+            If every row is taken.
+        UsageError
+            If an argument does not fit.
+        SessionClosedError
+            If the pool is closed.
+        """
+        name, lease_s, tenant = checked_name(name), checked_lease(lease_s), checked_tenant(tenant)
+        with self._call_lock.take():
+            self.reap()
+            row = self._free_row(tenant)
+            self._rows.forget(row)
+            begin(row)
+            return self._opened_on(row, name, lease_s, tenant)
+
+    def restore(
+        self, path: str | Path, *, name: str = "", lease_s: float | None = None, tenant: str | None = None
+    ) -> SessionT:
+        """Open a session from a snapshot; its next result has the same bytes as without the interruption.
+
+        Other sessions continue while the file is read. The file does not say whose the session is; ``tenant`` does.
+
+        Raises
+        ------
+        SnapshotError
+            If the file is no regular file, damaged, of another artifact, or not written with the pool's key.
+        PoolFullError
+            If every row is taken.
+        UsageError
+            If ``lease_s`` is no finite number above 0, or ``tenant`` no name.
+        """
+        path, name = path_of(path, "path"), checked_name(name)
+        lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
+        with self._call_lock.take():
+            self.reap()
+            self._vacant_row()  # a full pool says so before it reads anything
+            layout = self._rows.layout()
+        state = read_snapshot(path, self._digests, layout, self._rows.form, self._snapshot_key)
+        with self._call_lock.take():
+            self.reap()
+            row = self._free_row(tenant)
+            self._rows.load(row, state)
+            return self._opened_on(row, name, lease_s, tenant)
+
+    def _run(self, sessions: Sequence[SessionT], given: Sequence[GivenT] | None) -> list[ResultT]:
+        """Run one call of several sessions; return each one's result. If it fails, no session has advanced.
+
+        Parameters
+        ----------
+        sessions : sequence of RowSession
+            Distinct, of this pool, at most as many as the largest call carries.
+        given : sequence or None
+            What the caller gives each; None: nothing, which not every workload accepts.
+
+        Raises
+        ------
+        UsageError
+            If they do not fit into one call.
+        SessionClosedError
+            If one has ended.
+        """
+        several = isinstance(sessions, Collection) and iterates(sessions)
+        if not several or not all(isinstance(session, self._kind) for session in sessions):
+            raise UsageError("expected a list of the pool's sessions")
+        with self._call_lock.take():
+            self.reap()
+            rows = [session._running_row(self) for session in sessions]
+            if not rows or len(rows) > self._buckets[-1] or len(set(rows)) < len(rows):
+                raise UsageError(
+                    f"a call of {len(rows)} sessions, {len(set(rows))} of them different; expected 1 to "
+                    f"{self._buckets[-1]} different ones"
+                )
+            results = self._rows.run(rows, given)
+            for session in sessions:
+                session.renew()
+            return results
+
+    def reap(self) -> list[str]:
+        """End the sessions whose lease has run out, also paused ones; return their names and those of leaked
+        sessions.
+
+        A leaked session's row became free when its last reference went; here it is only reported.
+        """
+        with self._call_lock.take():
+            names = [self._lost.popleft() for _ in range(len(self._lost))]
+            now = self._clock()
+            for known in list(self._members):
+                session = known()
+                if session is None:
+                    self._members.remove(known)
+                elif not session.closed and session.expires is not None and session.expires <= now:
+                    session.close()
+                    names.append(session.name)
+            return names
+
+    @property
+    def sessions(self) -> list[SessionT]:
+        """Open sessions that are not paused, by row."""
+        rows = self._held()
+        return [rows[row] for row in sorted(rows)]
+
+    @property
+    def capacity(self) -> int:
+        """Number of sessions that can hold a row at a time."""
+        return self._rows.manifest.rows
+
+    @property
+    def free(self) -> int:
+        """Number of free rows."""
+        return self.capacity - len(self._held())
+
+    @property
+    def session_bytes(self) -> int:
+        """Bytes of one session's own state on the device."""
+        with self._call_lock.take():
+            return self._rows.layout().nbytes
+
+    @property
+    def closed(self) -> bool:
+        """Whether the pool is closed."""
+        return self._rows.closed
+
+    def close(self) -> None:
+        """End all sessions and free all memory; sessions that are still open are reported. A second call does
+        nothing.
+
+        It waits for the running call; waiting calls are refused. In a forked process it does nothing.
+        """
+        if self._call_lock.forked:
+            return
+        with self._call_lock.last():
+            if self._rows.closed:
+                return
+            left = self.sessions
+            for session in left:
+                session.close()
+            self._rows.close()
+            for session in left:  # last: a warning may be an error
+                warnings.warn(f"session {session.name!r} was never closed", SessionLeakWarning, stacklevel=2)
+
+    def __enter__(self: OwnT) -> OwnT:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _held(self) -> dict[int, SessionT]:
+        """Return the session of each taken row."""
+        known = [session for member in list(self._members) if (session := member()) is not None]
+        found = [(session._row, session) for session in known]
+        return {row: session for row, session in found if row is not None}
+
+    def _vacant_row(self) -> int:
+        """Return a free row; a PoolFullError does not reveal the other tenants."""
+        self._rows.check_open()
+        held = self._held()
+        row = next((row for row in range(self.capacity) if row not in held), None)
+        if row is None:
+            raise PoolFullError(
+                f"all {self.capacity} rows of the pool are taken; a session takes {self.session_bytes} bytes, "
+                f"{self._rows.free_bytes()} are free on the device: close or pause one, or rebuild with more "
+                "--sessions"
+            )
+        return row
+
+    def _free_row(self, tenant: str | None) -> int:
+        """Return a free row, ready for a tenant; it stays free until a session takes it."""
+        row = self._vacant_row()
+        self._rows.reserve(row)
+        self._rows.begin_owner(row, tenant)
+        return row
+
+    def _opened_on(self, row: int, name: str, lease_s: float | None, tenant: str | None) -> SessionT:
+        """Return a session on a row that is ready; if this fails, the row stays free."""
+        self._named += 1
+        session = self._kind(self, name or f"session-{self._named}", lease_s, tenant)
+        session.renew()
+        self._members.append(weakref.ref(session))
+        try:
+            session._place = row
+            return session
+        except BaseException:
+            session._place = None
+            raise

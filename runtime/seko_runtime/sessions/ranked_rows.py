@@ -1,0 +1,281 @@
+"""Rows of several ranks: the caller's side over a rank group, and the commands that each rank answers.
+
+Every rank has all rows and gets the same commands in the same order, so all know where each row stands. What is read
+comes from rank 0, but for what each rank has a share of: `split_axes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from math import prod
+from typing import Any, Generic, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import HostBytes
+from seko_runtime.errors import SekoRuntimeError, SessionClosedError
+from seko_runtime.executor.contract import HEADS_AXIS
+from seko_runtime.format.json_fields import Fields
+from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.sessions.call_lock import CallLock
+from seko_runtime.sessions.loaded import ManifestT
+from seko_runtime.sessions.row_state import RowLayout, RowState, StateForm
+from seko_runtime.sessions.rows import CLOSED, Rows
+
+# A call of a large model on a CPU takes minutes. A process that hangs is found by its silence, long before.
+CALL_S = 600.0
+Facts = Mapping[str, Any]
+Command = Callable[[Any, Facts], object]  # takes a rank's rows and the command's facts; returns the answer
+
+
+class Group(Protocol):
+    """What ranked rows need of a `RankGroup`."""
+
+    @property
+    def over(self) -> bool:
+        """Whether a rank was lost."""
+
+    def call(
+        self,
+        command: str,
+        facts: Facts | None = None,
+        *,
+        own: Sequence[Facts] | None = None,
+        ranks: Sequence[int] | None = None,
+        seconds: float,
+        patient: bool = False,
+    ) -> Any:
+        """Send a command to ranks and wait for their answers; see `RankGroup.call`."""
+
+
+class RankedRows(Generic[ManifestT]):
+    """`Rows` of several ranks, as far as all workloads have them. Every call may raise a RankLostError.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        The artifact's.
+    group : Group
+        Its processes.
+    form : StateForm
+        The workload's.
+    options : mapping
+        With which each rank opens its rows.
+    """
+
+    def __init__(self, manifest: ManifestT, group: Group, form: StateForm, options: Facts) -> None:
+        self.manifest, self.form = manifest, form
+        self._group: Group | None = group
+        self.call_lock = CallLock(CLOSED)
+        self._layout: RowLayout | None = None
+        self.asked("open", {"options": dict(options)}, patient=True)
+
+    def begin_owner(self, row: int, tenant: str | None) -> None:
+        """Give a row another owner, unless a rank was lost, so that sessions can be closed."""
+        if not self._open_group().over:
+            self.asked("begin_owner", {"row": row, "tenant": tenant})
+
+    def reserve(self, row: int) -> None:
+        """Allocate what the host needs for a row."""
+        self.asked("reserve", {"row": row})
+
+    def forget(self, row: int) -> None:
+        """Queue zeros into everything of a row."""
+        self.asked("forget", {"row": row})
+
+    def free_bytes(self) -> int:
+        """Return the free memory of rank 0's device."""
+        return int(self.asked("free_bytes")[0])
+
+    def layout(self) -> RowLayout:
+        """Return names and forms of a row's state, with the shares of all ranks."""
+        if self._layout is None:
+            found, axes = self.asked("layout")[0], split_axes(self.manifest)
+            parts: dict[str, dict[str, TensorSpec]] = {"tensors": {}, "arrays": {}}
+            for part, specs in parts.items():
+                for spec in found[part]:
+                    shape = list(spec["shape"])
+                    if spec["name"] in axes:
+                        shape[axes[spec["name"]]] *= self.manifest.ranks
+                    specs[spec["name"]] = TensorSpec(spec["name"], tuple(shape), spec["dtype"])
+            self._layout = RowLayout(**parts)
+        return self._layout
+
+    def store(self, row: int) -> RowState:
+        """Copy a row's state to the host, with the shares of all ranks."""
+        layout = self.layout()
+        parts = self.asked("store", {"row": row}, patient=True)
+        whole = parts[0]
+        for name, axis in split_axes(self.manifest).items():
+            before = prod(layout.tensors[name].shape[:axis])
+            shares = [part["tensors"][name].reshape(before, -1) for part in parts]
+            whole["tensors"][name] = np.concatenate(shares, 1).reshape(-1)
+        return state_of_message(whole, {}, self.form)
+
+    def load(self, row: int, state: RowState) -> None:
+        """Copy a stored state into a row, to each rank its share."""
+        layout, split = self.layout(), split_axes(self.manifest)
+        tensors = state.tensors.arrays()
+        own: list[dict[str, Any]] = [{"shares": {}} for _ in range(self.manifest.ranks)]
+        for name, axis in split.items():
+            before = prod(layout.tensors[name].shape[:axis])
+            shares = tensors[name].reshape(before, self.manifest.ranks, -1)
+            for rank, facts in enumerate(own):
+                facts["shares"][name] = shares[:, rank].reshape(-1)
+        same = state_to_message(state, self.form, [name for name in tensors if name not in split])
+        self.asked("load", {"row": row, "state": same}, own=own, patient=True)
+
+    def check_open(self) -> None:
+        """Raise a SessionClosedError after `close`."""
+        self._open_group()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._group is None
+
+    def close(self) -> None:
+        """Free the memory of all ranks; a second call does nothing."""
+        if self._group is None:
+            return
+        with suppress(SekoRuntimeError):  # of processes that are gone; whoever used them was told
+            self.asked("close", patient=True)
+        self._group = None
+
+    def asked(
+        self,
+        command: str,
+        facts: Facts | None = None,
+        *,
+        own: Sequence[Facts] | None = None,
+        ranks: Sequence[int] | None = None,
+        patient: bool = False,
+    ) -> list[Any]:
+        """Send a command to ranks, by default to all; return their answers by rank. See `RankGroup.call`."""
+        answers = self._open_group().call(
+            command, facts, own=own, ranks=ranks, seconds=CALL_S, patient=patient
+        )
+        return [answers.results[rank] for rank in sorted(answers.results)]
+
+    def _open_group(self) -> Group:
+        if self._group is None:
+            raise SessionClosedError(CLOSED)
+        return self._group
+
+
+def _layout(rows: Rows[Any, Any], facts: Facts) -> object:
+    del facts
+    layout = rows.layout()
+    return {
+        "tensors": [asdict(spec) for spec in layout.tensors.values()],
+        "arrays": [asdict(spec) for spec in layout.arrays.values()],
+    }
+
+
+COMMANDS: Mapping[str, Command] = {
+    "begin_owner": lambda rows, facts: rows.begin_owner(**facts),
+    "reserve": lambda rows, facts: rows.reserve(**facts),
+    "forget": lambda rows, facts: rows.forget(**facts),
+    "free_bytes": lambda rows, _: rows.free_bytes(),
+    "layout": _layout,
+}
+
+
+class RankCommands:
+    """Answers the commands of `RankedRows` in one rank's process.
+
+    Parameters
+    ----------
+    rank : int
+        Its number.
+    manifest : Manifest
+        The artifact's.
+    open_rows : callable
+        Takes options; returns this rank's rows, prepared.
+    commands : mapping of str to callable
+        The workload's commands, beside `COMMANDS`.
+    stats : callable
+        Returns the backend's counters.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        manifest: Manifest,
+        open_rows: Callable[[Facts], Rows[Any, Any]],
+        commands: Mapping[str, Command],
+        stats: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        self._rank, self._manifest, self._open_rows = rank, manifest, open_rows
+        self._rows: Rows[Any, Any] | None = None
+        self._of_rows = {**COMMANDS, **commands}
+        self._own: Mapping[str, Callable[[Facts], object]] = {
+            "open": self._open,
+            "store": self._store,
+            "load": self._load,
+            "close": lambda _: self.close(),
+            "backend_stats": lambda _: dict(stats()),
+        }
+
+    def __call__(self, command: str, facts: Facts) -> object:
+        """Answer one command."""
+        if command in self._own:
+            return self._own[command](facts)
+        return self._of_rows[command](self._opened, facts)
+
+    def close(self) -> None:
+        """Close the rows, if there are any."""
+        if self._rows is not None:
+            self._rows.close()
+        self._rows = None
+
+    @property
+    def _opened(self) -> Rows[Any, Any]:
+        if self._rows is None:
+            raise SessionClosedError(CLOSED)
+        return self._rows
+
+    def _open(self, facts: Facts) -> None:
+        self._rows = self._open_rows(facts["options"])
+
+    def _store(self, facts: Facts) -> object:
+        state = self._opened.store(**facts)
+        names = split_axes(self._manifest) if self._rank else None
+        return state_to_message(state, self._opened.form, names)
+
+    def _load(self, facts: Facts) -> None:
+        form = self._opened.form
+        self._opened.load(facts["row"], state_of_message(facts["state"], facts["shares"], form))
+
+
+def split_axes(manifest: Manifest) -> dict[str, int]:
+    """Return the axis of a row's tensor of which each rank has a share, by name."""
+    axes = {
+        buffer.name: HEADS_AXIS for buffer in manifest.buffers if buffer.role == "cache" and buffer.layered
+    }
+    return axes | {buffer.name: buffer.rank_axis - 1 for buffer in manifest.buffers if buffer.rank_axis}
+
+
+def state_to_message(
+    state: RowState, form: StateForm, names: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Return a row's state as a message, with these tensors or all."""
+    tensors = state.tensors.arrays()
+    kept = {name: array for name, array in tensors.items() if names is None or name in names}
+    beside = None if state.beside is None else form.pack(state.beside)
+    return {
+        "numbers": asdict(state.numbers),
+        "tensors": kept,
+        "arrays": dict(state.arrays),
+        "beside": beside,
+    }
+
+
+def state_of_message(message: Facts, further: Mapping[str, NDArray[np.uint8]], form: StateForm) -> RowState:
+    """Return the row's state that `state_to_message` made a message of, and ``further`` tensors."""
+    numbers = form.read_numbers(Fields(message["numbers"], "numbers"))
+    beside = None if message["beside"] is None else form.unpack(message["beside"])
+    return RowState(numbers, HostBytes({**message["tensors"], **further}), message["arrays"], beside)

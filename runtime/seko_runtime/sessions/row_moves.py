@@ -1,0 +1,51 @@
+"""Copies of rows to the host and back, which run beside calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from seko_runtime.backends.memory import Memory, Parked, Tensor
+
+
+class RowMoves:
+    """Copies of rows between device and host. Its methods are called inside the memory's `ordered`.
+
+    Parameters
+    ----------
+    memory : Memory
+        The rows' memory.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._ends: dict[int, object] = {}  # by row
+
+    def settle(self, rows: Sequence[int]) -> None:
+        """Make later work on the device wait for these rows' copies."""
+        for row in rows:
+            if row in self._ends:
+                self._memory.after(self._ends[row])
+                del self._ends[row]
+
+    def park(self, row: int, tensors: Mapping[str, Tensor]) -> Parked:
+        """Queue copies of a row's tensors to the host."""
+        with self._all_or_waited():
+            parked, self._ends[row] = self._memory.park(tensors)
+        return parked
+
+    def unpark(self, row: int, parked: Parked, tensors: Mapping[str, Tensor]) -> None:
+        """Queue copies back into a row's tensors."""
+        with self._all_or_waited():
+            self._ends[row] = self._memory.unpark(parked, tensors)
+
+    @contextmanager
+    def _all_or_waited(self) -> Iterator[None]:
+        """Wait for the device if only a part of the copies was queued, since no end exists that later work could wait
+        for.
+        """
+        try:
+            yield
+        except BaseException:
+            self._memory.wait()
+            raise

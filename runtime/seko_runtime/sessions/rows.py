@@ -1,0 +1,275 @@
+"""The rows of an artifact: what a pool needs of them, and their base class in one process.
+
+A row holds the state of one session. A call carries some of the rows. Owners of rows are not known here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import Memory, Tensor
+from seko_runtime.errors import DeviceMemoryError, SessionClosedError, TornStreamError
+from seko_runtime.format.manifest import Manifest, TensorSpec
+from seko_runtime.host.faults import machine_faults
+from seko_runtime.sessions.call_lock import CallLock
+from seko_runtime.sessions.device import Device
+from seko_runtime.sessions.loaded import Loaded, ManifestT
+from seko_runtime.sessions.row_moves import RowMoves
+from seko_runtime.sessions.row_state import RowLayout, RowState, StateForm
+
+CLOSED = "the session is closed; open a new one with open_session()"
+GivenT = TypeVar("GivenT", contravariant=True)
+ResultT = TypeVar("ResultT")
+DeviceT = TypeVar("DeviceT", bound=Device)
+
+
+class Rows(Protocol[GivenT, ResultT]):
+    """The rows of an artifact, in this process or in several ranks. The caller holds `call_lock`.
+
+    Attributes
+    ----------
+    call_lock : CallLock
+        Lock of the pool and its sessions.
+    form : StateForm
+        How the rows' states are written.
+    """
+
+    call_lock: CallLock
+    form: StateForm
+
+    @property
+    def manifest(self) -> Manifest:
+        """The artifact's manifest."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+
+    def run(self, rows: Sequence[int], given: Sequence[GivenT] | None) -> list[ResultT]:
+        """Run one call of some rows; return each row's result, which may still be computed."""
+
+    def begin_owner(self, row: int, tenant: str | None) -> None:
+        """Give a row another owner, or none."""
+
+    def reserve(self, row: int) -> None:
+        """Allocate what the host needs for a row; this may wait for the device."""
+
+    def forget(self, row: int) -> None:
+        """Queue zeros into everything of a row, before another owner's session begins there."""
+
+    def store(self, row: int) -> RowState:
+        """Queue copies of a row's state to the host; TornStreamError if it is not known where the row stands."""
+
+    def load(self, row: int, state: RowState) -> None:
+        """Queue copies of a stored state into a row, which then goes on from it; SnapshotError if it does not fit."""
+
+    def layout(self) -> RowLayout:
+        """Return names and forms of a row's state."""
+
+    def free_bytes(self) -> int:
+        """Return the device's free memory."""
+
+    def check_open(self) -> None:
+        """Raise a SessionClosedError after `close`."""
+
+    def close(self) -> None:
+        """Free all memory; a second call does nothing."""
+
+
+class LocalRows(Generic[ManifestT, DeviceT]):
+    """Base class of `Rows` in this process: stores, loads and forgets rows. Nothing in it is safe for two threads.
+
+    A workload's subclass has the host's state of the rows, makes a `Device`, and gives the hooks that begin with an
+    underscore.
+
+    Parameters
+    ----------
+    loaded : Loaded
+        The artifact.
+    memory : Memory
+        Of ``loaded.memory()``; owned and closed by the rows.
+    form : StateForm
+        The workload's.
+
+    Attributes
+    ----------
+    torn : set of int
+        Rows that are being advanced, or were when Ctrl-C came: it is not known where they stand.
+    """
+
+    def __init__(self, loaded: Loaded[ManifestT], memory: Memory, form: StateForm) -> None:
+        self.manifest, self.memory, self.form = loaded.manifest, memory, form
+        self.call_lock = CallLock(CLOSED)
+        self.torn: set[int] = set()
+        self._moves = RowMoves(memory)
+        self._device: DeviceT | None = None
+
+    @abstractmethod
+    def _begin(self, row: int) -> None:
+        """Set the host's state of a row to the beginning."""
+
+    @abstractmethod
+    def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]], Any]:
+        """Return numbers, arrays and what is beside them, of `RowState`; an error if the row cannot be stored now."""
+
+    @abstractmethod
+    def _check_load(self, state: RowState) -> None:
+        """Raise a SnapshotError if no row of this artifact can have such a state."""
+
+    @abstractmethod
+    def _load(self, row: int, state: RowState) -> None:
+        """Set the host's state of a row, as `_save` returned it."""
+
+    def _let_go(self, rows: Sequence[int]) -> None:
+        """Note that these rows' last results will be overwritten."""
+
+    def _arrays(self) -> Mapping[str, TensorSpec]:
+        """Return names and forms of the arrays that `_save` returns."""
+        return {}
+
+    def _open(self, make: Callable[[], DeviceT]) -> None:
+        """Make the device side; if that fails, the memory is closed."""
+        try:
+            with self.memory.ordered():
+                self._device = make()
+        except BaseException:
+            self.memory.close()
+            raise
+
+    def device(self) -> DeviceT:
+        """Return the device side; SessionClosedError after `close`."""
+        if self._device is None:
+            raise SessionClosedError(CLOSED)
+        return self._device
+
+    def check_open(self) -> None:
+        """Raise a SessionClosedError after `close`."""
+        self.device()
+
+    def check_whole(self, rows: Sequence[int]) -> None:
+        """Raise a TornStreamError if it is not known where one of the rows stands."""
+        torn = sorted(self.torn.intersection(rows))
+        if torn:
+            raise TornStreamError(
+                f"row {torn[0]} was interrupted while a call was counted or it began anew, so it is not known where it "
+                "stands; restart it, or close its session and open another"
+            )
+
+    @contextmanager
+    def counted(self, rows: Sequence[int]) -> Iterator[None]:
+        """Context in which the host counts what the device has done for rows: if Ctrl-C ends it, they are torn."""
+        self.torn.update(rows)
+        yield
+        self.torn.difference_update(rows)
+
+    def settle(self, rows: Sequence[int]) -> None:
+        """Make later work on the device wait for the copies of these rows."""
+        with self.settled(rows):
+            pass
+
+    @contextmanager
+    def settled(self, rows: Sequence[int]) -> Iterator[None]:
+        """Context of the memory's order, after the copies of these rows."""
+        with self.memory.ordered():
+            self._moves.settle(rows)
+            yield
+
+    @machine_faults()
+    def forget(self, row: int) -> None:
+        """Queue zeros into everything of a row, before another owner's session begins there."""
+        device = self.device()
+        self._let_go([row])
+        with self.settled([row]):
+            device.join()
+            for tensor in device.tensors(row).values():
+                self.memory.zero(tensor)
+        self._begin(row)
+        self.torn.discard(row)
+
+    @machine_faults()
+    def store(self, row: int) -> RowState:
+        """Queue copies of a row's state to the host, beside calls of others; TornStreamError if the row is torn."""
+        device = self.device()
+        self.check_whole([row])
+        numbers, arrays, beside = self._save(row)
+        with self.settled([row]):
+            device.join()
+            parked = self._moves.park(row, device.tensors(row))
+        return RowState(numbers, parked, arrays, beside)
+
+    @machine_faults()
+    def load(self, row: int, state: RowState) -> None:
+        """Queue copies of a stored state into a row, which then goes on from it; SnapshotError if it does not fit."""
+        device = self.device()
+        self._check_load(state)
+        self._let_go([row])
+        self.torn.add(row)
+        with self.settled([row]):
+            device.join()
+            self._moves.unpark(row, state.tensors, device.tensors(row))
+        self._load(row, state)
+        self.torn.discard(row)
+
+    def layout(self) -> RowLayout:
+        """Return names and forms of a row's state."""
+        described = {name: self.memory.describe(tensor) for name, tensor in self.device().tensors(0).items()}
+        tensors = {name: TensorSpec(name, shape, dtype) for name, (shape, dtype) in described.items()}
+        return RowLayout(tensors, self._arrays())
+
+    @machine_faults()
+    def read_later(self, tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, NDArray[np.uint8]]]:
+        """Queue copies of tensors to the host; return a function that waits for them and returns their bytes.
+
+        The tensors may be overwritten by what is queued next. Any thread may call the function, without `call_lock`.
+        """
+        with self.memory.ordered():
+            parked, end = self.memory.park(tensors)
+            self.memory.after(end)
+        return lambda: dict(parked.arrays())
+
+    def free_bytes(self) -> int:
+        """Return the device's free memory."""
+        return self.memory.free_bytes()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._device is None
+
+    @machine_faults()
+    def close(self) -> None:
+        """Wait for the device and free all memory; a second call does nothing."""
+        device, self._device = self._device, None
+        if device is None:
+            return
+        self.memory.wait()
+        self._drop()
+        device.drop()
+        self.memory.close()
+
+    def _drop(self) -> None:
+        """Release tensors that the host's state of the rows holds."""
+
+
+def check_room(manifest: Manifest, memory: Memory) -> None:
+    """Refuse a pool whose buffers alone do not fit on the device; engines need more while they run.
+
+    Raises
+    ------
+    DeviceMemoryError
+        If they do not fit.
+    """
+    needed = sum(buffer.nbytes for buffer in manifest.buffers)
+    free = memory.free_bytes()
+    if needed > free:
+        own = needed // manifest.state_rows
+        raise DeviceMemoryError(
+            f"a pool of {manifest.rows} sessions takes {needed} bytes, about {own} each; {free} are free: close what "
+            f"else runs there, or rebuild with --sessions {max(0, free // own - 1)} or fewer"
+        )

@@ -1,0 +1,224 @@
+"""A session of a pool: one row, its owner, its lease. Each workload's session derives from it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from seko_runtime.arguments import path_of, shown
+from seko_runtime.errors import SessionClosedError, UsageError
+from seko_runtime.sessions.call_lock import CallLock
+from seko_runtime.sessions.row_state import RowState
+from seko_runtime.sessions.rows import Rows
+from seko_runtime.sessions.snapshot import write_snapshot
+
+OwnT = TypeVar("OwnT", bound="RowSession")
+
+
+class SessionLeakWarning(ResourceWarning):
+    """A session was garbage-collected without being closed; the message names it. Its row is free again."""
+
+
+class SharedRows(Protocol):
+    """What a session needs of its pool: its rows, its lock and its clock."""
+
+    _rows: Rows[Any, Any]
+    _call_lock: CallLock
+    _digests: Sequence[str]
+    _snapshot_key: bytes | None
+    _clock: Callable[[], float]
+    _lost: deque[str]
+
+    def reap(self) -> list[str]:
+        """End the sessions whose lease has run out; return their names."""
+
+    def _free_row(self, tenant: str | None) -> int:
+        """Return a free row, prepared for a tenant; PoolFullError if there is none."""
+
+
+class RowSession:
+    """A session of a pool, which holds one row, or while it is paused a state on the host.
+
+    Any thread may call it, also at the same time as other calls of the pool: one call runs, the others wait.
+
+    Parameters
+    ----------
+    pool : SharedRows
+        Its pool.
+    name : str
+        Name in messages.
+    lease_s : float or None
+        Seconds after which it ends if it is not run or renewed.
+    tenant : str or None
+        Whose it is.
+    """
+
+    # Its row, its state on the host, or None: never opened, or closed. What it is and whose the row is changes with
+    # one assignment, which comes last; the pool finds its free rows from here.
+    _place: int | RowState | None = None
+
+    def __init__(self, pool: SharedRows, name: str, lease_s: float | None, tenant: str | None) -> None:
+        self.name, self.tenant = name, tenant
+        self._pool, self._lease_s = pool, lease_s
+        self.expires: float | None = None
+
+    def _check_idle(self) -> None:
+        """Raise a UsageError if a result that was queued ahead has not been taken."""
+
+    def _ended(self) -> None:
+        """Drop what the session holds besides its row."""
+
+    def pause(self) -> None:
+        """Move the session's state to the host and free its row. What was queued ahead must have been taken.
+
+        Raises
+        ------
+        UsageError
+            If it was not.
+        """
+        with self._pool._call_lock.take():
+            row = self._running_row()
+            self._check_idle()
+            state = self._pool._rows.store(row)
+            self._pool._rows.begin_owner(row, None)
+            self._place = state
+
+    def resume(self) -> None:
+        """Take a free row again; the next result has the same bytes as without the pause.
+
+        Raises
+        ------
+        PoolFullError
+            If every row is taken; the session stays paused.
+        UsageError
+            If it is not paused, or its lease ran out meanwhile.
+        """
+        with self._pool._call_lock.take():
+            self._pool.reap()
+            state = self._place
+            if not isinstance(state, RowState):
+                raise UsageError(
+                    f"session {self.name!r} is not paused{'; it is closed' if self.closed else ''}"
+                )
+            row = self._pool._free_row(self.tenant)
+            self._pool._rows.load(row, state)
+            self.renew()
+            self._place = row
+
+    def save(self, path: str | Path) -> None:
+        """Write the session's whole state to a safetensors file of mode 0600, for a pool here or elsewhere.
+
+        Raises
+        ------
+        UsageError
+            If the path is something else than a regular file.
+        DiskError
+            If it cannot be written.
+        """
+        path = path_of(path, "path")
+        self._pool._call_lock.check_process()
+        state = self._place
+        if not isinstance(state, RowState):
+            state = self._stored()
+        write_snapshot(path, self._pool._digests, state, self._pool._snapshot_key)
+
+    def renew(self) -> None:
+        """Restart the lease; no effect on a session that has ended."""
+        if self._lease_s is not None:
+            self.expires = self._pool._clock() + self._lease_s
+
+    @property
+    def paused(self) -> bool:
+        """Whether its state is on the host."""
+        return isinstance(self._place, RowState)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session has ended."""
+        return self._place is None
+
+    def close(self) -> None:
+        """End the session and free its row, or its state on the host; a second call does nothing.
+
+        It waits for the running call. In a forked process it does nothing.
+        """
+        if not self._pool._call_lock.forked:
+            with self._pool._call_lock.lock:
+                if self._row is not None:
+                    self._pool._rows.begin_owner(self._row, None)
+                self._place = None
+                self._ended()
+
+    def __enter__(self: OwnT) -> OwnT:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._row is not None and not self._pool._call_lock.forked:
+            self._pool._lost.append(self.name)
+            text = f"session {self.name!r} was never closed; its row is free again"
+            warnings.warn(text, SessionLeakWarning, stacklevel=2)
+
+    @property
+    def _row(self) -> int | None:
+        """Its row; None if it is paused or closed."""
+        place = self._place
+        return place if isinstance(place, int) else None
+
+    def _stored(self) -> RowState:
+        with self._pool._call_lock.take():
+            place = self._place  # which another thread may have changed meanwhile
+            return place if isinstance(place, RowState) else self._pool._rows.store(self._running_row())
+
+    def _running_row(self, pool: SharedRows | None = None) -> int:
+        if pool is not None and pool is not self._pool:
+            raise UsageError(f"session {self.name!r} is another pool's")
+        row = self._row
+        if row is None:
+            state = "paused; call resume()" if self.paused else "closed; open another one"
+            raise SessionClosedError(f"session {self.name!r} is {state}")
+        return row
+
+
+def checked_name(name: object) -> str:
+    """Return a session's name, which may be empty; UsageError for what is no text."""
+    if isinstance(name, str):
+        return name
+    raise UsageError(f"name is {shown(name)}, expected a text")
+
+
+def checked_tenant(tenant: object) -> str | None:
+    """Return a tenant's name, or None; UsageError for anything else. An empty name is refused as a likely mistake."""
+    if tenant is None or (isinstance(tenant, str) and tenant):
+        return tenant
+    found = "empty" if isinstance(tenant, str) else type(tenant).__name__
+    raise UsageError(f"tenant is {found}, expected a name, or None for a session that shares nothing")
+
+
+def checked_lease(lease_s: object) -> float | None:
+    """Return a lease in seconds, or None; UsageError if it is neither."""
+    if lease_s is None:
+        return None
+    number = isinstance(lease_s, int | float | np.integer | np.floating)
+    try:
+        seconds = float(lease_s) if number and not isinstance(lease_s, bool | np.timedelta64) else None  # type: ignore[arg-type]
+    except OverflowError:
+        seconds = math.inf
+    if seconds is None or not 0 < seconds < math.inf:
+        found = type(lease_s).__name__ if seconds is None else seconds
+        raise UsageError(f"lease_s is {found}, expected a finite number of seconds above 0, or None")
+    return seconds

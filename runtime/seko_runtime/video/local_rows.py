@@ -1,0 +1,540 @@
+"""The rows of a video artifact in this process: the host's state of each stream, and what is done to it.
+
+Independent of torch: tensors and capture belong to the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.arguments import flag, items_of, shown
+from seko_runtime.backends.memory import Memory, Tensor
+from seko_runtime.errors import ArtifactError, UsageError
+from seko_runtime.executor.resolved import Programs
+from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.host.faults import machine_faults
+from seko_runtime.sessions.loaded import Loaded
+from seko_runtime.sessions.row_state import RowState
+from seko_runtime.sessions.rows import LocalRows, check_room
+from seko_runtime.video.chunk import Chunk, Readable, SessionStats
+from seko_runtime.video.clocks import RowClocks, checked_seeds
+from seko_runtime.video.conditioning import ConditioningFrames
+from seko_runtime.video.contract import made_of, resolve_video
+from seko_runtime.video.decoding import Decoder
+from seko_runtime.video.device import VideoDevice
+from seko_runtime.video.inputs import CallerInputs, Inputs, as_array, check_call
+from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.options import VideoOptions
+from seko_runtime.video.positions import Positions
+from seko_runtime.video.prompts import RowPrompts
+from seko_runtime.video.reference_frames import check_reference, set_reference, with_portrait
+from seko_runtime.video.ring import Ring
+from seko_runtime.video.row_numbers import STATE_FORM, RowNumbers, check_numbers
+from seko_runtime.video.rows import NO_VIDEO, Beginning
+from seko_runtime.video.schedule import rescheduled
+from seko_runtime.video.text import NO_TEXT_ENCODER
+from seko_runtime.video.voices import Voices
+
+
+class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
+    """`VideoRows` in this process; call `prepare` before the first chunk.
+
+    Parameters
+    ----------
+    loaded : Loaded
+        The artifact, with the passes of these rows.
+    options : VideoOptions
+        ``steps`` and ``shift`` are in the manifest already.
+    memory : Memory
+        Owned and closed by the rows.
+
+    Attributes
+    ----------
+    rebuild_due : set of int
+        Rows whose cache is rebuilt before their next chunk.
+
+    Raises
+    ------
+    UsageError
+        If an option does not fit.
+    """
+
+    @machine_faults()
+    def __init__(self, loaded: Loaded[VideoManifest], options: VideoOptions, memory: Memory) -> None:
+        super().__init__(loaded, memory, STATE_FORM)
+        try:
+            self._set_host_state(loaded, options)
+        except BaseException:
+            memory.close()
+            raise
+        self._open(lambda: VideoDevice(loaded, memory, self.clocks, self.inputs, options))
+
+    def _set_host_state(self, loaded: Loaded[VideoManifest], options: VideoOptions) -> None:
+        manifest, memory = loaded.manifest, self.memory
+        stream = manifest.workload.stream
+        ring = Ring(stream.sink_frames, stream.ring_frames, stream.chunk_frames, stream.reference_frames)
+        self.clocks = RowClocks(ring, manifest.rows)
+        self.seeds = np.zeros(manifest.rows, np.int64)
+        self.conditioning = ConditioningFrames(manifest, memory)
+        self.inputs = CallerInputs(manifest, self.clocks.kept_slots)
+        self.voices = Voices(manifest)
+        self.readable = Readable()
+        self.rebuild_due: set[int] = set()
+        self._chunks = self._launches = 0
+        self._last_rows = 0  # of the last call
+        self._prompts: RowPrompts | None = None
+        if manifest.workload.text is not None and loaded.tokens is not None:
+            self._prompts = RowPrompts(memory, loaded.tokens, loaded.digest, options.prompt_cache)
+
+    @machine_faults()
+    def prepare(self) -> None:
+        """Load every engine's kernels, and capture if the memory does so."""
+        self.device().prepare()
+
+    @machine_faults()
+    def run_chunk(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None = None) -> Chunk:
+        """Make the next chunk of each row; if the artifact makes video, also queue its decoding.
+
+        The chunk counts only when it has run and its decoding is queued. After an error the same call gives the same
+        bytes, since every slot that the failed attempt may have written is written again before it is read.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            Distinct; without a pool all rows, else at most as many as the largest call carries.
+        inputs : mapping or sequence of mappings, optional
+            The caller's inputs, as in `CallerInputs.of_chunk`: one mapping for all rows, or one for each.
+
+        Returns
+        -------
+        Chunk
+            The next call for any rows overwrites its latents; `run` returns latents that stay.
+
+        Raises
+        ------
+        UsageError
+            If an input does not fit, or a required one is missing.
+        TornStreamError
+            If Ctrl-C came while a row was being advanced.
+        SessionClosedError
+            After `close()`.
+        """
+        device, clocks = self.device(), self.clocks
+        self.check_whole(rows)
+        device.check_prompts(rows)
+        frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
+        check_call(rows, inputs)
+        inputs = self.voices.beside(rows, inputs, frames[:, 0].tolist())
+        if inputs is None or isinstance(inputs, Mapping):
+            seen = self.inputs.of_chunk(rows, inputs)
+        else:
+            seen = self.inputs.of_each(rows, inputs)
+        first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
+        begins = [bool(first == 0) for first in first_frames]
+        self.readable.let_go(rows)
+        clocks.begin_chunk(rows)
+        with self.settled(rows):
+            due = [row for row in rows if row in self.rebuild_due]
+            if due:
+                self._rebuild_caches(due)
+                slot_firsts = [int(clocks.slot_first[row]) for row in rows]
+            given = self.conditioning.of_chunk(rows, first_frames)
+            self._launches += device.run_chunk(Positions(rows, seeds, frames, slot_firsts, given), seen)
+            if device.decoder is not None:
+                device.decoder.feed(rows, device.latents)
+        self.torn.update(rows)  # until the host has counted what the device has decoded
+        try:
+            numbers = () if device.decoder is None else device.decoder.decode(rows, begins)
+        except Exception:
+            self.torn.difference_update(rows)  # the decoder knows what to do again
+            raise
+        self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], seen)
+        clocks.chunk_made(rows)
+        # `rewind` goes back by the frames of the cache at most.
+        heard_at = self.voices.heard_at(rows, first_frames.tolist())
+        self.voices.made(
+            rows, (clocks.first[list(rows)] - self.manifest.workload.stream.cache_frames).tolist()
+        )
+        self._last_rows = len(rows)
+        latents = self.memory.leading(device.latents, len(rows))
+        pictures = tuple(zip(rows, numbers, strict=True)) if numbers else ()
+        chunk = Chunk(self._chunks, frames, latents, self, self._chunks, pictures, heard_at=heard_at)
+        self.readable.made(rows, self._chunks)
+        self._chunks += 1
+        self.torn.difference_update(rows)
+        return chunk
+
+    def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None) -> list[Chunk]:
+        """Make the next chunk of each row; return one chunk a row, which only the row's own next chunk overwrites.
+
+        They are numbered by the rows' own counts. Their latents are those kept for rebuilt caches: nothing is copied.
+        """
+        whole = self.run_chunk(rows, [None] * len(rows) if given is None else given)
+        return [self._row_chunk(whole, place, row) for place, row in enumerate(rows)]
+
+    def _row_chunk(self, whole: Chunk, place: int, row: int) -> Chunk:
+        part = slice(place, place + 1)
+        frames = whole.frames[part]
+        heard_at = self.voices.heard_at([row], frames[:, 0].tolist())
+        index, latents = self.clocks.made(row) - 1, self.device().kept_latents(row)
+        return Chunk(index, frames, latents, self, whole.serial, whole.pictures[part], row, heard_at)
+
+    def begin_owner(self, row: int, tenant: str | None) -> None:
+        """Give a row another owner, or none; see `RowPrompts.begin_owner`."""
+        if self._prompts is not None:
+            self._prompts.begin_owner(row, tenant)
+
+    @machine_faults()
+    def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
+        """Begin streams on rows that are empty; UsageError if something does not fit."""
+        seeds = checked_seeds(beginning.seeds, len(rows))
+        beginning.check()
+        image = beginning.image
+        given = with_portrait(self.manifest, beginning.inputs, beginning.reference)
+        self.device()
+        self.inputs.check_opening(given, made_of(self.manifest, image))
+        self._write_inputs(rows, given, rerun=False)
+        if beginning.prompt is not None:
+            self.set_prompt(rows, beginning.prompt)
+        else:
+            self.set_text(rows, beginning.text)
+        self.set_conditioning(rows, image, beginning.conditioning_latents)
+        self._set_reference(rows, beginning.reference)
+        self.seeds[list(rows)] = seeds
+
+    @machine_faults()
+    def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
+        """Set rows' prompts to sentences, one for all or one for each; see `Session.set_prompt`."""
+        device = self._device_for(recache=recache)
+        if self._prompts is None:
+            raise UsageError(NO_TEXT_ENCODER)
+        # What is no sentence is refused where each is cleaned.
+        prompts = (
+            [prompt] * len(rows)
+            if isinstance(prompt, str)
+            else items_of(
+                prompt, f"a prompt is a text, got {type(prompt).__name__}; give one, or a list of one each"
+            )
+        )
+        if len(prompts) != len(rows):
+            raise UsageError(f"{len(prompts)} prompts given for {len(rows)} rows, expected one, or one each")
+        self.settle(rows)
+        self._prompts.set(device, rows, prompts)
+        if recache:
+            self._recache(rows)
+
+    @machine_faults()
+    def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
+        """Set rows' prompts to embeddings [k, tokens, text_dim]; see `Session.set_text`."""
+        device = self._device_for(recache=recache)
+        self.settle(rows)
+        device.set_text(rows, text)
+        if recache:
+            self._recache(rows)
+
+    @machine_faults()
+    def set_conditioning(self, rows: Sequence[int], image: object = None, latents: object = None) -> None:
+        """Begin rows' streams with a picture or with latents; see `ConditioningFrames`."""
+        device = self.device()
+        self.settle(rows)
+        if image is not None:
+            self.conditioning.set_image(device, rows, image)
+        if latents is not None:
+            self.conditioning.set_latents(device, rows, latents)
+
+    @machine_faults()
+    def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
+        """Set rows' inputs per session or prompt, from their next chunks on.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            k of them.
+        inputs : mapping of str to array
+            [*shape] for all of the rows, or [k, *shape].
+
+        Raises
+        ------
+        UsageError
+            If an input does not fit.
+        """
+        self._write_inputs(rows, inputs, rerun=True)
+
+    def _write_inputs(self, rows: Sequence[int], inputs: Inputs | None, *, rerun: bool) -> None:
+        device = self.device()
+        self.settle(rows)
+        device.set_inputs(rows, inputs, rerun=rerun)
+
+    def push_audio(
+        self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
+    ) -> None:
+        """Append samples to rows' voices; see `Session.push_audio`."""
+        self.device()
+        self.voices.push(rows, samples, at, last=last)
+
+    def audio_needed(self, row: int) -> tuple[int, int]:
+        """Return the samples that a row's next chunk hears; see `Session.audio_needed`."""
+        self.device()
+        return self.voices.windows.needed(int(self.clocks.first[row]))
+
+    def _set_reference(self, rows: Sequence[int], reference: object) -> None:
+        """Set the reference frames of rows whose streams are beginning; see `reference_frames.set_reference`."""
+        self.settle(rows)
+        if set_reference(self.device(), self.manifest, self.memory, rows, reference):
+            self.rebuild_due.update(rows)  # written before the next chunk, with the prompt that stands then
+
+    @machine_faults()
+    def restart(
+        self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
+    ) -> None:
+        """Restart a row at frame 0; see `Session.restart_row`."""
+        device = self.device()
+        new_seed = None if seed is None else checked_seeds([seed], 1)[0]
+        if reference is not None:
+            check_reference(self.manifest, as_array(reference, "reference"), [row])
+        self.settle([row])
+        if image is None:
+            self.conditioning.drop(row)
+        else:
+            self.conditioning.set_image(device, [row], image)
+        self.torn.add(row)  # the checks are done: what fails now leaves neither the old stream nor the new
+        if new_seed is not None:
+            self.seeds[row] = new_seed
+        if reference is not None:
+            self._set_reference([row], reference)
+            device.set_inputs([row], with_portrait(self.manifest, None, reference), rerun=True)
+        with self.memory.ordered():
+            device.clear_cache(row)
+        self._restart(row)
+        self.torn.discard(row)
+
+    @machine_faults()
+    def rewind(self, rows: Sequence[int], chunk: int) -> None:
+        """Set rows back to where they stood before they made a chunk; see `Session.rewind`."""
+        device = self.device()
+        self.check_whole(rows)
+        for row in rows:
+            self._check_rewind(device, row, chunk)
+        self.readable.let_go(rows)
+        self.settle(rows)
+        for row in rows:
+            slots = self.clocks.kept_slots_before(chunk)
+            if chunk == self.clocks.made(row):
+                continue
+            self.torn.add(row)
+            if device.decoder is not None:
+                device.decoder.rewind(row, [device.kept_latents(row, slot) for slot in slots])
+            self.inputs.rewind(row, slots[-1] if slots else None)
+            self.clocks.rewind(row, chunk)
+            self.torn.discard(row)
+
+    def _check_rewind(self, device: VideoDevice, row: int, chunk: int) -> None:
+        stream, made = self.manifest.workload.stream, self.clocks.made(row)
+        earliest = self.clocks.earliest(row, min((stream.ring_frames, *stream.rings.values())))
+        why = "the cache holds no frames that it would need"
+        # The decoder's caches are made again, from the first chunk on.
+        if device.decoder is not None and not self.clocks.keeps_all(row):
+            earliest, why = (
+                made,
+                "not all of its chunks are kept, of which the VAE's caches would be made again",
+            )
+        if isinstance(chunk, bool) or not isinstance(chunk, int) or not earliest <= chunk <= made:
+            raise UsageError(
+                f"a row that has made {made} chunks cannot step back to chunk {shown(chunk)}, expected {earliest} "
+                f"to {made}" + (f": before that {why}" if earliest else "")
+            )
+
+    @machine_faults()
+    def reserve(self, row: int) -> None:
+        """Allocate what the host needs for a row; this may wait for the device."""
+        decoder = self.device().decoder
+        if decoder is not None:
+            decoder.reserve(row)
+
+    @machine_faults()
+    def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
+        """Queue the copy of a chunk's latents to the host; return a function that waits for it and returns it."""
+        self.device()
+        self.readable.check(chunk)
+        shape, _ = self.memory.describe(chunk.latents)
+        read = self.read_later({"latents": chunk.latents})  # the next chunk may overwrite them
+        return lambda: read()["latents"].view(np.float32).reshape(shape).copy()
+
+    def latents_of(self, row: int | None, serial: int, index: int) -> NDArray[np.float32]:
+        """Return a copy of latents that a `Chunk` of another process means; parameters as a `Chunk` has them."""
+        latents = self.device().latents if row is None else self.device().kept_latents(row)
+        if row is None:
+            latents = self.memory.leading(latents, self._last_rows)
+        whole = Chunk(index, np.zeros((0, 0), np.int64), latents, self, serial, (), row)
+        return self.read_latents(whole)()
+
+    @machine_faults()
+    def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
+        """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk."""
+        return self.device().cache_sample(step)
+
+    def decoder(self) -> Decoder:
+        """Return the decoder; UsageError if the artifact makes no video."""
+        decoder = self.device().decoder
+        if decoder is None:
+            raise UsageError(NO_VIDEO)
+        return decoder
+
+    @property
+    def stats(self) -> SessionStats:
+        """Counters so far."""
+        device, cache = self._device, None if self._prompts is None else self._prompts.cache
+        return SessionStats(
+            chunks=self._chunks,
+            graph_launches=self._launches,
+            captured_graphs=0 if device is None else len(device.replays),
+            pool_bytes=self.manifest.workload.kv.pool_bytes,
+            prompt_cache_hits=0 if cache is None else cache.hits,
+            prompt_cache_misses=0 if cache is None else cache.misses,
+        )
+
+    @property
+    def decodes_beside(self) -> bool:
+        """Whether a chunk is decoded while the next one is computed."""
+        decoder = None if self._device is None else self._device.decoder
+        return decoder is not None and decoder.overlaps
+
+    def _device_for(self, *, recache: bool) -> VideoDevice:
+        """Return the device side if it can do what is asked; UsageError if a cache cannot be rebuilt."""
+        device = self.device()
+        if flag(recache, "recache") and not self.manifest.has_context:
+            raise UsageError(
+                "this artifact has a cache for each denoise pass and no context pass that could rebuild them; set the "
+                "prompt without recache, or restart the row"
+            )
+        return device
+
+    def _recache(self, rows: Sequence[int]) -> None:
+        """Rebuild rows' caches with the prompts that stand now."""
+        self.rebuild_due.update(rows)  # until it is done: a chunk must not run on half a cache
+        self.readable.let_go()
+        with self.memory.ordered():
+            self._rebuild_caches(rows)
+
+    def _rebuild_caches(self, rows: Sequence[int]) -> None:
+        """The same inside the memory's `ordered`, of rows that are due."""
+        # A pool's rows are rebuilt one by one: in a bucket that depends on nobody else.
+        most = 1 if self.manifest.pool is not None else self.manifest.call_rows
+        for first in range(0, len(rows), most):
+            part = rows[first : first + most]
+            self.device().rebuild_caches(part, self.seeds[list(part)])
+            self.rebuild_due.difference_update(part)
+
+    def _begin(self, row: int) -> None:
+        self.conditioning.drop(row)
+        self._restart(row)
+
+    def _restart(self, row: int) -> None:
+        """Set the host's numbers of a row to the beginning of a stream, whose conditioning frames are set."""
+        self.clocks.restart(row)
+        self.inputs.restart(row)
+        self.voices.put(row, None)
+        self.rebuild_due.discard(row)
+        if self.manifest.workload.stream.reference_frames:
+            self.rebuild_due.add(row)
+        device = self.device()
+        if device.decoder is not None:
+            device.decoder.restart(row)
+
+    def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]], Any]:
+        device = self.device()
+        device.check_prompts([row])
+        if device.decoder is not None:
+            device.decoder.check(row)
+        numbers = RowNumbers(
+            seed=int(self.seeds[row]),
+            conditioning_frames=int(self.conditioning.counts[row]),
+            rebuild_due=row in self.rebuild_due,
+            clock=self.clocks.state(row),
+        )
+        return numbers, self.inputs.state(row), self.voices.voice(row)
+
+    def _check_load(self, state: RowState) -> None:
+        check_numbers(state.numbers, self.manifest)
+        self.clocks.check(state.numbers.clock)
+
+    def _load(self, row: int, state: RowState) -> None:
+        numbers, device = state.numbers, self.device()
+        self.clocks.load(row, numbers.clock)
+        self.inputs.load(row, state.arrays)
+        self.voices.put(row, state.beside)
+        self.seeds[row], self.conditioning.counts[row] = numbers.seed, numbers.conditioning_frames
+        self.rebuild_due.discard(row)
+        if numbers.rebuild_due:
+            self.rebuild_due.add(row)
+        if device.decoder is not None:
+            device.decoder.restart(row)
+        device.half_prompted.discard(row)
+
+    def _let_go(self, rows: Sequence[int]) -> None:
+        self.readable.let_go(rows)
+
+    def _arrays(self) -> Mapping[str, TensorSpec]:
+        return self.inputs.layout()
+
+    def _drop(self) -> None:
+        if self._prompts is not None:
+            self._prompts.cache.clear()
+
+
+def open_video_rows(loaded: Loaded[VideoManifest], options: VideoOptions) -> LocalVideoRows:
+    """Return the rows of an artifact in this process, prepared.
+
+    Raises
+    ------
+    UsageError
+        If an option does not fit.
+    DeviceMemoryError
+        If the rows of a pool do not fit on the device; nothing was allocated.
+    """
+    memory = loaded.memory()
+    try:
+        if options.steps is not None or options.shift is not None:
+            manifest, tables = rescheduled(loaded.manifest, options.steps, options.shift)
+            programs, weights = _resolved_anew(manifest), loaded.weights
+            weights = {**weights, **_uploaded(manifest, tables, memory)}
+            loaded = replace(loaded, manifest=manifest, programs=programs, weights=weights)
+        if loaded.manifest.pool is not None:
+            check_room(loaded.manifest, memory)
+    except BaseException:
+        memory.close()
+        raise
+    rows = LocalVideoRows(loaded, options, memory)
+    try:
+        rows.prepare()
+    except BaseException:
+        rows.close()
+        raise
+    return rows
+
+
+def _resolved_anew(manifest: VideoManifest) -> Programs:
+    """Return the programs of a manifest with other passes; UsageError if anything else depends on their number."""
+    try:
+        return resolve_video(manifest)
+    except ArtifactError as error:
+        passes = manifest.workload.schedule.denoise_passes
+        raise UsageError(f"this artifact cannot run {passes} denoise passes: {error}") from None
+
+
+def _uploaded(
+    manifest: VideoManifest, tables: Mapping[str, NDArray[np.generic]], memory: Memory
+) -> dict[str, Tensor]:
+    """Upload the tables that replace weights."""
+    with memory.ordered():
+        tensors = {
+            weight.name: memory.allocate(weight) for weight in manifest.weights if weight.name in tables
+        }
+        for name, tensor in tensors.items():
+            memory.write(tensor, tables[name])
+    return tensors

@@ -1,0 +1,174 @@
+"""The rows of a video artifact of several ranks: the caller's side, and what each rank answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import SekoRuntimeError, UsageError
+from seko_runtime.sessions.ranked_rows import Command, Facts, Group, RankedRows, split_axes
+from seko_runtime.video.chunk import Chunk, SessionStats
+from seko_runtime.video.contract import PICTURE_AXIS
+from seko_runtime.video.inputs import Inputs
+from seko_runtime.video.local_rows import LocalVideoRows
+from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.options import VideoOptions
+from seko_runtime.video.row_numbers import STATE_FORM
+from seko_runtime.video.rows import NO_VIDEO, Beginning
+from seko_runtime.video.schedule import rescheduled
+
+
+class RankedVideoRows(RankedRows[VideoManifest]):
+    """`VideoRows` of several ranks. Every call may raise a RankLostError.
+
+    Parameters
+    ----------
+    manifest : VideoManifest
+        The artifact's.
+    group : Group
+        Its processes.
+    options : VideoOptions
+        What the opener chose.
+    """
+
+    def __init__(self, manifest: VideoManifest, group: Group, options: VideoOptions) -> None:
+        super().__init__(manifest, group, STATE_FORM, vars(options))
+        if options.steps is not None or options.shift is not None:
+            self.manifest, _ = rescheduled(manifest, options.steps, options.shift)
+        self._last_stats = SessionStats(0, 0, 0, manifest.workload.kv.pool_bytes)
+        self.overlaps = bool(self.asked("decodes_beside")[0])
+
+    @property
+    def decodes_beside(self) -> bool:
+        """Whether a chunk is decoded while the next one is computed."""
+        return self.overlaps
+
+    @property
+    def stats(self) -> SessionStats:
+        """Counters so far; of closed rows the last ones."""
+        return self._last_stats if self.closed else SessionStats(**self.asked("stats")[0])
+
+    def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
+        """Begin streams on rows that are empty."""
+        self.asked("begin", {"rows": rows, "beginning": vars(beginning)}, patient=True)
+
+    def run_chunk(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None = None) -> Chunk:
+        """Make the next chunk of each row, and return all of them as one."""
+        return self._chunk(self.asked("run_chunk", {"rows": rows, "inputs": inputs})[0])
+
+    def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None) -> list[Chunk]:
+        """Make the next chunk of each row; return one chunk a row."""
+        return [self._chunk(facts) for facts in self.asked("run", {"rows": rows, "given": given})[0]]
+
+    def _chunk(self, facts: Sequence[Any]) -> Chunk:
+        index, frames, serial, pictures, row, heard = facts
+        return Chunk(index, frames, None, self, serial, tuple(map(tuple, pictures)), row, heard)
+
+    def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
+        """Set rows' prompts to sentences."""
+        self.asked("set_prompt", {"rows": rows, "prompt": prompt, "recache": recache})
+
+    def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
+        """Set rows' prompts to embeddings."""
+        self.asked("set_text", {"rows": rows, "text": text, "recache": recache})
+
+    def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
+        """Set rows' inputs per session or prompt."""
+        self.asked("set_inputs", {"rows": rows, "inputs": inputs})
+
+    def push_audio(
+        self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
+    ) -> None:
+        """Append samples to rows' voices."""
+        self.asked("push_audio", {"rows": rows, "samples": samples, "at": at, "last": last})
+
+    def audio_needed(self, row: int) -> tuple[int, int]:
+        """Return the samples that a row's next chunk hears."""
+        first, end = self.asked("audio_needed", {"row": row})[0]
+        return first, end
+
+    def restart(
+        self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
+    ) -> None:
+        """Restart a row."""
+        self.asked("restart", {"row": row, "seed": seed, "image": image, "reference": reference})
+
+    def rewind(self, rows: Sequence[int], chunk: int) -> None:
+        """Set rows back to where they stood before they made a chunk."""
+        self.asked("rewind", {"rows": rows, "chunk": chunk})
+
+    def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
+        """Copy a chunk's latents to the host, and return a function that returns them.
+
+        The processes answer one command at a time, so this waits where rows of one process do not.
+        """
+        facts = {"row": chunk.row, "serial": chunk.serial, "index": chunk.index}
+        latents: NDArray[np.float32] = self.asked("read_latents", facts, ranks=(0,))[0]
+        return lambda: latents
+
+    def decoder(self) -> RankedVideoRows:
+        """Return what reads video frames: itself. UsageError if the artifact makes no video."""
+        if self.manifest.workload.video is None:
+            raise UsageError(NO_VIDEO)
+        return self
+
+    def finished(self, row: int, number: int) -> Callable[[], None]:  # noqa: ARG002 - as the decoder has it
+        """Return a function that does nothing: `video_frames` waits, in rank 0's process."""
+        return lambda: None
+
+    def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
+        """Return a row's video frames of one chunk; see `Decoder.video_frames`."""
+        facts = {"row": row, "number": number}
+        parts = self.asked("video_frames", facts, ranks=None if self.manifest.shares_decoding else (0,))
+        frames: NDArray[np.uint8] = parts[0]
+        return np.concatenate(parts, PICTURE_AXIS - 1) if self.manifest.shares_decoding else frames
+
+    def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
+        """Copy every ``step``-th token of every cache buffer to the host, with the heads of all ranks."""
+        whole, *others = self.asked("cache_sample", {"step": step})
+        for name, axis in split_axes(self.manifest).items():
+            if name in whole:
+                whole[name] = np.concatenate([whole[name], *(part[name] for part in others)], axis)
+        return dict(whole)
+
+    def close(self) -> None:
+        """Free the memory of all ranks; a second call does nothing."""
+        if not self.closed:
+            with suppress(SekoRuntimeError):  # of processes that are gone; whoever used them was told
+                self._last_stats = self.stats  # sessions tell them after their end, too
+        super().close()
+
+
+def _told(chunk: Chunk) -> list[object]:
+    """Return a chunk as a message, without its tensors."""
+    return [chunk.index, chunk.frames, chunk.serial, chunk.pictures, chunk.row, chunk.heard_at]
+
+
+def _video_frames(rows: LocalVideoRows, facts: Facts) -> object:
+    decoder = rows.decoder()
+    decoder.finished(**facts)()
+    return decoder.video_frames(**facts)
+
+
+RANK_COMMANDS: Mapping[str, Command] = {
+    "decodes_beside": lambda rows, _: rows.decodes_beside,
+    "stats": lambda rows, _: asdict(rows.stats),
+    "begin": lambda rows, facts: rows.begin(facts["rows"], Beginning(**facts["beginning"])),
+    "run_chunk": lambda rows, facts: _told(rows.run_chunk(**facts)),
+    "run": lambda rows, facts: [_told(chunk) for chunk in rows.run(**facts)],
+    "set_prompt": lambda rows, facts: rows.set_prompt(**facts),
+    "set_text": lambda rows, facts: rows.set_text(**facts),
+    "set_inputs": lambda rows, facts: rows.set_inputs(**facts),
+    "push_audio": lambda rows, facts: rows.push_audio(**facts),
+    "audio_needed": lambda rows, facts: rows.audio_needed(**facts),
+    "restart": lambda rows, facts: rows.restart(**facts),
+    "rewind": lambda rows, facts: rows.rewind(**facts),
+    "read_latents": lambda rows, facts: rows.latents_of(**facts),
+    "video_frames": _video_frames,
+    "cache_sample": lambda rows, facts: rows.cache_sample(**facts),
+}

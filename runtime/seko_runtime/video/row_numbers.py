@@ -1,0 +1,81 @@
+"""The numbers of a video row that the host keeps, as JSON in snapshots and messages."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from seko_runtime.errors import SnapshotError
+from seko_runtime.format.json_fields import Fields, as_integer
+from seko_runtime.sessions.row_state import StateForm
+from seko_runtime.sessions.snapshot import content_digest
+from seko_runtime.video.clocks import RowClock
+from seko_runtime.video.conditioning.voice import AudioWindows, Voice
+from seko_runtime.video.manifest import VideoManifest
+
+
+@dataclass(frozen=True)
+class RowNumbers:
+    """The numbers of a stream that the host keeps.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of its noise.
+    conditioning_frames : int
+        How many it began with.
+    rebuild_due : bool
+        Whether its cache is to be rebuilt before the next chunk.
+    clock : RowClock
+        Its clocks.
+    """
+
+    seed: int
+    conditioning_frames: int
+    rebuild_due: bool
+    clock: RowClock
+
+
+def read_numbers(fields: Fields) -> RowNumbers:
+    """Return the numbers of a stream that were written as JSON; SnapshotError or ManifestError if they are none."""
+    clock = Fields(fields.value("clock"), f"{fields.where}.clock")
+    seed = fields.value("seed")
+    if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 1 << 62:
+        raise SnapshotError(f"{fields.where}.seed is {str(seed)[:40]}, expected an integer within 62 bits")
+    return RowNumbers(
+        seed=seed,
+        conditioning_frames=fields.integer("conditioning_frames"),
+        rebuild_due=fields.flag("rebuild_due", default=False),
+        clock=RowClock(
+            first=clock.integer("first"),
+            slot_first=clock.integer("slot_first"),
+            made=clock.integer("made"),
+            first_frames=clock.items("first_frames", as_integer),
+        ),
+    )
+
+
+def check_numbers(numbers: RowNumbers, manifest: VideoManifest) -> None:
+    """Raise a SnapshotError if no stream of this artifact can have such numbers. Clocks are checked by `RowClocks`."""
+    most = manifest.workload.stream.chunk_frames
+    if numbers.conditioning_frames > most:
+        raise SnapshotError(
+            f"{numbers.conditioning_frames} conditioning frames, expected at most {most}; take another snapshot"
+        )
+    if numbers.rebuild_due and numbers.clock.made and not manifest.has_context:
+        raise SnapshotError(
+            "its cache is to be rebuilt, which this artifact cannot do; take another snapshot"
+        )
+
+
+def stream_content(manifest: VideoManifest) -> str:
+    """Return SHA-256 of what gives a stream's numbers their meaning, whatever ranks and sessions; "" without hashes."""
+    workload = manifest.workload
+    return content_digest(manifest, [asdict(workload.stream), asdict(workload.schedule), workload.kv.scheme])
+
+
+def _voice_of(packed: dict[str, Any]) -> Voice:
+    return Voice(**packed | {"windows": AudioWindows(**packed["windows"])})
+
+
+STATE_FORM = StateForm(read_numbers, pack=Voice.state, unpack=_voice_of)

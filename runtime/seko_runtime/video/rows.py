@@ -1,0 +1,112 @@
+"""The rows of a video artifact, each with one stream: what sessions and pools ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import UsageError
+from seko_runtime.sessions.rows import Rows
+from seko_runtime.video.chunk import Chunk, FrameReader, SessionStats
+from seko_runtime.video.inputs import Inputs
+from seko_runtime.video.manifest import VideoManifest
+
+NO_VIDEO = "this artifact makes no video; read latents with run_chunk().to_host()"
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What the streams of some rows begin with, k of them.
+
+    Parameters
+    ----------
+    seeds : sequence of int
+        k of them.
+    prompt : str or sequence of str, optional
+        One sentence for all rows, or one for each.
+    text : array or tensor, optional
+        [k, tokens, text_dim], the text encoder's output.
+    image : array, optional
+        A picture uint8 [H, W, 3] or [k, H, W, 3].
+    conditioning_latents : array, optional
+        float32 [C, n, h, w] or [k, C, n, h, w].
+    reference : array, optional
+        The reference frames; see `reference_frames.set_reference`.
+    inputs : mapping of str to array, optional
+        The caller's inputs per session or prompt: [*shape], or [k, *shape].
+    """
+
+    seeds: Sequence[int]
+    prompt: str | Sequence[str] | None = None
+    text: object = None
+    image: object = None
+    conditioning_latents: object = None
+    reference: object = None
+    inputs: Inputs | None = None
+
+    def check(self) -> None:
+        """Raise a UsageError if two of them say the same."""
+        if self.prompt is not None and self.text is not None:
+            raise UsageError("found both prompt and text; give one")
+        if self.image is not None and self.conditioning_latents is not None:
+            raise UsageError("found both image and conditioning_latents; give one")
+
+
+class VideoRows(Rows[Inputs | None, Chunk], Protocol):
+    """`Rows` whose results are chunks."""
+
+    @property
+    def manifest(self) -> VideoManifest:
+        """The artifact's manifest, with the passes of these rows."""
+
+    @property
+    def stats(self) -> SessionStats:
+        """Counters so far."""
+
+    @property
+    def decodes_beside(self) -> bool:
+        """Whether a chunk is decoded while the next one is computed."""
+
+    def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
+        """Begin streams on rows that are empty; UsageError if something does not fit."""
+
+    def run_chunk(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None = None) -> Chunk:
+        """Make the next chunk of each row, and return all of them as one."""
+
+    def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
+        """Set rows' prompts to sentences, one for all or one for each; see `Session.set_prompt`."""
+
+    def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
+        """Set rows' prompts to embeddings [k, tokens, text_dim]; see `Session.set_text`."""
+
+    def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
+        """Set rows' inputs per session or prompt, from their next chunks on."""
+
+    def push_audio(
+        self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
+    ) -> None:
+        """Append samples to rows' voices; see `Session.push_audio`."""
+
+    def audio_needed(self, row: int) -> tuple[int, int]:
+        """Return the samples that a row's next chunk hears; see `Session.audio_needed`."""
+
+    def restart(
+        self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
+    ) -> None:
+        """Restart a row; see `Session.restart_row`."""
+
+    def rewind(self, rows: Sequence[int], chunk: int) -> None:
+        """Set rows back to where they stood before they made a chunk; see `Session.rewind`."""
+
+    def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
+        """Queue the copy of a chunk's latents to the host; return a function that waits for it and returns it."""
+
+    def decoder(self) -> FrameReader:
+        """Return what reads video frames; UsageError if the artifact makes no video."""
+
+    def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
+        """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk."""

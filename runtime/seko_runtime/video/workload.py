@@ -1,0 +1,168 @@
+"""The video workload: chunk-wise autoregressive video models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from seko_runtime.executor.contract import HEADS_AXIS, Contract
+from seko_runtime.format.manifest import Buffer, TensorSpec
+from seko_runtime.format.safetensors_map import MappedTensor, check_tensor
+from seko_runtime.sessions.artifact import OpenedFiles
+from seko_runtime.sessions.engines import Engines
+from seko_runtime.sessions.loaded import Loaded, TokenIds
+from seko_runtime.sessions.ranked_rows import Group
+from seko_runtime.sessions.workload import RuntimeWorkload
+from seko_runtime.video.artifact import VideoArtifact
+from seko_runtime.video.contract import ENCODER_PROGRAMS, TEXT_BUFFER, text_vocabulary, video_contract
+from seko_runtime.video.golden import cache_tensor, input_tensor, video_tensor
+from seko_runtime.video.local_rows import LocalVideoRows, open_video_rows
+from seko_runtime.video.manifest import KIND, Golden, VideoManifest, parse_video_manifest
+from seko_runtime.video.options import VideoOptions
+from seko_runtime.video.ranked_rows import RANK_COMMANDS, RankedVideoRows
+from seko_runtime.video.text import PromptIds
+
+Tensors = Mapping[str, MappedTensor]
+
+
+class VideoWorkloadKind(RuntimeWorkload[VideoManifest]):
+    """The video workload, as the runtime knows it."""
+
+    kind = KIND
+    first_rank_programs = ENCODER_PROGRAMS
+    rank_commands = RANK_COMMANDS
+
+    def parse(self, document: bytes) -> VideoManifest:
+        """Read a video artifact's manifest."""
+        return parse_video_manifest(document)
+
+    def contract(self, manifest: VideoManifest) -> Contract:
+        """Return the programs and buffers that the manifest must have."""
+        return video_contract(manifest)
+
+    def golden_file(self, manifest: VideoManifest) -> str | None:
+        """Return the file of recorded chunks."""
+        golden = manifest.workload.golden
+        return None if golden is None else golden.file
+
+    def check_golden(self, manifest: VideoManifest, golden: Tensors) -> None:
+        """Check the shapes of recorded latents, caches, frames, inputs, text and reference frames."""
+        table = manifest.workload.golden
+        if table is not None:
+            _check_chunks(manifest, table, golden)
+            _check_beginning(manifest, table, golden)
+
+    def tokens(self, manifest: VideoManifest, files: Mapping[str, memoryview]) -> TokenIds | None:
+        """Return the tokenizer of an artifact with a text encoder."""
+        spec = manifest.workload.text
+        return None if spec is None else PromptIds(spec, files[spec.tokenizer], text_vocabulary(manifest))
+
+    def open_rows(self, loaded: Loaded[VideoManifest], options: Mapping[str, Any]) -> LocalVideoRows:
+        """Return the artifact's rows in this process."""
+        return open_video_rows(loaded, VideoOptions(**options))
+
+    def open_ranked_rows(
+        self, manifest: VideoManifest, group: Group, options: Mapping[str, Any]
+    ) -> RankedVideoRows:
+        """Return the artifact's rows over its ranks."""
+        return RankedVideoRows(manifest, group, VideoOptions(**options))
+
+    def artifact(self, files: OpenedFiles[VideoManifest], engines: Engines) -> VideoArtifact:
+        """Return the open artifact."""
+        return VideoArtifact(files, engines)
+
+    def described(self, manifest: VideoManifest) -> tuple[Sequence[str], Mapping[str, object]]:
+        """Return the stream, cache, video and text of an artifact."""
+        workload = manifest.workload
+        stream, kv, text, video = workload.stream, workload.kv, workload.text, workload.video
+        reference = f"reference {stream.reference_frames}, " if stream.reference_frames else ""
+        lines = [
+            f"stream   {stream.width}x{stream.height} at {stream.fps} fps, chunk {stream.chunk_frames} latent frames,",
+            f"         {reference}sink {stream.sink_frames}, ring {stream.ring_frames}",
+            f"KV pool  {kv.pool_bytes} bytes ({kv.scheme}), in bf16 {kv.bf16_pool_bytes}",
+        ]
+        if manifest.offloads_cache:
+            lines.append(
+                f"         on the host, offloaded layer by layer; {manifest.device_pool_bytes} bytes on the device"
+            )
+        if manifest.ranks > 1 and video is not None:
+            shared = "a part of the pictures" if manifest.shares_decoding else "all pictures"
+            lines.append(f"         each rank has such a KV pool and decodes {shared}")
+        if video is not None:
+            lines.append(
+                f"video    {video.width}x{video.height}, {video.first_frames} frames, then {video.chunk_frames} a chunk"
+            )
+        if text is not None:
+            lines.append(f"text     sentences of up to {text.tokens} tokens")
+        facts: dict[str, object] = {
+            "kv": {
+                "scheme": kv.scheme,
+                "pool_bytes": kv.pool_bytes,
+                "device_bytes": manifest.device_pool_bytes,
+            },
+            "text": None if text is None else {"tokens": text.tokens, "truncate": text.truncate},
+            "video": None if video is None else asdict(video),
+        }
+        return lines, facts
+
+
+WORKLOAD = VideoWorkloadKind()
+
+
+def _check_chunks(manifest: VideoManifest, golden: Golden, tensors: Tensors) -> None:
+    shape = next(buffer.shape for buffer in manifest.buffers if buffer.name == manifest.workload.output)
+    for chunk in golden.chunks:
+        check_tensor(tensors, TensorSpec(f"latents.{chunk}", shape, "float32"), golden.file)
+        if f"exact.{chunk}" in tensors:
+            check_tensor(tensors, TensorSpec(f"exact.{chunk}", shape, "float32"), golden.file)
+        if golden.cache_step:
+            for buffer in manifest.buffers:
+                if buffer.role == "cache":
+                    _check_cache_sample(tensors, manifest, golden, buffer, chunk)
+        if golden.video_step:
+            _check_video_sample(tensors, manifest, golden, chunk)
+
+
+def _check_beginning(manifest: VideoManifest, golden: Golden, tensors: Tensors) -> None:
+    for spec in manifest.caller_inputs:
+        steady = spec.per in ("session", "prompt")
+        shape = (manifest.call_rows, *spec.shape)
+        wanted = TensorSpec("", shape, "uint8" if spec.dtype.startswith("float8") else spec.dtype)
+        chunks = range(golden.chunks[-1] + 1)
+        for name in [input_tensor(spec.name)] if steady else [input_tensor(spec.name, at) for at in chunks]:
+            if spec.default == "required" or name in tensors:
+                check_tensor(tensors, replace(wanted, name=name), golden.file)
+    if golden.reference is not None:
+        channels, *size = manifest.workload.stream.latent_shape
+        held = (manifest.call_rows, channels, manifest.workload.stream.reference_frames, *size)
+        check_tensor(tensors, TensorSpec(golden.reference, held, "float32"), golden.file)
+    if golden.text is not None:
+        text = next((buffer for buffer in manifest.buffers if buffer.name == TEXT_BUFFER), None)
+        dtype = tensors[golden.text].dtype if golden.text in tensors else "float32"  # any dtype that converts
+        if text is not None:
+            shape = (manifest.call_rows, *text.shape[1:])
+            check_tensor(tensors, TensorSpec(golden.text, shape, dtype), golden.file)
+
+
+def _check_cache_sample(
+    tensors: Tensors, manifest: VideoManifest, golden: Golden, buffer: Buffer, chunk: int
+) -> None:
+    axis = int(buffer.layered)
+    shape = list(buffer.shape)
+    shape[axis] = -(-(shape[axis] // manifest.state_rows * manifest.call_rows) // golden.cache_step)
+    if manifest.ranks > 1 and buffer.layered:  # the golden holds the heads of all
+        shape[HEADS_AXIS] *= manifest.ranks
+    name = cache_tensor(buffer.name, chunk)
+    dtype = tensors[name].dtype if name in tensors else buffer.dtype  # any dtype that converts
+    check_tensor(tensors, TensorSpec(name, tuple(shape), dtype), golden.file)
+
+
+def _check_video_sample(tensors: Tensors, manifest: VideoManifest, golden: Golden, chunk: int) -> None:
+    video, step = manifest.workload.video, golden.video_step
+    if video is None:
+        return
+    frames = video.chunk_frames if chunk else video.first_frames
+    sides = (-(-video.height // step), -(-video.width // step))
+    spec = TensorSpec(video_tensor(chunk), (manifest.call_rows, frames, *sides, 3), "uint8")
+    check_tensor(tensors, spec, golden.file)

@@ -1,0 +1,87 @@
+"""Where a build's engines run, and with which kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from seko_export.config.attention import ATTENTIONS, TORCH, Attention
+from seko_export.config.pool import with_commas
+from seko_export.errors import UsageError
+
+if TYPE_CHECKING:  # a model's dimensions are looked at before torch is loaded
+    import torch
+
+MOST_RANKS = 8  # GPUs of one box
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """The machine that engines are for, and the kernels of their layers.
+
+    Parameters
+    ----------
+    device : str
+        ``cpu`` or ``cuda``.
+    archs : tuple of str
+        The GPUs that it is for, ``sm_89`` and the like, where none of them need be here; empty: this machine's device.
+    ranks : int
+        Processes that run each call together, one a GPU: each has a share of the tokens and, in attention and in its
+        cache, of the heads.
+    fused : bool
+        Whether the layers run in Seko's kernels (`families.layers.fused_block`) or in plain torch.
+    fp8 : bool
+        Whether the matmuls of fused layers are in fp8, weights and activations.
+    fp8_except : tuple of int
+        Layers whose matmuls are not in fp8, ascending.
+    attention : str
+        A name of `config.attention.ATTENTIONS`: ``torch``; ``bf16``: Seko's 16-bit kernel; ``fp8``: reads the past of
+        an FP4 cache in 8 bits and the call's own tokens unquantised.
+    resident_window : bool
+        Whether the past is converted to 8 bits once for all passes over the same tokens, for all layers at once,
+        instead of in every pass.
+
+    Raises
+    ------
+    UsageError
+        If an attention is not known, or an option contradicts another.
+    """
+
+    device: str
+    archs: tuple[str, ...] = ()
+    ranks: int = 1
+    fused: bool = False
+    fp8: bool = False
+    fp8_except: tuple[int, ...] = ()
+    attention: str = TORCH.name
+    resident_window: bool = False
+
+    def __post_init__(self) -> None:
+        if self.attention not in ATTENTIONS:
+            raise UsageError(
+                f"--attention {self.attention!r} is not known: expected one of {', '.join(ATTENTIONS)}"
+            )
+        if self.fp8_except and not self.fp8:
+            raise UsageError(f"--fp8-except {with_commas(self.fp8_except)}: it belongs to --fp8")
+
+    @property
+    def attention_kind(self) -> Attention:
+        """The attention over the cache."""
+        return ATTENTIONS[self.attention]
+
+    @property
+    def eager_device(self) -> str:
+        """Where goldens are recorded: the CPU, where the GPUs that engines are for need not be here."""
+        return "cpu" if self.archs else self.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Compute dtype: bfloat16 on a GPU, float32 on a CPU."""
+        import torch
+
+        return torch.bfloat16 if self.device == "cuda" else torch.float32
+
+    @property
+    def plain(self) -> TargetConfig:
+        """The same machine for one rank, with layers in plain torch."""
+        return TargetConfig(self.device, self.archs)

@@ -1,0 +1,344 @@
+"""Configuration of a video build: layout, schedule, cache format and media, and what they ask of model and target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar
+
+from seko_export.config.attention import Attention
+from seko_export.config.build import BuildConfig, WorkloadConfig
+from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig, VaeConfig
+from seko_export.config.model import ModelConfig
+from seko_export.config.pool import PoolConfig, with_commas
+from seko_export.config.schedule import Schedule
+from seko_export.config.stream import LayerGroup, StreamConfig
+from seko_export.config.target import MOST_RANKS
+from seko_export.errors import UsageError
+from seko_kernels.attention import SMALLEST_HEAD_DIM
+from seko_kernels.formats import ScaleTensor
+from seko_kernels.kv_formats import KvFormat
+from seko_kernels.kv_schemes import kv_format
+from seko_kernels.lossy_kv import RowLayout
+from seko_kernels.matmul import MATRIX_UNIT
+from seko_kernels.scratch import scratch_scales
+
+
+@dataclass(frozen=True)
+class VideoConfig(WorkloadConfig):
+    """What a video build adds to model and target.
+
+    Parameters
+    ----------
+    stream : StreamConfig
+        Layout of the stream.
+    schedule : Schedule
+        Timesteps of a chunk's passes.
+    kv_scheme : str
+        Name of the KV scheme (`seko_kernels.kv_schemes.KvScheme`): ``bf16`` and ``fp32`` are exact, all others
+        quantised.
+    text : TextEncoderConfig, optional
+        The prompt encoder; without it the artifact takes text embeddings.
+    vae : VaeConfig, optional
+        Decodes latents and encodes start pictures; without it the artifact returns latents.
+    pool : PoolConfig, optional
+        Sessions that share engine calls; without it every call carries the whole batch.
+    audio : HubertConfig, optional
+        Encodes the voice; without it an artifact of a model that hears takes audio features.
+    image : ClipConfig, optional
+        Encodes the portrait beside the text; without it a model with a picture branch takes CLIP's features.
+
+    Raises
+    ------
+    UsageError
+        If options contradict each other, or the VAE's strides are not the stream's.
+    """
+
+    workload: ClassVar[str] = "video"
+
+    stream: StreamConfig
+    schedule: Schedule
+    kv_scheme: str
+    text: TextEncoderConfig | None = None
+    vae: VaeConfig | None = None
+    pool: PoolConfig | None = None
+    audio: HubertConfig | None = None
+    image: ClipConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream.offload_cache and self.pool is not None:
+            raise UsageError(
+                "--offload-cache contradicts --sessions: the sessions of a pool move rows to and from the device, not "
+                "layers; leave one of them out"
+            )
+        if self.vae is None:
+            return
+        strides = (self.vae.spatial_stride, self.vae.temporal_stride)
+        expected = (self.stream.spatial_stride, self.stream.temporal_stride)
+        if strides != expected:
+            raise UsageError(
+                f"the VAE's strides are {strides[0]} pixels and {strides[1]} frames, expected {expected[0]} and "
+                f"{expected[1]}, which the stream is laid out for"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Streams for which the artifact holds state."""
+        return self.stream.batch if self.pool is None else self.pool.sessions
+
+    @property
+    def state_rows(self) -> int:
+        """Rows of the caches. A pool has one more: batch indices of a call without a session write to it."""
+        return self.rows + (self.pool is not None)
+
+    @property
+    def buckets(self) -> tuple[int, ...] | None:
+        """Rows of a pool's calls, ascending."""
+        return None if self.pool is None else self.pool.buckets
+
+    @property
+    def call_rows(self) -> int:
+        """Rows of the largest call."""
+        return self.stream.batch if self.pool is None else self.pool.buckets[-1]
+
+
+@dataclass(frozen=True)
+class VideoBuild(BuildConfig):
+    """A build of a video artifact.
+
+    Raises
+    ------
+    UsageError
+        If an encoder or the VAE does not fit the model, or an option the layers.
+    """
+
+    model: ModelConfig
+    workload: VideoConfig
+
+    def __post_init__(self) -> None:
+        work, target = self.workload, self.target
+        if not all(group.layers for group in self.layer_groups):
+            raise UsageError(
+                f"--layer-rings {','.join(map(str, work.stream.layer_rings))} names rings that none of the "
+                f"{self.model.layers} layers has"
+            )
+        if target.ranks != 1:
+            self._check_ranks()
+        if work.stream.offload_cache:
+            self._check_offloading()
+        if refusal := self.no_attention(target.attention_kind):
+            raise UsageError(f"--attention {target.attention}: {refusal}; take --attention torch")
+        if target.resident_window and (refusal := self.no_resident_window):
+            raise UsageError(f"--resident-window: {refusal}; leave it out")
+        if target.fp8:
+            self._check_fp8()
+        if work.text is not None and work.text.dim != self.model.text_dim:
+            raise UsageError(
+                f"the text encoder is {work.text.dim} wide, {self.model.name!r} takes {self.model.text_dim}: they are "
+                "not of one model"
+            )
+        if work.audio is not None:
+            self._check_audio(work.audio)
+        if work.image is not None:
+            self._check_image(work.image)
+        vae = work.vae
+        if vae is not None and vae.latent_channels != self.model.out_channels:
+            # what goes in may have a condition beside it
+            raise UsageError(
+                f"the VAE has {vae.latent_channels} latent channels, {self.model.name!r} gives "
+                f"{self.model.out_channels}: they are not of one model"
+            )
+
+    def _check_audio(self, audio: HubertConfig) -> None:
+        heard = self.model.sound_width
+        if heard is None:
+            raise UsageError(f"--audio-encoder: {self.model.name!r} takes no sound; leave it out")
+        if audio.dim != heard:
+            raise UsageError(
+                f"the audio encoder is {audio.dim} wide, {self.model.name!r} takes {heard}: they are not of one model"
+            )
+
+    def _check_image(self, image: ClipConfig) -> None:
+        taken = self.model.picture_features
+        if taken is None:
+            raise UsageError(
+                f"--image-encoder: {self.model.name!r} takes no features of a picture; leave it out"
+            )
+        if taken != (image.tokens, image.dim):
+            raise UsageError(
+                f"the image encoder makes {image.tokens} features, each {image.dim} wide; {self.model.name!r} takes "
+                f"{taken[0]}, each {taken[1]} wide: they are not of one model"
+            )
+
+    def _check_offloading(self) -> None:
+        if not any(group.device_layers for group in self.layer_groups):
+            raise UsageError(
+                f"--offload-cache: the device would hold all of the {self.model.layers} layers of {self.model.name!r}; "
+                "leave it out"
+            )
+
+    def _check_ranks(self) -> None:
+        heads, ranks = self.model.heads, self.target.ranks
+        can = tuple(count for count in range(1, MOST_RANKS + 1) if heads % count == 0)
+        if ranks not in can:
+            raise UsageError(
+                f"--ranks {ranks}: ranks share the {heads} heads of {self.model.name!r} evenly, and are at most "
+                f"{MOST_RANKS}; give one of {with_commas(can)}"
+            )
+
+    def _check_fp8(self) -> None:
+        layers, excepted = self.model.layers, self.target.fp8_except
+        if not all(low < high for low, high in pairwise((-1, *excepted, layers))):
+            raise UsageError(
+                f"--fp8-except {with_commas(excepted)}: expected rising numbers of layers, 0 to {layers - 1}"
+            )
+        if len(excepted) == layers:
+            raise UsageError(f"--fp8-except {with_commas(excepted)} leaves --fp8 no layer: leave both out")
+        if not self.target.fused:
+            raise UsageError(
+                "--fp8 takes the fused kernels, and this build's layers are plain: --kernels, the target or the "
+                "backend has none"
+            )
+        sides = (self.model.dim, self.model.ffn_dim)
+        if any(side % MATRIX_UNIT for side in sides):
+            raise UsageError(
+                f"--fp8: both sides of an fp8 matrix must be multiples of {MATRIX_UNIT}, {self.model.name!r} has "
+                f"widths {sides[0]} and {sides[1]}"
+            )
+
+    @property
+    def as_batch(self) -> VideoBuild:
+        """The same model without a pool, as one batch with the rows of the largest call, for one rank. Goldens are
+        recorded with it.
+        """
+        stream = replace(self.workload.stream, batch=self.workload.call_rows)
+        return self.changed(ranks=1, pool=None, stream=stream)
+
+    @property
+    def decode_ranks(self) -> int:
+        """How many ranks share the decoding of a chunk, each some rows of the pictures; 1: each decodes it whole."""
+        return 1 if self.workload.vae is None or self.no_shared_decoding else self.target.ranks
+
+    @property
+    def no_shared_decoding(self) -> str | None:
+        """Why each of several ranks decodes whole pictures; None if it does not."""
+        vae, ranks = self.workload.vae, self.target.ranks
+        if vae is None or ranks == 1:
+            return None
+        rows = self.workload.stream.latent_height
+        if rows % ranks:
+            return f"{ranks} ranks cannot share the {rows} rows of the latents evenly"
+        return None if vae.shares_rows else f"the VAE {vae.kind!r} has no decoder for a part of them"
+
+    def no_attention(self, kind: Attention) -> str | None:
+        """Return why an attention does not support this build on any GPU; None if it does."""
+        size = self.model.head_dim
+        if kind.own_kernel and not self.target.fused:
+            return "it is of fused layers, and this build's are plain"
+        if kind.head_dim is not None and self.target.device == "cuda" and size != kind.head_dim:
+            return f"it takes heads of {kind.head_dim} channels, not {size}"
+        if not kind.past_in_8_bits:
+            return None
+        if not self.kv.read_in_8_bits:
+            return f"it reads an FP4 cache, this build's is {self.workload.kv_scheme}"
+        if size < SMALLEST_HEAD_DIM or size & (size - 1):
+            return f"it takes heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
+        least = self.workload.stream.pinned_frames + min(group.ring_frames for group in self.layer_groups)
+        if least == self.workload.stream.chunk_frames:
+            return f"it reads the past in fp8, and a cache of {least} frames holds the chunk alone"
+        references, chunk = self.workload.stream.reference_frames, self.workload.stream.chunk_frames
+        if references % chunk and (references > chunk or chunk % references):
+            # A chunk of references is filled up with copies, or with zeros that no other attention sees.
+            return (
+                f"a chunk sees all of itself, so as many reference frames as fill chunks of {chunk}, or divide one, "
+                f"not {references}"
+            )
+        return None
+
+    @property
+    def no_resident_window(self) -> str | None:
+        """Why this build cannot keep the past in 8 bits for all passes of a chunk; None if it can."""
+        if not self.target.attention_kind.past_in_8_bits:
+            return (
+                "it holds what 8-bit attention reads (--attention fp8, over an FP4 cache), and this build's attention "
+                f"is {self.target.attention}"
+            )
+        if self.workload.stream.pass_caches:
+            return "each denoise pass has a cache of its own, whose past no other pass reads"
+        if self.workload.stream.offload_cache:
+            return "its cache lies on the host to spare the memory that the window takes"
+        return None
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the cache and all matmuls are exact, so that the engines differ from the eager model by rounding
+        only.
+        """
+        return self.workload.kv_scheme == self.exact_scheme and not self.target.fp8
+
+    @property
+    def scales(self) -> tuple[ScaleTensor, ...]:
+        """Constants of one layer: those of the cache format and of the fused kernels."""
+        own = scratch_scales(self.model.heads) if self.target.attention_kind.past_in_8_bits else ()
+        return (*self.kv.scale_tensors, *own)
+
+    @property
+    def as_exact(self) -> VideoBuild:
+        """The same model with an exact cache, in plain torch: lossy builds are calibrated on it and compared with it.
+
+        It runs during the build only, so it may keep its cache on the host or the device.
+        """
+        stream = replace(self.workload.stream, offload_cache=False)
+        return self.changed(kv_scheme=self.exact_scheme, stream=stream, target=self.target.plain)
+
+    @property
+    def exact_scheme(self) -> str:
+        """The exact KV scheme on this device."""
+        return exact_scheme_of(self.target.device)
+
+    @property
+    def kv(self) -> KvFormat:
+        """The cache format, of a rank's heads."""
+        s, n = self.workload.stream, self.workload.stream.frame_tokens
+        row = RowLayout(s.pinned_frames * n, s.ring_frames * n, s.chunk_tokens)
+        return kv_format(
+            self.workload.kv_scheme,
+            self.model.heads // self.target.ranks,
+            self.model.head_dim,
+            self.target.dtype,
+            row,
+            before_rope=s.window_positions,
+        )
+
+    @property
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        """The layer groups, the one with the largest ring first."""
+        s = self.workload.stream
+        rings = s.layer_rings or (s.ring_frames,)
+        return tuple(
+            LayerGroup(
+                "" if ring == s.ring_frames else f"ring{ring}",
+                ring,
+                tuple(layer for layer in range(self.model.layers) if rings[layer % len(rings)] == ring),
+            )
+            for ring in sorted(set(rings), reverse=True)
+        )
+
+    def of_layer_group(self, group: LayerGroup) -> VideoBuild:
+        """The same build as if all layers were in this group."""
+        stream = replace(self.workload.stream, ring_frames=group.ring_frames, layer_rings=())
+        return self.changed(stream=stream)
+
+    def row_tokens(self, part: str) -> int:
+        """Tokens of one row in a cache tensor with this ``part``; see `CacheTensor`."""
+        frames = {
+            "cache": self.workload.stream.cache_frames,
+            "sink": self.workload.stream.pinned_frames,
+            "ring": self.workload.stream.ring_frames,
+        }
+        return frames[part] * self.workload.stream.frame_tokens
+
+
+def exact_scheme_of(device: str) -> str:
+    """Return the exact cache format of a device."""
+    return "bf16" if device == "cuda" else "fp32"
