@@ -5,7 +5,7 @@ Independent of torch: tensors and capture belong to the memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -125,15 +125,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             After `close()`.
         """
         device, clocks = self.device(), self.clocks
-        self.check_whole(rows)
-        device.check_prompts(rows)
+        seen = self._seen(rows, inputs)
         frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
-        check_call(rows, inputs)
-        inputs = self.voices.beside(rows, inputs, frames[:, 0].tolist())
-        if inputs is None or isinstance(inputs, Mapping):
-            seen = self.inputs.of_chunk(rows, inputs)
-        else:
-            seen = self.inputs.of_each(rows, inputs)
         first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
         self.readable.let_go(rows)
@@ -168,6 +161,27 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self._chunks += 1
         self.torn.difference_update(rows)
         return chunk
+
+    def _seen(
+        self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None
+    ) -> Mapping[str, NDArray[Any]]:
+        """Return the inputs that rows' next chunks see, voices included; an error if they cannot be made."""
+        self.check_whole(rows)
+        self.device().check_prompts(rows)
+        check_call(rows, inputs)
+        inputs = self.voices.beside(rows, inputs, self.clocks.next_frames(rows)[:, 0].tolist())
+        if inputs is None or isinstance(inputs, Mapping):
+            return self.inputs.of_chunk(rows, inputs)
+        return self.inputs.of_each(rows, inputs)
+
+    def check(self, rows: Sequence[int], given: Sequence[Inputs | None]) -> None:
+        """Raise the error with which `run` would refuse these rows."""
+        self._seen(rows, given)
+
+    def variants(self, rows: Sequence[int]) -> list[Hashable]:
+        """Return for each row whether engines of their own make its next chunk, those for a full cache."""
+        by_fill = any(full for _, full in self.device().chunk)
+        return [by_fill and self.clocks.full(row) for row in rows]
 
     def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None) -> list[Chunk]:
         """Make the next chunk of each row; return one chunk a row, which only the row's own next chunk overwrites.

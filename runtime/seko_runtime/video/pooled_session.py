@@ -56,6 +56,25 @@ class PooledSession(RowSession):
         """Make the next chunk of this session alone; see `Pool.run` and, for ``camera``, `Session.run_chunk`."""
         return steered(lambda all_inputs: self._pool.run([self], [all_inputs])[0], inputs, camera)
 
+    def request_chunk(self, due: float, inputs: Inputs | None = None) -> None:
+        """Ask for the next chunk by a due time; `Pool.serve_next` makes it. Asking again replaces both.
+
+        Parameters
+        ----------
+        due : float
+            When the chunk should be there, in seconds of the pool's clock: `time.monotonic` by default.
+        inputs : mapping, optional
+            As `run_chunk` takes them.
+
+        Raises
+        ------
+        UsageError
+            If the due time is not finite, or an input does not fit or is missing.
+        SessionClosedError
+            If the session is paused or has ended.
+        """
+        self._ask(due, inputs)
+
     def stream(
         self,
         prompt: str | None = None,

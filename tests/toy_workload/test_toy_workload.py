@@ -1,0 +1,334 @@
+"""A workload outside the package: pooled, paused, saved, replayed; found by registration and by an entry point."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seko_export.artifact.manifest_json import manifest_json
+from seko_runtime import open_artifact, read_manifest, register_workload
+from seko_runtime.backends.memory import Memory
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.errors import ManifestError, PoolFullError, ProgramError, SnapshotError, UsageError
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.format.manifest import Target
+from seko_runtime.opening import workloads
+from seko_runtime.sessions.loaded import Loaded
+from seko_runtime.sessions.snapshot import read_snapshot, write_snapshot
+from tests.runtime import toy
+from tests.runtime.order_watch import FakeMemory, World, made_world
+from tests.shared import made_once
+from tests.toy_workload import model
+from tests.toy_workload.workload import WORKLOAD, ToyPool, ToySession
+
+WORDS = ((1, 2, 3), (4, 5, 6, 7, 8), (9,), (10, 0, 10, 0, 10, 0, 10))
+ROOT = Path(__file__).parents[2]
+NEAR = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def alone(words: Sequence[int]) -> list[list[float]]:
+    """What the toy says, by loops over Python's floats."""
+    w = {name: one.double().tolist() for name, one in model.weights().items()}
+
+    def product(x: list[float], matrix: list[list[float]]) -> list[float]:
+        return [
+            math.fsum(a * row[column] for a, row in zip(x, matrix, strict=True))
+            for column in range(len(matrix[0]))
+        ]
+
+    state, history, said = [0.0] * model.DIM, [], []
+    for word in words:
+        state = [math.tanh(a + b) for a, b in zip(product(state, w["inner"]), w["table"][word], strict=True)]
+        history.append(state)
+    while len(history) < model.POSITIONS:
+        mean = [math.fsum(column) / len(history) for column in zip(*history, strict=True)]
+        pairs = zip(product(state, w["inner"]), product(mean, w["outer"]), strict=True)
+        state = [math.tanh(a + b) for a, b in pairs]
+        history.append(state)
+        said.append(product(state, w["voice"]))
+        if state[0] > model.LIMIT:
+            break
+    return said
+
+
+def open_pool(memory: Memory | None = None, digest: str = "d") -> ToyPool:
+    """A pool over plain callables."""
+    manifest = model.manifest()
+    programs = resolve_programs(manifest, WORKLOAD.contract(manifest))
+    own = CpuMemory() if memory is None else memory
+    loaded = Loaded(manifest, programs, model.eager_engines(), model.weights(), lambda: own)
+    return ToyPool(WORKLOAD.open_rows(loaded, {}), digest)
+
+
+def said(session: ToySession, most: int = model.POSITIONS) -> list[np.ndarray]:
+    """What a session says, at most so many samples."""
+    return list(islice(session.speak(), most))
+
+
+def test_some_words_end_by_their_flag_and_some_not() -> None:
+    """Else nothing here would show that a flag is read, or that a row goes on without one."""
+    ends = [len(alone(words)) + len(words) < model.POSITIONS for words in WORDS]
+    assert {True, False} == set(ends)
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_a_session_says_what_the_net_says_by_loops(words: tuple[int, ...]) -> None:
+    with open_pool() as pool:
+        session, wanted = pool.open_session(words), alone(words)
+        made = said(session, len(wanted))
+        np.testing.assert_allclose(made, wanted, **NEAR)
+        session.close()
+
+
+def test_a_flag_is_read_one_step_late_and_the_surplus_step_is_dropped() -> None:
+    words = next(words for words in WORDS if len(alone(words)) + len(words) < model.POSITIONS - 1)
+    with open_pool() as pool:
+        session = pool.open_session(words)
+        row, made = session._running_row(), said(session)
+        assert len(made) == len(alone(words))
+        assert session.closed
+        assert pool._rows.positions[row] == len(words) + len(made) + 1
+
+
+def test_too_many_words_and_positions_are_refused() -> None:
+    with open_pool() as pool:
+        with pytest.raises(UsageError, match="9 words, expected 1 to 8"):
+            pool.open_session(range(9))
+        assert pool.free == pool.capacity
+        endless = next(words for words in WORDS if len(alone(words)) + len(words) == model.POSITIONS)
+        with pool.open_session(endless) as session:
+            said(session, model.POSITIONS - len(endless))
+            with pytest.raises(UsageError, match="has filled its 24 positions"):
+                pool.step([session])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whoever_shares_a_call_and_whatever_moves_a_session_says_what_it_says_alone(
+    data: st.DataObject,
+) -> None:
+    """Sessions join, step in any company, pause, resume, are saved and restored, and leave."""
+    with open_pool() as pool, open_pool() as other:
+        told: dict[ToySession, tuple[tuple[int, ...], list[np.ndarray]]] = {}
+        for _ in range(data.draw(st.integers(1, 25))):
+            running = [session for session in told if not session.closed and not session.paused]
+            paused = [session for session in told if session.paused]
+            steps = [
+                "join",
+                *(["step", "pause", "leave"] if running else []),
+                *(["resume"] if paused else []),
+            ]
+            step = data.draw(st.sampled_from(steps))
+            if step == "join":
+                words = data.draw(st.sampled_from(WORDS))
+                if pool.free:
+                    told[pool.open_session(words)] = (words, [])
+                else:
+                    with pytest.raises(PoolFullError):
+                        pool.open_session(words)
+            elif step == "step":
+                these = data.draw(st.lists(st.sampled_from(running), min_size=1, unique=True))
+                whole = [s for s in these if pool._rows.positions[s._running_row()] < model.POSITIONS]
+                for session, samples in zip(whole, pool.step(whole) if whole else [], strict=True):
+                    if samples is not None:
+                        told[session][1].append(samples)
+            elif step == "resume":
+                session = data.draw(st.sampled_from(paused))
+                if pool.free:
+                    session.resume()
+            else:
+                session = data.draw(st.sampled_from(running))
+                session.pause() if step == "pause" else session.close()
+        for session, (words, made) in told.items():
+            twin = other.open_session(words)
+            wanted = said(twin, len(made))
+            twin.close()
+            assert [one.tobytes() for one in made] == [one.tobytes() for one in wanted]
+            session.close()
+
+
+def test_a_snapshot_goes_on_in_another_pool_and_foreign_ones_are_refused(tmp_path: Path) -> None:
+    words = next(words for words in WORDS if len(alone(words)) > 3)
+    with open_pool() as pool, open_pool(digest="e") as foreign:
+        session = pool.open_session(words)
+        made = said(session, 2)
+        session.save(tmp_path / "saved")
+        session.close()
+        with open_pool() as later:
+            again = later.restore(tmp_path / "saved")
+            made += said(again, 1)
+            again.close()
+        np.testing.assert_allclose(made, alone(words)[:3], **NEAR)
+        with pytest.raises(SnapshotError, match="is of artifact 'd'"):
+            foreign.restore(tmp_path / "saved")
+        with pytest.raises(SnapshotError, match="a row at position 99, expected 1 to 24"):
+            _restore_at(pool, tmp_path / "saved", 99)
+
+
+def _restore_at(pool: ToyPool, path: Path, position: int) -> None:
+    """Restore a snapshot whose row is said to be elsewhere."""
+    rows = pool._rows
+    state = read_snapshot(path, pool._digests, rows.layout(), rows.form)
+    write_snapshot(path, pool._digests, replace(state, numbers=replace(state.numbers, position=position)))
+    pool.restore(path)
+
+
+def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    world: World = made_world(monkeypatch)
+    memory = FakeMemory(world)
+    with open_pool(memory) as pool:
+        first, second = pool.open_session(WORDS[0]), pool.open_session(WORDS[1])
+        launches = pool._rows.launches
+        assert launches == 2  # a prefill each
+        pool.step([first])
+        first.pause()
+        pool.step([second])
+        third = pool.open_session(WORDS[2])
+        pool.step([second, third])
+        first.resume()
+        made = pool.step([first, second, third])
+        assert pool._rows.launches == launches + 5
+        np.testing.assert_allclose(made[0], alone(WORDS[0])[1], **NEAR)
+        for session in (first, second, third):
+            session.close()
+
+
+def test_a_contract_refuses_what_the_host_does_not_fill() -> None:
+    manifest = model.manifest()
+    fewer = tuple(buffer for buffer in manifest.buffers if buffer.name != "length")
+    with pytest.raises(ProgramError, match="the host fills"):
+        resolve_programs(replace(manifest, buffers=fewer), WORKLOAD.contract(manifest))
+    without = {name: calls for name, calls in manifest.programs.items() if name != "prefill.8"}
+    with pytest.raises(ProgramError, match=r"prefill\.8"):
+        resolve_programs(replace(manifest, programs=without), WORKLOAD.contract(manifest))
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy, registered in this process."""
+    monkeypatch.setattr(workloads, "_registered", {})
+    register_workload(WORKLOAD)
+
+
+def build(folder: Path, device: str, target: Target | None = None) -> Path:
+    """Compile the engines, and write an artifact with golden samples of the eager modules."""
+    manifest = model.manifest()
+    (folder / "engines").mkdir(parents=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, while it compiles
+        for engine in manifest.engines:
+            given = tuple(
+                torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+                for spec in engine.inputs
+            )
+            torch._inductor.aoti_compile_and_package(
+                torch.export.export(model.MODULES[engine.name](), given),
+                package_path=str(folder / engine.file),
+            )
+    toy.write_safetensors(
+        folder / model.WEIGHTS_FILE, {name: one.numpy() for name, one in model.weights().items()}
+    )
+    with open_pool() as pool, pool.open_session(WORDS[1]) as session:
+        samples = np.stack(said(session, 3))
+    toy.write_safetensors(folder / model.GOLDEN_FILE, {"samples": samples})
+    golden = model.Golden(model.GOLDEN_FILE, WORDS[1], 3, 1e-5)
+    manifest = replace(
+        manifest,
+        workload=replace(manifest.workload, golden=golden),
+        target=manifest.target if target is None else target,
+        files=toy.file_entries(folder),
+    )
+    (folder / "manifest.json").write_bytes(manifest_json(manifest))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy's artifact for this machine's CPU; not to be changed."""
+    return made_once(tmp_path_factory, "toy-speech", lambda folder: build(folder, "cpu"))
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_compiled_artifact_verifies_and_serves_three_sessions(built: Path) -> None:
+    with open_artifact(built) as artifact:
+        assert [error.within for error in artifact.verify()] == [True]
+        pool = artifact.open_pool()
+        sessions = [pool.open_session(words) for words in WORDS[:3]]
+        with pytest.raises(PoolFullError, match="all 3 rows"):
+            pool.open_session(WORDS[3])
+        made = pool.step(sessions)
+        sessions[1].pause()
+        fourth = pool.open_session(WORDS[3])
+        later = pool.step([fourth, sessions[0]])
+        fourth.close()
+        sessions[1].resume()
+        again = pool.step([sessions[1]])
+        for samples, words, place in (
+            *((made[n], WORDS[n], 0) for n in range(3)),
+            (later[0], WORDS[3], 0),
+            (later[1], WORDS[0], 1),
+            (again[0], WORDS[1], 1),
+        ):
+            if place < len(alone(words)):
+                np.testing.assert_allclose(samples, alone(words)[place], **NEAR)
+        for session in sessions:
+            session.close()
+
+
+def test_without_it_the_kind_is_unknown(built: Path) -> None:
+    with pytest.raises(ManifestError, match="workload is 'toy-speech', this runtime knows video"):
+        read_manifest(built)
+
+
+def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Path) -> None:
+    info = tmp_path / "toy_speech-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-speech\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(
+        "[seko.workloads]\ntoy-speech = tests.toy_workload.workload:WORKLOAD\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "runtime"), str(ROOT / "kernels")])
+    for command, said_there in (("verify", {"ok": True}), ("info", {"workload": model.KIND, "words": 8})):
+        child = subprocess.run(
+            [sys.executable, "-m", "seko_runtime", command, str(built), "--json"],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert child.returncode == 0, child.stderr
+        told = json.loads(child.stdout)
+        assert {name: told[name] for name in said_there} == said_there
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("registered")
+def test_on_a_gpu_each_step_is_one_launch_of_a_captured_graph(tmp_path: Path) -> None:
+    arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
+    target = Target("cuda", arch, torch.__version__.split("+")[0], torch.version.cuda)
+    with open_artifact(build(tmp_path / "toy", "cuda", target)) as artifact:
+        assert [error.within for error in artifact.verify()] == [True]
+        with artifact.open_pool() as pool:
+            sessions = [pool.open_session(words) for words in WORDS[:3]]
+            assert len(pool._rows.device().replays) == len(model.LENGTHS) + len(model.BUCKETS)
+            before, made = pool._rows.launches, [pool.step(sessions) for _ in range(2)]
+            assert pool._rows.launches == before + 2
+            for number, words in enumerate(WORDS[:3]):
+                for place, wanted in enumerate(alone(words)[:2]):
+                    np.testing.assert_allclose(made[place][number], wanted, rtol=1e-4, atol=1e-5)
+            for session in sessions:
+                session.close()
