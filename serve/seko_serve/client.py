@@ -21,7 +21,7 @@ MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
 
 
 class AsyncClient:
-    """One session of a server.
+    """One session of a server, used as an asynchronous context.
 
     Parameters
     ----------
@@ -43,6 +43,13 @@ class AsyncClient:
         self._codecs: Sequence[str] = ()
         self._controls = 0
         self.ready: dict[str, Any] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._socket is not None:
+            await self._socket.close()
 
     async def open(
         self, *, codecs: Sequence[str] = ("h264", "vp8"), buffer: int = 1, **session: object
@@ -75,6 +82,8 @@ class AsyncClient:
     async def _connect(self, entrance: str, codecs: Sequence[str], buffer: int) -> None:
         parts = urlsplit(self._url)
         scheme = "wss" if parts.scheme == "https" else "ws"
+        if self._socket is not None:
+            await self._socket.close()
         self._codecs = codecs
         self._socket = await connect(
             f"{scheme}://{parts.netloc}{parts.path}/v1/sessions/{self._id}/stream",

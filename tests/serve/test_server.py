@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -14,18 +15,29 @@ import pytest
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Media
+from websockets.exceptions import ConnectionClosed
 
 from tests.runtime import toy_pool, toy_whole
 
-from .conftest import Starter
+from .conftest import Running, Starter
 
 PROMPT = "a b"
 LIMIT_S = 60.0
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
+def run(test: Callable[[Callable[[], AsyncClient]], Awaitable[None]], server: Running) -> None:
+    """Run a test with a maker of clients, which are closed at its end."""
+
     async def bounded() -> None:
-        await asyncio.wait_for(test(), LIMIT_S)
+        async with AsyncExitStack() as stack:
+            clients = []
+
+            def client() -> AsyncClient:
+                clients.append(AsyncClient(server.url))
+                stack.push_async_exit(clients[-1])
+                return clients[-1]
+
+            await asyncio.wait_for(test(client), LIMIT_S)
 
     asyncio.run(bounded())
 
@@ -79,22 +91,22 @@ def pictures(media: list[Media]) -> np.ndarray:
 def test_the_stream_is_that_of_the_runtime_alone_frame_by_frame(start: Starter) -> None:
     server = start()
 
-    async def test() -> None:
-        client = await AsyncClient(server.url).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(client, 5)
         await client.close()
         assert [one.serial for one in media] == list(range(len(media)))
         assert [one.first for one in media] == list(range(len(media)))
         assert np.array_equal(pictures(media), alone(5, {0: PROMPT}))
 
-    run(test)
+    run(test, server)
 
 
 def test_a_prompt_has_two_receipts_and_changes_the_chunk_that_it_names(start: Starter) -> None:
     server = start()
 
-    async def test() -> None:
-        client = await AsyncClient(server.url).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(client, 2)
         name = await client.send("prompt", text="c a")
         more, told = await watch(client, 4)
@@ -104,16 +116,16 @@ def test_a_prompt_has_two_receipts_and_changes_the_chunk_that_it_names(start: St
         (chunk,) = [one["chunk"] for one in told if one["type"] == "applied"]
         assert np.array_equal(pictures(media + more), alone(6, {0: PROMPT, chunk: "c a"}))
 
-    run(test)
+    run(test, server)
 
 
 def test_a_viewer_that_acknowledges_nothing_gets_two_chunks_and_another_one_goes_on(start: Starter) -> None:
     server = start()
 
-    async def test() -> None:
-        quiet = await AsyncClient(server.url).open(codecs=["rgb24"], prompt=PROMPT)
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        quiet = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
         await watch(quiet, 2, acknowledge=False)
-        other = await AsyncClient(server.url).open(codecs=["rgb24"], prompt=PROMPT)
+        other = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
         await watch(other, 8)
         facts = {one["id"]: one["chunks"] for one in http(f"{server.url}/v1/sessions")[1]["data"]}
         assert facts[quiet._id] == 2
@@ -121,14 +133,14 @@ def test_a_viewer_that_acknowledges_nothing_gets_two_chunks_and_another_one_goes
         await quiet.acknowledge(1)
         await watch(quiet, 2)
 
-    run(test)
+    run(test, server)
 
 
 def test_a_lost_socket_comes_back_without_a_frame_lost_or_twice(start: Starter) -> None:
     server = start()
 
-    async def test() -> None:
-        client = await AsyncClient(server.url).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(client, 2)
         stale = client._resume
         await client.drop()
@@ -148,14 +160,14 @@ def test_a_lost_socket_comes_back_without_a_frame_lost_or_twice(start: Starter) 
         with pytest.raises(ServeError, match="resume token"):
             await client.resume()
 
-    run(test)
+    run(test, server)
 
 
 def test_pause_and_play_stop_and_go_on_where_it_stood(start: Starter) -> None:
     server = start()
 
-    async def test() -> None:
-        client = await AsyncClient(server.url).open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(client, 1)
         await client.send("pause")
         async for received in client.messages():
@@ -170,14 +182,14 @@ def test_pause_and_play_stop_and_go_on_where_it_stood(start: Starter) -> None:
         more, _ = await watch(client, 3)
         assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
 
-    run(test)
+    run(test, server)
 
 
 def test_rows_are_freed_and_a_full_server_says_when_to_come_back(start: Starter) -> None:
     server = start(max_sessions=2)
 
-    async def test() -> None:
-        clients = [await AsyncClient(server.url).open(prompt=PROMPT) for _ in range(2)]
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        clients = [await new_client().open(prompt=PROMPT) for _ in range(2)]
         status, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
         assert (status, answer["error"]["code"], answer["error"]["retryable"]) == (503, "full", True)
         await clients[0].close()
@@ -186,14 +198,14 @@ def test_rows_are_freed_and_a_full_server_says_when_to_come_back(start: Starter)
         assert http(f"{server.url}/v1/sessions/{opened['id']}", "DELETE")[0] == 204
         assert http(f"{server.url}/v1/sessions/{opened['id']}")[0] == 404
 
-    run(test)
+    run(test, server)
 
 
 def test_a_session_whose_viewer_is_gone_ends_with_its_lease(start: Starter) -> None:
     server = start(lease_s=0.5)
 
-    async def test() -> None:
-        client = await AsyncClient(server.url).open(prompt=PROMPT)
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(prompt=PROMPT)
         await watch(client, 1)
         await client.drop()
         while http(f"{server.url}/v1/sessions")[1]["data"]:
@@ -201,7 +213,7 @@ def test_a_session_whose_viewer_is_gone_ends_with_its_lease(start: Starter) -> N
         with pytest.raises(ServeError, match="no such session"):
             await client.resume()
 
-    run(test)
+    run(test, server)
 
 
 def test_keys_are_asked_for_and_tenants_do_not_see_each_other(start: Starter) -> None:
@@ -251,12 +263,13 @@ def test_sockets_without_a_ticket_hello_or_codec_are_told_and_closed(start: Star
 
         url = f"{server.url.replace('http', 'ws')}/v1/sessions/{name}/stream"
         async with connect(url, subprotocols=["seko.v1", *entrance]) as socket:  # type: ignore[list-item]
-            await socket.send(first)
+            with suppress(ConnectionClosed):  # a refusal, which is read next
+                await socket.send(first)
             told = json.loads(await socket.recv())
             await socket.wait_closed()
             return told, socket.close_code or 0
 
-    async def test() -> None:
+    async def test(_: Callable[[], AsyncClient]) -> None:
         hello = json.dumps({"type": "hello", "codecs": ["h264"]})
         told, code = await refused(["seko.ticket.x"], hello, "nothing")
         assert (told["type"], told["code"], code) == ("error", "unauthorized", 1008)
@@ -270,7 +283,7 @@ def test_sockets_without_a_ticket_hello_or_codec_are_told_and_closed(start: Star
             assert (told["code"], code) == (expected, 1008)
             http(f"{server.url}/v1/sessions/{opened['id']}", "DELETE")
 
-    run(test)
+    run(test, server)
 
 
 def test_answers_carry_the_policy_that_keeps_other_sites_out(start: Starter) -> None:

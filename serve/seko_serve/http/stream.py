@@ -111,7 +111,7 @@ async def _exchange(socket: WebSocket, session: LiveSession, house: House, count
     closed_by_client = results[0] is True
     if closed_by_client:
         await house.close(session)
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, WebSocketDisconnect):
             await socket.send_text(message("end", reason="closed"))
             await socket.close(NORMAL)
         return

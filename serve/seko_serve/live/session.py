@@ -39,6 +39,15 @@ _LOG = logging.getLogger("seko_serve")
 
 
 @dataclass(frozen=True)
+class _Sent:
+    """A message that was sent: of which chunk, and the serial behind which a client lacks it."""
+
+    chunk: int
+    serial: int
+    content: str | bytes
+
+
+@dataclass(frozen=True)
 class Opening:
     """What a session begins with, checked by the HTTP room."""
 
@@ -93,7 +102,9 @@ class LiveSession:
         self._jobs: deque[tuple[int, Chunk, list[str], float]] = deque()
         self._encoding = False
         self._serial = 0
-        self._sent: deque[Media] = deque()  # not acknowledged yet: what a resumed socket gets again
+        self._sent: deque[_Sent] = (
+            deque()
+        )  # of chunks that were not shown yet: a resumed socket gets it again
         self._outbox: deque[str | bytes] = deque()
         self._news = asyncio.Event()
         self._row: PooledSession | None = None
@@ -127,10 +138,9 @@ class LiveSession:
             self._outbox.clear()
 
     def resend(self, last_serial: int) -> None:
-        """Queue again what a resumed socket has not seen."""
+        """Queue again what a resumed socket has not seen behind a serial: media, and receipts."""
         with self._lock:
-            missed = [media.pack() for media in self._sent if media.serial > last_serial]
-            self._outbox.extend(missed)
+            self._outbox.extend(sent.content for sent in self._sent if sent.serial > last_serial)
         self._news.set()
 
     def control(self, control: Control) -> None:
@@ -308,7 +318,7 @@ class LiveSession:
             lateness = self._pace.made(len(frames), time.monotonic())
         if encoder is None:
             raise RuntimeError("a chunk was made for a session that nobody watches")
-        messages: list[str | bytes] = [message("applied", id=name, chunk=number) for name in applied]
+        sent = [_Sent(number, self._serial, message("applied", id=name, chunk=number)) for name in applied]
         for offset, frame in enumerate(frames):
             packet = encoder.encode(frame)
             media = Media(
@@ -323,18 +333,14 @@ class LiveSession:
                 last=offset == len(frames) - 1,
             )
             self._serial += 1
-            with self._lock:
-                self._sent.append(media)
-            messages.append(media.pack())
+            sent.append(_Sent(number, media.serial, media.pack()))
         encode_ms = round((time.monotonic() - made_at) * 1e3, 1)
-        told = {
-            "chunk": number,
-            "frames": len(frames),
-            "late_ms": round(lateness * 1e3, 1),
-            "encode_ms": encode_ms,
-        }
-        messages.append(message("chunk", **told))
-        self._post(*messages)
+        told = {"frames": len(frames), "late_ms": round(lateness * 1e3, 1), "encode_ms": encode_ms}
+        # Its serial is the next one's: a client that has seen all media of the chunk may still lack it.
+        sent.append(_Sent(number, self._serial, message("chunk", chunk=number, **told)))
+        with self._lock:
+            self._sent.extend(sent)
+        self._post(*(entry.content for entry in sent))
 
     def _post(self, *messages: str | bytes) -> None:
         """Queue messages from another thread."""
