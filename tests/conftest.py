@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.lone_runtime import lone_python, wheel
+from tests.manifest_schema import check_manifest
 from tests.minutes import Minutes
 from tests.shared import made_once
 
@@ -50,7 +51,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; torch.cuda.is_available() is False")
     if item.get_closest_marker("rtx"):
-        from seko_export.errors import TensorRtMissingError
+        from seko_export.errors import MachineError
         from seko_export.host.environment import local_gpu_arch
         from seko_export.host.tensorrt_library import RTX
 
@@ -58,15 +59,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs one of {', '.join(RTX.targets)}; this GPU is {local_gpu_arch()}")
         try:
             RTX.require()
-        except TensorRtMissingError as reason:
+        except MachineError as reason:
             pytest.skip(str(reason))
     if item.get_closest_marker("trt"):
-        from seko_export.errors import TensorRtMissingError
+        from seko_export.errors import MachineError
         from seko_export.host.tensorrt_library import DATA_CENTRE
 
         try:
             DATA_CENTRE.require()
-        except TensorRtMissingError as reason:
+        except MachineError as reason:
             pytest.skip(str(reason))
 
 
@@ -149,6 +150,8 @@ def build_tiny(
         environ = os.environ | {"TMPDIR": own}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 0, done.stderr
+    if goal.is_dir():  # else it is packed, as one file
+        check_manifest(goal)
     return Built(goal, json.loads(done.stdout.splitlines()[-1]), done)
 
 

@@ -9,20 +9,16 @@ from pathlib import Path
 
 import torch
 
-from seko_export.checkpoints.errors import NonFiniteWeightError, WeightRangeError, WeightTypeError
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
-from seko_export.config.media import ClipConfig, HubertConfig, TextEncoderConfig, VaeConfig
 from seko_export.config.model import ModelConfig
-from seko_export.errors import UsageError
+from seko_export.errors import CheckpointError, UsageError
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Match = Callable[[OpenedFiles], tuple[str, Mapping[str, TensorSource]]]
 _SAMPLED_NUMBERS = 64  # of each tensor, for the fingerprint: one page of the file each
-
-AnyConfig = ModelConfig | VaeConfig | TextEncoderConfig | HubertConfig | ClipConfig
 
 
 @dataclass(frozen=True)
@@ -31,8 +27,8 @@ class Checkpoint:
 
     Parameters
     ----------
-    config : ModelConfig, VaeConfig, TextEncoderConfig, HubertConfig or ClipConfig
-        The model that the keys and shapes were checked against.
+    config : object
+        The config of the model that the keys and shapes were checked against.
     format : str
         The naming that the file uses, such as ``wan`` or ``diffusers``.
     identity : Mapping[str, str | int]
@@ -43,7 +39,7 @@ class Checkpoint:
         The dtype to convert to; None keeps the stored dtype.
     """
 
-    config: AnyConfig
+    config: object
     format: str
     identity: Mapping[str, str | int]
     dtype: torch.dtype | None
@@ -72,10 +68,8 @@ class Checkpoint:
         ------
         KeyError
             If the model has no such key.
-        NonFiniteWeightError
-            If a stored number is NaN or infinite.
-        WeightRangeError
-            If a stored number does not fit ``self.dtype``.
+        CheckpointError
+            If a stored number is NaN or infinite; if a stored number does not fit ``self.dtype``.
         """
         source = self._sources[name]
         stored = source.read()
@@ -84,12 +78,12 @@ class Checkpoint:
         if is_finite(weight):
             return weight
         if is_finite(stored):
-            raise WeightRangeError(
+            raise CheckpointError(
                 f"{shown(source.file_key)} holds numbers up to {stored.abs().amax().item():.3g}, "
                 f"too large for {weight.dtype}; convert to bfloat16 or float32"
             )
         bad = int((~torch.isfinite(stored)).sum())
-        raise NonFiniteWeightError(
+        raise CheckpointError(
             f"{shown(source.file_key)} holds {bad} NaN or infinite numbers of {stored.numel()}; "
             "expected none: the checkpoint is damaged or its training diverged; take another one"
         )
@@ -152,7 +146,7 @@ def load_model(
 
 def load_weights(
     path: Path,
-    config: AnyConfig,
+    config: object,
     layout: Layout,
     match: Match,
     *,
@@ -165,8 +159,8 @@ def load_weights(
     ----------
     path : Path
         A file, or a folder with one, as ``layout`` says.
-    config : ModelConfig, VaeConfig or TextEncoderConfig
-        The model that is expected.
+    config : object
+        The config of the model that is expected.
     layout : Layout
         Where files of such a model keep its weights.
     match : callable
@@ -197,7 +191,7 @@ def load_weights(
 def _checkpoint(
     path: Path,
     opened: OpenedFiles,
-    config: AnyConfig,
+    config: object,
     format_name: str,
     sources: Mapping[str, TensorSource],
     dtype: torch.dtype | None,
@@ -205,7 +199,7 @@ def _checkpoint(
     odd = [source for source in sources.values() if source.dtype is None]
     if odd:
         listed = ", ".join(f"{shown(source.file_key)} is {source.dtype_name}" for source in odd[:20])
-        raise WeightTypeError(
+        raise CheckpointError(
             f"{path} stores {len(odd)} weights in a type that is not read: {listed}; "
             "expected float32, bfloat16 or float16: take the unquantised checkpoint"
         )

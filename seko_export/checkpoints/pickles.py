@@ -12,13 +12,9 @@ from pathlib import Path
 
 import torch
 
-from seko_export.checkpoints.errors import (
-    MissingGeneratorError,
-    NotACheckpointError,
-    TruncatedCheckpointError,
-    UnsafePickleError,
-)
+from seko_export.checkpoints.errors import DamagedCheckpointError, MissingGeneratorError, NotACheckpointError
 from seko_export.checkpoints.sources import Layout, TensorSource, shown
+from seko_export.errors import CheckpointError
 
 SCANNED_BYTES = 10_000_000  # of a pickle, for the message that refuses it
 MAX_PICKLE_BYTES = 8 << 20  # names and shapes of tensors; those of a model of 14B take 0.5 MB
@@ -28,7 +24,7 @@ _HARMLESS_GLOBALS = frozenset(
 )
 
 
-def open_pt(path: Path, layout: Layout, optional_part: str | None = None) -> tuple[TensorSource, ...]:
+def open_pt(path: Path, layout: Layout) -> tuple[TensorSource, ...]:
     """Map the zip that `torch.save` wrote, and list the tensors of the part that the layout names.
 
     Parameters
@@ -36,9 +32,7 @@ def open_pt(path: Path, layout: Layout, optional_part: str | None = None) -> tup
     path : Path
         The file.
     layout : Layout
-        Names the part, if the file has parts.
-    optional_part : str, optional
-        A part that holds the weights if the file has it; otherwise the file holds them directly.
+        Names the part, if the file has or may have parts.
 
     Returns
     -------
@@ -47,12 +41,12 @@ def open_pt(path: Path, layout: Layout, optional_part: str | None = None) -> tup
 
     Raises
     ------
-    UnsafePickleError, TruncatedCheckpointError, NotACheckpointError, MissingGeneratorError
+    CheckpointError, DamagedCheckpointError, NotACheckpointError, MissingGeneratorError
         See the classes.
     """
     content = _load_pt(path, layout)
-    if optional_part is not None and isinstance(content, dict) and optional_part in content:
-        return _pt_sources(path, layout, repr(optional_part), content[optional_part])
+    if layout.optional_part is not None and isinstance(content, dict) and layout.optional_part in content:
+        return _pt_sources(path, layout, repr(layout.optional_part), content[layout.optional_part])
     if layout.pt_part is None:
         return _pt_sources(path, layout, "the top", content)
     part = layout.pt_part
@@ -108,7 +102,7 @@ def _load_pt(path: Path, layout: Layout) -> object:
         if isinstance(fault, pickle.UnpicklingError) and globals_named:
             raise unsafe_pickle(path, globals_named) from fault
         first = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
-        raise TruncatedCheckpointError(f"{path} is a damaged .pt ({first[:200]}); fetch it again") from fault
+        raise DamagedCheckpointError(f"{path} is a damaged .pt ({first[:200]}); fetch it again") from fault
 
 
 def _read_pickle_of_zip(path: Path, layout: Layout) -> bytes:
@@ -135,15 +129,15 @@ def _read_pickle_of_zip(path: Path, layout: Layout) -> bytes:
                 )
             return archive.read(pickles[0])
     except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError) as fault:
-        raise TruncatedCheckpointError(
+        raise DamagedCheckpointError(
             f"{path} begins as a .pt and is cut short or damaged "
             f"({path.stat().st_size} bytes found; {fault}); fetch it again"
         ) from fault
 
 
-def unsafe_pickle(path: Path, globals_named: list[str]) -> UnsafePickleError:
+def unsafe_pickle(path: Path, globals_named: list[str]) -> CheckpointError:
     """Return the error for a refused pickle, which names what it would import."""
-    return UnsafePickleError(
+    return CheckpointError(
         f"{path} is a pickle that asks for {', '.join(globals_named[:20])}: loading it would run code, "
         "so it was not loaded; expected tensors alone: get safetensors, or let its author save the state dict only"
     )

@@ -8,8 +8,10 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -25,7 +27,8 @@ STEM = "diffusion_pytorch_model"  # as diffusers and Wan name the file
 SHARD_BYTES = 5_000_000_000  # of weights in one shard at most, as the Hugging Face Hub cuts them
 MIN_SHARDS = 2  # a small model is cut too: the point of the format is the index
 
-_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int32: "I32"}
+_DRAWN = (torch.float32, torch.bfloat16)
 
 
 def write_random_model(
@@ -70,21 +73,87 @@ def write_random_model(
         raise UsageError(
             f"unknown checkpoint format {format!r}; expected one of {', '.join(keys.random_forms)}"
         )
-    if dtype not in _DTYPE_NAMES:
+    if dtype not in _DRAWN:
         raise UsageError(f"random weights are float32 or bfloat16, not {dtype}")
     _check_device(device)
+    weights = _RandomWeights(config, keys, form, keys.shapes(config), seed, dtype, device)
+    with _appearing_whole(path, weights.total_bytes) as temporary:
+        _write(temporary, weights)
+
+
+@dataclass(frozen=True)
+class RandomFile:
+    """A safetensors file of random weights beside others.
+
+    Parameters
+    ----------
+    shapes : mapping of str to tuple of int
+        Of every tensor, by its key.
+    dtype : torch.dtype
+        float32 or bfloat16, of all but what is ``given``.
+    spread : callable
+        Mean and standard deviation by key and shape.
+    given : mapping of str to Tensor
+        Tensors that are not random, by key, float32, bfloat16 or int32.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: torch.dtype
+    spread: Callable[[str, tuple[int, ...]], tuple[float, float]] = plain_spread
+    given: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def stored(self, seed: int, device: str) -> dict[str, _Stored]:
+        """Return what the file holds, by key."""
+
+        def draw(key: str, shape: tuple[int, ...]) -> torch.Tensor:
+            return random_weight(key, shape, seed=seed, dtype=self.dtype, device=device, spread=self.spread)
+
+        drawn = {
+            key: _Stored(shape, self.dtype, partial(draw, key, shape))
+            for key, shape in self.shapes.items()
+            if key not in self.given
+        }
+        return drawn | {
+            key: _Stored(tuple(tensor.shape), tensor.dtype, tensor.clone)
+            for key, tensor in self.given.items()
+        }
+
+
+def write_random_folder(
+    path: Path,
+    files: Mapping[str, RandomFile],
+    documents: Mapping[str, object],
+    *,
+    seed: int,
+    device: str = "cpu",
+) -> None:
+    """Write a folder of several safetensors files of random weights, and JSON documents, by their names.
+
+    It appears complete or not at all. Parameters and errors as of `write_random_model`.
+    """
+    _check_device(device)
+    contents = {name: file.stored(seed, device) for name, file in files.items()}
+    size = sum(tensor.nbytes for content in contents.values() for tensor in content.values())
+    with _appearing_whole(path, size) as temporary:
+        temporary.mkdir()
+        for name, content in contents.items():
+            _write_safetensors(temporary / name, content)
+        for name, document in documents.items():
+            _write_json(temporary / name, document)
+
+
+@contextmanager
+def _appearing_whole(path: Path, size: int) -> Iterator[Path]:
+    """Yield the path to write to, which becomes ``path`` if nothing fails and is gone otherwise."""
     if path.exists() or path.is_symlink():
         raise UsageError(f"{path} exists; remove it or name another path: a checkpoint is never overwritten")
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        weights = _RandomWeights(config, keys, form, keys.shapes(config), seed, dtype, device)
         free = shutil.disk_usage(path.parent).free
-        if weights.total_bytes > free:
-            raise MachineError(
-                f"{path} needs {weights.total_bytes} bytes, {free} are free; make room or go elsewhere"
-            )
-        _write(temporary, weights)
+        if size > free:
+            raise MachineError(f"{path} needs {size} bytes, {free} are free; make room or go elsewhere")
+        yield temporary
         temporary.rename(path)
     except OSError as fault:
         limited = "; raise this process's limit (ulimit -f)" if fault.errno == errno.EFBIG else ""
@@ -139,6 +208,19 @@ def random_weight(
 
 
 @dataclass(frozen=True)
+class _Stored:
+    """A tensor of a file, drawn when it is written."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    draw: Callable[[], torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
 class _RandomWeights:
     """The weights of one model, drawn on demand."""
 
@@ -152,10 +234,7 @@ class _RandomWeights:
 
     @property
     def total_bytes(self) -> int:
-        return sum(map(self.bytes_of, self.shapes))
-
-    def bytes_of(self, name: str) -> int:
-        return math.prod(self.shapes[name]) * self.dtype.itemsize
+        return sum(math.prod(shape) * self.dtype.itemsize for shape in self.shapes.values())
 
     @property
     def without_companions(self) -> _RandomWeights:
@@ -173,9 +252,14 @@ class _RandomWeights:
             spread=self.keys.spread,
         )
 
-    def keyed(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the key in the file for each name."""
-        return {f"{self.form.prefix}{self.form.naming.to_theirs(name)}": name for name in names}
+    def keyed(self, names: Iterable[str]) -> dict[str, _Stored]:
+        """Return what the file holds of these names, by its keys."""
+        return {
+            f"{self.form.prefix}{self.form.naming.to_theirs(name)}": _Stored(
+                self.shapes[name], self.dtype, partial(self.draw, name)
+            )
+            for name in names
+        }
 
 
 def _check_device(device: str) -> None:
@@ -199,7 +283,7 @@ def _write(path: Path, weights: _RandomWeights) -> None:
         raise UsageError("weights in several files need a format that is a folder")
     for companion in weights.keys.companions:
         own = [name for name in weights.shapes if weights.keys.companion_of(name) is companion]
-        _write_safetensors(home / companion.names[0], weights.keyed(own), weights)
+        _write_safetensors(home / companion.names[0], weights.keyed(own))
     weights = weights.without_companions
     if form.container == "sharded":
         _write_sharded(home, weights)
@@ -210,7 +294,7 @@ def _write(path: Path, weights: _RandomWeights) -> None:
 
 
 def _write_pt(path: Path, weights: _RandomWeights) -> None:
-    state = {key: weights.draw(name) for key, name in weights.keyed(weights.shapes).items()}
+    state = {key: tensor.draw() for key, tensor in weights.keyed(weights.shapes).items()}
     # torch.save names the archive after a path; a file keeps the bytes equal
     with path.open("wb") as file, told_by_the_system():
         torch.save(dict.fromkeys(weights.form.parts, state) or state, file)
@@ -218,7 +302,7 @@ def _write_pt(path: Path, weights: _RandomWeights) -> None:
 
 
 def _write_whole(path: Path, weights: _RandomWeights) -> None:
-    _write_safetensors(path, weights.keyed(weights.shapes), weights)
+    _write_safetensors(path, weights.keyed(weights.shapes))
 
 
 def _write_sharded(folder: Path, weights: _RandomWeights) -> None:
@@ -228,25 +312,25 @@ def _write_sharded(folder: Path, weights: _RandomWeights) -> None:
     for number in range(shards):
         shard = f"{STEM}-{number + 1:05}-of-{shards:05}.safetensors"
         part = weights.keyed(names[number * len(names) // shards : (number + 1) * len(names) // shards])
-        _write_safetensors(folder / shard, part, weights)
+        _write_safetensors(folder / shard, part)
         weight_map |= dict.fromkeys(part, shard)
     index = {"metadata": {"total_size": weights.total_bytes}, "weight_map": weight_map}
     _write_json(folder / f"{STEM}.safetensors.index.json", index)
 
 
-def _write_safetensors(path: Path, names: Mapping[str, str], weights: _RandomWeights) -> None:
+def _write_safetensors(path: Path, content: Mapping[str, _Stored]) -> None:
     """Write a safetensors file tensor by tensor, with one tensor in memory; `save_file` needs all of them.
 
     The format: 8 bytes of header length, little endian; a JSON header of dtype, shape and byte range by key,
-    padded with spaces to a multiple of 8; the bytes. ``names`` maps the key in the file to our name.
+    padded with spaces to a multiple of 8; the bytes.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for key, name in names.items():
-        end = offset + weights.bytes_of(name)
+    for key, tensor in content.items():
+        end = offset + tensor.nbytes
         header[key] = {
-            "dtype": _DTYPE_NAMES[weights.dtype],
-            "shape": weights.shapes[name],
+            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "shape": tensor.shape,
             "data_offsets": [offset, end],
         }
         offset = end
@@ -255,8 +339,8 @@ def _write_safetensors(path: Path, names: Mapping[str, str], weights: _RandomWei
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little"))
         file.write(encoded)
-        for name in names.values():
-            file.write(weights.draw(name).view(torch.uint8).numpy().data)
+        for tensor in content.values():
+            file.write(tensor.draw().view(torch.uint8).numpy().data)
         _sync(file)
 
 

@@ -47,6 +47,8 @@ class Layout:
         Further files with weights of the same model.
     row_scales : bool
         Whether matrices may be in fp8 with a scale for each row; see `row_scales`.
+    optional_part : str or None
+        Entry of a `.pt` that holds the weights if the file has it; otherwise the `.pt` holds them directly.
     """
 
     formats: str
@@ -55,6 +57,7 @@ class Layout:
     pt_parts: Mapping[str, str] = field(default_factory=dict)
     companions: tuple[Companion, ...] = ()
     row_scales: bool = False
+    optional_part: str | None = None
 
 
 @dataclass(frozen=True)

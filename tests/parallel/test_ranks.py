@@ -15,7 +15,7 @@ from seko_export.goldens.record import eager_session, golden_text
 from seko_export.tools.profile_ranks import profile_artifact
 from seko_runtime import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.cli.commands import main as runtime_command
-from seko_runtime.errors import BackendMissingError, DeviceMissingError, StaleChunkError, UsageError
+from seko_runtime.errors import EnvironmentLacksError, StaleChunkError, UsageError
 from seko_runtime.opening.artifact import check_ranks, open_rank
 from seko_runtime.opening.ranked_engines import rank_devices
 from seko_runtime.video.contract import resolve_video
@@ -152,7 +152,7 @@ def test_another_number_of_ranks_is_refused(two: Built) -> None:
     with pytest.raises(UsageError, match="ranks is 0, expected at least 1"):
         open_artifact(two.folder, ranks=0)
     manifest, _ = read_manifest(two.folder)
-    with pytest.raises(BackendMissingError, match="onnx engines on one GPU, this artifact has 2 ranks"):
+    with pytest.raises(EnvironmentLacksError, match="onnx engines on one GPU, this artifact has 2 ranks"):
         check_ranks(replace(manifest, backend="onnx"), None)
 
 
@@ -163,7 +163,7 @@ def test_too_few_gpus_are_told_of_before_anything_is_loaded(
     for_gpus = replace(manifest, target=replace(manifest.target, device="cuda", arch="sm_90"))
     monkeypatch.setattr("seko_runtime.backends.cuda_driver.device_count", lambda: 2)
     assert rank_devices(for_gpus, "cuda") == ["cuda:0", "cuda:1"]
-    with pytest.raises(DeviceMissingError, match="on 2 GPUs from cuda:1 on, this machine has 2"):
+    with pytest.raises(EnvironmentLacksError, match="on 2 GPUs from cuda:1 on, this machine has 2"):
         rank_devices(for_gpus, "cuda:1")
 
 
@@ -171,23 +171,23 @@ def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built)
     manifest, _ = read_manifest(two.folder)
     resolve_video(manifest)
     without = tuple(one for one in manifest.buffers if one.name != "rank")
-    with pytest.raises(Exception, match="need the chunk buffer 'rank'"):
+    with pytest.raises(Exception, match="need the host buffer 'rank'"):
         resolve_video(replace(manifest, buffers=without))
     for name, axis, told in (
         ("video", 1, "an even share of axis 2 of both"),
         ("video", 9, "an axis after the rows"),
-        ("rank", 1, "an axis after the rows of a decode buffer"),
+        ("rank", 1, "an axis after the rows of a cache or lane buffer"),
     ):
         wrong = tuple(replace(one, rank_axis=axis) if one.name == name else one for one in manifest.buffers)
         with pytest.raises(Exception, match=told):
             resolve_video(replace(manifest, buffers=wrong))
     flat = tuple(
         replace(one, shape=(*one.shape[:1], one.shape[1] * one.shape[2] * one.shape[3]))
-        if one.layered and one.role == "cache"
+        if one.row_axis and one.role == "cache"
         else one
         for one in manifest.buffers
     )
-    with pytest.raises(Exception, match="has no axis of heads"):
+    with pytest.raises(Exception, match="has rank_axis 2, expected an axis after the rows"):
         resolve_video(replace(manifest, buffers=flat))
 
 

@@ -23,7 +23,7 @@ from seko_runtime.backends.driver_blocks import current_queue
 from seko_runtime.backends.driver_memory import DriverMemory
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
+from seko_runtime.errors import ArtifactError, DeviceMemoryError, UsageError
 from seko_runtime.format.manifest import Buffer, InputSpec, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.video.conditioning import ConditioningFrames
@@ -108,7 +108,7 @@ def test_the_double_has_the_drivers_methods_and_no_others() -> None:
 
 def test_each_layer_of_a_buffer_begins_where_an_engine_may_take_it(driver: Any) -> None:
     memory = DriverMemory(driver)
-    whole = memory.allocate(Buffer("kv", (3, 5, 7), "uint8", "cache", layered=True))
+    whole = memory.allocate(Buffer("kv", (3, 5, 7), "uint8", "cache", row_axis=1))
     assert [memory.index(whole, (layer,)).address % 256 for layer in range(3)] == [0, 0, 0]
     memory.write(whole, np.arange(105).reshape(3, 5, 7))
     assert memory.read(whole).reshape(-1).tolist() == [*range(105)]
@@ -211,7 +211,7 @@ def test_bfloat16_is_rounded_as_torch_does() -> None:
     )
     nans = to_floats(to_bytes(np.array([np.nan, -np.nan], np.float32), "bfloat16"), "bfloat16", (2,))
     assert np.isnan(nans).all()
-    with pytest.raises(EngineLoadError, match="float8_e4m3fn"):
+    with pytest.raises(ArtifactError, match="float8_e4m3fn"):
         to_bytes(np.zeros(1), "float8_e4m3fn")
 
 

@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 
 from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.errors import (
-    EngineSignatureError,
-    FormatVersionError,
+    ArtifactError,
     ManifestError,
-    PathEscapeError,
-    ProgramError,
 )
 from seko_runtime.format.manifest import FORMAT_VERSION, Call, FileEntry
 from seko_runtime.video.contract import resolve_video
@@ -71,7 +68,7 @@ def test_unknown_fields_are_ignored_and_optional_ones_may_be_absent() -> None:
 @pytest.mark.parametrize("other", [FORMAT_VERSION + 1, 10])
 def test_another_format_is_named_before_anything_else_is_read(other: int) -> None:
     told = f"format version {other}, this runtime reads {FORMAT_VERSION}; install"
-    with pytest.raises(FormatVersionError, match=told):
+    with pytest.raises(ManifestError, match=told):
         read({"format_version": other, "everything": "else changed"})
 
 
@@ -92,7 +89,7 @@ def test_a_path_that_is_no_plain_relative_one_is_refused_wherever_it_stands(path
             table["workload"]["text"]["tokenizer"] = path
         else:
             table["files"][path] = {"sha256": "0" * 64, "size": 1}
-        with pytest.raises(PathEscapeError, match="expected a relative path"):
+        with pytest.raises(ManifestError, match="expected a relative path"):
             read(table)
 
 
@@ -154,7 +151,7 @@ def test_whatever_stands_anywhere_the_answer_is_a_manifest_or_a_manifest_error(
             inner[place[-1]] = junk
     try:
         resolve_video(read(table))
-    except (ManifestError, EngineSignatureError):
+    except ArtifactError:
         return  # anything else is a traceback, and fails here
 
 
@@ -195,7 +192,7 @@ def test_a_used_file_must_be_listed() -> None:
         read(table)
 
 
-def test_programs_resolve_layers_and_passes() -> None:
+def test_programs_resolve_indices_and_passes() -> None:
     programs = resolve_video(toy.toy_manifest())
     assert [len(programs[name]) for name in ("prompt", "begin", "denoise", "context")] == [
         1,
@@ -211,9 +208,9 @@ def test_programs_resolve_layers_and_passes() -> None:
     assert context.inputs[2].index == (toy.PASSES,)
 
 
-def with_begin(*inputs: str, output: str = "buffer:latents", layers: int = 0) -> VideoManifest:
+def with_begin(*inputs: str, output: str = "buffer:latents") -> VideoManifest:
     manifest = toy.toy_manifest()
-    call = Call("begin", inputs or ("buffer:seeds", "buffer:frames", "weight:cell"), (output,), layers)
+    call = Call("begin", inputs or ("buffer:seeds", "buffer:frames", "weight:cell"), (output,))
     return replace(manifest, programs={**manifest.programs, "begin": (call,)})
 
 
@@ -222,31 +219,35 @@ def with_begin(*inputs: str, output: str = "buffer:latents", layers: int = 0) ->
     [
         (
             with_begin("buffer:seeds", "buffer:frames", "weight:none"),
-            ProgramError,
+            ManifestError,
             "weight 'none' does not exist",
         ),
-        (with_begin("buffer:seeds", "buffer:frames"), EngineSignatureError, "2 inputs, its signature has 3"),
-        (with_begin("buffer:seeds", "buffer:frames", "weight:gain"), EngineSignatureError, "float32 [3]"),
-        (with_begin("buffer:seeds", "value:x", "weight:cell"), ProgramError, "value 'x' does not exist"),
-        (with_begin("buffer:seeds", "buffer:frames", "file:cell"), ProgramError, "no reference"),
-        (with_begin("buffer:seeds", "buffer:frames", "weight:cell[layer]"), ProgramError, "names a layer"),
+        (
+            with_begin("buffer:seeds", "buffer:frames"),
+            ArtifactError,
+            "2 inputs, the engine's signature has 3",
+        ),
+        (with_begin("buffer:seeds", "buffer:frames", "weight:gain"), ArtifactError, "float32 [3]"),
+        (with_begin("buffer:seeds", "value:x", "weight:cell"), ManifestError, "value 'x' does not exist"),
+        (with_begin("buffer:seeds", "buffer:frames", "file:cell"), ManifestError, "no reference"),
+        (with_begin("buffer:seeds", "buffer:frames", "weight:cell[12]"), ManifestError, "has no index 12"),
+        (with_begin("buffer:seeds", "buffer:frames", "weight:cell[0][0]"), ManifestError, "has no index 0"),
+        (with_begin("buffer:seeds", "buffer:frames", "weight:cell[01]"), ManifestError, "no reference"),
+        (with_begin("buffer:seeds", "buffer:frames", "weight:cell[-1]"), ManifestError, "no reference"),
+        (with_begin("buffer:seeds", "buffer:frames", "weight:{layer}"), ManifestError, "no reference"),
         (
             with_begin("buffer:seeds", "buffer:frames", "weight:cell[pass]"),
-            ProgramError,
+            ManifestError,
             "names a pass outside",
         ),
-        (with_begin(output="buffer:frames"), EngineSignatureError, "frames is int64"),
-        (with_begin(output="weight:cell"), EngineSignatureError, "weight cell"),
-        (with_begin(output="buffer:text.embeddings"), EngineSignatureError, "text.embeddings"),
-        (with_begin(layers=10_000), ProgramError, ""),
+        (with_begin(output="buffer:frames"), ArtifactError, "frames is int64"),
+        (with_begin(output="weight:cell"), ArtifactError, "weight cell"),
+        (with_begin(output="buffer:text.embeddings"), ArtifactError, "text.embeddings"),
     ],
 )
 def test_a_program_that_does_not_fit_is_refused_with_both_sides(
     manifest: VideoManifest, error: type[Exception], words: str
 ) -> None:
-    if not words:  # 10,000 layers are only a lot of calls; many of them are too many
-        manifest = replace(manifest, programs={**manifest.programs, "begin": manifest.programs["begin"] * 30})
-        words = "more than"
     with pytest.raises(error) as caught:
         resolve_video(manifest)
     assert words in str(caught.value)
@@ -256,10 +257,10 @@ def test_writing_to_what_a_failed_chunk_could_not_restore_is_refused() -> None:
     manifest = toy.toy_manifest()
     prompt = manifest.programs["prompt"]
     for programs in ({"begin": prompt}, {"context": prompt}):
-        with pytest.raises(ProgramError, match=r"writes buffer prompt.mean of role prompt"):
+        with pytest.raises(ManifestError, match=r"writes buffer prompt.mean of role session"):
             resolve_video(replace(manifest, programs={**manifest.programs, **programs}))
     begin = manifest.programs["begin"]
-    with pytest.raises(ProgramError, match="writes buffer latents of role state, may write prompt"):
+    with pytest.raises(ManifestError, match="writes buffer latents of role state, may write session"):
         resolve_video(replace(manifest, programs={**manifest.programs, "prompt": begin}))
 
 
@@ -274,7 +275,7 @@ def test_tables_that_contradict_themselves_are_refused() -> None:
         ({"programs": {**manifest.programs, "denoise_full": (), "warm": ()}}, "unknown"),
         (
             {"buffers": (*manifest.buffers, replace(manifest.buffers[3], name="other"))},
-            "chunk buffer 'other'",
+            "host buffer 'other'",
         ),
         (
             {
@@ -285,7 +286,7 @@ def test_tables_that_contradict_themselves_are_refused() -> None:
             "seeds",
         ),
     ):
-        with pytest.raises(ProgramError) as caught:
+        with pytest.raises(ManifestError) as caught:
             resolve_video(toy.changed(manifest, **changes))
         assert words in str(caught.value)
 
@@ -314,16 +315,16 @@ def renamed(manifest: VideoManifest, name: str, **changes: Any) -> tuple[Any, ..
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("conditioning_frames", {"shape": (1,)}, "chunk buffer conditioning_frames"),
-        ("conditioning_frames", {"dtype": "int32"}, "chunk buffer conditioning_frames"),
+        ("conditioning_frames", {"shape": (1,)}, "host buffer conditioning_frames"),
+        ("conditioning_frames", {"dtype": "int32"}, "host buffer conditioning_frames"),
         ("conditioning_frames", {"drop": True}, "belong together"),
         ("conditioning.latents", {"drop": True}, "belong together"),
-        ("conditioning.latents", {"dtype": "bfloat16"}, "buffer conditioning.latents is prompt bfloat16"),
+        ("conditioning.latents", {"dtype": "bfloat16"}, "buffer conditioning.latents is session bfloat16"),
         ("conditioning.latents", {"role": "state"}, "buffer conditioning.latents is state"),
         (
             "text.ids",
             {"shape": (1, 6)},
-            "buffer text.ids is prompt int64 [1, 6], expected prompt int64 [1, 5]",
+            "buffer text.ids is session int64 [1, 6], expected session int64 [1, 5]",
         ),
         ("text.ids", {"shape": (2, 5)}, "buffer text.ids"),
         ("text.ids", {"dtype": "int32"}, "buffer text.ids"),
@@ -331,7 +332,7 @@ def renamed(manifest: VideoManifest, name: str, **changes: Any) -> tuple[Any, ..
         ("text.encoded", {"shape": (2, 5, 4)}, "buffer text.encoded"),
         ("text.encoded", {"dtype": "float16"}, "buffer text.encoded"),
         ("text.embeddings", {"drop": True}, "needs the buffer text.embeddings"),
-        ("image", {"shape": (8, 24, 4)}, "buffer image is prompt uint8 [8, 24, 4]"),
+        ("image", {"shape": (8, 24, 4)}, "buffer image is session uint8 [8, 24, 4]"),
         ("image", {"shape": (8,)}, "buffer image"),
         ("image", {"dtype": "float32"}, "buffer image"),
         ("image", {"drop": True}, "buffer image is not there"),
@@ -351,7 +352,7 @@ def test_a_buffer_of_text_pictures_or_video_that_does_not_fit(
 ) -> None:
     manifest = with_video()
     resolve_video(manifest)
-    with pytest.raises(ProgramError) as caught:
+    with pytest.raises(ManifestError) as caught:
         resolve_video(replace(manifest, buffers=renamed(manifest, name, **changes)))
     assert words in str(caught.value)
 
@@ -382,7 +383,7 @@ def test_a_reference_that_only_other_programs_may_have(program: str, old: str, n
         for call in manifest.programs[program]
     )
     assert calls != manifest.programs[program]
-    with pytest.raises((ProgramError, EngineSignatureError)) as caught:
+    with pytest.raises(ArtifactError) as caught:
         resolve_video(replace(manifest, programs={**manifest.programs, program: calls}))
     assert words in str(caught.value)
 
@@ -398,7 +399,7 @@ def test_decoding_writes_its_own_buffers_alone_and_not_what_it_is_fed_with() -> 
     engine = replace(engine, inputs=(toy.TensorSpec("x", (4, 2, 1, 3), "float32"),))
     call = Call("feed", ("buffer:decode.latents[row]",), ("buffer:decode.latents[row]",))
     programs = {**manifest.programs, "decode": (*manifest.programs["decode"], call)}
-    with pytest.raises(ProgramError, match=r"writes buffer decode.latents, which the host fills"):
+    with pytest.raises(ManifestError, match=r"writes buffer decode.latents, which the host fills"):
         resolve_video(replace(manifest, engines=(*manifest.engines, engine), programs=programs))
 
 
@@ -417,16 +418,16 @@ def test_a_table_and_its_programs_are_there_together(
 ) -> None:
     manifest = with_video()
     programs = {name: calls for name, calls in manifest.programs.items() if name != drop}
-    with pytest.raises(ProgramError, match=words):
+    with pytest.raises(ManifestError, match=words):
         resolve_video(toy.changed(manifest, programs=programs, **changes))
 
 
 def test_a_golden_of_video_needs_video_and_a_batch_without_end_is_refused() -> None:
     golden = replace(toy.GOLDEN, video_step=2)
-    with pytest.raises(ProgramError, match="makes no video"):
+    with pytest.raises(ManifestError, match="makes no video"):
         resolve_video(toy.changed(whole_manifest(), golden=golden))
     manifest = with_video()
-    with pytest.raises(ProgramError):
+    with pytest.raises(ManifestError, match="host buffer seeds is"):
         resolve_video(toy.changed(manifest, state_rows=1 << 31, golden=None))
 
 
@@ -450,43 +451,3 @@ def test_new_fields_have_bounds(table: str, field: str, value: object) -> None:
     whole["workload"][table][field] = value
     with pytest.raises(ManifestError, match=field):
         read(whole)
-
-
-def in_two_calls(manifest: VideoManifest) -> VideoManifest:
-    """The same with the layers of each call in two calls."""
-
-    def parted(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-        return tuple(
-            part
-            for call in calls
-            for part in (
-                [replace(call, layers=1), replace(call, layers=call.layers - 1, first_layer=1)]
-                if call.layers > 1
-                else [call]
-            )
-        )
-
-    return replace(manifest, programs={name: parted(calls) for name, calls in manifest.programs.items()})
-
-
-def test_a_call_may_begin_with_any_layer() -> None:
-    """Both halves together are the calls of the whole."""
-    manifest = whole_manifest()
-    parted = in_two_calls(manifest)
-    assert any(call.first_layer for calls in parted.programs.values() for call in calls)
-    assert resolve_video(parted) == resolve_video(manifest)
-    document = json.loads(manifest_json(parted))
-    assert read(document) == parted
-
-
-def test_layers_that_are_not_there_are_refused() -> None:
-    manifest = in_two_calls(whole_manifest())
-    (name, calls) = next((n, c) for n, c in manifest.programs.items() if any(call.first_layer for call in c))
-    beyond = tuple(replace(c, first_layer=c.first_layer + bool(c.first_layer)) for c in calls)
-    with pytest.raises(ProgramError, match=r"does not exist there|has no index"):
-        resolve_video(replace(manifest, programs={**manifest.programs, name: beyond}))
-    table = json.loads(manifest_json(manifest))
-    call = next(one for one in table["programs"][name] if one.get("first_layer"))
-    call["layers"] = 0
-    with pytest.raises(ManifestError, match="begins with layer 1, but has no layers"):
-        read(table)

@@ -13,8 +13,8 @@ import torch
 
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import (
+    ArtifactError,
     EngineRunError,
-    EngineSignatureError,
     SessionClosedError,
     StaleChunkError,
     UsageError,
@@ -82,9 +82,7 @@ def test_the_pass_index_runs_over_the_denoise_passes_and_then_the_context() -> N
 def test_the_full_programs_run_once_every_row_has_filled_its_cache() -> None:
     manifest = toy.toy_manifest(2)
     full = tuple(
-        toy.Call(
-            "full_copy" if call.engine == "copy" else call.engine, call.inputs, call.outputs, call.layers
-        )
+        toy.Call("full_copy" if call.engine == "copy" else call.engine, call.inputs, call.outputs)
         for call in manifest.programs["denoise_full"]
     )
     copy = manifest.engines[-1]
@@ -246,10 +244,10 @@ class _Shaped:
 
 def test_an_engine_that_gives_back_another_shape_is_refused_on_its_first_run() -> None:
     cut = open_toy(copy=lambda inputs: [inputs[0][..., :1]])
-    with cut, pytest.raises(EngineSignatureError, match="engine copy gave y"):
+    with cut, pytest.raises(ArtifactError, match="engine copy gave y"):
         cut.run_chunk()
     twice = open_toy(copy=lambda inputs: [inputs[0], inputs[0]])
-    with twice, pytest.raises(EngineSignatureError, match="gave 2 tensors"):
+    with twice, pytest.raises(ArtifactError, match="gave 2 tensors"):
         twice.run_chunk()
 
 

@@ -159,7 +159,7 @@ def manifest(**changes: Any) -> ToyManifest:
         "pool": Pool(BUCKETS),
         "buffers": (
             *(Buffer(spec.name, spec.shape, f32, "cache") for spec in state),
-            *(Buffer(name, shape, i64, "chunk") for name, shape in host.items()),
+            *(Buffer(name, shape, i64, "host") for name, shape in host.items()),
             Buffer("samples", (most, SAMPLES), f32, "state"),
             Buffer("stop", (most,), "uint8", "state"),
         ),
@@ -178,8 +178,10 @@ def _references(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def weights() -> dict[str, torch.Tensor]:
     """The toy's weights, the same on each call."""
-    generator = torch.Generator().manual_seed(9)
-    return {weight.name: torch.randn(weight.shape, generator=generator) for weight in manifest().weights}
+    generator = torch.Generator().manual_seed(60)
+    return {
+        weight.name: 0.5 * torch.randn(weight.shape, generator=generator) for weight in manifest().weights
+    }
 
 
 def eager_engines() -> dict[str, Callable[[list[Any]], list[Any]]]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Memory, Tensor
-from seko_runtime.errors import ProgramError, SnapshotError, UsageError
+from seko_runtime.errors import ManifestError, SnapshotError, UsageError
 from seko_runtime.executor.contract import Contract, ProgramRule
 from seko_runtime.format.manifest import Buffer, TensorSpec
 from seko_runtime.format.manifest_reader import parse_manifest
@@ -27,7 +27,7 @@ from seko_runtime.sessions.snapshot import content_digest
 from seko_runtime.sessions.workload import RuntimeWorkload
 from tests.toy_workload.model import KIND, SAMPLES, ToyManifest
 
-ROLES = frozenset({"cache", "state", "chunk"})
+ROLES = frozenset({"cache", "state", "host"})
 Words = Sequence[int]
 Samples = NDArray[np.float32]
 
@@ -297,9 +297,9 @@ class ToyKind(RuntimeWorkload[ToyManifest]):
 def _check_host(manifest: ToyManifest, buffers: Mapping[str, Buffer]) -> None:
     calls, most = manifest.call_rows, manifest.workload.lengths[-1]
     host = {"words": (most,), "length": (1,), "row": (1,), "rows": (calls,), "positions": (calls,)}
-    found = {name: spec.shape for name, spec in buffers.items() if spec.role == "chunk"}
+    found = {name: spec.shape for name, spec in buffers.items() if spec.role == "host"}
     if found != host:
-        raise ProgramError(f"the host fills {host}, the manifest has {found}")
+        raise ManifestError(f"the host fills {host}, the manifest has {found}")
 
 
 WORKLOAD = ToyKind()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from seko_runtime.backends.host import free_host_bytes
 from seko_runtime.backends.in_order import InOrderLane
 from seko_runtime.backends.memory import CopyQueue, HostBlock, HostBytes, Lane, Parked
-from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
+from seko_runtime.errors import ArtifactError, DeviceMemoryError, UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 
@@ -32,7 +32,7 @@ class NumpyMemory:
         except MemoryError as error:
             raise DeviceMemoryError(
                 f"buffer {spec.name} takes {spec.nbytes} bytes, more than this machine gives; "
-                "build with a smaller ring or --kv fp4"
+                "close other programs"
             ) from error
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Array]:
@@ -112,7 +112,7 @@ class NumpyMemory:
         return free_host_bytes()
 
     def lane(self, *, beside: bool) -> Lane:  # noqa: ARG002 - work runs at once: there is no beside
-        return InOrderLane(self, _NumpyFrames)
+        return InOrderLane(self, _NumpyResults)
 
     def wait(self) -> None:
         pass
@@ -121,8 +121,8 @@ class NumpyMemory:
         pass
 
 
-class _NumpyFrames:
-    """Copies of each row's last pictures; `seko_runtime.backends.memory.FrameBlocks`."""
+class _NumpyResults:
+    """Copies of each row's last results; `seko_runtime.backends.memory.ResultBlocks`."""
 
     def __init__(self, tensors: Mapping[str, Array], depth: int) -> None:  # noqa: ARG002 - made when filled
         self._sources = dict(tensors)
@@ -160,9 +160,9 @@ def bytes_of(array: Array) -> NDArray[np.uint8]:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype for a manifest's dtype name; EngineLoadError if numpy lacks it."""
+    """Return the numpy dtype for a manifest's dtype name; ArtifactError if numpy lacks it."""
     if name in NOT_NUMPYS:  # asked by name, since another package may have taught numpy one of them
-        raise EngineLoadError(
+        raise ArtifactError(
             f"the artifact has tensors of {name}, which numpy cannot hold; rebuild it with --target cpu"
         )
     return np.dtype(name)

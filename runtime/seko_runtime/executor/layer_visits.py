@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from seko_runtime.errors import ProgramError
+from seko_runtime.errors import ManifestError
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.manifest import Buffer, EngineSpec, Manifest
 
-Layer = tuple[str, int]  # of which buffer, and its index there
+Layer = tuple[str, int]  # of which buffer, and its number there: `layer_number`
 Run = tuple[str, int]  # a program, and which of its runs
 
 
@@ -36,10 +36,23 @@ class Visit:
     stores: tuple[Layer, ...]
 
 
+def layer_number(index: tuple[int, ...], buffer: Buffer) -> int:
+    """Return the number of a layer, counted over all axes before the rows; ``index`` may go on behind them."""
+    number = 0
+    for size, position in zip(buffer.shape[: buffer.row_axis], index, strict=False):
+        number = number * size + position
+    return number
+
+
 def device_seat(layer: int, buffer: Buffer) -> int:
-    """Return the seat of a layer. Seats are used in turn, except that first and last layer never share one."""
-    seat = layer % buffer.device_layers
-    return 1 if layer and layer == buffer.shape[0] - 1 and seat == 0 else seat
+    """Return the seat of a layer. A resident one has its own; the others have the remaining seats in turn, except that
+    the first and the last of them never share one.
+    """
+    first = buffer.resident_layers
+    if layer < first:
+        return layer
+    seat = (layer - first) % (buffer.device_layers - first)
+    return first + (1 if layer > first and layer == buffer.layers - 1 and seat == 0 else seat)
 
 
 def layer_visits(
@@ -58,7 +71,7 @@ def layer_visits(
 
     Raises
     ------
-    ProgramError
+    ManifestError
         If a buffer cannot be offloaded, or the calls do not use its layers one after another.
     """
     offloaded = {buffer.name: buffer for buffer in manifest.buffers if buffer.device_layers}
@@ -85,33 +98,41 @@ def layer_visits(
             stores = tuple(layer for layer in writes if layer not in later)
             later.update(writes)
             visits.setdefault(run, {})[at] = Visit(tuple(takes), tuple(fetches), stores)
-    first_run = (units[0][0] if units else "", 0)
-    if first_run not in visits:
-        raise ProgramError(
-            f"the program {first_run[0]} takes nothing of the offloaded {', '.join(offloaded)}"
+    begins = first_visits(visits)
+    if not units or units[0][0] not in begins:
+        raise ManifestError(
+            f"the first program of a unit takes nothing of the offloaded {', '.join(offloaded)}"
         )
     # Whatever runs next finds the layers of the first call there: a unit, or one of its programs alone.
-    starts = [of_run for (name, number), of_run in sorted(visits.items()) if not number]
-    firsts = [set(of_run[min(of_run)].takes) for of_run in starts]
+    firsts = [set(visit.takes) for visit in begins.values()]
     if any(first != firsts[0] for first in firsts):
-        raise ProgramError(f"programs begin with different layers of an offloaded cache: {firsts}")
+        raise ManifestError(f"programs begin with different layers of an offloaded cache: {firsts}")
     _check_others(programs, offloaded, {name for name, _ in visits})
     return visits
+
+
+def first_visits(visits: Mapping[Run, Mapping[int, Visit]]) -> dict[str, Visit]:
+    """Return the first visit of each program, over all of its runs."""
+    begins: dict[str, Visit] = {}
+    for (program, _), of_run in sorted(visits.items()):
+        begins.setdefault(program, of_run[min(of_run)])
+    return begins
 
 
 def _layers_of(
     call: ResolvedCall, offloaded: Mapping[str, Buffer], positions: Sequence[int]
 ) -> Iterator[Layer]:
-    """Yield the offloaded layers among these inputs and the outputs, each once."""
+    """Yield the layers among these inputs and the outputs that come from the host, each once."""
     refs = [
         ref for ref in (*(call.inputs[n] for n in positions), *call.outputs) if _is_offloaded(ref, offloaded)
     ]
     for ref in refs:
-        if not ref.index:
-            raise ProgramError(
+        if len(ref.index) < offloaded[ref.name].row_axis:
+            raise ManifestError(
                 f"engine {call.engine} takes the offloaded buffer {ref.name} whole, expected a layer of it"
             )
-    return iter(dict.fromkeys((ref.name, ref.index[0]) for ref in refs))
+    layers = dict.fromkeys((ref.name, layer_number(ref.index, offloaded[ref.name])) for ref in refs)
+    return (layer for layer in layers if layer[1] >= offloaded[layer[0]].resident_layers)
 
 
 def _is_offloaded(ref: Ref, offloaded: Mapping[str, Buffer]) -> bool:
@@ -124,17 +145,17 @@ def _mutated(engine: EngineSpec) -> tuple[int, ...]:
 
 
 def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:
-    if buffer.role != "cache" or not buffer.layered:
-        raise ProgramError(
-            f"buffer {buffer.name} of role {buffer.role} is offloaded, only layered caches may be"
+    if buffer.role != "cache" or not buffer.row_axis:
+        raise ManifestError(
+            f"buffer {buffer.name} of role {buffer.role} is offloaded, only caches with layers may be"
         )
-    if not 2 <= buffer.device_layers < buffer.shape[0]:
-        raise ProgramError(
-            f"buffer {buffer.name} has device_layers {buffer.device_layers}, expected 2 to {buffer.shape[0] - 1}, "
+    if not 2 <= buffer.device_layers < buffer.layers:
+        raise ManifestError(
+            f"buffer {buffer.name} has device_layers {buffer.device_layers}, expected 2 to {buffer.layers - 1}, "
             "fewer than its layers"
         )
     if manifest.pool is not None:
-        raise ProgramError(
+        raise ManifestError(
             f"buffer {buffer.name} is offloaded, but its rows are a pool's; rebuild the artifact"
         )
 
@@ -148,7 +169,7 @@ def _check_seats(
     held = {(name, device_seat(layer, offloaded[name])) for name, layer in takes}
     wanted = {(name, device_seat(layer, offloaded[name])) for name, layer in fetches}
     if held & wanted or len(held) < len(takes):
-        raise ProgramError(
+        raise ManifestError(
             f"program {run[0]}: the call that takes {takes[0]} and the one after it, {fetches[0]}, would share a "
             "seat on the device; rebuild the artifact"
         )
@@ -160,6 +181,6 @@ def _check_others(programs: Programs, offloaded: Mapping[str, Buffer], of_units:
             if name not in of_units and any(
                 _is_offloaded(ref, offloaded) for ref in (*call.inputs, *call.outputs)
             ):
-                raise ProgramError(
+                raise ManifestError(
                     f"program {name} takes an offloaded cache, only the programs of a unit may"
                 )

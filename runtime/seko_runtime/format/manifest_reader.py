@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TypeVar
 
-from seko_runtime.errors import FormatVersionError, ManifestError
+from seko_runtime.errors import ManifestError
 from seko_runtime.format import budgets
 from seko_runtime.format.budgets import Budget
 from seko_runtime.format.json_fields import Fields, parse_json
@@ -14,7 +14,6 @@ from seko_runtime.format.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
     SIGNATURE_FILE,
-    Call,
     Manifest,
     Pool,
     TensorSpec,
@@ -48,17 +47,13 @@ def parse_manifest(
 
     Raises
     ------
-    FormatVersionError
-        If it is of another format.
-    PathEscapeError
-        If a file name is no plain relative path.
     ManifestError
-        If anything else is wrong.
+        If it is of another format; if a file name is no plain relative path; if anything else is wrong.
     """
     table = parse_json(document, MANIFEST_FILE)
     version = Fields(table, MANIFEST_FILE).integer("format_version", minimum=1)
     if version != FORMAT_VERSION:  # before any other field: another format may have changed them all
-        raise FormatVersionError(
+        raise ManifestError(
             f"artifact has format version {version}, this runtime reads {FORMAT_VERSION}; install the seko-runtime "
             "that belongs to it, or rebuild the artifact"
         )
@@ -90,12 +85,6 @@ def _check_tensor(spec: TensorSpec, where: str) -> None:
         )
 
 
-def _check_call(call: Call, where: str) -> None:
-    first = max(call.first_layer, call.first_place)
-    if first and not call.layers:
-        raise ManifestError(f"{where} begins with layer {first}, but has no layers")
-
-
 def _check_pool(pool: Pool, where: str) -> None:
     if not pool.buckets or any(low >= high for low, high in pairwise((0, *pool.buckets))):
         raise ManifestError(f"{where}.buckets are {list(pool.buckets)}, expected rising numbers from 1 on")
@@ -103,6 +92,5 @@ def _check_pool(pool: Pool, where: str) -> None:
 
 _CHECKS: Mapping[type, Check] = {
     TensorSpec: _check_tensor,
-    Call: _check_call,
     Pool: _check_pool,
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from seko_runtime.errors import ProgramError
-from seko_runtime.executor.contract import CALL_ROWS, HEADS_AXIS, RANK, Contract, ProgramRule
+from seko_runtime.errors import ManifestError
+from seko_runtime.executor.contract import CALL_ROWS, RANK, Contract, ProgramRule
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import ROLES, Buffer, InputSpec
@@ -40,7 +40,7 @@ def saved_input(name: str) -> str:
 
 
 def group_buffer(name: str, group: str) -> str:
-    """Return the chunk buffer of a layer group; ``""`` is the group with the largest ring. See `Stream.rings`."""
+    """Return the host buffer of a layer group; ``""`` is the group with the largest ring. See `Stream.rings`."""
     return f"{name}.{group}" if group else name
 
 
@@ -58,7 +58,7 @@ def video_contract(manifest: VideoManifest) -> Contract:
     """
     passes = manifest.workload.schedule.denoise_passes
     buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
-    calls = frozenset(ROLES) - {"decode"}
+    calls = frozenset(ROLES) - {"lane"}
     rules: dict[str, ProgramRule] = {}
     units: list[tuple[str, ...]] = []
     for bucket in buckets:
@@ -71,15 +71,15 @@ def video_contract(manifest: VideoManifest) -> Contract:
                 unit.append(ProgramKey("context", bucket, full).name)
                 rules[unit[1]] = of_chunk("pass", range(passes, passes + 1), required=not full)
             units.append(tuple(unit))
-    of_prompt = partial(ProgramRule, calls, frozenset({"prompt"}))
+    of_prompt = partial(ProgramRule, calls, frozenset({"session"}))
     prompt = manifest.programs.get("prompt", ())
     if any("[row]" in ref for call in prompt for ref in (*call.inputs, *call.outputs)):
         rules["prompt"] = of_prompt("row", range(manifest.rows))
     else:
         rules["prompt"] = of_prompt()
     rules |= {name: of_prompt(required=False) for name in ENCODER_PROGRAMS}
-    decode = frozenset({"decode"})
-    decoding = ProgramRule(decode, decode, "row", range(manifest.rows), by_row=True, required=False)
+    lane = frozenset({"lane"})
+    decoding = ProgramRule(lane, lane, "row", range(manifest.rows), by_row=True, required=False)
     rules |= dict.fromkeys(DECODE_PROGRAMS, decoding)
     return Contract(
         programs=rules,
@@ -103,36 +103,36 @@ def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
 
     Raises
     ------
-    ProgramError
+    ManifestError
         If a buffer has another shape, dtype or role, or one that a program or table needs is missing.
     """
     batch = manifest.state_rows
     if manifest.pool is not None and manifest.call_rows >= batch:
-        raise ProgramError(
+        raise ManifestError(
             f"pool.buckets end with {manifest.call_rows}, the pool has {batch} rows, one of them spare"
         )
     _check_chunk_inputs(manifest, buffers)
     for buffer in buffers.values():
         shared = buffer.name in OF_ONE_PROMPT or buffer.name.startswith(_OF_ONE_PICTURE)
-        own = buffer.role == "prompt" and manifest.pool is not None and not shared
+        own = buffer.role == "session" and manifest.pool is not None and not shared
         if buffer.role == "cache" or own:
             _check_row_axis(buffer, batch)
-        if buffer.role == "decode" and (not buffer.shape or buffer.shape[0] != manifest.rows):
-            raise ProgramError(
-                f"decode buffer {buffer.name} {list(buffer.shape)}: axis 0 is not the {manifest.rows} rows of the batch"
+        if buffer.role == "lane" and (not buffer.shape or buffer.shape[0] != manifest.rows):
+            raise ManifestError(
+                f"lane buffer {buffer.name} {list(buffer.shape)}: axis 0 is not the {manifest.rows} rows of the batch"
             )
     _check_shares(manifest, buffers)
     caches = [buffer for buffer in buffers.values() if buffer.role == "cache"]
     _check_cache_frames(manifest.workload.stream, batch, caches)
     pool_bytes = sum(buffer.nbytes for buffer in buffers.values() if buffer.role == "cache")
     if manifest.workload.kv.pool_bytes != pool_bytes:
-        raise ProgramError(
+        raise ManifestError(
             f"kv.pool_bytes is {manifest.workload.kv.pool_bytes}, the cache buffers take {pool_bytes}"
         )
     latents = _latent_shape(manifest, manifest.call_rows)
     output = buffers.get(manifest.workload.output)
     if output is None or output.role != "state" or output.shape != latents or output.dtype != "float32":
-        raise ProgramError(
+        raise ManifestError(
             f"output {manifest.workload.output!r} is no state buffer of float32 {list(latents)}"
         )
     _check_text(manifest, buffers)
@@ -142,14 +142,14 @@ def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
     _check_video(manifest, buffers)
     golden = manifest.workload.golden
     if golden is not None and len(golden.seeds) != manifest.call_rows:
-        raise ProgramError(
+        raise ManifestError(
             f"golden.seeds has {len(golden.seeds)} seeds, a call has {manifest.call_rows} rows"
         )
     if golden is not None and golden.video_step and manifest.workload.video is None:
-        raise ProgramError(f"golden.video_step is {golden.video_step}, but the artifact makes no video")
+        raise ManifestError(f"golden.video_step is {golden.video_step}, but the artifact makes no video")
     vocabulary, text_table = text_vocabulary(manifest), manifest.workload.text
     if text_table is not None and vocabulary is not None and text_table.pad_id >= vocabulary:
-        raise ProgramError(
+        raise ManifestError(
             f"text.pad_id is {text_table.pad_id}, the text engine looks up ids below {vocabulary}; rebuild the artifact"
         )
 
@@ -165,23 +165,23 @@ def _check_chunk_inputs(manifest: VideoManifest, buffers: Mapping[str, Buffer]) 
     if manifest.pool is not None:
         host[CALL_ROWS] = (rows,)
         if CALL_ROWS not in buffers:
-            raise ProgramError(f"the pool's programs need the chunk buffer {CALL_ROWS!r}, which is not there")
+            raise ManifestError(f"the pool's programs need the host buffer {CALL_ROWS!r}, which is not there")
     if manifest.ranks > 1:
         host[RANK] = (1,)
         if RANK not in buffers:
-            raise ProgramError(
-                f"programs of {manifest.ranks} ranks need the chunk buffer {RANK!r}, which is not there"
+            raise ManifestError(
+                f"programs of {manifest.ranks} ranks need the host buffer {RANK!r}, which is not there"
             )
     for buffer in buffers.values():
-        if buffer.role != "chunk" or buffer.name in given:
+        if buffer.role != "host" or buffer.name in given:
             continue
         if buffer.name not in host:
-            raise ProgramError(
-                f"chunk buffer {buffer.name!r} is not one that the host fills: {', '.join(host)}, nor of an input"
+            raise ManifestError(
+                f"host buffer {buffer.name!r} is not one that the host fills: {', '.join(host)}, nor of an input"
             )
         if buffer.shape != host[buffer.name] or buffer.dtype != "int64":
-            raise ProgramError(
-                f"chunk buffer {buffer.name} is {buffer.dtype} {list(buffer.shape)}, "
+            raise ManifestError(
+                f"host buffer {buffer.name} is {buffer.dtype} {list(buffer.shape)}, "
                 f"the host writes int64 {list(host[buffer.name])}"
             )
 
@@ -195,41 +195,41 @@ def _check_inputs(
     for one in manifest.inputs:
         where = f"input {one.name!r}"
         if one.name in names:
-            raise ProgramError(f"inputs hold {one.name!r} twice; rebuild the artifact")
+            raise ManifestError(f"inputs hold {one.name!r} twice; rebuild the artifact")
         names.add(one.name)
         if one.source == "host":
             if one.buffer not in host or one.per != "chunk":
-                raise ProgramError(f"{where} is one that the host fills, expected one of {', '.join(host)}")
+                raise ManifestError(f"{where} is one that the host fills, expected one of {', '.join(host)}")
             continue
         if one.buffer in given or one.buffer in host or one.buffer in _OWN_MEANING:
-            raise ProgramError(f"{where} lies in the buffer {one.buffer!r}, which has another meaning")
+            raise ManifestError(f"{where} lies in the buffer {one.buffer!r}, which has another meaning")
         given.add(one.buffer)
         if one.per in ("session", "prompt"):
             if one.default == "hold":
-                raise ProgramError(f"{where} is per {one.per} and always held, expected zeros or required")
-            _expect(buffers, one.buffer, "prompt", (manifest.state_rows, *one.shape), one.dtype)
+                raise ManifestError(f"{where} is per {one.per} and always held, expected zeros or required")
+            _expect(buffers, one.buffer, "session", (manifest.state_rows, *one.shape), one.dtype)
         elif one.per == "chunk":
-            _expect(buffers, one.buffer, "chunk", (manifest.call_rows, *one.shape), one.dtype)
+            _expect(buffers, one.buffer, "host", (manifest.call_rows, *one.shape), one.dtype)
         else:
             passes = manifest.workload.schedule.denoise_passes + manifest.has_context
             if one.shape[:1] != (passes,):
-                raise ProgramError(
+                raise ManifestError(
                     f"{where} has shape {list(one.shape)}, expected [{passes}, ...]: a pass each"
                 )
             shape = (passes, manifest.call_rows, *one.shape[1:])
-            _expect(buffers, one.buffer, "chunk", shape, one.dtype)
+            _expect(buffers, one.buffer, "host", shape, one.dtype, row_axis=1)
     for name in names:
         stem, _, slot = name.rpartition(".")
         if saved_input(name) in buffers or (stem in names and slot.isdecimal()):
-            raise ProgramError(f"input {name!r} has the name of something else in a stream's saved state")
+            raise ManifestError(f"input {name!r} has the name of something else in a stream's saved state")
     return given
 
 
 def _check_row_axis(buffer: Buffer, batch: int) -> None:
-    """Check that the axis after the layers divides into the rows, so that one row can be cleared or moved."""
-    axis = int(buffer.layered)
+    """Check that the axis of the rows divides into them, so that one row can be cleared or moved."""
+    axis = buffer.row_axis
     if len(buffer.shape) <= axis or buffer.shape[axis] % batch:
-        raise ProgramError(
+        raise ManifestError(
             f"{buffer.role} buffer {buffer.name} {list(buffer.shape)}: axis {axis} cannot be cut into the {batch} rows "
             "of the batch"
         )
@@ -243,18 +243,20 @@ def _check_cache_frames(stream: Stream, batch: int, caches: Sequence[Buffer]) ->
     told = f"{pinned} frames before the ring and rings of {', '.join(map(str, sorted(rings)))}"
     held: set[int] = set()
     for buffer in caches:
-        entries = buffer.shape[int(buffer.layered)] // batch  # of a row: tokens, or frames if not of a layer
+        entries = buffer.shape[buffer.row_axis] // batch  # of a row: tokens, or frames if not of a layer
         frames, rest = divmod(entries, stream.frame_tokens)
-        found = wanted & ({frames} if not rest else set()) | wanted & (set() if buffer.layered else {entries})
+        found = wanted & ({frames} if not rest else set()) | wanted & (
+            set() if buffer.row_axis else {entries}
+        )
         if not found:
-            raise ProgramError(
+            raise ManifestError(
                 f"cache buffer {buffer.name} holds {entries} entries a row, the stream has {told}, each frame of "
                 f"{stream.frame_tokens} tokens; rebuild the artifact"
             )
         held |= found
     for ring in sorted(rings):
         if pinned + ring not in held and not {pinned, ring} - {0} <= held:
-            raise ProgramError(
+            raise ManifestError(
                 f"no cache buffer holds a ring of {ring} frames, the stream has {told}; rebuild the artifact"
             )
 
@@ -269,7 +271,7 @@ def text_vocabulary(manifest: VideoManifest) -> int | None:
         spec.shape[0]
         for call in manifest.programs.get("text", ())
         if f"buffer:{TEXT_IDS}" in call.inputs
-        for ref, spec in zip(call.inputs, specs[call.engine], strict=True)
+        for ref, spec in zip(call.inputs, specs.get(call.engine, ()), strict=False)  # not compared yet
         if ref.startswith("weight:") and len(spec.shape) == 2
     ]
     return max(tables, default=None)
@@ -278,41 +280,41 @@ def text_vocabulary(manifest: VideoManifest) -> int | None:
 def _check_text(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     batch, text = manifest.state_rows, buffers.get(TEXT_BUFFER)
     if text is not None and (
-        text.role != "prompt" or text.layered or len(text.shape) != 3 or text.shape[0] != batch
+        text.role != "session" or text.row_axis or len(text.shape) != 3 or text.shape[0] != batch
     ):
-        layered = "layered " * text.layered
-        raise ProgramError(
-            f"{TEXT_BUFFER} is a {layered}{text.role} buffer {list(text.shape)}, expected prompt [{batch}, n, n]"
+        raise ManifestError(
+            f"{TEXT_BUFFER} is a {text.role} buffer {list(text.shape)} with row_axis {text.row_axis}, expected session "
+            f"[{batch}, n, n] with row_axis 0"
         )
     if ("text" in manifest.programs) != (manifest.workload.text is not None):
-        raise ProgramError("the table text and the program text belong together, expected both or none")
+        raise ManifestError("the table text and the program text belong together, expected both or none")
     if manifest.workload.text is None:
         return
     if text is None:
-        raise ProgramError(f"the program text needs the buffer {TEXT_BUFFER}, which is not there")
-    _expect(buffers, TEXT_IDS, "prompt", (1, manifest.workload.text.tokens), "int64")
-    _expect(buffers, TEXT_ENCODED, "prompt", (1, *text.shape[1:]), text.dtype)
+        raise ManifestError(f"the program text needs the buffer {TEXT_BUFFER}, which is not there")
+    _expect(buffers, TEXT_IDS, "session", (1, manifest.workload.text.tokens), "int64")
+    _expect(buffers, TEXT_ENCODED, "session", (1, *text.shape[1:]), text.dtype)
 
 
 def _check_given(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     if (CONDITIONING_LATENTS in buffers) != (CONDITIONING_FRAMES in buffers):
-        raise ProgramError(
+        raise ManifestError(
             f"{CONDITIONING_LATENTS} and {CONDITIONING_FRAMES} belong together, expected both or none"
         )
     if CONDITIONING_LATENTS in buffers:
         _expect(
-            buffers, CONDITIONING_LATENTS, "prompt", _latent_shape(manifest, manifest.state_rows), "float32"
+            buffers, CONDITIONING_LATENTS, "session", _latent_shape(manifest, manifest.state_rows), "float32"
         )
-        _expect(buffers, CONDITIONING_FRAMES, "chunk", (manifest.call_rows,), "int64")
+        _expect(buffers, CONDITIONING_FRAMES, "host", (manifest.call_rows,), "int64")
     if "encode" not in manifest.programs:
         return
     if CONDITIONING_LATENTS not in buffers:
-        raise ProgramError(f"the program encode needs the buffer {CONDITIONING_LATENTS}, which is not there")
+        raise ManifestError(f"the program encode needs the buffer {CONDITIONING_LATENTS}, which is not there")
     channels, rows, columns = manifest.workload.stream.latent_shape
     image = buffers.get(IMAGE)
     height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
-    _expect(buffers, IMAGE, "prompt", (height, width, PICTURE_CHANNELS), "uint8")
-    _expect(buffers, IMAGE_LATENTS, "prompt", (channels, 1, rows, columns), "float32")
+    _expect(buffers, IMAGE, "session", (height, width, PICTURE_CHANNELS), "uint8")
+    _expect(buffers, IMAGE_LATENTS, "session", (channels, 1, rows, columns), "float32")
 
 
 def picture_input(manifest: VideoManifest) -> InputSpec | None:
@@ -321,7 +323,7 @@ def picture_input(manifest: VideoManifest) -> InputSpec | None:
         return None
     found = [one for one in manifest.caller_inputs if one.kind in _PICTURE_KINDS and one.per == "session"]
     if len(found) != 1:
-        raise ProgramError(
+        raise ManifestError(
             f"the program condition needs one input per session of the kind {_PICTURE_KINDS[0]}, found {len(found)}; "
             "rebuild the artifact"
         )
@@ -340,8 +342,8 @@ def _check_condition(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> 
         return
     image = buffers.get(PICTURE_LEVELS)
     height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
-    _expect(buffers, PICTURE_LEVELS, "prompt", (height, width, PICTURE_CHANNELS), "float32")
-    _expect(buffers, PICTURE_CONDITION, "prompt", spec.shape, spec.dtype)
+    _expect(buffers, PICTURE_LEVELS, "session", (height, width, PICTURE_CHANNELS), "float32")
+    _expect(buffers, PICTURE_CONDITION, "session", spec.shape, spec.dtype)
 
 
 def _check_reference(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
@@ -350,33 +352,28 @@ def _check_reference(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> 
         return
     channels, rows, columns = stream.latent_shape
     shape = (manifest.state_rows, channels, stream.reference_frames, rows, columns)
-    _expect(buffers, REFERENCE_LATENTS, "prompt", shape, "float32")
+    _expect(buffers, REFERENCE_LATENTS, "session", shape, "float32")
     if not manifest.has_context and CONDITIONING_FRAMES not in buffers:
-        raise ProgramError(
+        raise ManifestError(
             f"reference frames of a cache for each pass need the buffer {CONDITIONING_FRAMES}, which is not there"
         )
 
 
 def _check_shares(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     """Check that what ranks share has the axis along which they do."""
-    ranks = manifest.ranks
-    for one in buffers.values():
-        if ranks > 1 and one.role == "cache" and one.layered and len(one.shape) <= HEADS_AXIS:
-            raise ProgramError(
-                f"cache buffer {one.name} {list(one.shape)} has no axis of heads, expected layers, tokens and heads "
-                f"where {ranks} ranks share them"
-            )
-        if one.rank_axis and (ranks == 1 or one.role != "decode" or not 1 <= one.rank_axis < len(one.shape)):
-            raise ProgramError(
-                f"{one.role} buffer {one.name} {list(one.shape)} has rank_axis {one.rank_axis}, expected an axis after "
-                f"the rows of a decode buffer of several ranks; there are {ranks}"
+    for buffer in buffers.values():
+        axis, shared = buffer.rank_axis, buffer.role in ("cache", "lane") and manifest.ranks > 1
+        if axis and not (shared and buffer.row_axis < axis < len(buffer.shape)):
+            raise ManifestError(
+                f"{buffer.role} buffer {buffer.name} {list(buffer.shape)} has rank_axis {axis}, expected an axis after "
+                f"the rows of a cache or lane buffer of several ranks; there are {manifest.ranks}"
             )
 
 
 def _check_video(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     video, rows = manifest.workload.video, manifest.rows
     if ("decode" in manifest.programs) != (video is not None):
-        raise ProgramError("the table video and the program decode belong together, expected both or none")
+        raise ManifestError("the table video and the program decode belong together, expected both or none")
     if video is None:
         return
     height, share = video.height, PICTURE_AXIS if manifest.shares_decoding else 0
@@ -384,25 +381,33 @@ def _check_video(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None
         height, rest = divmod(height, manifest.ranks)
         axes = {name: buffers[name].rank_axis for name in (VIDEO_FIRST, VIDEO) if name in buffers}
         if rest or set(axes.values()) != {share}:
-            raise ProgramError(
+            raise ManifestError(
                 f"{manifest.ranks} ranks share pictures of {video.height} rows by the axes {axes}, expected an even "
                 f"share of axis {share} of both"
             )
     picture = (height, video.width, PICTURE_CHANNELS)
-    _expect(buffers, DECODE_LATENTS, "decode", _latent_shape(manifest, rows), "float32")
-    _expect(buffers, VIDEO_FIRST, "decode", (rows, video.first_frames, *picture), "uint8")
-    _expect(buffers, VIDEO, "decode", (rows, video.chunk_frames, *picture), "uint8")
+    _expect(buffers, DECODE_LATENTS, "lane", _latent_shape(manifest, rows), "float32")
+    _expect(buffers, VIDEO_FIRST, "lane", (rows, video.first_frames, *picture), "uint8")
+    _expect(buffers, VIDEO, "lane", (rows, video.chunk_frames, *picture), "uint8")
 
 
-def _expect(buffers: Mapping[str, Buffer], name: str, role: str, shape: tuple[int, ...], dtype: str) -> None:
+def _expect(
+    buffers: Mapping[str, Buffer],
+    name: str,
+    role: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    *,
+    row_axis: int = 0,
+) -> None:
     found = buffers.get(name)
     if found is None:
-        raise ProgramError(f"buffer {name} is not there, expected {role} {dtype} {list(shape)}")
-    if (found.role, found.shape, found.dtype, found.layered) != (role, shape, dtype, False):
-        layered = "layered " * found.layered
-        raise ProgramError(
-            f"buffer {name} is {layered}{found.role} {found.dtype} {list(found.shape)}, expected {role} "
-            f"{dtype} {list(shape)}"
+        raise ManifestError(f"buffer {name} is not there, expected {role} {dtype} {list(shape)}")
+    if (found.role, found.shape, found.dtype, found.row_axis) != (role, shape, dtype, row_axis):
+        axes = f" with row_axis {found.row_axis}, expected {row_axis}" if found.row_axis != row_axis else ""
+        raise ManifestError(
+            f"buffer {name} is {found.role} {found.dtype} {list(found.shape)}, expected {role} {dtype} "
+            f"{list(shape)}{axes}"
         )
 
 

@@ -39,7 +39,7 @@ class Session:
     ------
     UsageError
         If seeds, text or conditioning frames do not fit the batch.
-    TokenizerMissingError, TokenizerError
+    EnvironmentLacksError, ArtifactError
         If a prompt cannot be tokenised.
     """
 
@@ -137,7 +137,7 @@ class Session:
         ------
         UsageError
             If the artifact takes no sentences or cannot rebuild caches, their number is wrong, or one is too long.
-        TokenizerMissingError, TokenizerError
+        EnvironmentLacksError, ArtifactError
             If it cannot be tokenised.
         SessionClosedError
             After `close()`.

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import TokenizerError, TokenizerMissingError, UsageError
+from seko_runtime.errors import ArtifactError, UsageError
+from seko_runtime.format.tokenizer_file import cut_text, open_tokenizer
 from seko_runtime.video.manifest import Text
 
 MAX_PROMPT_LETTERS = 1 << 16
@@ -41,9 +42,9 @@ class PromptIds:
 
         Raises
         ------
-        TokenizerMissingError
+        EnvironmentLacksError
             If `tokenizers` is not installed.
-        TokenizerError
+        ArtifactError
             If the file is no valid tokenizer, or gives an id that the text encoder does not know.
         UsageError
             If the prompt is too long, and the artifact does not cut prompts.
@@ -51,7 +52,7 @@ class PromptIds:
         spec = self._spec
         found = list(self._encoded(cleaned).ids)
         if self._vocabulary is not None and max(found, default=0) >= self._vocabulary:
-            raise TokenizerError(
+            raise ArtifactError(
                 f"{spec.tokenizer} gives the id {max(found)}, the text encoder knows ids below {self._vocabulary}; "
                 "rebuild the artifact"
             )
@@ -93,38 +94,12 @@ class PromptIds:
         return found
 
     def _encoded(self, cleaned: str) -> Any:
-        tokenizer = self._loaded()
-        try:
-            return tokenizer.encode(cleaned)
-        except BaseException as error:  # its message is not told: it may quote the prompt
-            _raise_foreign(error)
-            raise TokenizerError(
-                f"{self._spec.tokenizer} cannot cut a prompt into ids ({type(error).__name__}); rebuild the artifact"
-            ) from None
+        return cut_text(self._loaded(), cleaned, self._spec.tokenizer)
 
     def _loaded(self) -> Any:
-        if self._tokenizer is not None:
-            return self._tokenizer
-        try:
-            import tokenizers
-        except ImportError:
-            raise TokenizerMissingError(
-                "a prompt needs the library tokenizers, which is not installed; "
-                "pip install tokenizers, or give text embeddings in place of a sentence"
-            ) from None
-        document = bytes(self._document).decode("utf-8", errors="replace")
-        try:
-            loaded: Any = tokenizers.Tokenizer.from_str(document)
-        except BaseException as error:
-            _raise_foreign(error)
-            raise TokenizerError(
-                f"{self._spec.tokenizer} is no file of tokenizers {tokenizers.__version__}: {str(error)[:120]}; "
-                "update the library, or rebuild the artifact"
-            ) from None
-        loaded.no_truncation()  # the manifest says how to cut and pad, whatever the file says
-        loaded.no_padding()
-        self._tokenizer = loaded
-        return loaded
+        if self._tokenizer is None:
+            self._tokenizer = open_tokenizer(self._document, self._spec.tokenizer)
+        return self._tokenizer
 
 
 def _word_at(text: str, begin: int, end: int) -> str:
@@ -136,14 +111,6 @@ def _word_at(text: str, begin: int, end: int) -> str:
     while end < len(text) and re.match(r"\w", text[end]):
         end += 1
     return re.sub(r"^\W+|\W+$", "", text[begin:end])
-
-
-def _raise_foreign(error: BaseException) -> None:
-    """Re-raise exceptions that do not come from the tokenizer library. Its own have the class Exception, or are
-    panics.
-    """
-    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-        raise error
 
 
 def clean_prompt(prompt: str) -> str:

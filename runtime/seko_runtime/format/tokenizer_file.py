@@ -1,0 +1,73 @@
+"""A tokenizer's JSON file of the library `tokenizers`, which is imported for the first sentence.
+
+No error quotes a text: texts are private, and errors end up in logs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from seko_runtime.errors import ArtifactError, EnvironmentLacksError
+
+
+def open_tokenizer(document: bytes | memoryview, name: str) -> Any:
+    """Return the library's tokenizer of a file, without its own cutting and padding.
+
+    Parameters
+    ----------
+    document : bytes or memoryview
+        The file's content.
+    name : str
+        The file's name, for messages.
+
+    Raises
+    ------
+    EnvironmentLacksError
+        If `tokenizers` is not installed.
+    ArtifactError
+        If the file is no valid tokenizer.
+    """
+    try:
+        import tokenizers
+    except ImportError:
+        raise EnvironmentLacksError(
+            "a sentence needs the library tokenizers, which is not installed; "
+            "pip install tokenizers, or give text embeddings in place of a sentence"
+        ) from None
+    text = bytes(document).decode("utf-8", errors="replace")
+    try:
+        loaded: Any = tokenizers.Tokenizer.from_str(text)
+    except BaseException as error:
+        _raise_foreign(error)
+        raise ArtifactError(
+            f"{name} is no file of tokenizers {tokenizers.__version__}: {str(error)[:120]}; "
+            "update the library, or rebuild the artifact"
+        ) from None
+    loaded.no_truncation()
+    loaded.no_padding()
+    return loaded
+
+
+def cut_text(tokenizer: Any, text: str, name: str, *, marks: bool = True) -> Any:
+    """Return a text as the library's tokens, with the tokenizer's own marks for begin and end or without.
+
+    Raises
+    ------
+    ArtifactError
+        If the tokenizer fails.
+    """
+    try:
+        return tokenizer.encode(text) if marks else tokenizer.encode(text, add_special_tokens=False)
+    except BaseException as error:  # its message is not told: it may quote the text
+        _raise_foreign(error)
+        raise ArtifactError(
+            f"{name} cannot cut a text into ids ({type(error).__name__}); rebuild the artifact"
+        ) from None
+
+
+def _raise_foreign(error: BaseException) -> None:
+    """Re-raise exceptions that do not come from the tokenizer library. Its own have the class Exception, or are
+    panics.
+    """
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error

@@ -1,0 +1,1 @@
+"""Speech: text to token ids, and the prompts of a model that decodes patch by patch."""

@@ -1,0 +1,135 @@
+"""Prompts of speech: text and voices as one sequence of tokens, of which some are patches of latents.
+
+A patch is a few latents [P, C]; T counts tokens. The four kinds of prompts:
+
+    text alone              text, start
+    with a reference        reference start, reference patches, reference end, text, start
+    continuing a voice      text of the voice and text, start, patches of the voice
+    both                    reference start, reference patches, reference end, text of both, start, patches of the voice
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import UsageError
+
+PATCHES_A_TOKEN, FURTHER_PATCHES, MOST_PATCHES = 6, 10, 2000  # the original's limit of a sentence
+_CONTEXT = 3  # patches of a voice that the decoder hears before the first new one
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SpeechMarks:
+    """Token ids that separate the parts of a prompt."""
+
+    audio_start: int = 101
+    reference_start: int = 103
+    reference_end: int = 104
+
+
+@dataclass(frozen=True)
+class SpeechPrompt:
+    """A prompt as arrays.
+
+    Parameters
+    ----------
+    ids : array
+        [T] int64; 0 where a token is a patch.
+    is_audio : array
+        [T] bool, whether a token is a patch.
+    patches : array
+        [T, P, C] float32; zeros where a token is text.
+    """
+
+    ids: NDArray[np.int64]
+    is_audio: NDArray[np.bool_]
+    patches: Floats
+
+    @property
+    def context(self) -> Floats:
+        """The last patches [n, P, C] of the voice that is continued, none without one: the decoder hears them first,
+        and what it makes of them is dropped.
+        """
+        if not len(self.is_audio) or not self.is_audio[-1]:
+            return self.patches[:0]
+        return self.patches[self.is_audio][-_CONTEXT:]
+
+
+def assemble(
+    text_ids: NDArray[np.int64],
+    patch_shape: tuple[int, int],
+    *,
+    reference: Floats | None = None,
+    continued: Floats | None = None,
+    marks: SpeechMarks | None = None,
+) -> SpeechPrompt:
+    """Return the prompt of a sentence.
+
+    Parameters
+    ----------
+    text_ids : array
+        [n] int64, token ids of the text; of a continued voice's own text and the new one together.
+    patch_shape : tuple of int
+        P and C.
+    reference, continued : array, optional
+        [n, P, C] float32: patches of the voice to sound like, and of the voice that goes on.
+    marks : SpeechMarks, optional
+        The model's; default: VoxCPM2's.
+
+    Raises
+    ------
+    UsageError
+        If there is no text, or patches have another shape.
+    """
+    marks = marks or SpeechMarks()
+    text_ids = np.asarray(text_ids, np.int64)
+    if text_ids.ndim != 1 or not len(text_ids):
+        raise UsageError(
+            f"the text has token ids of shape {list(text_ids.shape)}: give a sentence with words"
+        )
+    parts: list[NDArray[np.int64] | Floats] = []
+    if reference is not None:
+        voice = _voice("reference", reference, patch_shape)
+        parts += [_text(marks.reference_start), voice, _text(marks.reference_end)]
+    parts += [text_ids, _text(marks.audio_start)]
+    if continued is not None:
+        parts.append(_voice("continued voice", continued, patch_shape))
+    lengths = [len(part) for part in parts]
+    is_audio = np.repeat([part.ndim == 3 for part in parts], lengths)
+    ids = np.zeros(sum(lengths), np.int64)
+    patches = np.zeros((sum(lengths), *patch_shape), np.float32)
+    first = 0
+    for part in parts:
+        target: NDArray[Any] = patches if part.ndim == 3 else ids
+        target[first : first + len(part)] = part
+        first += len(part)
+    return SpeechPrompt(ids, is_audio, patches)
+
+
+def pad_voice(samples: Floats, patch_samples: int, *, continued: bool) -> Floats:
+    """Return samples [n] filled up with zeros to whole patches: a reference at its end, a continued voice before it."""
+    missing = -len(samples) % patch_samples
+    return np.pad(samples, (missing, 0) if continued else (0, missing))
+
+
+def patch_limit(text_tokens: int, most: int = MOST_PATCHES) -> int:
+    """Return after how many patches a sentence of so many tokens ends, whatever the model says."""
+    return min(PATCHES_A_TOKEN * text_tokens + FURTHER_PATCHES, most)
+
+
+def _text(mark: int) -> NDArray[np.int64]:
+    return np.array([mark], np.int64)
+
+
+def _voice(what: str, patches: Floats, patch_shape: tuple[int, int]) -> Floats:
+    if patches.ndim != 3 or patches.shape[1:] != patch_shape or not len(patches):
+        raise UsageError(
+            f"the {what} has patches of shape {list(patches.shape)}, expected [n, {patch_shape[0]}, {patch_shape[1]}] "
+            "with at least one"
+        )
+    return patches

@@ -1,0 +1,79 @@
+"""Text to token ids for speech: the tokenizer's tokens, with those of several Chinese characters taken apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import ArtifactError, UsageError
+from seko_runtime.format.tokenizer_file import cut_text, open_tokenizer
+
+MAX_LETTERS = 1 << 16
+_WORD = "▁"  # begins a word in a Llama tokenizer's pieces
+_CHINESE = ("\u4e00", "\u9fff")  # first and last
+
+
+class SpeechTokenizer:
+    """A Llama tokenizer that splits Chinese words into characters, as VoxCPM2 was trained.
+
+    Parameters
+    ----------
+    document : bytes or memoryview
+        The tokenizer's JSON file.
+    name : str
+        That file's name, for messages.
+    vocabulary : int, optional
+        How many ids the model can look up; None: not checked.
+    """
+
+    def __init__(self, document: bytes | memoryview, name: str, vocabulary: int | None = None) -> None:
+        self._document, self._name, self._vocabulary = document, name, vocabulary
+        self._tokenizer: Any = None
+
+    def ids(self, text: str) -> NDArray[np.int64]:
+        """Return the token ids [n] of a text, without a mark for its begin or end.
+
+        Raises
+        ------
+        EnvironmentLacksError
+            If `tokenizers` is not installed.
+        ArtifactError
+            If the file is no valid tokenizer, or gives an id that the model does not know.
+        UsageError
+            If the text is no string, or too long.
+        """
+        if not isinstance(text, str) or len(text) > MAX_LETTERS:
+            found = f"{len(text)} characters" if isinstance(text, str) else f"a {type(text).__name__}"
+            raise UsageError(f"the text has {found}, expected a string of at most {MAX_LETTERS}")
+        pieces = cut_text(self._opened(), text, self._name, marks=False).tokens
+        ids = [self._id(part) for piece in pieces for part in self._split(piece)]
+        if self._vocabulary is not None and max(ids, default=0) >= self._vocabulary:
+            raise ArtifactError(
+                f"{self._name} gives the id {max(ids)}, the model knows ids below {self._vocabulary}; rebuild the "
+                "artifact"
+            )
+        return np.array(ids, np.int64)
+
+    def _split(self, piece: str) -> list[str]:
+        """Return the characters of a piece that is a Chinese word of the vocabulary, else the piece."""
+        word = piece.replace(_WORD, "")
+        first, last = _CHINESE
+        several = len(word) > 1 and all(first <= letter <= last for letter in word)
+        return list(word) if several and self._tokenizer.token_to_id(word) is not None else [piece]
+
+    def _id(self, piece: str) -> int:
+        found: int | None = self._tokenizer.token_to_id(piece)
+        if found is None:  # a character that only longer pieces have
+            found = self._tokenizer.token_to_id(self._tokenizer.model.unk_token or "")
+        if found is None:
+            raise ArtifactError(
+                f"{self._name} has no token for a character of the text, and no unknown token; rebuild the artifact"
+            )
+        return found
+
+    def _opened(self) -> Any:
+        if self._tokenizer is None:
+            self._tokenizer = open_tokenizer(self._document, self._name)
+        return self._tokenizer

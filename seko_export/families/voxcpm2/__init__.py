@@ -1,0 +1,1 @@
+"""VoxCPM2: speech from text, decoded patch by patch."""

@@ -1,0 +1,218 @@
+"""Dimensions of a VoxCPM2 model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from seko_export.config.build import ModelIdentity
+from seko_export.errors import UsageError
+from seko_export.media.audio_vae.config import AudioVaeConfig
+
+
+@dataclass(frozen=True)
+class LongRope:
+    """Rotary frequencies with a factor for each channel pair.
+
+    Parameters
+    ----------
+    theta : float
+        Base of the frequencies.
+    short_factors, long_factors : tuple of float
+        The factors of a model that is as long as ``original_positions`` at most, and of a longer one.
+    max_positions, original_positions : int
+        Positions of the model, and those that it was first trained for. They choose the factors once, not by the
+        length of a sequence.
+    """
+
+    theta: float
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    max_positions: int
+    original_positions: int
+
+    def __post_init__(self) -> None:
+        factors = (*self.short_factors, *self.long_factors)
+        if min(factors, default=0) <= 0 or not all(map(math.isfinite, factors)):
+            raise UsageError("a factor of rope_scaling is not above 0")
+        if not self.theta > 1 or not math.isfinite(self.theta):
+            raise UsageError(f"rope_theta must be above 1, got {self.theta}")
+        if min(self.max_positions, self.original_positions) < 2:
+            raise UsageError(
+                f"max_position_embeddings {self.max_positions} and original_max_position_embeddings "
+                f"{self.original_positions} must be at least 2"
+            )
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """The factors that act."""
+        return self.long_factors if self.max_positions > self.original_positions else self.short_factors
+
+    @property
+    def amplitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        growth = math.log(self.max_positions / self.original_positions) / math.log(self.original_positions)
+        return math.sqrt(1 + growth)
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    """Dimensions of one of the four transformers.
+
+    Parameters
+    ----------
+    layers, dim, ffn_dim : int
+        Depth, width, hidden width of the feed-forward.
+    heads, kv_heads, head_dim : int
+        Heads of queries, heads of keys and values, channels of a head.
+    norm_eps : float
+        Epsilon of every RMSNorm.
+    scale_depth : float or None
+        With ``use_mup``: attention and feed-forward are multiplied by this over the root of the layers before they are
+        added. None: they are added as they are.
+    """
+
+    layers: int
+    dim: int
+    ffn_dim: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    scale_depth: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "dim", "ffn_dim", "heads", "kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.heads % self.kv_heads:
+            raise UsageError(
+                f"{self.heads} heads of queries are no multiple of {self.kv_heads} of keys and values"
+            )
+        if self.head_dim % 2:
+            raise UsageError(f"head_dim {self.head_dim} must be even: RoPE rotates pairs of channels")
+        if not self.norm_eps > 0:
+            raise UsageError(f"norm_eps must be above 0, got {self.norm_eps}")
+
+    @property
+    def branch_scale(self) -> float:
+        """What attention and feed-forward are multiplied by before they are added."""
+        return 1.0 if self.scale_depth is None else self.scale_depth / math.sqrt(self.layers)
+
+    @property
+    def attention_width(self) -> int:
+        """Channels of all query heads, which may differ from ``dim``."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Channels of all heads of keys, and of values."""
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class VoxCpm2Config(ModelIdentity):
+    """Dimensions of a VoxCPM2 model.
+
+    Parameters
+    ----------
+    name : str
+        Preset name, for reports.
+    vocab_size : int
+        Text tokens.
+    base, residual : NetConfig
+        The language model over text and patches, and the one over its quantised hidden states.
+    encoder, decoder : NetConfig
+        The local encoder of a patch, and the local diffusion transformer.
+    rope : LongRope
+        Of all nets but a residual one without positions.
+    residual_rope : bool
+        Whether the residual net has rotary positions.
+    patch_size : int
+        Latents of a patch.
+    fsq_dim, fsq_scale : int
+        Channels that are quantised, and the levels on either side of zero.
+    embed_scale : float
+        What text embeddings are multiplied by; 1 unless ``use_mup`` is set.
+    mean_mode : bool
+        Whether the solver tells the local transformer its step too.
+    max_length : int
+        Positions for which the original has room, prompt included.
+    dtype : str
+        Compute dtype of the authors: ``bfloat16``, ``float16`` or ``float32``.
+    vae : AudioVaeConfig
+        Samples to latents and back.
+    family : str
+        The family that builds it.
+
+    Raises
+    ------
+    UsageError
+        If two of them contradict each other.
+    """
+
+    vocab_size: int
+    base: NetConfig
+    residual: NetConfig
+    encoder: NetConfig
+    decoder: NetConfig
+    rope: LongRope
+    residual_rope: bool = False
+    patch_size: int = 4
+    fsq_dim: int = 512
+    fsq_scale: int = 9
+    embed_scale: float = 1.0
+    mean_mode: bool = False
+    max_length: int = 8192
+    dtype: str = "bfloat16"
+    vae: AudioVaeConfig = field(default_factory=AudioVaeConfig)
+    family: str = field(default="voxcpm2", kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "patch_size", "fsq_dim", "fsq_scale", "max_length"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for role in ("base", "residual", "encoder", "decoder"):
+            net: NetConfig = getattr(self, role)
+            rotated = role != "residual" or self.residual_rope
+            if rotated and any(
+                len(factors) != net.head_dim // 2
+                for factors in (self.rope.short_factors, self.rope.long_factors)
+            ):
+                raise UsageError(
+                    f"rope_scaling has {len(self.rope.short_factors)} short and {len(self.rope.long_factors)} long "
+                    f"factors, expected {net.head_dim // 2} of each: half of the {net.head_dim} channels of a head"
+                )
+        if self.residual.dim != self.base.dim:
+            raise UsageError(f"the residual net is {self.residual.dim} wide, the base net {self.base.dim}")
+        if self.decoder.dim % 2 or self.decoder.dim < 4:
+            raise UsageError(
+                f"the local transformer's width {self.decoder.dim} must be even and at least 4: sines, then cosines"
+            )
+        if not math.isfinite(self.embed_scale):
+            raise UsageError(f"embed_scale must be finite, got {self.embed_scale}")
+
+    @property
+    def latent_dim(self) -> int:
+        """Channels of a latent."""
+        return self.vae.latent_dim
+
+    @property
+    def patch_shape(self) -> tuple[int, int]:
+        """Latents of a patch, and their channels."""
+        return (self.patch_size, self.latent_dim)
+
+    @property
+    def patch_samples(self) -> int:
+        """Samples that a patch decodes to."""
+        return self.patch_size * self.vae.decoder_stride
+
+    @property
+    def patch_tokens(self) -> int:
+        """Tokens of the local encoder: a learnt one, then the latents of a patch."""
+        return 1 + self.patch_size
+
+    @property
+    def solver_tokens(self) -> int:
+        """Tokens of the local transformer: two of the hidden states, the time, the previous patch, the patch."""
+        return 3 + 2 * self.patch_size

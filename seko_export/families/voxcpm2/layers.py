@@ -1,0 +1,238 @@
+"""A MiniCPM4 layer, over a cache or over a few local tokens, and the positions that the layers of a call share.
+
+A cache is flat: its places [S, K, D] belong to rows as the host lays them out, each row from its ``starts`` on. A call
+writes its tokens to places and reads a fixed number of them, its read length, which is at least what the rows hold.
+The last place belongs to no row: padding is written there.
+
+Shapes: B rows, T tokens of a row in one call, L read length, S places of the cache, d width, H heads of queries, K of
+keys and values, D channels of a head. Matmuls run in the weights' dtype, norms and RoPE in float32 as in the original.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from seko_export.families.voxcpm2.config import LongRope, NetConfig
+
+
+class Norm(nn.Module):
+    """RMSNorm that rounds to the weights' dtype before it multiplies by the weight."""
+
+    def __init__(self, net: NetConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.eps = net.norm_eps
+        self.weight = nn.Parameter(torch.empty(net.dim, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the shape and dtype of ``x`` [..., d]."""
+        mean = x.float().square().mean(-1, keepdim=True)
+        return (x * torch.rsqrt(mean + self.eps)).to(x.dtype) * self.weight
+
+
+class Attention(nn.Module):
+    """The projections of an attention; q, k and v are one matrix."""
+
+    def __init__(self, net: NetConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.qkv_proj = nn.Linear(net.dim, net.attention_width + 2 * net.kv_width, bias=False, dtype=dtype)
+        self.o_proj = nn.Linear(net.attention_width, net.dim, bias=False, dtype=dtype)
+
+
+class FeedForward(nn.Module):
+    """A gated feed-forward; gate and up are one matrix."""
+
+    def __init__(self, net: NetConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(net.dim, 2 * net.ffn_dim, bias=False, dtype=dtype)
+        self.down_proj = nn.Linear(net.ffn_dim, net.dim, bias=False, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the shape of ``x`` [..., d]."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        made: Tensor = self.down_proj(F.silu(gate) * up)
+        return made
+
+
+class Layer(nn.Module):
+    """The weights of a layer, and what does not depend on the attention."""
+
+    def __init__(self, net: NetConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.net = net
+        self.input_layernorm = Norm(net, dtype)
+        self.self_attn = Attention(net, dtype)
+        self.post_attention_layernorm = Norm(net, dtype)
+        self.mlp = FeedForward(net, dtype)
+
+    def projected(
+        self, hidden: Tensor, cos: Tensor | None, sin: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [B, T, H, D] and k, v [B, T, K, D] of ``hidden`` [B, T, d]; q and k rotated, if there are tables."""
+        net = self.net
+        qkv = self.self_attn.qkv_proj(self.input_layernorm(hidden))
+        q, k, v = (
+            part.unflatten(-1, (-1, net.head_dim))
+            for part in qkv.split((net.attention_width, net.kv_width, net.kv_width), dim=-1)
+        )
+        if cos is None or sin is None:
+            return q, k, v
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def finished(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Return the layer's output [B, T, d], of its input and of what its heads attended to, [B, T, H*D]."""
+        hidden = self._added(hidden, self.self_attn.o_proj(attended))
+        return self._added(hidden, self.mlp(self.post_attention_layernorm(hidden)))
+
+    def _added(self, hidden: Tensor, branch: Tensor) -> Tensor:
+        return hidden + (branch if self.net.scale_depth is None else branch * self.net.branch_scale)
+
+
+class LocalLayer(Layer):
+    """A layer of a local net, whose tokens all see each other."""
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return [B, T, d] of ``hidden`` of that shape, with rotary tables [T, D] float32."""
+        q, k, v = (part.transpose(1, 2) for part in self.projected(hidden, cos, sin))
+        attended = F.scaled_dot_product_attention(q, *self._for_queries(k, v))
+        return self.finished(hidden, attended.transpose(1, 2).flatten(2))
+
+    def _for_queries(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return k and v [B, K, T, D] with each head repeated for its heads of queries, [B, H, T, D]."""
+        shared = self.net.heads // self.net.kv_heads
+        return k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+
+
+class CachedLayer(Layer):
+    """A layer over a cache: it writes the call's keys and values, and attends to what its rows hold."""
+
+    def forward(
+        self,
+        hidden: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        write_index: Tensor,
+        read_index: Tensor,
+        mask: Tensor,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+    ) -> Tensor:
+        """Return the hidden state behind the layer.
+
+        Parameters
+        ----------
+        hidden : Tensor
+            [B, T, d].
+        k_cache, v_cache : Tensor
+            [S, K, D], written in place.
+        write_index, read_index, mask : Tensor
+            As `Positions` returns them.
+        cos, sin : Tensor, optional
+            [B, T, D] float32; without them the net has no positions.
+        """
+        q, k, v = self.projected(hidden, cos, sin)
+        k_cache.index_copy_(0, write_index, k.flatten(0, 1))
+        v_cache.index_copy_(0, write_index, v.flatten(0, 1))
+        rows = (hidden.shape[0], -1)
+        keys, values = (
+            cache.index_select(0, read_index).unflatten(0, rows).transpose(1, 2)
+            for cache in (k_cache, v_cache)
+        )
+        return self.finished(hidden, self.attend(q, keys, values, mask))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """Return [B, T, H*D] of q [B, T, H, D], k and v [B, K, L, D] and ``mask`` [B, T, L].
+
+        Of one token, the heads of queries that share keys are the queries of one attention, so that keys are read once.
+        """
+        net, (batch, tokens) = self.net, q.shape[:2]
+        shared = net.heads // net.kv_heads
+        if tokens == 1:
+            grouped = q.view(batch, net.kv_heads, shared, net.head_dim)
+            return F.scaled_dot_product_attention(grouped, k, v, mask[:, None]).reshape(batch, 1, -1)
+        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+        attended = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, mask[:, None])
+        return attended.transpose(1, 2).flatten(2)
+
+
+class Positions(nn.Module):
+    """Where the tokens of a call lie in the cache, what they see, and their rotary tables.
+
+    Parameters
+    ----------
+    tokens, length, places : int
+        T, L and S.
+    amplitude : float
+        Of cosines and sines, `LongRope.amplitude`.
+    """
+
+    def __init__(self, tokens: int, length: int, places: int, amplitude: float) -> None:
+        super().__init__()
+        self.tokens, self.length, self.places, self.amplitude = tokens, length, places, amplitude
+
+    def forward(
+        self, starts: Tensor, first: Tensor, count: Tensor, inverse_factors: Tensor, frequencies: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the positions of a call.
+
+        Parameters
+        ----------
+        starts : Tensor
+            [B] int64: the first place of each row; ``places - 1`` for a batch index without a row.
+        first, count : Tensor
+            [B] int64: the position of a row's first token, and how many of its tokens are no padding, 1 to T.
+        inverse_factors, frequencies : Tensor
+            [D/2] float32, as `rope_tables` makes them.
+
+        Returns
+        -------
+        write_index : Tensor
+            [B*T] int64, the place of each token; padding's is the last one.
+        read_index : Tensor
+            [B*L] int64, the places of each row's positions; behind its last token, that token's place again, so that
+            nothing else is ever read.
+        mask : Tensor
+            [B, T, L] bool, whether a token sees a position.
+        cos, sin : Tensor
+            [B, T, D] float32.
+        """
+        steps = torch.arange(self.tokens, device=starts.device)
+        read = torch.arange(self.length, device=starts.device)
+        positions = first[:, None] + steps  # [B, T]
+        write = torch.where(steps < count[:, None], starts[:, None] + positions, self.places - 1)
+        last = (first + count - 1)[:, None]
+        mask = read <= positions[..., None]
+        angles = positions[..., None].float() * inverse_factors * frequencies
+        cos, sin = rotary(angles, self.amplitude)
+        return write.flatten(), (starts[:, None] + torch.minimum(read, last)).flatten(), mask, cos, sin
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the two halves of the channels of ``x`` [B, T, heads, D] in float32, by tables [B, T, D] or [T, D]."""
+    wide = x.float()
+    low, high = wide.chunk(2, dim=-1)
+    turned = torch.cat((-high, low), dim=-1)
+    return (wide * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)).to(x.dtype)
+
+
+def rotary(angles: Tensor, amplitude: float) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [..., D] of angles [..., D/2], for both halves of the channels."""
+    both = torch.cat((angles, angles), dim=-1)
+    return both.cos() * amplitude, both.sin() * amplitude
+
+
+def rope_tables(rope: LongRope) -> tuple[Tensor, Tensor]:
+    """Return [D/2] float32 the inverse of each factor, and the frequencies. An angle is position * inverse * frequency,
+    in this order, as in the original.
+    """
+    pairs = len(rope.factors)
+    inverse = 1.0 / torch.tensor(rope.factors, dtype=torch.float32)
+    frequencies = 1.0 / (rope.theta ** (torch.arange(0, 2 * pairs, 2).float() / (2 * pairs)))
+    return inverse, frequencies
+
+
+def local_rotary(rope: LongRope, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [tokens, D] float32 of a local net's positions 0, 1, ..."""
+    inverse, frequencies = rope_tables(rope)
+    return rotary(torch.arange(tokens)[:, None].float() * inverse * frequencies, rope.amplitude)

@@ -1,0 +1,294 @@
+"""The modules of a VoxCPM2 step and of its prefill between the layers, each of which becomes an engine.
+
+A row's state between two steps is what the original's loop has at its head: the hidden states of both language models
+at the last position and the last patch. A step makes the next patch of them, encodes it, and runs both language models
+over it. The prefill runs both over the prompt. So the two end alike, and every patch is made by a step.
+
+Shapes: B rows of a call, R rows of the pool, T tokens, d and e width of the language models and of the local encoder,
+w width of the local transformer, P latents of a patch, C their channels. The local transformer has two rows for each
+of a call: with the condition, and without it for guidance.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from seko_export.families.layers.sampler import gaussian
+from seko_export.families.voxcpm2.config import VoxCpm2Config
+from seko_export.families.voxcpm2.layers import Norm
+
+_SCALE_EPS = 1e-8
+
+
+class PatchTokens(nn.Module):
+    """The local encoder's tokens of patches: a learnt token, then each latent."""
+
+    def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        width = config.encoder.dim
+        self.special_token = nn.Parameter(torch.empty(1, 1, width, dtype=dtype))
+        self.in_proj = nn.Linear(config.latent_dim, width, dtype=dtype)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Return [N, 1 + P, e] of ``patches`` [N, P, C]."""
+        tokens = self.in_proj(patches)
+        return torch.cat((self.special_token.expand(tokens.shape[0], -1, -1), tokens), dim=1)
+
+
+class PatchEmbedding(nn.Module):
+    """A patch as a token of the language models: the local encoder's learnt token behind its layers."""
+
+    def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.norm = Norm(config.encoder, dtype)
+        self.proj = nn.Linear(config.encoder.dim, config.base.dim, dtype=dtype)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return [N, 1, d] of ``tokens`` [N, 1 + P, e]."""
+        made: Tensor = self.proj(self.norm(tokens[:, :1]))
+        return made
+
+
+class NextToken(PatchEmbedding):
+    """The embedding of the patch that a step made, once as the language models' next token and once as its features."""
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Return [B, 1, d] twice."""
+        made = super().forward(tokens)
+        return made, made.clone()
+
+
+class PromptTokens(nn.Module):
+    """The prompt's tokens: text by the table of embeddings, patches as the local encoder has them."""
+
+    def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.scale = config.embed_scale
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.base.dim, dtype=dtype)
+
+    def forward(self, ids: Tensor, is_audio: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens, and the patches' part of them.
+
+        Parameters
+        ----------
+        ids : Tensor
+            [T] int64; those of patches are any ids.
+        is_audio : Tensor
+            [T] bool, whether a token is a patch.
+        embedded : Tensor
+            [T, 1, d], the embedding of each token's patch.
+
+        Returns
+        -------
+        hidden, features : Tensor
+            [1, T, d] each; ``features`` are zeros where a token is text.
+        """
+        text = self.embed_tokens(ids)[None]
+        text = text if self.scale == 1 else text * self.scale
+        patches = embedded.view_as(text)
+        is_audio = is_audio[:, None]
+        return torch.where(is_audio, patches, text), torch.where(is_audio, patches, 0)
+
+
+class Fsq(nn.Module):
+    """Finite scalar quantisation: a hidden state through a few levels for each of some channels."""
+
+    def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.scale = config.fsq_scale
+        self.in_proj = nn.Linear(config.base.dim, config.fsq_dim, dtype=dtype)
+        self.out_proj = nn.Linear(config.fsq_dim, config.base.dim, dtype=dtype)
+
+    def levels(self, x: Tensor) -> Tensor:
+        """Return whole numbers [..., fsq_dim] from -scale to scale; halves are rounded to even."""
+        return torch.round(torch.tanh(self.in_proj(x)) * self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the shape of ``x`` [..., d]."""
+        made: Tensor = self.out_proj(self.levels(x) / self.scale)
+        return made
+
+
+class Fusion(nn.Module):
+    """From the base net's last layer to the residual net's first: norm, quantisation, fusion with the patches."""
+
+    def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        d = config.base.dim
+        self.norm = Norm(config.base, dtype)
+        self.fsq = Fsq(config, dtype)
+        self.fusion = nn.Linear(2 * d, d, dtype=dtype)
+
+    def forward(
+        self, hidden: Tensor, features: Tensor, is_audio: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the base net's hidden state, and the residual net's input.
+
+        Parameters
+        ----------
+        hidden, features : Tensor
+            [B, T, d]: behind the last layer, and the embedding of each token's patch, zeros for text.
+        is_audio : Tensor, optional
+            [T] bool, of a single row: text is not quantised. Without it all tokens are patches.
+        """
+        states = self.norm(hidden)
+        quantised = self.fsq(states)
+        states = quantised if is_audio is None else torch.where(is_audio[:, None], quantised, states)
+        return states, self.fusion(torch.cat((states, features), dim=-1))
+
+
+class KeepState(nn.Module):
+    """The end of a prefill or step: what the next step begins with is written into the rows' states."""
+
+    def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.norm = Norm(config.residual, dtype)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        base: Tensor,
+        patches: Tensor,
+        count: Tensor,
+        rows: Tensor,
+        base_state: Tensor,
+        residual_state: Tensor,
+        last_patch: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Write the states of each row's last token, and return those of the two language models, [B, d] each.
+
+        Parameters
+        ----------
+        hidden : Tensor
+            [B, T, d], behind the residual net's last layer.
+        base : Tensor
+            [B, T, d], as `Fusion` returns the base net's hidden states.
+        patches : Tensor
+            [B*T, P, C]; zeros where a token is text.
+        count : Tensor
+            [B] int64: how many of a row's tokens are no padding.
+        rows : Tensor
+            [B] int64: the pool's row of each batch index; the last one for a batch index without a row.
+        base_state, residual_state, last_patch : Tensor
+            [R, d], [R, d], [R, P, C], written in place.
+        """
+        batch, tokens = hidden.shape[:2]
+        last = torch.arange(batch, device=hidden.device) * tokens + count - 1
+        kept = base.flatten(0, 1).index_select(0, last)
+        kept_residual = self.norm(hidden.flatten(0, 1).index_select(0, last))
+        base_state.index_copy_(0, rows, kept)
+        residual_state.index_copy_(0, rows, kept_residual)
+        last_patch.index_copy_(0, rows, patches.index_select(0, last))
+        return kept, kept_residual
+
+
+class Condition(nn.Module):
+    """The beginning of a step: what the local transformer is told, and whether this patch is the last."""
+
+    def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        d, width = config.base.dim, config.decoder.dim
+        self.width = width
+        self.lm_proj = nn.Linear(d, width, dtype=dtype)
+        self.residual_proj = nn.Linear(d, width, dtype=dtype)
+        self.cond_proj = nn.Linear(config.latent_dim, width, dtype=dtype)
+        self.stop_proj = nn.Linear(d, d, dtype=dtype)
+        self.stop_head = nn.Linear(d, 2, bias=False, dtype=dtype)
+
+    def forward(
+        self, rows: Tensor, base_state: Tensor, residual_state: Tensor, last_patch: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the condition of a step.
+
+        Parameters
+        ----------
+        rows, base_state, residual_state, last_patch : Tensor
+            As `KeepState` takes them; only read.
+
+        Returns
+        -------
+        mu : Tensor
+            [B, 2, 2, w]: the tokens of the two hidden states, and zeros instead of them.
+        cond : Tensor
+            [B, 2, P, w]: the tokens of the last patch, twice.
+        stop_logits : Tensor
+            [B, 2] float32.
+        stop : Tensor
+            [B] uint8: 1 if the patch of this step is the last one; equal logits go on.
+        """
+        base, residual, patch = (
+            state.index_select(0, rows) for state in (base_state, residual_state, last_patch)
+        )
+        mu = torch.stack((self.lm_proj(base), self.residual_proj(residual)), dim=1)
+        cond = self.cond_proj(patch.to(mu.dtype))
+        logits = self.stop_head(F.silu(self.stop_proj(base)))
+        stop = (logits[:, 1] > logits[:, 0]).to(torch.uint8)
+        mus, conds = torch.stack((mu, torch.zeros_like(mu)), dim=1), torch.stack((cond, cond), dim=1)
+        return mus, conds, logits.float(), stop
+
+
+class PatchNoise(nn.Module):
+    """Where the solver begins: noise that depends on seed and number of the patch alone."""
+
+    def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.patch_shape, self.dtype = config.patch_shape, dtype
+
+    def forward(self, seeds: Tensor, patch_numbers: Tensor, temperature: Tensor) -> Tensor:
+        """Return [B, P, C] of N(0, temperature**2), from ``seeds`` and ``patch_numbers`` [B] int64 and ``temperature``
+        [B] float32.
+        """
+        latents, channels = self.patch_shape
+        draw = torch.zeros_like(seeds[:1])
+        noise = gaussian(seeds, patch_numbers[:, None], draw, (1, latents, channels))  # [B, 1, 1, P, C]
+        return (noise.flatten(0, 2).to(self.dtype) * temperature[:, None, None]).to(self.dtype)
+
+
+class SolverTokens(nn.Module):
+    """The local transformer's tokens of a solver step: hidden states, time, last patch, patch under way."""
+
+    def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.in_proj = nn.Linear(config.latent_dim, config.decoder.dim, dtype=dtype)
+
+    def forward(self, patch: Tensor, mu: Tensor, time: Tensor, cond: Tensor) -> Tensor:
+        """Return [2B, 3 + 2P, w], of ``patch`` [B, P, C], ``time`` [w], and ``mu`` and ``cond`` of `Condition`."""
+        tokens = self.in_proj(patch)
+        times = time.expand(*mu.shape[:2], 1, -1)
+        return torch.cat((mu, times, cond, torch.stack((tokens, tokens), dim=1)), dim=2).flatten(0, 1)
+
+
+class SolverStep(nn.Module):
+    """A step of Euler's method along the guided velocity."""
+
+    def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.latents = config.patch_size
+        self.norm = Norm(config.decoder, dtype)
+        self.out_proj = nn.Linear(config.decoder.dim, config.latent_dim, dtype=dtype)
+
+    def forward(self, tokens: Tensor, patch: Tensor, guidance: Tensor, size: Tensor) -> Tensor:
+        """Return the patch [B, P, C] behind the step.
+
+        Guidance away from the velocity without a condition, which is scaled to be as near as it can (CFG-Zero*).
+
+        Parameters
+        ----------
+        tokens : Tensor
+            [2B, 3 + 2P, w], behind the last layer.
+        patch : Tensor
+            [B, P, C] before the step.
+        guidance : Tensor
+            [B] float32.
+        size : Tensor
+            [1], how far the time moves.
+        """
+        velocities: Tensor = self.out_proj(self.norm(tokens[:, tokens.shape[1] - self.latents :]))
+        told, free = velocities.unflatten(0, (-1, 2)).unbind(1)
+        product = (told * free).sum((1, 2), keepdim=True)
+        free = free * (product / (free.square().sum((1, 2), keepdim=True) + _SCALE_EPS))
+        guided = free + (guidance[:, None, None] * (told - free).float()).to(free.dtype)
+        moved: Tensor = patch - size * guided
+        return moved

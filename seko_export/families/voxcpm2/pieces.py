@@ -1,0 +1,312 @@
+"""The engines of a VoxCPM2 build: those of a step, of a prefill, and of the voice encoder.
+
+A step calls, in this order:
+
+    noise, condition
+    solver_tokens, solver_layer x layers, solver_step       for each solver step with a velocity
+    patch_tokens, patch_layer x layers, patch_embedding
+    positions, base_layer x layers, fusion, residual_layer x layers, keep_state
+    decode
+
+A prefill: patch_tokens to patch_embedding over all tokens, prompt_tokens, then from positions to keep_state.
+
+The three parts of a step are programs of their own, as the second has a run for each solver step; what one hands to
+the next lies in buffers. Buffers of a step are as long as the largest call, ``[bucket]`` takes its leading rows; those
+of a prefill are of one row, and ``[bucket]`` takes the leading tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from seko_export.engines.key import EngineKey
+from seko_export.engines.piece import OF_LAYER, Argument, Piece, on_meta
+from seko_export.errors import UsageError
+from seko_export.families.voxcpm2 import modules, weights
+from seko_export.families.voxcpm2.config import NetConfig, VoxCpm2Config
+from seko_export.families.voxcpm2.keys import DECODER, ENCODER
+from seko_export.families.voxcpm2.layers import CachedLayer, LocalLayer, Positions
+from seko_export.media.audio_vae.modules import DecodeRows, EncodeChunk, state_size
+
+I64, F32 = torch.int64, torch.float32
+PREFILL = "prefill"  # in the names of a prefill's engines and host buffers
+ROWS, STARTS, FIRST, COUNT = "rows", "starts", "first", "count"
+SEEDS, PATCH_NUMBERS, TEMPERATURE, GUIDANCE = "seeds", "patch_numbers", "temperature", "guidance"
+IDS, IS_AUDIO, PROMPT_PATCHES = "prompt.ids", "prompt.is_audio", "prompt.patches"
+PATCH, MU, COND = "patch", "mu", "cond"  # of the step under way
+STOP, STOP_LOGITS, SAMPLES = "stop", "stop_logits", "samples"
+BASE_STATE, RESIDUAL_STATE, LAST_PATCH = "state.base", "state.residual", "state.patch"
+VAE_STATES, VOICE, VOICE_STATES, VOICE_LATENTS = "vae.states", "voice", "voice.states", "voice.latents"
+
+
+@dataclass(frozen=True)
+class SpeechLayout:
+    """For how much a build has room, and how its engines compute.
+
+    Parameters
+    ----------
+    rows : int
+        Rows of the pool, with the last one for batch indices without a row.
+    places : int
+        Places of each cache, with the last one for padding.
+    dtype : torch.dtype
+        Of weights, activations and caches; the audio VAE is float32.
+    voice_patches : int
+        Patches of a voice that one call encodes.
+    """
+
+    rows: int
+    places: int
+    dtype: torch.dtype
+    voice_patches: int = 8
+
+    def __post_init__(self) -> None:
+        if self.rows < 2 or self.places < 2 or self.voice_patches < 1:
+            raise UsageError(
+                f"{self.rows} rows and {self.places} places of the cache: one of each is for padding, so at least 2; "
+                f"{self.voice_patches} patches of a voice: at least 1"
+            )
+
+
+def step_pieces(config: VoxCpm2Config, layout: SpeechLayout, batch: int, length: int) -> dict[str, Piece]:
+    """Return the engines of a step of ``batch`` rows that reads ``length`` positions, by name."""
+    made = _Pieces(config, layout, batch, tokens=1, length=length)
+    return {piece.name: piece for piece in (*made.solver(), *made.local_encoder(), *made.models())}
+
+
+def prefill_pieces(config: VoxCpm2Config, layout: SpeechLayout, tokens: int, length: int) -> dict[str, Piece]:
+    """Return the engines of a prefill of ``tokens`` tokens of one row, by name.
+
+    ``length`` is at least the positions before the call plus ``tokens``; a long prompt may take several calls.
+    """
+    if tokens < 2 or length < tokens:
+        raise UsageError(f"a prefill of {tokens} tokens that reads {length}: at least 2, and as many read")
+    made = _Pieces(config, layout, 1, tokens, length, PREFILL)
+    return {piece.name: piece for piece in (*made.local_encoder(), made.prompt_tokens(), *made.models())}
+
+
+def voice_piece(config: VoxCpm2Config, layout: SpeechLayout) -> Piece:
+    """Return the engine that encodes a stretch of a voice; its states are zeros before the first one."""
+    module = on_meta(lambda: EncodeChunk(config.vae))
+    assert isinstance(module, EncodeChunk)
+    latents = layout.voice_patches * config.patch_size
+    samples = latents * config.vae.encoder_stride
+    states = ("states", f"buffer:{VOICE_STATES}", (1, state_size(module)), F32)
+    return Piece(
+        EngineKey("voice"),
+        module,
+        f"{weights.VAE}encoder.",
+        0,
+        (Argument("samples", f"buffer:{VOICE}", (1, samples), F32), Argument(*states)),
+        (
+            Argument("latents", f"buffer:{VOICE_LATENTS}", (1, latents, config.latent_dim), F32),
+            Argument(*states),
+        ),
+    )
+
+
+class _Pieces:
+    """Makes the engines of one call size."""
+
+    def __init__(
+        self,
+        config: VoxCpm2Config,
+        layout: SpeechLayout,
+        batch: int,
+        tokens: int,
+        length: int,
+        variant: str = "",
+    ) -> None:
+        self.config, self.layout, self.dtype = config, layout, layout.dtype
+        self.batch, self.tokens, self.length = batch, tokens, length
+        self.variant = (variant,) if variant else ()
+        d = config.base.dim
+        self.hidden = Argument("hidden", "value:hidden", (batch, tokens, d), self.dtype)
+        self.features = Argument("features", "value:features", (batch, tokens, d), self.dtype)
+        self.embedded = Argument("embedded", "value:embedded", (batch * tokens, 1, d), self.dtype)
+        self.rows, self.count = self._of_rows("rows", ROWS), self._of_rows("count", COUNT)
+        self.patch = Argument("patch", f"buffer:{PATCH}[bucket]", (batch, *config.patch_shape), self.dtype)
+        self.states = (
+            Argument("base_state", f"buffer:{BASE_STATE}", (layout.rows, d), self.dtype),
+            Argument("residual_state", f"buffer:{RESIDUAL_STATE}", (layout.rows, d), self.dtype),
+            Argument("last_patch", f"buffer:{LAST_PATCH}", (layout.rows, *config.patch_shape), self.dtype),
+        )
+
+    def solver(self) -> list[Piece]:
+        """Return the engines that make a patch and its samples of the rows' states."""
+        config, dtype, b = self.config, self.dtype, self.batch
+        width = config.decoder.dim
+        mu = Argument("mu", f"buffer:{MU}[bucket]", (b, 2, 2, width), dtype)
+        cond = Argument("cond", f"buffer:{COND}[bucket]", (b, 2, config.patch_size, width), dtype)
+        tokens = Argument("hidden", "value:tokens", (2 * b, config.solver_tokens, width), dtype)
+        time = Argument("time", f"weight:{weights.TIMES}[pass]", (width,), dtype)
+        size = Argument("size", f"weight:{weights.SIZES}[pass]", (1,), dtype)
+        drawn = (
+            self._of_rows("seeds", SEEDS),
+            self._of_rows("patch_numbers", PATCH_NUMBERS),
+            self._of_rows("temperature", TEMPERATURE, F32),
+        )
+        stop = (
+            Argument("stop_logits", f"buffer:{STOP_LOGITS}[bucket]", (b, 2), F32),
+            Argument("stop", f"buffer:{STOP}[bucket]", (b,), torch.uint8),
+        )
+        module = on_meta(lambda: DecodeRows(config.vae))
+        assert isinstance(module, DecodeRows)
+        states = Argument("states", f"buffer:{VAE_STATES}", (self.layout.rows, state_size(module)), F32)
+        samples = Argument("samples", f"buffer:{SAMPLES}[bucket]", (b, config.patch_samples), F32)
+        guidance = self._of_rows("guidance", GUIDANCE, F32)
+        step = (Argument("tokens", tokens.ref, tokens.shape, dtype), self.patch, guidance, size)
+        return [
+            self._piece("noise", modules.PatchNoise, drawn, (self.patch,)),
+            self._piece("condition", modules.Condition, (self.rows, *self.states), (mu, cond, *stop)),
+            self._piece("solver_tokens", modules.SolverTokens, (self.patch, mu, time, cond), (tokens,)),
+            self._local("solver_layer", DECODER, config.decoder, tokens, weights.SOLVER_ROTARY),
+            self._piece("solver_step", modules.SolverStep, step, (self.patch,)),
+            Piece(
+                self._key("decode"),
+                module,
+                f"{weights.VAE}decoder.",
+                0,
+                (Argument("latents", self.patch.ref, self.patch.shape, dtype), self.rows, states),
+                (samples,),
+                ("states",),
+            ),
+        ]
+
+    def local_encoder(self) -> list[Piece]:
+        """Return the engines that make an embedding of each patch of a call."""
+        config, dtype = self.config, self.dtype
+        count = self.batch * self.tokens
+        shape = (count, config.patch_tokens, config.encoder.dim)
+        hidden, tokens = (Argument(name, "value:patch_tokens", shape, dtype) for name in ("hidden", "tokens"))
+        make: type[nn.Module] = modules.PatchEmbedding if self.variant else modules.NextToken
+        made = (self.embedded,) if self.variant else (self.features, self.hidden)
+        return [
+            self._piece("patch_tokens", modules.PatchTokens, (self._patches(),), (hidden,)),
+            self._local("patch_layer", ENCODER, config.encoder, hidden, weights.PATCH_ROTARY),
+            self._piece("patch_embedding", make, (tokens,), made),
+        ]
+
+    def prompt_tokens(self) -> Piece:
+        """Return the engine that makes the language models' tokens of a prompt."""
+        ids = Argument("ids", f"buffer:{IDS}[bucket]", (self.tokens,), I64)
+        made = (self.hidden, self.features)
+        return self._piece(
+            "prompt_tokens", modules.PromptTokens, (ids, self._is_audio(), self.embedded), made
+        )
+
+    def models(self) -> list[Piece]:
+        """Return the engines that run both language models over the call's tokens."""
+        config, dtype, b, t = self.config, self.dtype, self.batch, self.tokens
+        layout, pairs = self.layout, len(config.rope.factors)
+        base = Argument("base", "value:base", self.hidden.shape, dtype)
+        of_tokens = (self._of_rows("starts", STARTS), self._of_rows("first", FIRST), self.count)
+        tables = (
+            Argument("inverse_factors", f"weight:{weights.INVERSE_FACTORS}", (pairs,), F32),
+            Argument("frequencies", f"weight:{weights.FREQUENCIES}", (pairs,), F32),
+        )
+        places = (
+            Argument("write_index", "value:write_index", (b * t,), I64),
+            Argument("read_index", "value:read_index", (b * self.length,), I64),
+            Argument("mask", "value:mask", (b, t, self.length), torch.bool),
+        )
+        rotary = tuple(Argument(name, f"value:{name}", (b, t, 2 * pairs), F32) for name in ("cos", "sin"))
+        audio = (self._is_audio(),) if self.variant else ()
+        positions = Positions(t, self.length, layout.places, config.rope.amplitude)
+        return [
+            Piece(
+                self._key("positions", reads=True),
+                positions,
+                "",
+                0,
+                (*of_tokens, *tables),
+                (*places, *rotary),
+            ),
+            self._cached("base_layer", "base_lm", config.base, places, rotary),
+            self._piece("fusion", modules.Fusion, (self.hidden, self.features, *audio), (base, self.hidden)),
+            self._cached(
+                "residual_layer",
+                "residual_lm",
+                config.residual,
+                places,
+                rotary if config.residual_rope else (),
+            ),
+            self._piece(
+                "keep_state",
+                modules.KeepState,
+                (self.hidden, base, self._patches(), self.count, self.rows, *self.states),
+                tuple(
+                    Argument(name, f"value:{name}", (b, config.base.dim), dtype)
+                    for name in ("last_base", "last_residual")
+                ),
+                mutates=tuple(state.name for state in self.states),
+            ),
+        ]
+
+    def _patches(self) -> Argument:
+        """Return the patches of the call's tokens: the prompt's, or the one that the step made."""
+        ref = f"buffer:{PROMPT_PATCHES}[bucket]" if self.variant else self.patch.ref
+        return Argument("patches", ref, (self.batch * self.tokens, *self.config.patch_shape), self.dtype)
+
+    def _is_audio(self) -> Argument:
+        """Return whether each token of a prompt is a patch."""
+        return Argument("is_audio", f"buffer:{IS_AUDIO}[bucket]", (self.tokens,), torch.bool)
+
+    def _of_rows(self, name: str, buffer: str, dtype: torch.dtype = I64) -> Argument:
+        """Return what the host fills for each row of a call; a prefill has buffers of its own, of one row."""
+        ref = f"buffer:{PREFILL}.{buffer}" if self.variant else f"buffer:{buffer}[bucket]"
+        return Argument(name, ref, (self.batch,), dtype)
+
+    def _local(
+        self, role: str, prefix: str, net: NetConfig, hidden: Argument, names: tuple[str, str]
+    ) -> Piece:
+        tables = tuple(
+            Argument(name, f"weight:{table}", (hidden.shape[1], net.head_dim), F32)
+            for name, table in zip(("cos", "sin"), names, strict=True)
+        )
+        module = on_meta(lambda: LocalLayer(net, self.dtype))
+        return Piece(
+            self._key(role), module, f"{prefix}.layers.{{layer}}.", net.layers, (hidden, *tables), (hidden,)
+        )
+
+    def _cached(
+        self,
+        role: str,
+        prefix: str,
+        net: NetConfig,
+        places: tuple[Argument, ...],
+        rotary: tuple[Argument, ...],
+    ) -> Piece:
+        shape = (self.layout.places, net.kv_heads, net.head_dim)
+        caches = tuple(
+            Argument(f"{part}_cache", f"buffer:{prefix}.{part}{OF_LAYER}", shape, self.dtype) for part in "kv"
+        )
+        return Piece(
+            self._key(role, reads=True),
+            on_meta(lambda: CachedLayer(net, self.dtype)),
+            f"{prefix}.layers.{{layer}}.",
+            net.layers,
+            (self.hidden, *caches, *places, *rotary),
+            (self.hidden,),
+            ("k_cache", "v_cache"),
+        )
+
+    def _piece(
+        self,
+        role: str,
+        make: Callable[[VoxCpm2Config, torch.dtype], nn.Module],
+        inputs: tuple[Argument, ...],
+        outputs: tuple[Argument, ...],
+        mutates: tuple[str, ...] = (),
+    ) -> Piece:
+        module = on_meta(lambda: make(self.config, self.dtype))
+        return Piece(self._key(role), module, f"{role}.", 0, inputs, outputs, mutates)
+
+    def _key(self, role: str, *, reads: bool = False) -> EngineKey:
+        length = (str(self.length),) if reads else ()
+        bucket = self.tokens if self.variant else self.batch
+        return EngineKey(role, bucket=bucket, variant=(*self.variant, *length))

@@ -1,0 +1,86 @@
+"""Dimensions of an AudioVAE V2."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from seko_export.errors import UsageError
+
+
+@dataclass(frozen=True)
+class AudioVaeConfig:
+    """Dimensions of an AudioVAE V2: depthwise, without noise blocks, its decoder conditioned by scale and bias.
+
+    Parameters
+    ----------
+    encoder_dim : int
+        Channels behind the encoder's first convolution; each block doubles them.
+    encoder_rates : tuple of int
+        Stride of each encoder block; their product is the samples of a latent at ``sample_rate``.
+    latent_dim : int
+        Channels of a latent.
+    decoder_dim : int
+        Channels before the decoder's first block; each block halves them.
+    decoder_rates : tuple of int
+        Stride of each decoder block; their product is the samples of a latent at ``out_sample_rate``.
+    sample_rate, out_sample_rate : int
+        Samples a second that the encoder takes and the decoder makes.
+    rate_boundaries : tuple of int
+        Sample rates between which the decoder's conditions change, ascending.
+
+    Raises
+    ------
+    UsageError
+        If two of them contradict each other.
+    """
+
+    encoder_dim: int = 128
+    encoder_rates: tuple[int, ...] = (2, 5, 8, 8)
+    latent_dim: int = 64
+    decoder_dim: int = 2048
+    decoder_rates: tuple[int, ...] = (8, 6, 5, 2, 2, 2)
+    sample_rate: int = 16_000
+    out_sample_rate: int = 48_000
+    rate_boundaries: tuple[int, ...] = (20_000, 30_000, 40_000)
+
+    def __post_init__(self) -> None:
+        sizes = (self.encoder_dim, self.latent_dim, self.decoder_dim, self.sample_rate, self.out_sample_rate)
+        if min((*sizes, *self.encoder_rates, *self.decoder_rates, *self.rate_boundaries)) < 1:
+            raise UsageError("a size of the audio VAE is below 1")
+        if not self.encoder_rates or not self.decoder_rates:
+            raise UsageError("the audio VAE has no blocks: encoder_rates or decoder_rates is empty")
+        halvings = 2 ** len(self.decoder_rates)
+        if self.decoder_dim % halvings:
+            raise UsageError(
+                f"the audio VAE's decoder_dim {self.decoder_dim} is no multiple of {halvings}: each of its "
+                f"{len(self.decoder_rates)} blocks halves the channels"
+            )
+        if list(self.rate_boundaries) != sorted(set(self.rate_boundaries)):
+            raise UsageError(f"the audio VAE's rate boundaries {self.rate_boundaries} must rise")
+
+    @property
+    def encoder_stride(self) -> int:
+        """Samples at ``sample_rate`` of a latent."""
+        return math.prod(self.encoder_rates)
+
+    @property
+    def decoder_stride(self) -> int:
+        """Samples at ``out_sample_rate`` of a latent."""
+        return math.prod(self.decoder_rates)
+
+    @property
+    def encoder_widths(self) -> tuple[int, ...]:
+        """Channels before each encoder block, then behind the last."""
+        return tuple(self.encoder_dim * 2**block for block in range(len(self.encoder_rates) + 1))
+
+    @property
+    def decoder_widths(self) -> tuple[int, ...]:
+        """Channels before each decoder block, then behind the last."""
+        return tuple(self.decoder_dim // 2**block for block in range(len(self.decoder_rates) + 1))
+
+    @property
+    def rate_condition(self) -> int:
+        """Row of the condition tables that belongs to ``out_sample_rate``."""
+        return bisect_left(self.rate_boundaries, self.out_sample_rate)

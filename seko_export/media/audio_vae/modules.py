@@ -1,0 +1,280 @@
+"""AudioVAE V2 as pure functions of a chunk and of the states that its convolutions keep between chunks.
+
+Every convolution is causal: it is padded on the left alone. So a convolution needs its last inputs of the chunk
+before, and zeros before the first chunk. A stream starts with states of zeros; there is no other first call.
+Attribute names are those of the checkpoint, with each weight norm folded into one ``weight``.
+
+Shapes: B rows, C channels, T samples or latents of a chunk, S numbers of a row's states. Everything is float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from seko_export.media.audio_vae.config import AudioVaeConfig
+
+KERNEL = 7  # of the depthwise convolutions
+DILATIONS = (1, 3, 9)  # of a block's residual units
+_SNAKE_EPS = 1e-9
+
+
+class States:
+    """The states of one call, in the order in which its convolutions use them.
+
+    Parameters
+    ----------
+    packed : Tensor
+        [B, S], the states of all convolutions side by side.
+    shapes : list of tuple
+        Channels and inputs of each.
+    """
+
+    def __init__(self, packed: Tensor, shapes: list[tuple[int, int]]) -> None:
+        parts = packed.split([math.prod(shape) for shape in shapes], dim=1)
+        self._old: Iterator[Tensor] = iter(
+            [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
+        )
+        self._new: list[Tensor] = []
+
+    def before(self, x: Tensor, count: int) -> Tensor:
+        """Return ``x`` [B, C, T] behind the next state [B, C, count], and keep its last ``count`` inputs."""
+        joined = torch.cat((next(self._old), x), dim=-1)
+        self._new.append(joined[..., joined.shape[-1] - count :])
+        return joined
+
+    def packed(self) -> Tensor:
+        """Return the kept inputs of all convolutions, [B, S]."""
+        return torch.cat([state.flatten(1) for state in self._new], dim=1)
+
+
+class CausalConv(nn.Module):
+    """A convolution padded on the left, so that T inputs give T / stride outputs."""
+
+    def __init__(
+        self, taken: int, made: int, kernel: int, *, stride: int = 1, dilation: int = 1, groups: int = 1
+    ) -> None:
+        super().__init__()
+        self.stride, self.dilation, self.groups = stride, dilation, groups
+        self.state = (taken, (kernel - 1) * dilation + 1 - stride)
+        self.weight = nn.Parameter(torch.empty(made, taken // groups, kernel))
+        self.bias = nn.Parameter(torch.empty(made))
+
+    def forward(self, x: Tensor, states: States) -> Tensor:
+        """Return [B, made, T / stride] of [B, taken, T]."""
+        count = self.state[1]
+        joined = states.before(x, count) if count else x
+        return F.conv1d(joined, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+class CausalTransposedConv(nn.Module):
+    """A transposed convolution of 2 * stride taps, so that T inputs give T * stride outputs."""
+
+    def __init__(self, taken: int, made: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.state = (taken, 1)
+        self.weight = nn.Parameter(torch.empty(taken, made, 2 * stride))
+        self.bias = nn.Parameter(torch.empty(made))
+
+    def forward(self, x: Tensor, states: States) -> Tensor:
+        """Return [B, made, T * stride] of [B, taken, T].
+
+        The outputs of the state's input alone belong to the chunk before; those of the last input alone are completed
+        by the next chunk.
+        """
+        y = F.conv_transpose1d(states.before(x, 1), self.weight, self.bias, self.stride)
+        return y[..., self.stride : self.stride + x.shape[-1] * self.stride]
+
+
+class Snake(nn.Module):
+    """Snake activation, ``x + sin(alpha * x)**2 / alpha``, with an alpha for each channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.empty(1, channels, 1))
+
+    def forward(self, x: Tensor, states: States) -> Tensor:
+        """Return the shape of ``x`` [B, C, T]."""
+        del states
+        return x + (self.alpha + _SNAKE_EPS).reciprocal() * torch.sin(self.alpha * x).square()
+
+
+class Chain(nn.Module):
+    """Modules one behind the other, as ``block``."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        self.block = nn.ModuleList(modules)
+
+    def forward(self, x: Tensor, states: States) -> Tensor:
+        """Return what the last module makes of ``x`` [B, C, T]."""
+        for module in self.block:
+            x = module(x, states)
+        return x
+
+
+class ResidualUnit(Chain):
+    """A depthwise convolution and one of single taps, each behind a Snake, added to their input."""
+
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__(
+            Snake(channels),
+            CausalConv(channels, channels, KERNEL, dilation=dilation, groups=channels),
+            Snake(channels),
+            CausalConv(channels, channels, 1),
+        )
+
+    def forward(self, x: Tensor, states: States) -> Tensor:
+        """Return the shape of ``x`` [B, C, T]."""
+        return x + super().forward(x, states)
+
+
+class EncoderBlock(Chain):
+    """Three residual units, then a convolution that strides and doubles the channels."""
+
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__(
+            *(ResidualUnit(channels, dilation) for dilation in DILATIONS),
+            Snake(channels),
+            CausalConv(channels, 2 * channels, 2 * stride, stride=stride),
+        )
+
+
+class DecoderBlock(Chain):
+    """A transposed convolution that halves the channels, then three residual units."""
+
+    def __init__(self, channels: int, stride: int) -> None:
+        half = channels // 2
+        super().__init__(
+            Snake(channels),
+            CausalTransposedConv(channels, half, stride),
+            *(ResidualUnit(half, dilation) for dilation in DILATIONS),
+        )
+
+
+class RateCondition(nn.Module):
+    """The decoder's condition on its sample rate: a scale and a bias for each channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(channels))
+        self.bias = nn.Parameter(torch.empty(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the shape of ``x`` [B, C, T]."""
+        return x * self.scale[:, None] + self.bias[:, None]
+
+
+class EncodeChunk(nn.Module):
+    """The encoder: samples to latents, with the mean of each latent's distribution."""
+
+    def __init__(self, config: AudioVaeConfig) -> None:
+        super().__init__()
+        blocks = zip(config.encoder_widths, config.encoder_rates, strict=False)
+        self.block = nn.ModuleList(
+            [
+                CausalConv(1, config.encoder_dim, KERNEL),
+                *(EncoderBlock(width, stride) for width, stride in blocks),
+            ]
+        )
+        self.fc_mu = CausalConv(config.encoder_widths[-1], config.latent_dim, 3)
+        self.state_shapes = state_shapes(self)
+
+    def forward(self, samples: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode a chunk.
+
+        Parameters
+        ----------
+        samples : Tensor
+            [B, T] at ``sample_rate``, T a multiple of ``encoder_stride``.
+        states : Tensor
+            [B, S] that the chunk before returned; zeros for the first.
+
+        Returns
+        -------
+        latents : Tensor
+            [B, T / encoder_stride, latent_dim].
+        states : Tensor
+            [B, S] for the next chunk.
+        """
+        held = States(states, self.state_shapes)
+        x = samples[:, None]
+        for block in self.block:
+            x = block(x, held)
+        return self.fc_mu(x, held).transpose(1, 2), held.packed()
+
+
+class DecodeChunk(nn.Module):
+    """The decoder: latents to samples."""
+
+    def __init__(self, config: AudioVaeConfig) -> None:
+        super().__init__()
+        widths, rates = config.decoder_widths, config.decoder_rates
+        latents = config.latent_dim
+        self.model = nn.ModuleList(
+            [
+                CausalConv(latents, latents, KERNEL, groups=latents),
+                CausalConv(latents, config.decoder_dim, 1),
+                *(DecoderBlock(width, rate) for width, rate in zip(widths, rates, strict=False)),
+                Snake(widths[-1]),
+                CausalConv(widths[-1], 1, KERNEL),
+            ]
+        )
+        self.conditions = nn.ModuleDict(
+            {str(2 + block): RateCondition(width) for block, width in enumerate(widths[:-1])}
+        )
+        self.state_shapes = state_shapes(self)
+
+    def forward(self, latents: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Decode a chunk.
+
+        Parameters
+        ----------
+        latents : Tensor
+            [B, T, latent_dim] in any floating dtype.
+        states : Tensor
+            [B, S] that the chunk before returned; zeros for the first.
+
+        Returns
+        -------
+        samples : Tensor
+            [B, T * decoder_stride] at ``out_sample_rate``, in -1..1.
+        states : Tensor
+            [B, S] for the next chunk.
+        """
+        held = States(states, self.state_shapes)
+        x = latents.float().transpose(1, 2)
+        for number, module in enumerate(self.model):
+            if str(number) in self.conditions:
+                x = self.conditions[str(number)](x)
+            x = module(x, held)
+        return torch.tanh(x).squeeze(1), held.packed()
+
+
+class DecodeRows(DecodeChunk):
+    """The decoder over some rows of a pool, whose states it reads and writes."""
+
+    def forward(self, latents: Tensor, rows: Tensor, states: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the samples [B, T * decoder_stride] of ``latents`` [B, T, latent_dim].
+
+        ``rows`` [B] int64 are the pool's rows, ``states`` [R, S] those of the whole pool, written in place.
+        """
+        samples, kept = super().forward(latents, states.index_select(0, rows))
+        states.index_copy_(0, rows, kept)
+        return samples
+
+
+def state_shapes(module: nn.Module) -> list[tuple[int, int]]:
+    """Return channels and inputs of each convolution's state, in the order of their use."""
+    found: list[tuple[int, int]] = [getattr(part, "state", (0, 0)) for part in module.modules()]
+    return [shape for shape in found if shape[1]]
+
+
+def state_size(module: EncodeChunk | DecodeChunk) -> int:
+    """Return S, the numbers of one row's states."""
+    return sum(math.prod(shape) for shape in module.state_shapes)

@@ -1,0 +1,151 @@
+"""Prompts and token ids of speech against the original's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from seko_export.families.voxcpm2.presets import PRESETS, TINY
+from seko_export.families.voxcpm2.random_files import tokenizer_json
+from seko_runtime.errors import ArtifactError, UsageError
+from seko_runtime.speech.prompts import assemble, pad_voice, patch_limit
+from seko_runtime.speech.tokens import SpeechTokenizer
+from tests.voxcpm2.oracle import original, original_model, quiet
+
+CONFIG = PRESETS[TINY]
+MODES = {
+    "text": (),
+    "reference": ("reference",),
+    "continued": ("continued",),
+    "both": ("reference", "continued"),
+}
+DOCUMENT = json.dumps(tokenizer_json()).encode()
+
+
+def voice(seed: int, count: int) -> NDArray[np.float32]:
+    generator = np.random.default_rng(seed)
+    return generator.standard_normal((count, *CONFIG.patch_shape)).astype(np.float32)
+
+
+VOICES = {"reference": voice(1, 3), "continued": voice(2, 5)}
+
+
+@pytest.fixture(scope="module")
+def arguments_of() -> Any:
+    """What the original hands to its loop in each mode, with voices that are encoded already."""
+    model = original_model(CONFIG)
+    words = {"an old text": [7, 8], "a new text": [9, 10, 11], "an old texta new text": [7, 8, 9, 10, 11]}
+    model.text_tokenizer = words.__getitem__
+    model._encode_wav = lambda path, **_: torch.from_numpy(VOICES[path])
+    seen: list[tuple[Tensor, ...]] = []
+
+    def loop(*given: Tensor, **named: Any) -> Any:
+        seen.append((*given, torch.tensor(named["max_len"])))
+        yield torch.zeros(1, *reversed(CONFIG.patch_shape)), torch.zeros(1), 0
+
+    model._inference = loop
+
+    def arguments(*voices: str) -> tuple[Tensor, ...]:
+        named = {"reference": "reference_wav_path", "continued": "prompt_wav_path"}
+        with quiet():
+            model.generate(
+                "a new text",
+                prompt_text="an old text" if "continued" in voices else "",
+                **{named[kind]: kind for kind in voices},
+            )
+        return seen[-1]
+
+    return arguments
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_kind_of_prompt_is_the_originals(mode: str, arguments_of: Any) -> None:
+    ids, text_mask, patches, is_audio, limit = arguments_of(*MODES[mode])
+    text = [7, 8, 9, 10, 11] if "continued" in MODES[mode] else [9, 10, 11]
+    made = assemble(np.array(text), CONFIG.patch_shape, **{kind: VOICES[kind] for kind in MODES[mode]})
+    assert np.array_equal(made.ids, ids[0])
+    assert np.array_equal(made.is_audio, is_audio[0].bool())
+    assert np.array_equal(made.is_audio, ~text_mask[0].bool())
+    assert np.array_equal(made.patches, patches[0])
+    assert patch_limit(3) == limit == 28
+    assert (made.ids.dtype, made.is_audio.dtype, made.patches.dtype) == (np.int64, np.bool_, np.float32)
+    context = VOICES["continued"][-3:] if "continued" in MODES[mode] else VOICES["continued"][:0]
+    assert np.array_equal(made.context, context)
+
+
+def test_a_long_text_has_the_originals_limit() -> None:
+    assert [patch_limit(count) for count in (1, 331, 332, 5000)] == [16, 1996, 2000, 2000]
+    assert patch_limit(50, most=100) == 100
+
+
+def test_voices_are_filled_up_to_whole_patches() -> None:
+    """A reference behind its end; a voice that goes on before its begin, so that speech ends where it is continued."""
+    samples = np.arange(1, 6, dtype=np.float32)
+    assert pad_voice(samples, 4, continued=False).tolist() == [1, 2, 3, 4, 5, 0, 0, 0]
+    assert pad_voice(samples, 4, continued=True).tolist() == [0, 0, 0, 1, 2, 3, 4, 5]
+    assert pad_voice(samples, 5, continued=True) is not None
+    assert len(pad_voice(samples, 5, continued=True)) == 5
+
+
+def test_what_makes_no_prompt_is_refused() -> None:
+    none, some = np.array([], np.int64), np.array([3])
+    with pytest.raises(UsageError, match="give a sentence"):
+        assemble(none, CONFIG.patch_shape)
+    with pytest.raises(UsageError, match=r"reference has patches of shape \[2, 4, 9\]"):
+        assemble(some, CONFIG.patch_shape, reference=np.zeros((2, 4, 9), np.float32))
+    with pytest.raises(UsageError, match="continued voice has patches"):
+        assemble(some, CONFIG.patch_shape, continued=np.zeros((0, 4, 8), np.float32))
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The original's tokenizer, from the same file."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    (folder / "tokenizer.json").write_bytes(DOCUMENT)
+    loaded = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    return original().utils.mask_multichar_chinese_tokens(loaded)
+
+
+OURS = SpeechTokenizer(DOCUMENT, "tokenizer.json", CONFIG.vocab_size)
+LETTERS = st.sampled_from([*"你好世界今天气很说话声音龙", *"hello world the", " ", "é", "🎉", "<", "1"])
+PARTS = st.lists(
+    st.sampled_from(["你好", "世界", "今天天气", "hello", " ", "说话声音", "\n", "。"]) | LETTERS
+)
+
+
+@given(PARTS.map("".join))
+def test_token_ids_are_the_originals(theirs: Any, text: str) -> None:
+    assert OURS.ids(text).tolist() == theirs(text)
+
+
+def test_chinese_words_are_split_and_there_is_no_begin_mark() -> None:
+    vocabulary = tokenizer_json()["model"]["vocab"]  # type: ignore[index]
+    names = {number: token for token, number in vocabulary.items()}
+    said = [names[number] for number in OURS.ids("你好 世界hello")]
+    # the word's mark goes with the split, as in the original
+    assert said == ["你", "好", "世", "界", "hello"]
+    assert "你好" in vocabulary
+    assert len(OURS.ids("")) == 0
+
+
+def test_a_text_that_is_none_and_files_of_others_are_refused() -> None:
+    with pytest.raises(UsageError, match="a int, expected a string"):
+        OURS.ids(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="65537 characters"):
+        OURS.ids("a" * 65537)
+    with pytest.raises(ArtifactError, match="rebuild the artifact"):
+        SpeechTokenizer(DOCUMENT, "tokenizer.json", 20).ids("hello")
+    with pytest.raises(ArtifactError, match="is no file of tokenizers"):
+        SpeechTokenizer(b"{}", "tokenizer.json").ids("hello")
