@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+
+from seko_runtime import Pool
 from seko_serve.http.app import Application
 from seko_serve.live.device import Device
 from seko_serve.live.house import House
 from seko_serve.run import SERVER_LIMITS
 from seko_serve.settings import Settings
-
-from seko_runtime import Pool
 from tests.runtime import toy_pool
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from seko_serve.live.pace import CREDIT, Pace
 
 

@@ -8,6 +8,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from seko_serve.errors import KINDS, ServeError
 from seko_serve.protocol import (
     CONTROLS,

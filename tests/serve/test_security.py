@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from seko_serve.errors import ServeError
 from seko_serve.security.keys import ApiKeys, read_keys
 from seko_serve.security.origins import check_origin

@@ -12,11 +12,11 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
+from websockets.exceptions import ConnectionClosed
+
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Media
-from websockets.exceptions import ConnectionClosed
-
 from tests.runtime import toy_pool, toy_whole
 
 from .conftest import Running, Starter

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from seko_serve.errors import ServeError
 from seko_serve.media.sound import ENCODERS, chosen_codec
 from seko_serve.protocol import Codec

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from seko_serve.store.base import ExistsError, StoreError
 from seko_serve.store.folder import FolderStore
 

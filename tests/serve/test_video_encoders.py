@@ -7,6 +7,7 @@ import io
 import av
 import numpy as np
 import pytest
+
 from seko_serve.errors import ServeError
 from seko_serve.media.video import ENCODERS, VideoEncoder, chosen_codec, pts_us
 from seko_serve.protocol import Codec
