@@ -32,8 +32,6 @@ class Settings:
         Path under which a proxy serves it.
     max_sessions : int or None
         Sessions at a time; default: the rows of the artifact.
-    queue : int
-        Sessions that may wait for a row.
     lease_s : float
         Seconds that a session outlives its socket.
     log_level : str
@@ -56,7 +54,6 @@ class Settings:
     tls_certificate: Path | None = None
     root_path: str = ""
     max_sessions: int | None = None
-    queue: int = 16
     lease_s: float = 60.0
     log_level: str = "info"
 
@@ -65,8 +62,6 @@ class Settings:
             raise ValueError(f"--port {self.port}: expected 0 to 65535")
         if self.max_sessions is not None and self.max_sessions < 1:
             raise ValueError(f"--max-sessions {self.max_sessions}: expected 1 or more")
-        if self.queue < 0:
-            raise ValueError(f"--queue {self.queue}: expected 0 or more")
         if not 0 < self.lease_s < 86_400:
             raise ValueError(f"--lease {self.lease_s}: expected seconds above 0, at most a day")
         if (self.tls_key is None) != (self.tls_certificate is None):
