@@ -264,14 +264,15 @@ def _check_cache_frames(stream: Stream, batch: int, caches: Sequence[Buffer]) ->
 def text_vocabulary(manifest: VideoManifest) -> int | None:
     """Return how many token ids the program `text` can look up; None if that is unknown.
 
-    An id is an index into a table that is one of the engine's inputs, so no id may exceed the longest table.
+    An id is an index into a table that is one of the engine's inputs, so no id may exceed the longest table. The calls
+    may still be unchecked: one that does not fit its engine is refused when programs are resolved.
     """
     specs = {engine.name: engine.inputs for engine in manifest.engines}
     tables = [
         spec.shape[0]
         for call in manifest.programs.get("text", ())
         if f"buffer:{TEXT_IDS}" in call.inputs
-        for ref, spec in zip(call.inputs, specs[call.engine], strict=True)
+        for ref, spec in zip(call.inputs, specs.get(call.engine, ()), strict=False)
         if ref.startswith("weight:") and len(spec.shape) == 2
     ]
     return max(tables, default=None)
