@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -251,6 +252,32 @@ def test_a_program_that_does_not_fit_is_refused_with_both_sides(
     with pytest.raises(error) as caught:
         resolve_video(manifest)
     assert words in str(caught.value)
+
+
+@given(
+    st.lists(st.integers(1, 4), max_size=4).map(tuple),
+    st.lists(st.integers(0, 4), max_size=5).map(tuple),
+)
+def test_a_references_indices_select_what_numpys_do(shape: tuple[int, ...], index: tuple[int, ...]) -> None:
+    manifest = with_begin("buffer:seeds", "buffer:frames", f"weight:cell{''.join(f'[{at}]' for at in index)}")
+    weights = tuple(replace(one, shape=shape) if one.name == "cell" else one for one in manifest.weights)
+    try:
+        selected = np.empty(shape)[index].shape
+    except IndexError:
+        selected = None
+    engines = tuple(
+        replace(one, inputs=(*one.inputs[:2], replace(one.inputs[2], shape=selected or ())))
+        if one.name == "begin"
+        else one
+        for one in manifest.engines
+    )
+    manifest = replace(manifest, weights=weights, engines=engines)
+    if selected is None:
+        with pytest.raises(ManifestError, match="has no index"):
+            resolve_video(manifest)
+        return
+    call = resolve_video(manifest)["begin"][0][0]
+    assert (call.inputs[2].name, call.inputs[2].index) == ("cell", index)
 
 
 def test_writing_to_what_a_failed_chunk_could_not_restore_is_refused() -> None:
