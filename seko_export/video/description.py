@@ -26,14 +26,13 @@ def video_workload(config: VideoBuild, golden: Golden | None = None) -> VideoWor
 
 def kv_pool(config: VideoBuild) -> KvPool:
     """Return the size of the KV pool in bytes, in the build's own format and in bf16."""
-    model, stream = config.model, config.workload.stream
+    model = config.model
     tokens = sum(
         len(group.layers) * config.of_layer_group(group).workload.stream.cache_tokens
         for group in config.layer_groups
     )
-    numbers = 2 * config.workload.state_rows * tokens * model.dim // config.target.ranks  # K and V
-    if stream.pass_caches:
-        numbers *= len(config.workload.schedule.timesteps)
+    held = config.workload.state_rows * config.workload.cache_passes
+    numbers = 2 * held * tokens * model.dim // config.target.ranks  # K and V
     return KvPool(
         scheme=config.kv.name,
         pool_bytes=sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.role == "cache"),
@@ -43,6 +42,7 @@ def kv_pool(config: VideoBuild) -> KvPool:
 
 
 def stream_table(config: VideoBuild) -> Stream:
+    """Return the layout of the stream."""
     stream = config.workload.stream
     return Stream(
         chunk_frames=stream.chunk_frames,
@@ -60,6 +60,7 @@ def stream_table(config: VideoBuild) -> Stream:
 
 
 def schedule_table(config: VideoBuild) -> Schedule:
+    """Return the passes of a chunk."""
     schedule = config.workload.schedule
     return Schedule(
         denoise_passes=len(schedule.timesteps),
