@@ -31,13 +31,13 @@ class KernelDriver(CudaDriver):
 
     def load_module(self, code: bytes) -> int:
         """Load PTX or a cubin."""
-        return self._made("cuModuleLoadData", code)
+        return self._new_handle("cuModuleLoadData", code)
 
     def unload_module(self, module: int) -> None:
         self._call("cuModuleUnload", module)
 
     def function(self, module: int, name: str) -> int:
-        return self._made("cuModuleGetFunction", module, name.encode())
+        return self._new_handle("cuModuleGetFunction", module, name.encode())
 
     def launch(
         self,

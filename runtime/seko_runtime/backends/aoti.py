@@ -116,9 +116,9 @@ def _check_package(spec: EngineSpec, loader: Any) -> None:
         )
     trees = loader.get_call_spec()
     if all(trees):  # a package made by a lower-level call than aoti_compile_and_package does not say
-        taken, given = (_count_leaves(json.loads(tree)[1]) for tree in trees)
-        check_count(spec, "takes", taken, spec.inputs)
-        check_count(spec, "gives", given, spec.outputs)
+        input_count, output_count = (_count_leaves(json.loads(tree)[1]) for tree in trees)
+        check_count(spec, "takes", input_count, spec.inputs)
+        check_count(spec, "gives", output_count, spec.outputs)
     check_tensors_text(spec, loader.get_metadata().get(TENSORS_KEY))
 
 

@@ -42,7 +42,7 @@ class CompileBackend:
         self._device = torch.device(device)
         self._counted: dict[str, int] = _counters()
         self._cache_loaded = 0
-        self._told = False
+        self._reported = False
 
     def memory(self) -> Memory:
         return CompileCudaMemory(self._device) if self._device.type == "cuda" else CompileCpuMemory()
@@ -82,8 +82,8 @@ class CompileBackend:
 
     def _tell(self, reason: str) -> None:
         """Say on stderr, once for each artifact, that graphs had to be compiled, and why."""
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             print(
                 f"seko_runtime: engines are compiled here, which takes a while before the first call: {reason}",
                 file=sys.stderr,
@@ -119,11 +119,11 @@ def _refuse_shared_folders() -> None:
     for folder in (cache_dir(), default_cache_dir()):
         with contextlib.suppress(OSError):
             os.makedirs(folder, 0o700, exist_ok=True)
-            found = os.stat(folder)
-            if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
-                mode = stat.S_IMODE(found.st_mode)
+            status = os.stat(folder)
+            if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+                mode = stat.S_IMODE(status.st_mode)
                 raise ArtifactError(
-                    f"others may write to {folder} (mode {mode:04o}, user {found.st_uid}), where torch keeps what it "
+                    f"others may write to {folder} (mode {mode:04o}, user {status.st_uid}), where torch keeps what it "
                     "compiles and runs it from; set TMPDIR and TORCHINDUCTOR_CACHE_DIR to folders of your own, or, if "
                     "this one and all that is in it is yours, chmod go-w"
                 )
@@ -134,7 +134,7 @@ def _compiled(spec: EngineSpec, program: memoryview) -> Engine:
         exported = torch.export.load(io.BytesIO(program))
         # The check of inputs against the exported shapes is ours, done once, statically; inside it would be traced.
         module: Any = exported.module(check_guards=False)
-        taken, given = _sides(exported)
+        inputs_side, outputs_side = _sides(exported)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         if isinstance(error, OSError) and lacks(error):
             raise
@@ -142,8 +142,8 @@ def _compiled(spec: EngineSpec, program: memoryview) -> Engine:
             f"engine {spec.name} ({spec.file}) was refused by torch {torch.__version__}: "
             f"{str(error).splitlines()[0][:200] if str(error) else type(error).__name__}; rebuild the artifact"
         ) from None
-    check_side(spec, "takes", taken, spec.inputs)
-    check_side(spec, "gives", given, spec.outputs)
+    check_side(spec, "takes", inputs_side, spec.inputs)
+    check_side(spec, "gives", outputs_side, spec.outputs)
     run = _torch.compile(module, mode="reduce-overhead", fullgraph=True, dynamic=False)
 
     def engine(inputs: list[Any]) -> Sequence[Any]:
@@ -161,10 +161,10 @@ def _sides(program: Any) -> tuple[Side, Side]:
     def side(names: Sequence[Any]) -> Side:
         tensors = [values.get(name) for name in names]
         return [
-            (list(one.shape), str(one.dtype).removeprefix("torch."))
-            if isinstance(one, torch.Tensor)
+            (list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            if isinstance(tensor, torch.Tensor)
             else ([], "no tensor")
-            for one in tensors
+            for tensor in tensors
         ]
 
     return side(signature.user_inputs), side(signature.user_outputs)

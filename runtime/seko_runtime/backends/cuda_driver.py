@@ -172,7 +172,7 @@ class CudaDriver:
     def allocate(self, nbytes: int) -> int:
         """Return the address of device memory, aligned to 256 bytes; DeviceMemoryError if there is too little."""
         try:
-            return self._made("cuMemAlloc_v2", max(nbytes, 1))
+            return self._new_handle("cuMemAlloc_v2", max(nbytes, 1))
         except DeviceMemoryError:
             raise DeviceMemoryError(
                 f"cuda:{self.index} has too little free memory for {nbytes} bytes, {self.free_bytes()} are free; close "
@@ -184,7 +184,7 @@ class CudaDriver:
 
     def allocate_host(self, nbytes: int) -> int:
         """Return the address of page-locked host memory."""
-        return self._made("cuMemAllocHost_v2", max(nbytes, 1))
+        return self._new_handle("cuMemAllocHost_v2", max(nbytes, 1))
 
     def free_host(self, address: int) -> None:
         self._call("cuMemFreeHost", address)
@@ -229,7 +229,7 @@ class CudaDriver:
         self._call("cuMemcpy2DAsync_v2", byref(order), stream)
 
     def create_stream(self) -> int:
-        return self._made("cuStreamCreate", STREAM_NON_BLOCKING)
+        return self._new_handle("cuStreamCreate", STREAM_NON_BLOCKING)
 
     def destroy_stream(self, stream: int) -> None:
         self._call("cuStreamDestroy_v2", stream)
@@ -242,7 +242,7 @@ class CudaDriver:
             self._call("cuStreamSynchronize", stream)
 
     def create_event(self) -> int:
-        return self._made("cuEventCreate", EVENT_DISABLE_TIMING)
+        return self._new_handle("cuEventCreate", EVENT_DISABLE_TIMING)
 
     def destroy_event(self, event: int) -> None:
         self._call("cuEventDestroy_v2", event)
@@ -263,16 +263,16 @@ class CudaDriver:
 
     def end_capture(self, stream: int) -> int:
         """Return the captured graph, ready to launch."""
-        graph = self._made("cuStreamEndCapture", stream, last=True)
+        graph = self._new_handle("cuStreamEndCapture", stream, last=True)
         try:
-            return self._made("cuGraphInstantiateWithFlags", graph, 0)
+            return self._new_handle("cuGraphInstantiateWithFlags", graph, 0)
         finally:
             self._call("cuGraphDestroy", graph)
 
     def abort_capture(self, stream: int) -> None:
         """End a capture whose work failed, and discard it."""
         with suppress(DeviceFaultError):
-            graph = self._made("cuStreamEndCapture", stream, last=True)
+            graph = self._new_handle("cuStreamEndCapture", stream, last=True)
             if graph:
                 self._call("cuGraphDestroy", graph)
 
@@ -287,7 +287,7 @@ class CudaDriver:
         _check(self._library, "cuDevicePrimaryCtxRetain", byref(context), device)
         return context.value or 0
 
-    def _made(self, name: str, *arguments: Any, last: bool = False) -> int:
+    def _new_handle(self, name: str, *arguments: Any, last: bool = False) -> int:
         """Call an entry that gives a handle: its first argument, or its last."""
         handle = c_void_p()
         self._call(name, *((*arguments, byref(handle)) if last else (byref(handle), *arguments)))

@@ -109,7 +109,7 @@ class CudaMemory(CpuMemory):
         return replay
 
     def park(self, tensors: Mapping[str, torch.Tensor]) -> tuple[Parked, object]:
-        parked = self._pinned_copies({name: (one.shape, one.dtype) for name, one in tensors.items()})
+        parked = self._pinned_copies({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()})
         moves = self._beside()
         with moves.forked():
             for name, source in tensors.items():
@@ -148,7 +148,7 @@ class CudaMemory(CpuMemory):
         self, arrays: Mapping[str, NDArray[np.uint8]], tensors: Mapping[str, torch.Tensor]
     ) -> PinnedCopies:
         """Write bytes to a pinned block, by the host."""
-        copies = self._pinned_copies({name: (one.shape, one.dtype) for name, one in tensors.items()})
+        copies = self._pinned_copies({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()})
         self._beside().stream.synchronize()  # copies out of this block may still run
         for name, target in copies.tensors.items():
             target.copy_(torch.tensor(arrays[name]).view(target.dtype).reshape(target.shape))
@@ -260,11 +260,11 @@ class PinnedCopies(HostCopies):
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in self.tensors.values())
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
         self.done.synchronize()
-        return {name: one.reshape(-1).view(torch.uint8).numpy() for name, one in self.tensors.items()}
+        return {name: tensor.reshape(-1).view(torch.uint8).numpy() for name, tensor in self.tensors.items()}
 
 
 def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -274,8 +274,8 @@ def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:
     if target.is_contiguous() and source.is_contiguous():
         target.copy_(source, non_blocking=True)
         return
-    for one, other in zip(target, source, strict=True):
-        one.copy_(other, non_blocking=True)
+    for target_layer, source_layer in zip(target, source, strict=True):
+        target_layer.copy_(source_layer, non_blocking=True)
 
 
 class _PinnedResults(HostResults):

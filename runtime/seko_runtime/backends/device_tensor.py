@@ -53,9 +53,9 @@ class DeviceTensor:
 
     @property
     def is_contiguous(self) -> bool:
-        wanted = contiguous_strides(self.shape, self.dtype)
-        pairs = zip(self.shape, self.strides, wanted, strict=True)
-        return all(size == 1 or found == stride for size, found, stride in pairs)
+        contiguous = contiguous_strides(self.shape, self.dtype)
+        pairs = zip(self.shape, self.strides, contiguous, strict=True)
+        return all(size == 1 or stride == packed for size, stride, packed in pairs)
 
     def at(self, index: Sequence[int]) -> DeviceTensor:
         """``tensor[i][j]...``."""

@@ -163,7 +163,7 @@ class DriverMemory:
         return partial(self.driver.launch_graph, graph, self.queue.stream)
 
     def park(self, tensors: Mapping[str, DeviceTensor]) -> tuple[Parked, object]:
-        parked = self._pinned_copies({name: one.nbytes for name, one in tensors.items()})
+        parked = self._pinned_copies({name: tensor.nbytes for name, tensor in tensors.items()})
         stream = self._beside()
         for name, source in tensors.items():
             to_host(self.driver, parked.address(name), source, stream)
@@ -173,15 +173,15 @@ class DriverMemory:
     def unpark(self, parked: Parked, tensors: Mapping[str, DeviceTensor]) -> object:
         if not isinstance(parked, ParkedCopies):
             arrays = parked.arrays()
-            parked = self._pinned_copies({name: one.nbytes for name, one in tensors.items()})
+            parked = self._pinned_copies({name: tensor.nbytes for name, tensor in tensors.items()})
             self.driver.synchronize(
                 self._beside()
             )  # copies out of this block may still run, and the host writes now
             for name, target in parked.parts().items():
                 target[:] = arrays[name]
         stream = self._beside()
-        for name, wanted in tensors.items():
-            from_host(self.driver, wanted, parked.address(name), stream)
+        for name, tensor in tensors.items():
+            from_host(self.driver, tensor, parked.address(name), stream)
         self.driver.record(parked.done.handle, stream)
         return parked.done
 

@@ -59,9 +59,11 @@ def check_place(spec: EngineSpec, package: memoryview, engines: Container[str]) 
     ArtifactError
         If it belongs to another engine.
     """
-    found = packed_name(package)
-    if found != spec.name and found in engines:
-        raise ArtifactError(f"engine {spec.name}: {spec.file} holds the engine {found}; rebuild the artifact")
+    packed = packed_name(package)
+    if packed != spec.name and packed in engines:
+        raise ArtifactError(
+            f"engine {spec.name}: {spec.file} holds the engine {packed}; rebuild the artifact"
+        )
 
 
 def packed_name(package: memoryview) -> str:
@@ -75,8 +77,8 @@ def packed_name(package: memoryview) -> str:
 
 def tensors_text(spec: EngineSpec) -> str:
     """Return an engine's signature as JSON for its package: shapes, dtypes, and which inputs it writes."""
-    sides = ([[list(one.shape), one.dtype] for one in side] for side in (spec.inputs, spec.outputs))
-    places = [place for place, one in enumerate(spec.inputs) if one.name in spec.mutates]
+    sides = ([[list(tensor.shape), tensor.dtype] for tensor in side] for side in (spec.inputs, spec.outputs))
+    places = [place for place, tensor in enumerate(spec.inputs) if tensor.name in spec.mutates]
     return json.dumps([*sides, places])
 
 

@@ -25,12 +25,16 @@ def free_host_bytes() -> int:
     respected.
     """
     machine = _numbers(MEMINFO, ":").get("MemAvailable")
-    found = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if machine is None else machine * 1024
+    available = (
+        os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if machine is None else machine * 1024
+    )
     try:
         limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
     except (OSError, ValueError):  # no container, or one without a limit, which is called max
-        return found
-    return max(0, min(found, limit - used + _numbers(CGROUP / "memory.stat", " ").get("inactive_file", 0)))
+        return available
+    return max(
+        0, min(available, limit - used + _numbers(CGROUP / "memory.stat", " ").get("inactive_file", 0))
+    )
 
 
 def _numbers(file: Path, mark: str) -> dict[str, int]:
@@ -99,11 +103,11 @@ def check_cpu(target: Target) -> None:
     ArtifactError
         If the engines would use instructions that this processor lacks.
     """
-    found = platform.machine()
+    arch = platform.machine()
     wanted = target.arch if target.device == "cpu" else target.host_arch
-    if wanted not in (None, found):
+    if wanted not in (None, arch):
         raise ArtifactError(
-            f"engines are built for {wanted}, this machine is {found}; rebuild them on such a machine"
+            f"engines are built for {wanted}, this machine is {arch}; rebuild them on such a machine"
         )
     missing = sorted(set(target.cpu_flags) - cpu_flags())
     if missing:
@@ -126,8 +130,8 @@ def check_torch(target: Target, device: str) -> None:
     """
     import torch
 
-    found = torch.__version__.split("+")[0]
-    if found != target.torch.split("+")[0]:
+    version = torch.__version__.split("+")[0]
+    if version != target.torch.split("+")[0]:
         raise ArtifactError(
             f"engines are built with torch {target.torch}, this one is {torch.__version__}; "
             f"install torch=={target.torch.split('+')[0]} or rebuild the artifact"
@@ -173,8 +177,8 @@ def check_driver(target: Target, device: str) -> None:
     _check_arch(target, device, device_arch(number))
 
 
-def _check_arch(target: Target, device: str, found: str) -> None:
-    if found not in target.archs:
+def _check_arch(target: Target, device: str, arch: str) -> None:
+    if arch not in target.archs:
         raise ArtifactError(
-            f"engines are built for {' and '.join(target.archs)}, {device} is {found}; rebuild with --target {found}"
+            f"engines are built for {' and '.join(target.archs)}, {device} is {arch}; rebuild with --target {arch}"
         )

@@ -78,16 +78,16 @@ class Parked(Protocol):
 class HostBytes:
     """`Parked` bytes that are on the host already: from a file, or of finished copies."""
 
-    held: Mapping[str, NDArray[np.uint8]]
+    by_name: Mapping[str, NDArray[np.uint8]]
 
     @property
     def nbytes(self) -> int:
         """Size of all tensors, in bytes."""
-        return sum(array.nbytes for array in self.held.values())
+        return sum(array.nbytes for array in self.by_name.values())
 
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
         """The bytes of each tensor, [nbytes]."""
-        return self.held
+        return self.by_name
 
 
 class CopyQueue(Protocol):

@@ -94,7 +94,7 @@ class NumpyMemory:
         raise UsageError(f"this memory cannot capture {work}; run the programs directly")
 
     def park(self, tensors: Mapping[str, Array]) -> tuple[Parked, object]:
-        return HostBytes({name: bytes_of(one) for name, one in tensors.items()}), None
+        return HostBytes({name: bytes_of(array) for name, array in tensors.items()}), None
 
     def unpark(self, parked: Parked, tensors: Mapping[str, Array]) -> object:
         arrays = parked.arrays()

@@ -84,7 +84,7 @@ def _load(spec: EngineSpec, content: memoryview) -> Any:
 
 
 def _engine(session: Any) -> Engine:
-    names = [one.name for one in session.get_inputs()]
+    names = [argument.name for argument in session.get_inputs()]
 
     def engine(inputs: list[Any]) -> Sequence[Any]:
         results: Sequence[Any] = session.run(
@@ -96,7 +96,7 @@ def _engine(session: Any) -> Engine:
 
 
 def _side(tensors: Sequence[Any]) -> Side:
-    return [(list(one.shape), DTYPES.get(one.type, one.type)) for one in tensors]
+    return [(list(tensor.shape), DTYPES.get(tensor.type, tensor.type)) for tensor in tensors]
 
 
 BACKEND = OnnxBackend

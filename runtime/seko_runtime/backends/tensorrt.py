@@ -159,16 +159,16 @@ class Plan:
         self.spec = spec
         self._engine, self._maker, self._trt, self._logger = engine, contexts, module, logger
         self._contexts: weakref.WeakKeyDictionary[Queue, trt.IExecutionContext] = weakref.WeakKeyDictionary()
-        taken = {one.name: place for place, one in enumerate(spec.inputs)}
-        self._inputs = [*taken]
-        self._outputs = [NEXT * (one.name in taken) + one.name for one in spec.outputs]
+        input_places = {tensor.name: place for place, tensor in enumerate(spec.inputs)}
+        self._inputs = [*input_places]
+        self._outputs = [NEXT * (tensor.name in input_places) + tensor.name for tensor in spec.outputs]
         # An output that the plan writes in the memory of an input, by the input's place.
-        given = {engine.get_tensor_name(place) for place in range(engine.num_io_tensors)}
-        found = [engine.get_aliased_input_tensor(name) if name in given else None for name in self._outputs]
-        self._aliases = [taken.get(name) if name else None for name in found]
+        names = {engine.get_tensor_name(place) for place in range(engine.num_io_tensors)}
+        aliases = [engine.get_aliased_input_tensor(name) if name in names else None for name in self._outputs]
+        self._aliases = [input_places.get(name) if name else None for name in aliases]
         self._check()
         pairs = zip(spec.outputs, self._aliases, strict=True)
-        self.in_place = frozenset(one.name for one, alias in pairs if alias is not None)
+        self.in_place = frozenset(tensor.name for tensor, alias in pairs if alias is not None)
 
     def __call__(self, inputs: list[DeviceTensor]) -> Sequence[DeviceTensor]:
         """Queue the engine on the session's queue."""
@@ -224,18 +224,18 @@ class Plan:
         pairs = zip(self._outputs, self._aliases, strict=True)
         in_place = inputs | {name for name, alias in pairs if alias is not None}
         names = [engine.get_tensor_name(place) for place in range(engine.num_io_tensors)]
-        for verb, mode, wanted, specs in (
+        for verb, mode, expected, specs in (
             ("takes", modes.INPUT, self._inputs, self.spec.inputs),
             ("gives", modes.OUTPUT, self._outputs, self.spec.outputs),
         ):
-            found = [name for name in names if engine.get_tensor_mode(name) == mode]
-            if sorted(found) != sorted(wanted):
-                other = sorted(set(found) ^ set(wanted))
+            present = [name for name in names if engine.get_tensor_mode(name) == mode]
+            if sorted(present) != sorted(expected):
+                other = sorted(set(present) ^ set(expected))
                 raise ArtifactError(
-                    f"engine {self.spec.name} {verb} {len(found)} tensors, the manifest says {len(wanted)} (not on "
+                    f"engine {self.spec.name} {verb} {len(present)} tensors, the manifest says {len(expected)} (not on "
                     f"both sides: {', '.join(other[:4])}); rebuild the artifact"
                 )
-            for name, spec in zip(wanted, specs, strict=True):
+            for name, spec in zip(expected, specs, strict=True):
                 sizes = engine.get_tensor_shape(name)
                 shape = tuple(sizes[axis] for axis in range(len(sizes)))
                 dtype = engine.get_tensor_dtype(name).name
@@ -300,7 +300,9 @@ def load_plugins(library: PlanLibrary, name: str, files: Mapping[str, memoryview
 
 def caches_returned(manifest: Manifest) -> set[tuple[str, str]]:
     """Return engine and output of every cache that an engine gives back to where it came from."""
-    caches = {f"buffer:{one.name}" for one in manifest.buffers if one.role == "cache" and one.row_axis}
+    caches = {
+        f"buffer:{buffer.name}" for buffer in manifest.buffers if buffer.role == "cache" and buffer.row_axis
+    }
     specs = {engine.name: engine for engine in manifest.engines}
     return {
         (call.engine, output.name)
@@ -322,16 +324,18 @@ def check_version(library: PlanLibrary, built: str | None, here: str) -> None:
         If this one is older, or of another major version.
     """
     try:
-        wanted, found = (tuple(int(part) for part in (text or "").split(".")[:3]) for text in (built, here))
+        required, installed = (
+            tuple(int(part) for part in (text or "").split(".")[:3]) for text in (built, here)
+        )
     except ValueError:
         raise ManifestError(
             f"extra.{library.version_key} is {built!r}, expected the version of the TensorRT that built the plans; "
             "rebuild it"
         ) from None
-    if found[0] != wanted[0] or found < wanted:
+    if installed[0] != required[0] or installed < required:
         raise ArtifactError(
             f"plans are built with {library.title} {built}, the runtime here is {here}; install {library.install} of "
-            f"{wanted[0]}.x that is at least {built}, or rebuild the artifact"
+            f"{required[0]}.x that is at least {built}, or rebuild the artifact"
         )
 
 

@@ -94,7 +94,7 @@ class CpuMemory:
         raise UsageError(f"this memory cannot capture {work}; run the programs directly")
 
     def park(self, tensors: Mapping[str, torch.Tensor]) -> tuple[Parked, object]:
-        return HostCopies({name: one.detach().clone() for name, one in tensors.items()}), None
+        return HostCopies({name: tensor.detach().clone() for name, tensor in tensors.items()}), None
 
     def unpark(self, parked: Parked, tensors: Mapping[str, torch.Tensor]) -> object:
         arrays = parked.arrays()
@@ -125,14 +125,16 @@ class HostCopies:
     """`seko_runtime.backends.memory.Parked` on the host."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.tensors = {name: one.contiguous().view(-1).view(torch.uint8) for name, one in tensors.items()}
+        self.tensors = {
+            name: tensor.contiguous().view(-1).view(torch.uint8) for name, tensor in tensors.items()
+        }
 
     @property
     def nbytes(self) -> int:
-        return sum(one.numel() for one in self.tensors.values())
+        return sum(tensor.numel() for tensor in self.tensors.values())
 
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
-        return {name: one.numpy() for name, one in self.tensors.items()}
+        return {name: tensor.numpy() for name, tensor in self.tensors.items()}
 
 
 class HostResults:
@@ -170,7 +172,7 @@ class _SharedBlock:
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = tensors
-        self._arrays = {name: host_array(one) for name, one in tensors.items()}
+        self._arrays = {name: host_array(tensor) for name, tensor in tensors.items()}
 
     def acquire(self) -> Mapping[str, NDArray[Any]]:
         return self._arrays

@@ -17,11 +17,11 @@ def resolve_type_hints_once() -> None:
     """
     if vars(serialize).get("typing") is not typing:
         return
-    known: dict[type, dict[str, Any]] = {}
+    resolved: dict[type, dict[str, Any]] = {}
 
     def hints(record: type, globalns: dict[str, Any]) -> dict[str, Any]:
-        if record not in known:
-            known[record] = typing.get_type_hints(record, globalns)
-        return known[record]
+        if record not in resolved:
+            resolved[record] = typing.get_type_hints(record, globalns)
+        return resolved[record]
 
     vars(serialize)["typing"] = types.SimpleNamespace(**{**vars(typing), "get_type_hints": hints})

@@ -141,7 +141,7 @@ def _is_offloaded(ref: Ref, offloaded: Mapping[str, Buffer]) -> bool:
 
 def _mutated(engine: EngineSpec) -> tuple[int, ...]:
     mutates = frozenset(engine.mutates)
-    return tuple(at for at, one in enumerate(engine.inputs) if one.name in mutates)
+    return tuple(at for at, spec in enumerate(engine.inputs) if spec.name in mutates)
 
 
 def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:
@@ -166,9 +166,9 @@ def _check_seats(
     """Check that a call's layers and those of the next call have different seats: the latter are copied during the
     call.
     """
-    held = {(name, device_seat(layer, offloaded[name])) for name, layer in takes}
-    wanted = {(name, device_seat(layer, offloaded[name])) for name, layer in fetches}
-    if held & wanted or len(held) < len(takes):
+    taken_seats = {(name, device_seat(layer, offloaded[name])) for name, layer in takes}
+    fetched_seats = {(name, device_seat(layer, offloaded[name])) for name, layer in fetches}
+    if taken_seats & fetched_seats or len(taken_seats) < len(takes):
         raise ManifestError(
             f"program {run[0]}: the call that takes {takes[0]} and the one after it, {fetches[0]}, would share a "
             "seat on the device; rebuild the artifact"

@@ -124,25 +124,25 @@ class _Tables:
                 )
         mutates = self._mutates[engine.name]
         inputs, outputs = [], []
-        for text, wanted in zip(call.inputs, engine.inputs, strict=True):
+        for text, input_spec in zip(call.inputs, engine.inputs, strict=True):
             ref, form = self._meaning(run, text, where)
             inputs.append(ref)
             if ref.kind == "buffer":
                 self._check_role(run, ref, where)
-            _check_fit(form or _form(values.get(ref.name), ref, where), ref, wanted, where)
-            if wanted.name in mutates:
+            _check_fit(form or _form(values.get(ref.name), ref, where), ref, input_spec, where)
+            if input_spec.name in mutates:
                 self._check_writable(run, ref, where)
-        for text, given in zip(call.outputs, engine.outputs, strict=True):
+        for text, output in zip(call.outputs, engine.outputs, strict=True):
             ref, form = self._meaning(run, text, where)
             outputs.append(ref)
             if ref.kind == "value":
                 if ref.index:
                     raise ManifestError(f"{where}: value {ref.name} is indexed where it is made")
-                values[ref.name] = given
+                values[ref.name] = output
                 continue
             if ref.kind == "buffer":
                 self._check_role(run, ref, where)
-            _check_fit(form or _form(None, ref, where), ref, given, where)
+            _check_fit(form or _form(None, ref, where), ref, output, where)
             self._check_writable(run, ref, where)
         return ResolvedCall(engine.name, tuple(inputs), tuple(outputs))
 
@@ -237,8 +237,8 @@ def _form(spec: TensorSpec | None, ref: Ref, where: str) -> _Form:
     return shape, spec.dtype
 
 
-def _check_fit(found: _Form, ref: Ref, wanted: TensorSpec, where: str) -> None:
-    shape, dtype = found
+def _check_fit(form: _Form, ref: Ref, wanted: TensorSpec, where: str) -> None:
+    shape, dtype = form
     if shape != wanted.shape or dtype != wanted.dtype:
         raise ArtifactError(
             f"{where}: {ref.kind} {ref.name} is {dtype} {list(shape)}, "

@@ -141,10 +141,10 @@ class ArtifactFiles:
             sha256 = hashlib.sha256()
             for piece in _pieces(descriptor, size, path, content):
                 sha256.update(piece)  # lets other threads run meanwhile
-            found = sha256.hexdigest()
-            if found != files[path].sha256:
+            digest = sha256.hexdigest()
+            if digest != files[path].sha256:
                 raise ArtifactError(
-                    f"{path} has SHA-256 {found}, the manifest says {files[path].sha256}; copy the artifact again"
+                    f"{path} has SHA-256 {digest}, the manifest says {files[path].sha256}; copy the artifact again"
                 )
             return _map_privately(descriptor, size, path) if content is None else content
 
@@ -181,8 +181,8 @@ class ArtifactFiles:
         self, folder_fd: int, prefix: str, files: Mapping[str, FileEntry], folders: set[str]
     ) -> None:
         with os.scandir(folder_fd) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-        for entry in found:
+            in_order = sorted(entries, key=lambda entry: entry.name)
+        for entry in in_order:
             path = prefix + entry.name
             if entry.is_symlink():
                 raise ArtifactError(
@@ -259,8 +259,8 @@ def _pieces(descriptor: int, size: int, path: str, content: memoryview | None) -
         raise _changed(path, os.fstat(descriptor).st_size, size)
 
 
-def _changed(path: str, found: int, wanted: int) -> ArtifactError:
+def _changed(path: str, read_bytes: int, opened_bytes: int) -> ArtifactError:
     return ArtifactError(
-        f"{path} had {wanted} bytes when it was opened and {found} when it was read: somebody changes it; copy the "
-        "artifact to a safe place"
+        f"{path} had {opened_bytes} bytes when it was opened and {read_bytes} when it was read: somebody changes it; "
+        "copy the artifact to a safe place"
     )

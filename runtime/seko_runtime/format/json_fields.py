@@ -118,7 +118,9 @@ def _check_depth(value: object, what: str) -> None:
     level = [value]
     for _ in range(MAX_JSON_DEPTH + 1):
         tables = [
-            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)
+            container.values() if isinstance(container, dict) else container
+            for container in level
+            if isinstance(container, dict | list)
         ]
         if not tables:
             return

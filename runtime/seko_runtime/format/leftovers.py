@@ -77,7 +77,7 @@ def names_in(place: Path, stem: str) -> list[Path]:
     """
     name = re.compile(f"(?:{stem})[0-9a-f]{{1,10}}")
     try:
-        return sorted(place / found for found in os.listdir(place) if name.fullmatch(found))
+        return sorted(place / entry for entry in os.listdir(place) if name.fullmatch(entry))
     except OSError:  # not there yet, or not to be read: making something in it says so
         return []
 

@@ -300,7 +300,7 @@ class Manifest:
     @property
     def caller_inputs(self) -> tuple[InputSpec, ...]:
         """The inputs that the caller supplies."""
-        return tuple(one for one in self.inputs if one.source == "caller")
+        return tuple(spec for spec in self.inputs if spec.source == "caller")
 
     @property
     def offloads_cache(self) -> bool:

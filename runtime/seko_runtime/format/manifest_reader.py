@@ -58,8 +58,12 @@ def parse_manifest(
             "that belongs to it, or rebuild the artifact"
         )
     manifest = Document({**_CHECKS, **(checks or {})}).read(kind, table, MANIFEST_FILE, outermost=True)
-    Budget(budgets.MAX_BUFFER_BYTES, "bytes").take(sum(one.nbytes for one in manifest.buffers), "buffers")
-    Budget(budgets.MAX_FILE_BYTES, "bytes").take(sum(one.size for one in manifest.files.values()), "files")
+    Budget(budgets.MAX_BUFFER_BYTES, "bytes").take(
+        sum(buffer.nbytes for buffer in manifest.buffers), "buffers"
+    )
+    Budget(budgets.MAX_FILE_BYTES, "bytes").take(
+        sum(entry.size for entry in manifest.files.values()), "files"
+    )
     _check_files(manifest)
     return manifest
 

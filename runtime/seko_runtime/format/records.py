@@ -113,20 +113,20 @@ class Document:
         ManifestError
             If a field is missing or does not match its type; the message names its place.
         """
-        table, found = Fields(value, where), {}
-        for one in _plan(kind):  # type: ignore[arg-type]  # a class is hashable
-            if one.optional and one.name not in table:
+        table, arguments = Fields(value, where), {}
+        for field in _plan(kind):  # type: ignore[arg-type]  # a class is hashable
+            if field.optional and field.name not in table:
                 continue
-            item = table.value(one.name)
-            if item is None and one.nullable:
+            item = table.value(field.name)
+            if item is None and field.nullable:
                 continue
-            place = one.name if outermost and one.is_object else f"{where}.{one.name}"
-            found[one.name] = one.read(self, item, place)
-        made = kind(**found)
+            place = field.name if outermost and field.is_object else f"{where}.{field.name}"
+            arguments[field.name] = field.read(self, item, place)
+        record = kind(**arguments)
         for base, check in self._checks.items():
-            if isinstance(made, base):
-                check(made, where)
-        return made
+            if isinstance(record, base):
+                check(record, where)
+        return record
 
     def budget(self, limit: Limit | None) -> Budget | None:
         """Return what is left of a limit in this document."""
@@ -153,14 +153,14 @@ class _Field:
 def _plan(kind: type[Any]) -> tuple[_Field, ...]:
     hints = get_type_hints(kind, include_extras=True)
     plan = []
-    for one in fields(kind):
-        type_, notes = _noted(hints[one.name])
-        has_default = one.default is not MISSING or one.default_factory is not MISSING
+    for field in fields(kind):
+        type_, notes = _noted(hints[field.name])
+        has_default = field.default is not MISSING or field.default_factory is not MISSING
         optional = has_default and Mark.REQUIRED not in notes
         plan.append(
             _Field(
-                one.name,
-                _reader(hints[one.name]),
+                field.name,
+                _reader(hints[field.name]),
                 optional,
                 nullable=NoneType in get_args(type_),
                 is_object=not optional and (is_dataclass(type_) or get_args(type_)[1:] == (object,)),
@@ -179,7 +179,7 @@ def _noted(type_: Any) -> tuple[Any, tuple[Any, ...]]:
 def _reader(type_: Any) -> _Reader:
     type_, notes = _noted(type_)
     if get_origin(type_) in (Union, UnionType):
-        (type_,) = (one for one in get_args(type_) if one is not NoneType)
+        (type_,) = (argument for argument in get_args(type_) if argument is not NoneType)
         return _reader(type_)
     read = next((note for note in notes if callable(note)), _PLAIN.get(type_))
     if read is not None:

@@ -12,24 +12,24 @@ _HERE = -100  # AT_FDCWD: relative paths are of the current directory
 _UNKNOWN = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM})
 
 
-def rename_new(source: Path, goal: Path) -> None:
-    """Rename; raise FileExistsError if the goal exists.
+def rename_new(source: Path, target: Path) -> None:
+    """Rename; raise FileExistsError if the target exists.
 
     Without `renameat2` this is a plain rename: the caller has just checked, but a file or empty folder made since is
     replaced.
     """
-    if not _renamed(source, goal, _NOREPLACE):
-        os.rename(source, goal)
+    if not _renamed(source, target, _NOREPLACE):
+        os.rename(source, target)
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(path: Path, other: Path) -> bool:
     """Exchange two names in one step; return False, without doing anything, if the system cannot."""
-    return _renamed(one, other, _EXCHANGE)
+    return _renamed(path, other, _EXCHANGE)
 
 
-def _renamed(source: Path, goal: Path, flag: int) -> bool:
+def _renamed(source: Path, target: Path, flag: int) -> bool:
     try:
-        renameat2(source, goal, flag)
+        renameat2(source, target, flag)
     except OSError as fault:
         if fault.errno not in _UNKNOWN:
             raise
@@ -37,7 +37,7 @@ def _renamed(source: Path, goal: Path, flag: int) -> bool:
     return True
 
 
-def renameat2(source: Path, goal: Path, flags: int) -> None:
+def renameat2(source: Path, target: Path, flags: int) -> None:
     """Call `renameat2(2)`; raise OSError with its error number, ENOSYS if the C library lacks it."""
     import ctypes
 
@@ -45,6 +45,6 @@ def renameat2(source: Path, goal: Path, flags: int) -> None:
     if call is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(source))
     call.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
-    if call(_HERE, os.fsencode(source), _HERE, os.fsencode(goal), flags):
+    if call(_HERE, os.fsencode(source), _HERE, os.fsencode(target), flags):
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(source), None, str(goal))
+        raise OSError(number, os.strerror(number), str(source), None, str(target))

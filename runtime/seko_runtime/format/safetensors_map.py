@@ -102,7 +102,7 @@ def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
     except ManifestError as error:  # the shared JSON reader's word for malformed
         raise ArtifactError(str(error)) from None
     end = begin
-    for tensor in sorted(tensors.values(), key=lambda one: (one.offset, one.nbytes)):
+    for tensor in sorted(tensors.values(), key=lambda item: (item.offset, item.nbytes)):
         if tensor.offset != end:
             raise ArtifactError(
                 f"{file}: tensor {tensor.name} begins at byte {tensor.offset}, expected {end}: "

@@ -95,18 +95,18 @@ def check_signature(document: bytes, signature: bytes | None, trust: str | Path 
         raise ArtifactError(
             f"the artifact is not signed, {named} asks for it; have its maker run `seko-export sign`"
         )
-    known = [one for one in read_signatures(signature) if one.key in trust_file.keys]
-    if not known:
+    trusted = [signed for signed in read_signatures(signature) if signed.key in trust_file.keys]
+    if not trusted:
         raise ArtifactError(
             f"no key of {named} signed the artifact; its maker's key must be added there, if you trust it"
         )
-    for one in known:
-        if not fits(one, document):
+    for signed in trusted:
+        if not fits(signed, document):
             raise ArtifactError(
-                f"the signature of key {one.key[:16]} ({trust_file.keys[one.key]}) is not of this manifest: the "
+                f"the signature of key {signed.key[:16]} ({trust_file.keys[signed.key]}) is not of this manifest: the "
                 "artifact was changed, or signed anew without `seko-export sign`; get it again"
             )
-    latest = max(one.time or "" for one in known)
+    latest = max(signed.time or "" for signed in trusted)
     if trust_file.not_before is not None and latest < trust_file.not_before:
         raise ArtifactError(
             f"{named} asks for a signature of {trust_file.not_before} or later, the latest of its keys is of "
@@ -166,9 +166,9 @@ def read_trust(path: Path) -> Trust:
             content = file.read(MAX_TRUST_BYTES + 1)
         text = content.decode("utf-8")
     except (OSError, ValueError) as fault:
-        told = fault.strerror if isinstance(fault, OSError) else "no UTF-8"
+        reason = fault.strerror if isinstance(fault, OSError) else "no UTF-8"
         raise EnvironmentLacksError(
-            f"the trust file {path} cannot be read ({told}); nothing is opened"
+            f"the trust file {path} cannot be read ({reason}); nothing is opened"
         ) from None
     if len(content) > MAX_TRUST_BYTES:
         raise EnvironmentLacksError(
@@ -223,13 +223,15 @@ def _read_signature(value: object, where: str) -> Signature:
     if algorithm != "ed25519":
         raise ManifestError(f"{where}.algorithm is {algorithm[:40]!r}, expected ed25519")
     key = _hexadecimal(fields, "key", KEY_DIGITS)
-    made = bytes.fromhex(_hexadecimal(fields, "signature", SIGNATURE_DIGITS))
+    signature_bytes = bytes.fromhex(_hexadecimal(fields, "signature", SIGNATURE_DIGITS))
     if "time" not in fields and "time_signature" not in fields:
-        return Signature(key, made)
+        return Signature(key, signature_bytes)
     time = fields.text("time")
     if not _is_time(time):
         raise ManifestError(f"{where}.time is {time[:40]!r}, expected {TIME_FORM}")
-    return Signature(key, made, time, bytes.fromhex(_hexadecimal(fields, "time_signature", SIGNATURE_DIGITS)))
+    return Signature(
+        key, signature_bytes, time, bytes.fromhex(_hexadecimal(fields, "time_signature", SIGNATURE_DIGITS))
+    )
 
 
 def _hexadecimal(fields: Fields, key: str, digits: int) -> str:

@@ -50,7 +50,7 @@ class Unpacked:
 
 @machine_faults()
 def unpack_artifact(
-    archive: Path, goal: Path, *, trust: str | Path | None = None, replace: bool = False
+    archive: Path, output_path: Path, *, trust: str | Path | None = None, replace: bool = False
 ) -> Unpacked:
     """Unpack what `seko-export pack` made.
 
@@ -61,7 +61,7 @@ def unpack_artifact(
     ----------
     archive : Path
         The tar; may be a pipe.
-    goal : Path
+    output_path : Path
         The artifact's folder.
     trust : str or Path, optional
         As `seko_runtime.open_artifact` takes it; checked before the manifest is even parsed.
@@ -73,7 +73,7 @@ def unpack_artifact(
     ArtifactError
         A subclass for what is wrong with the tar or the manifest.
     UsageError
-        If the goal exists.
+        If the output path exists.
     DiskError
         If the folder cannot be written, or there is less space than the manifest's files need.
     """
@@ -88,7 +88,7 @@ def unpack_artifact(
         _check_tree(manifest.files)
         reader.check_length(tar_bytes(document, signature, manifest.files))
         heads = {MANIFEST_FILE: document} | ({} if signature is None else {SIGNATURE_FILE: signature})
-        with whole_folder(goal, "unpacking", replace=replace) as folder:
+        with whole_folder(output_path, "unpacking", replace=replace) as folder:
             check_space(folder, sum(entry.size for entry in manifest.files.values()))
             for name, content in heads.items():
                 (folder / name).write_bytes(content)
@@ -100,7 +100,7 @@ def unpack_artifact(
                 block = reader.take(BLOCK_BYTES)
             reader.expect_end(block, manifest.files, done)
     sizes = [*map(len, heads.values()), *(entry.size for entry in manifest.files.values())]
-    return Unpacked(goal, hashlib.sha256(document).hexdigest(), len(sizes), sum(sizes))
+    return Unpacked(output_path, hashlib.sha256(document).hexdigest(), len(sizes), sum(sizes))
 
 
 class _Reader:
@@ -207,24 +207,24 @@ class _Reader:
         """Refuse a block that differs from `member_header` in some other way."""
         name = _name(block)
         if not _has_checksum(block):
-            found = "no header of a tar"
+            content = "no header of a tar"
         elif block[156:157] != FILE_TYPE:
             self._refuse_kind(block[156:157], name)
-            found = f"a member of type {block[156:157]!r}"
+            content = f"a member of type {block[156:157]!r}"
         else:
-            found = f"{name!r}, or its owner, time or mode"
+            content = f"{name!r}, or its owner, time or mode"
         raise ArtifactError(
-            f"{self._name} has {found} at byte {self._at - BLOCK_BYTES} where {wanted!r} must come as "
+            f"{self._name} has {content} at byte {self._at - BLOCK_BYTES} where {wanted!r} must come as "
             "`seko-export pack` writes it; pack the artifact with that"
         )
 
 
 def _write(reader: _Reader, folder: Path, path: str, entry: FileEntry) -> None:
-    goal = folder / path
-    goal.parent.mkdir(parents=True, exist_ok=True)
+    target = folder / path
+    target.parent.mkdir(parents=True, exist_ok=True)
     sha256 = hashlib.sha256()
     try:
-        file = goal.open("xb")
+        file = target.open("xb")
     except FileExistsError:  # a file system that does not tell A from a
         raise ArtifactError(f"{path!r} is another name of a file that is there; use another place") from None
     with file:

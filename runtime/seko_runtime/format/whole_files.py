@@ -1,4 +1,4 @@
-"""Writes folders and files that appear complete or not at all: made beside the goal, fsynced, then renamed."""
+"""Writes folders and files that appear complete or not at all: made beside the output path, fsynced, then renamed."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ _TRIES = 100
 
 
 @contextlib.contextmanager
-def whole_folder(goal: Path, doing: str, *, replace: bool) -> Iterator[Path]:
-    """Give an empty folder to fill; after a clean exit it becomes ``goal``, otherwise it is removed.
+def whole_folder(output_path: Path, doing: str, *, replace: bool) -> Iterator[Path]:
+    """Give an empty folder to fill; after a clean exit it becomes ``output_path``, otherwise it is removed.
 
     A process that is killed, at whatever moment, leaves the old artifact or the new one, whole. What else it leaves
-    has a hidden name; the next one with the same goal removes it and says so on stderr. When the machine loses
+    has a hidden name; the next one with the same output path removes it and says so on stderr. When the machine loses
     power the same holds, as far as the file system keeps what was fsynced: content is fsynced before it gets its
     name, and the name before the old artifact is removed. Where two names cannot be exchanged in one step, the old
-    artifact has a hidden name for a moment; if a process is killed there, the next one with the same goal puts it
-    back.
+    artifact has a hidden name for a moment; if a process is killed there, the next one with the same output path puts
+    it back.
 
     Parameters
     ----------
-    goal : Path
+    output_path : Path
         The artifact's final path.
     doing : str
         A word for the hidden name: ``building``, ``unpacking``.
@@ -64,22 +64,22 @@ def whole_folder(goal: Path, doing: str, *, replace: bool) -> Iterator[Path]:
     Raises
     ------
     UsageError
-        If the goal exists.
+        If the output path exists.
     DiskError
         If the disk is full or the folder cannot be written.
     """
-    goal = goal.absolute()
-    _put_back(goal)
-    check_goal(goal, replace=replace)
-    _remove_leftovers(goal)
-    folder, lock, made_parents = _make_folder(goal, doing)
+    output_path = output_path.absolute()
+    _put_back(output_path)
+    check_goal(output_path, replace=replace)
+    _remove_leftovers(output_path)
+    folder, lock, made_parents = _make_folder(output_path, doing)
     finished = False
     try:
-        with disk_faults(goal, folder):
+        with disk_faults(output_path, folder):
             yield folder
             _open_to_readers(folder)
             _sync(folder)
-            _name_folder(folder, goal, replace=replace)
+            _name_folder(folder, output_path, replace=replace)
             finished = True
             for parent in made_parents:
                 _sync_folder(parent.parent)
@@ -92,23 +92,23 @@ def whole_folder(goal: Path, doing: str, *, replace: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def whole_file(
-    goal: Path, doing: str, *, replace: bool, beside: Path | None = None, mode: int = 0o666
+    output_path: Path, doing: str, *, replace: bool, beside: Path | None = None, mode: int = 0o666
 ) -> Iterator[BinaryIO]:
-    """Give a file to write; after a clean exit it becomes ``goal``, otherwise it is removed.
+    """Give a file to write; after a clean exit it becomes ``output_path``, otherwise it is removed.
 
-    After a kill or a power loss the same holds as for `whole_folder`. Two threads or processes that write one goal at
-    once write to separate files; with ``replace`` the last one stays.
+    After a kill or a power loss the same holds as for `whole_folder`. Two threads or processes that write one path
+    at once write to separate files; with ``replace`` the last one stays.
 
     Parameters
     ----------
-    goal : Path
+    output_path : Path
         The file's final path.
     doing : str
         A word for the hidden name: ``packing``, ``saving``.
     replace : bool
         Whether to replace a regular file that is already there; nothing else, not even a link, is ever replaced.
     beside : Path, optional
-        The file is written in the folder of this path; default: in the goal's folder.
+        The file is written in the folder of this path; default: in the output path's folder.
     mode : int
         Permissions before the umask: 0o600 for files of the owner alone.
 
@@ -120,32 +120,32 @@ def whole_file(
     Raises
     ------
     UsageError
-        If the goal exists.
+        If the output path exists.
     DiskError
         If the disk is full or the file cannot be written.
     """
-    goal = goal.absolute()
-    _check_file_goal(goal, replace=replace)
-    place = goal if beside is None else beside.with_name(f"{beside.name}.{goal.name}")
+    output_path = output_path.absolute()
+    _check_file_path(output_path, replace=replace)
+    place = output_path if beside is None else beside.with_name(f"{beside.name}.{output_path.name}")
     _remove_leftovers(place)
     try:
-        with disk_faults(goal):
+        with disk_faults(output_path):
             hidden, descriptor = make_held_file(place.parent, f".{place.name}.{doing}-", mode)
     except OSError as fault:  # no such folder
-        raise _unwritable(goal, fault.errno or 0) from fault
+        raise _unwritable(output_path, fault.errno or 0) from fault
     try:
-        with disk_faults(goal, hidden), os.fdopen(descriptor, "wb") as file:
+        with disk_faults(output_path, hidden), os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(descriptor)
-            _name_file(hidden, goal, replace=replace)
-            _sync_folder(goal.parent)
+            _name_file(hidden, output_path, replace=replace)
+            _sync_folder(output_path.parent)
     finally:
         _discard(hidden)
 
 
-def check_file_place(goal: Path) -> None:
-    """Raise unless a file can be made or replaced at ``goal``, as far as that shows before it is made.
+def check_file_place(output_path: Path) -> None:
+    """Raise unless a file can be made or replaced at ``output_path``, as far as that shows before it is made.
 
     Raises
     ------
@@ -154,26 +154,26 @@ def check_file_place(goal: Path) -> None:
     DiskError
         If the folder, or the nearest one above it that is there, cannot be written.
     """
-    goal = goal.absolute()
-    _check_file_goal(goal, replace=True)
-    folder = next(parent for parent in goal.parents if os.path.lexists(parent))
-    with disk_faults(goal):
+    output_path = output_path.absolute()
+    _check_file_path(output_path, replace=True)
+    folder = next(parent for parent in output_path.parents if os.path.lexists(parent))
+    with disk_faults(output_path):
         if not folder.is_dir():
-            raise _unwritable(goal, errno.ENOTDIR)
+            raise _unwritable(output_path, errno.ENOTDIR)
         if not os.access(folder, os.W_OK | os.X_OK):
             barred = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
-            raise _unwritable(goal, barred)
+            raise _unwritable(output_path, barred)
 
 
-def check_goal(goal: Path, *, replace: bool) -> None:
-    """Raise a UsageError if something exists at ``goal`` that must not be replaced."""
-    found = _is_artifact(goal)
-    if found is None:
+def check_goal(output_path: Path, *, replace: bool) -> None:
+    """Raise a UsageError if something exists at ``output_path`` that must not be replaced."""
+    is_artifact = _is_artifact(output_path)
+    if is_artifact is None:
         return
-    if not found:
-        raise UsageError(f"{goal} exists and is no artifact; choose another -o")
+    if not is_artifact:
+        raise UsageError(f"{output_path} exists and is no artifact; choose another -o")
     if not replace:
-        raise UsageError(f"{goal} exists already; choose another -o, or replace it with --force")
+        raise UsageError(f"{output_path} exists already; choose another -o, or replace it with --force")
 
 
 def check_space(place: Path, needed: int) -> None:
@@ -192,7 +192,7 @@ def disk_faults(place: Path, written: Path | None = None) -> Iterator[None]:
     Parameters
     ----------
     place : Path
-        The goal, for the message.
+        The output_path, for the message.
     written : Path, optional
         The file written so far, whose size the message states.
     """
@@ -215,8 +215,8 @@ def _full(place: Path, written: Path | None, number: int) -> str:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         return f"no space left for {place}{so_far}: this process may write files of at most {limit} bytes (ulimit -f)"
     free = _free_bytes(place.parent)
-    told = "" if free is None else f" ({free} bytes free)"
-    return f"no space left for {place}{so_far}{told}: free some, or choose another -o; nothing was kept"
+    free_text = "" if free is None else f" ({free} bytes free)"
+    return f"no space left for {place}{so_far}{free_text}: free some, or choose another -o; nothing was kept"
 
 
 def _free_bytes(place: Path) -> int | None:
@@ -229,7 +229,7 @@ def _free_bytes(place: Path) -> int | None:
 
 def _bytes_below(path: Path) -> int:
     files = path.rglob("*") if path.is_dir() else [path]
-    return sum(one.stat().st_size for one in files if one.is_file())
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _unwritable(place: Path, number: int) -> DiskError:
@@ -255,32 +255,32 @@ def _is_artifact(path: Path) -> bool | None:
             os.close(descriptor)
 
 
-def _check_file_goal(goal: Path, *, replace: bool) -> None:
-    if not os.path.lexists(goal):
+def _check_file_path(output_path: Path, *, replace: bool) -> None:
+    if not os.path.lexists(output_path):
         return
-    if goal.is_symlink() or not goal.is_file():
-        raise UsageError(f"{goal} exists and is no regular file; choose another -o")
+    if output_path.is_symlink() or not output_path.is_file():
+        raise UsageError(f"{output_path} exists and is no regular file; choose another -o")
     if not replace:
-        raise UsageError(f"{goal} exists already; choose another -o, or replace it with --force")
+        raise UsageError(f"{output_path} exists already; choose another -o, or replace it with --force")
 
 
-def _stem(goal: Path, doing: str) -> str:
-    """Return a regular expression for the hidden names that belong to a goal."""
-    return rf"\.{re.escape(goal.name)}\.{doing}-"
+def _stem(output_path: Path, doing: str) -> str:
+    """Return a regular expression for the hidden names that belong to an output path."""
+    return rf"\.{re.escape(output_path.name)}\.{doing}-"
 
 
-def _remove_leftovers(goal: Path) -> None:
-    """Remove leftovers of the same goal, whatever was being done; an artifact that lost its name is kept."""
+def _remove_leftovers(output_path: Path) -> None:
+    """Remove leftovers of the same output path, whatever was being done; an artifact that lost its name is kept."""
 
     def claim(path: Path) -> Path | None:
-        if not path.name.startswith(f".{goal.name}.{_ASIDE}-"):
+        if not path.name.startswith(f".{output_path.name}.{_ASIDE}-"):
             return path
-        return _out_of_reach(path, goal) if os.path.lexists(goal) else None
+        return _out_of_reach(path, output_path) if os.path.lexists(output_path) else None
 
-    remove_leftovers(goal.parent, _stem(goal, "[a-z]+"), claim)
+    remove_leftovers(output_path.parent, _stem(output_path, "[a-z]+"), claim)
 
 
-def _out_of_reach(aside: Path, goal: Path) -> Path | None:
+def _out_of_reach(aside: Path, output_path: Path) -> Path | None:
     """Rename an artifact that stepped aside, so that nobody puts it back while it is being removed.
 
     Returns
@@ -288,7 +288,7 @@ def _out_of_reach(aside: Path, goal: Path) -> Path | None:
     Path or None
         Its new name; None if another process put it back first.
     """
-    obsolete = goal.with_name(random_name(f".{goal.name}.{_OBSOLETE}-"))
+    obsolete = output_path.with_name(random_name(f".{output_path.name}.{_OBSOLETE}-"))
     try:
         os.rename(aside, obsolete)
     except FileNotFoundError:
@@ -296,31 +296,31 @@ def _out_of_reach(aside: Path, goal: Path) -> Path | None:
     return obsolete
 
 
-def _put_back(goal: Path) -> None:
+def _put_back(output_path: Path) -> None:
     """Give an artifact its name back if a process renamed it and was killed before the new one had the name.
 
     No lock is checked, so that this works on file systems without locks. A living process notices and tries again.
     """
-    if os.path.lexists(goal):
+    if os.path.lexists(output_path):
         return
-    asides = [path for path in names_in(goal.parent, _stem(goal, _ASIDE)) if _is_artifact(path)]
+    asides = [path for path in names_in(output_path.parent, _stem(output_path, _ASIDE)) if _is_artifact(path)]
     if asides:
-        with disk_faults(goal), _unless_raced():
-            rename_new(max(asides, key=lambda path: path.lstat().st_ctime_ns), goal)
-            _sync_folder(goal.parent)
-            print(f"put {goal.name} back: the process that was replacing it is gone", file=sys.stderr)
+        with disk_faults(output_path), _unless_raced():
+            rename_new(max(asides, key=lambda path: path.lstat().st_ctime_ns), output_path)
+            _sync_folder(output_path.parent)
+            print(f"put {output_path.name} back: the process that was replacing it is gone", file=sys.stderr)
 
 
-def _make_folder(goal: Path, doing: str) -> tuple[Path, int, list[Path]]:
+def _make_folder(output_path: Path, doing: str) -> tuple[Path, int, list[Path]]:
     """Make the hidden folder and its parents; return it, its lock, and the parents made, innermost first."""
-    parents = [parent for parent in goal.parents if not os.path.lexists(parent)]
+    parents = [parent for parent in output_path.parents if not os.path.lexists(parent)]
     try:
-        with disk_faults(goal.parent):
-            goal.parent.mkdir(parents=True, exist_ok=True)
-            folder, lock = make_held_folder(goal.parent, f".{goal.name}.{doing}-")
+        with disk_faults(output_path.parent):
+            output_path.parent.mkdir(parents=True, exist_ok=True)
+            folder, lock = make_held_folder(output_path.parent, f".{output_path.name}.{doing}-")
     except OSError as fault:  # a parent that is a file; a file system that takes no folders, as /proc
         _remove_empty(parents)
-        raise _unwritable(goal.parent, fault.errno or 0) from fault
+        raise _unwritable(output_path.parent, fault.errno or 0) from fault
     except DiskError:
         _remove_empty(parents)
         raise
@@ -333,66 +333,66 @@ def _remove_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def _name_folder(folder: Path, goal: Path, *, replace: bool) -> None:
-    """Rename a folder to its goal and fsync; an artifact with that name is replaced and removed."""
+def _name_folder(folder: Path, output_path: Path, *, replace: bool) -> None:
+    """Rename a folder to its output path and fsync; an artifact with that name is replaced and removed."""
     for _ in range(_TRIES):
-        check_goal(goal, replace=replace)  # another process may have taken the name meanwhile
+        check_goal(output_path, replace=replace)  # another process may have taken the name meanwhile
         with _unless_raced():
-            if not (replace and os.path.lexists(goal)):
-                rename_new(folder, goal)
-                _sync_folder(goal.parent)
+            if not (replace and os.path.lexists(output_path)):
+                rename_new(folder, output_path)
+                _sync_folder(output_path.parent)
                 return
-            if _replace_folder(folder, goal):
+            if _replace_folder(folder, output_path):
                 return
-    raise _unwritable(goal, errno.EBUSY)
+    raise _unwritable(output_path, errno.EBUSY)
 
 
-def _replace_folder(folder: Path, goal: Path) -> bool:
+def _replace_folder(folder: Path, output_path: Path) -> bool:
     """Replace an artifact by a folder; return False if it is no longer an artifact."""
-    old = os.open(goal, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    old = os.open(output_path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         hold(old)  # else another process would take it for a leftover once it has a hidden name
-        if exchange(folder, goal):
+        if exchange(folder, output_path):
             if not _is_artifact(folder):
-                exchange(folder, goal)
+                exchange(folder, output_path)
                 return False
-            _sync_folder(goal.parent)
+            _sync_folder(output_path.parent)
             _discard(folder)
         else:
-            aside = goal.with_name(random_name(f".{goal.name}.{_ASIDE}-"))
-            _rename_both(folder, goal, aside)
-            _sync_folder(goal.parent)
-            _discard_aside(aside, goal)
+            aside = output_path.with_name(random_name(f".{output_path.name}.{_ASIDE}-"))
+            _rename_both(folder, output_path, aside)
+            _sync_folder(output_path.parent)
+            _discard_aside(aside, output_path)
     finally:
         os.close(old)
     return True
 
 
-def _rename_both(folder: Path, goal: Path, aside: Path) -> None:
-    """Rename ``goal`` away and ``folder`` to it; undo this if it fails or ``goal`` is no artifact."""
-    os.rename(goal, aside)
+def _rename_both(folder: Path, output_path: Path, aside: Path) -> None:
+    """Rename ``output_path`` away and ``folder`` to it; undo this if it fails or ``output_path`` is no artifact."""
+    os.rename(output_path, aside)
     try:
         if not _is_artifact(aside):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(goal))
-        os.rename(folder, goal)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(output_path))
+        os.rename(folder, output_path)
     except BaseException:
         with _unless_raced():
-            rename_new(aside, goal)
-        if os.path.lexists(goal) and _is_artifact(aside):  # replaced by whoever has the name by now
-            _discard_aside(aside, goal)
+            rename_new(aside, output_path)
+        if os.path.lexists(output_path) and _is_artifact(aside):  # replaced by whoever has the name by now
+            _discard_aside(aside, output_path)
         raise
 
 
-def _name_file(hidden: Path, goal: Path, *, replace: bool) -> None:
+def _name_file(hidden: Path, output_path: Path, *, replace: bool) -> None:
     for _ in range(_TRIES):
-        _check_file_goal(goal, replace=replace)
+        _check_file_path(output_path, replace=replace)
         with _unless_raced():
             if replace:
-                os.replace(hidden, goal)
+                os.replace(hidden, output_path)
             else:
-                rename_new(hidden, goal)
+                rename_new(hidden, output_path)
             return
-    raise _unwritable(goal, errno.EBUSY)
+    raise _unwritable(output_path, errno.EBUSY)
 
 
 @contextlib.contextmanager
@@ -409,12 +409,13 @@ def _discard(path: Path) -> None:
     remove(path)
     if os.path.lexists(path):
         print(
-            f"{path} could not be removed; the next command with the same goal tries again", file=sys.stderr
+            f"{path} could not be removed; the next command with the same output path tries again",
+            file=sys.stderr,
         )
 
 
-def _discard_aside(aside: Path, goal: Path) -> None:
-    obsolete = _out_of_reach(aside, goal)
+def _discard_aside(aside: Path, output_path: Path) -> None:
+    obsolete = _out_of_reach(aside, output_path)
     if obsolete is not None:
         _discard(obsolete)
 
