@@ -108,17 +108,17 @@ def expected(
     for row, valid in enumerate(valid_tokens.tolist()):
         filled = valid - own_tokens
         for head in range(q.shape[2]):
-            past = k[row, :filled, head].float() * key_scale[row, head, :filled, None]
-            keys = torch.cat((past, k_own[row, :, head].float()))
+            cached_keys = k[row, :filled, head].float() * key_scale[row, head, :filled, None]
+            keys = torch.cat((cached_keys, k_own[row, :, head].float()))
             own_values = v_own[row].float().unflatten(-1, q.shape[2:])[:, head]
             values = torch.cat((v_t[row, head, :, :filled].float().T * v_scale[head], own_values))
             asks = q[row, :, head].float()
             weights, total = _softmax_parts(asks @ keys.T * q.shape[3] ** -0.5)
             truth[row, :, head] = weights @ values / total
-            scores = torch.cat((coarse_q[row, :, head] @ past.T, asks @ keys[filled:].T), -1)
+            scores = torch.cat((coarse_q[row, :, head] @ cached_keys.T, asks @ keys[filled:].T), -1)
             weights, total = _softmax_parts(scores * q.shape[3] ** -0.5)
-            seen, own = (weights * 256).split((filled, own_tokens), -1)
-            coarse = torch.cat((e4m3_cast(seen).float(), own.to(q.dtype).float()), -1)
+            cached_weights, own = (weights * 256).split((filled, own_tokens), -1)
+            coarse = torch.cat((e4m3_cast(cached_weights).float(), own.to(q.dtype).float()), -1)
             rounded[row, :, head] = (coarse @ values / (total * 256)).to(torch.bfloat16)
     return truth.flatten(2), rounded.flatten(2)
 

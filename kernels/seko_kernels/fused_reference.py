@@ -314,8 +314,10 @@ def past_token_index(write_slots: Tensor, tokens: int, frame_tokens: int) -> Ten
     """
     slot = torch.arange(tokens // frame_tokens, device=write_slots.device)
     own = (slot == write_slots[..., None]).any(1)  # [B, slots]
-    past = own.int().argsort(dim=1, stable=True)[:, : len(slot) - write_slots.shape[1]]
-    return (past[..., None] * frame_tokens + torch.arange(frame_tokens, device=past.device)).flatten(1)
+    cached_slots = own.int().argsort(dim=1, stable=True)[:, : len(slot) - write_slots.shape[1]]
+    return (
+        cached_slots[..., None] * frame_tokens + torch.arange(frame_tokens, device=cached_slots.device)
+    ).flatten(1)
 
 
 def qk_norm_rope(

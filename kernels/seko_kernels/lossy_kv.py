@@ -207,14 +207,14 @@ class LossyKv:
             If they are not of this format's channels.
         """
         check_statistics(k, v, self.heads, self.head_dim)
-        made = {}
-        for (side, form), seen in zip(self._sides, (k, v), strict=True):
+        constants = {}
+        for (side, form), statistics in zip(self._sides, (k, v), strict=True):
             if form is not None:
-                centre = seen.mean if side == "k" else 0.0
-                made[f"{side}_global_scale"] = reference.global_scale(seen.amax(centre), form.top)
+                centre = statistics.mean if side == "k" else 0.0
+                constants[f"{side}_global_scale"] = reference.global_scale(statistics.amax(centre), form.top)
                 if side == "k":
-                    made["k_mean"] = seen.mean
-        return made
+                    constants["k_mean"] = statistics.mean
+        return constants
 
     @property
     def _forms(self) -> tuple[NumberFormat | None, NumberFormat | None]:
@@ -300,9 +300,9 @@ def _write_sink(layout: RowLayout, sink: Tensor, token_index: Tensor, x: Tensor)
     first = row[:, 0] * layout.sink_tokens  # [B]
     is_first = (place == 0).to(torch.int64)
     turn = is_first.argmax(1) + torch.arange(len(row), device=x.device) * tokens
-    given = is_first.sum(1).to(torch.bool)[:, None, None]
-    kept = torch.where(given, x.index_select(0, turn), sink.index_select(0, first))  # [B, H, D]
+    has_first = is_first.sum(1).to(torch.bool)[:, None, None]
+    first_token = torch.where(has_first, x.index_select(0, turn), sink.index_select(0, first))  # [B, H, D]
     inside = place < layout.sink_tokens
     index = torch.where(inside, row * layout.sink_tokens + place, first[:, None])
-    values = torch.where(inside[..., None, None], x.unflatten(0, (-1, tokens)), kept[:, None])
+    values = torch.where(inside[..., None, None], x.unflatten(0, (-1, tokens)), first_token[:, None])
     sink.index_copy_(0, index.flatten(), values.flatten(0, 1))

@@ -107,7 +107,7 @@ def compile_plugin(
     source = ASTSource(fn=plugin.entry, signature=signature, constexprs=constants, attrs=aligned)
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.disable_line_info = True  # paths of the build box
-        made = triton.compile(
+        compiled = triton.compile(
             source,
             target=GPUTarget("cuda", arch, WARP_THREADS),
             options={
@@ -115,15 +115,17 @@ def compile_plugin(
                 "ptx_version": PTX_VERSIONS[max(first for first in PTX_VERSIONS if first <= arch)],
             },
         )
-    meta = made.metadata
+    meta = compiled.metadata
     if meta.profile_scratch_size or meta.num_ctas != 1 or meta.global_scratch_align > SCRATCH_ALIGNMENT:
         raise KernelsError(
             f"plugin {plugin.identifier} needs a profiler's memory, a cluster of blocks, or scratch memory aligned to "
             f"more than {SCRATCH_ALIGNMENT} bytes, which the plugin does not give; take another kernel for it"
         )
     scratch: int = meta.global_scratch_size
-    wanted = len(pointers) + len(scalars) + len(results) + (scratch > 0)
-    ptx = without_hidden_parameters(made.asm["ptx"], meta.name, wanted, HIDDEN_PARAMETERS - (scratch > 0))
+    own_parameters = len(pointers) + len(scalars) + len(results) + (scratch > 0)
+    ptx = without_hidden_parameters(
+        compiled.asm["ptx"], meta.name, own_parameters, HIDDEN_PARAMETERS - (scratch > 0)
+    )
     return PluginKernel(meta.name, ptx, meta.num_warps * WARP_THREADS, meta.shared, scratch)
 
 
@@ -152,5 +154,5 @@ def without_hidden_parameters(ptx: str, kernel: str, wanted: int, hidden: int = 
             raise KernelsError(
                 f"kernel {kernel} reads Triton's own parameter {name}, which TensorRT does not give"
             )
-    kept = ",\n\t".join(parameters[:wanted])
-    return f"{ptx[: head.start(1)]}\n\t{kept}\n{ptx[head.end(1) :]}"
+    visible = ",\n\t".join(parameters[:wanted])
+    return f"{ptx[: head.start(1)]}\n\t{visible}\n{ptx[head.end(1) :]}"

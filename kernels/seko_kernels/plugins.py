@@ -104,8 +104,10 @@ class Plugin:
 
     def pointers(self, compute: str) -> dict[str, str]:
         """Return the dtype of each input and then of each output, by name; ``float`` is `compute`."""
-        given = {name: compute if dtype == "float" else dtype for name, dtype in self.inputs.items()}
-        return given | {one.name: compute if one.dtype == "float" else one.dtype for one in self.outputs}
+        dtypes = {name: compute if dtype == "float" else dtype for name, dtype in self.inputs.items()}
+        return dtypes | {
+            output.name: compute if output.dtype == "float" else output.dtype for output in self.outputs
+        }
 
     @property
     def identifier(self) -> str:
@@ -216,7 +218,7 @@ def fp8_expand() -> Plugin:
     It reads none of the bytes that a write of the same chunk changes, so it does not matter which of the two is first.
     """
 
-    def past(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    def shapes_of(shapes: Shapes) -> dict[str, tuple[int, ...]]:
         tokens, heads, half_dim = shapes["k_codes"]
         batch, frames = shapes["write_slots"]
         return scratch_shapes(
@@ -224,12 +226,12 @@ def fp8_expand() -> Plugin:
         )
 
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
-        batch, places, heads, _ = past(shapes)["k"]
+        batch, places, heads, _ = shapes_of(shapes)["k"]
         grid = (ceil_div(places, PAST_TILE), 2 * heads // expand_group(heads), batch)
         return Launch(grid, (shapes["k_codes"][0] // batch, places))
 
     def constants(sizes: Mapping[str, Sequence[int]]) -> dict[str, int | float]:
-        _, heads, head_dim, columns = past(sizes)["v"]
+        _, heads, head_dim, columns = shapes_of(sizes)["v"]
         return {
             "V_COLUMNS": columns,
             "HEADS": heads,
@@ -244,7 +246,7 @@ def fp8_expand() -> Plugin:
         }
 
     def output(name: str, dtype: str) -> PluginOutput:
-        return PluginOutput(name, dtype, lambda shapes: past(shapes)[name])
+        return PluginOutput(name, dtype, lambda shapes: shapes_of(shapes)[name])
 
     caches = {"k_codes": "uint8", "k_scales": "uint8", "k_global_scale": "float32"}
     caches |= {"v_codes": "uint8", "v_scales": "uint8", "v_global_scale": "float32", "v_fp8_scale": "float32"}
@@ -291,10 +293,10 @@ def attention_fp8() -> Plugin:
         batch, tokens, heads, head_dim = shapes["q"]
         return (batch, tokens, heads * head_dim)
 
-    past = {"k": "int8", "k_scale": "float32", "v": "float8_e4m3fn", "v_scale": "float32"}
+    cached = {"k": "int8", "k_scale": "float32", "v": "float8_e4m3fn", "v_scale": "float32"}
     return Plugin(
         "attention_fp8",
-        {"q": "bfloat16", **past, "valid_tokens": "int64", "k_own": "bfloat16", "v_own": "bfloat16"},
+        {"q": "bfloat16", **cached, "valid_tokens": "int64", "k_own": "bfloat16", "v_own": "bfloat16"},
         (PluginOutput("y", "bfloat16", shape),),
         entries.attention_fp8_entry,
         SAFE.warps,

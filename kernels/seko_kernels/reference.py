@@ -111,8 +111,10 @@ def nvfp4_error(magnitude: Tensor, codes: Tensor, scales: Tensor, g: Tensor) -> 
     power = magnitude.amax(-1, keepdim=True).view(torch.int32) & 0x7F800000
     inverse = (0x7F000000 - power).view(torch.float32)  # 1 / power of two, exact
     value = e2m1_decode(codes) * (e4m3_decode(scales) * g)[..., None]
-    wanted, found = (torch.round(x * inverse * NVFP4_ERROR_PARTS).to(torch.int32) for x in (magnitude, value))
-    return (wanted - found).square().sum(-1)
+    exact, decoded = (
+        torch.round(x * inverse * NVFP4_ERROR_PARTS).to(torch.int32) for x in (magnitude, value)
+    )
+    return (exact - decoded).square().sum(-1)
 
 
 def nvfp4_decode(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -250,9 +250,9 @@ def _row_norm_cuda(
     batch, tokens, width = x.shape
     norm = NORM_AFFINE if weight is not None else (NORM_MODULATED if scale_at >= 0 else NORM_NONE)
     add = ADD_NONE if y is None else (ADD_GATED if gate_at >= 0 else ADD_PLAIN)
-    made = norm != NORM_NONE or fp8
+    has_values = norm != NORM_NONE or fp8
     hidden = torch.empty(x.shape if add else (0,), dtype=x.dtype, device=x.device)
-    values = torch.empty(x.shape if made else (0,), dtype=FP8 if fp8 else x.dtype, device=x.device)
+    values = torch.empty(x.shape if has_values else (0,), dtype=FP8 if fp8 else x.dtype, device=x.device)
     scale = torch.empty((batch * tokens, 1) if fp8 else (0,), dtype=torch.float32, device=x.device)
     frame_tokens = tokens if frames_modulation is None else tokens // frames_modulation.shape[1]
     tiles = row_tiles(width, frame_tokens, norm)
@@ -262,11 +262,13 @@ def _row_norm_cuda(
         x if y is None else y,
         x if frames_modulation is None else frames_modulation,
         x if layer_modulation is None else layer_modulation,
-        next((one for one in (before_modulation, layer_modulation) if one is not None), x),
+        next(
+            (modulation for modulation in (before_modulation, layer_modulation) if modulation is not None), x
+        ),
         x if weight is None else weight,
         x if bias is None else bias,
         hidden if add else x,
-        values if made else x,
+        values if has_values else x,
         scale if fp8 else x,
         EPS=eps,
         WIDTH=width,

@@ -174,8 +174,8 @@ def fp8_expand(
     caches = (k_codes, k_scales, v_codes, v_scales)
     if whole := stand_in("fp8_expand"):
         keys, values = (k_codes, k_scales, k_global_scale), (v_codes, v_scales, v_global_scale)
-        made = whole(*keys, *values, v_fp8_scale, write_slots, valid_tokens, *turned)
-        for out, new in zip((k_out, k_out_scale, v_out), made, strict=True):
+        expanded = whole(*keys, *values, v_fp8_scale, write_slots, valid_tokens, *turned)
+        for out, new in zip((k_out, k_out_scale, v_out), expanded, strict=True):
             out.copy_(new)
         return
     if takes_kernels(*caches, *constants, *turned, write_slots, valid_tokens, k_out, k_out_scale, v_out):
@@ -189,21 +189,21 @@ def fp8_expand(
         return
     place = fused_reference.past_token_index(write_slots, tokens, frame_tokens)  # [B, P]
     source = place + torch.arange(batch, device=place.device)[:, None] * tokens
-    past = torch.arange(past_tokens, device=place.device) < (valid_tokens - own_tokens)[:, None]
+    cached = torch.arange(past_tokens, device=place.device) < (valid_tokens - own_tokens)[:, None]
     mean = None if rotation is None else rotation.mean
-    bound = fused_reference.key_bounds(k_scales[source], past, k_global_scale, mean)
+    bound = fused_reference.key_bounds(k_scales[source], cached, k_global_scale, mean)
     scale = fused_reference.int8_scale(bound)
     turn = None if rotation is None else rotation.at_tokens(source)
     codes = fused_reference.key_codes(k_codes[source], k_scales[source], k_global_scale, scale, turn)
     surplus = (0, 0, 0, 0, 0, places - past_tokens)
-    filled = torch.nn.functional.pad(past, surplus[-2:])[:, :, None, None]
+    filled = torch.nn.functional.pad(cached, surplus[-2:])[:, :, None, None]
     k_out.copy_(torch.where(filled, torch.nn.functional.pad(codes, surplus), k_out))
     v = fused_reference.fp8_expand(v_codes, v_scales, v_global_scale, v_fp8_scale)
-    written = fused_reference.by_tiles(past).any(2)  # [B, tiles]
+    written = fused_reference.by_tiles(cached).any(2)  # [B, tiles]
     k_out_scale.copy_(torch.where(written[:, None, :], scale, k_out_scale))
     # Of values words of four places are written, the last one filled up with the last place.
     column = torch.arange(v_out.shape[3], device=place.device)
-    last = past.sum(1, keepdim=True) - 1  # [B, 1]
+    last = cached.sum(1, keepdim=True) - 1  # [B, 1]
     new_v = v.view(torch.uint8)[source.gather(1, column.minimum(last.clamp(min=0)))]  # [B, columns, H, D]
     old_v = v_out.view(torch.uint8)  # bytes, since few CPU ops know e4m3
     old_v.copy_(torch.where((column <= last | 3)[:, None, None, :], new_v.permute(0, 2, 3, 1), old_v))

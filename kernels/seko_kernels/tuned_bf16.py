@@ -39,13 +39,13 @@ def read_table(file: Path) -> frozenset[tuple[str, int, str]]:
     TilesError
         If it is no such table, or an entry was not admitted or not faster.
     """
-    found = set()
+    rows = set()
     with table_faults(file):
         for row in admitted_rows(file):
             if not row["ms"] < row["torch_ms"]:
                 raise TilesError(f"{file.name}: {row['ms']} ms is no less than torch's {row['torch_ms']}")
-            found.add((str(row["arch"]), int(row["head_dim"]), str(row["shape_class"])))
-    return frozenset(found)
+            rows.add((str(row["arch"]), int(row["head_dim"]), str(row["shape_class"])))
+    return frozenset(rows)
 
 
 def write_table(file: Path, rows: list[dict[str, Any]]) -> None:

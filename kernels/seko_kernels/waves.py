@@ -68,9 +68,9 @@ def cut(
     waves = {number: -(-left * number // slots) for number in splits}
     if not rounds or not left or not waves:
         return None
-    found = {number: many * (1 / number + wave_keys / keys) for number, many in waves.items()}
-    least = min(found.values())
-    best = min(number for number, cost in found.items() if cost <= least + NEAR)
-    cost = rounds + found[best] + (CUT_COST_KEYS if cost_keys is None else cost_keys) / keys
+    costs = {number: many * (1 / number + wave_keys / keys) for number, many in waves.items()}
+    least = min(costs.values())
+    best = min(number for number, cost in costs.items() if cost <= least + NEAR)
+    cost = rounds + costs[best] + (CUT_COST_KEYS if cost_keys is None else cost_keys) / keys
     plain = -(-pairs * tiles // slots)
     return Waves(per_pair * tile, best) if cost <= (1 - LEAST_GAIN) * plain else None

@@ -93,7 +93,7 @@ class AsyncClient:
         )
         with suppress(ConnectionClosed):  # by a refusal, which is read next
             await self._socket.send(message("hello", codecs=list(codecs), buffer=buffer))
-        self.ready = self._told(await self._socket.recv())
+        self.ready = self._parsed(await self._socket.recv())
         self._resume = str(self.ready["resume"])
 
     async def messages(self) -> AsyncIterator[Media | dict[str, Any]]:
@@ -113,7 +113,7 @@ class AsyncClient:
                     self._serial = max(self._serial, media.serial)
                     yield media
                 else:
-                    yield self._told(received)
+                    yield self._parsed(received)
         except ConnectionClosed:
             return
 
@@ -151,13 +151,13 @@ class AsyncClient:
         request = Request(self._url + path, json.dumps(table).encode(), headers, method="POST")
         try:
             with urlopen(request, timeout=30) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
+                fields: dict[str, Any] = json.load(answer)
+                return fields
         except HTTPError as refused:
             raise _error(json.load(refused)["error"]) from None
 
     @staticmethod
-    def _told(received: str | bytes) -> dict[str, Any]:
+    def _parsed(received: str | bytes) -> dict[str, Any]:
         table: dict[str, Any] = json.loads(received)
         if table["type"] == "error":
             raise _error(table)

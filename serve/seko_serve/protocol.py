@@ -257,15 +257,15 @@ def parse_control(message: str | bytes) -> Control:
     shape = CONTROLS.get(kind) if isinstance(kind, str) else None
     if shape is None:
         raise ServeError("bad_request", f"unknown type of control, expected one of {', '.join(CONTROLS)}")
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, check in (*shape.required, *shape.optional):
         if name in table:
-            found[name] = check(table.pop(name), f"{kind}.{name}")
+            fields[name] = check(table.pop(name), f"{kind}.{name}")
         elif (name, check) in shape.required:
             raise ServeError("bad_request", f"{kind}.{name} is missing")
     if table:
         raise ServeError("bad_request", f"{kind} has unknown fields; it takes {_names(shape)}")
-    return Control(str(kind), found.pop("id", ""), found)
+    return Control(str(kind), fields.pop("id", ""), fields)
 
 
 def _no_constant(name: str) -> None:

@@ -51,12 +51,12 @@ def serve(settings: Settings) -> int:
     print(f"seko-serve: opening {settings.artifact}; the page will be at {where}", file=sys.stderr)
     if not settings.keys and settings.uds is None and settings.host in LOOPBACK:
         print("seko-serve: no API key, so only this machine is answered", file=sys.stderr)
-    made = server(settings)
+    http_server = server(settings)
     try:
-        asyncio.run(made.serve())
+        asyncio.run(http_server.serve())
     except SekoRuntimeError as error:
         print(f"seko-serve: {error}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
         return 0
-    return 0 if made.started else 3
+    return 0 if http_server.started else 3

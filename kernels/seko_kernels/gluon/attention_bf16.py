@@ -91,8 +91,8 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
         tiles, whole_ctas, first_query, splits, rest_tokens, 128, HEADS
     )
 
-    seen = gl.load(VALID_TOKENS + row).to(gl.int32)
-    seen = gl.minimum(gl.maximum(seen, 0), cache_tokens)
+    valid = gl.load(VALID_TOKENS + row).to(gl.int32)
+    valid = gl.minimum(gl.maximum(valid, 0), cache_tokens)
     row64 = row.to(gl.int64)
     width: gl.constexpr = HEADS * 128
 
@@ -115,9 +115,9 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
         mbarrier.init(v_empty.index(stage), count=2)
     fence_async_shared()
 
-    key_tiles = gl.cdiv(seen, KEYS)
+    key_tiles = gl.cdiv(valid, KEYS)
     first, last = tiles_of_part(split, cuts, key_tiles)
-    limit = gl.minimum(seen, last * KEYS)
+    limit = gl.minimum(valid, last * KEYS)
     # The last tile is a masked one, so a program has one.
     first, last = _never_none(first, last)
 
@@ -133,7 +133,7 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
     target = (out_base, lse_base, out_query, out_tokens, parts)
     gl.warp_specialize(
         [
-            (_fetch, ((K + window, V + window, seen), rings, barriers, places, width, KEYS, STAGES)),
+            (_fetch, ((K + window, V + window, valid), rings, barriers, places, width, KEYS, STAGES)),
             (_attend, (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, KEYS, STAGES, 0)),
             (_attend, (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, KEYS, STAGES, 1)),
         ],
@@ -148,11 +148,11 @@ def _fetch(  # type: ignore[no-untyped-def]
 ):
     """Fetch tiles of keys and values, as fast as the ring empties."""
     BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    k_base, v_base, seen = sources
+    k_base, v_base, valid = sources
     _, k_ring, v_ring = rings
     k_ready, v_ready, k_empty, v_empty = barriers
     first, last, _ = places
-    ends = gl.maximum(seen, 1)  # a descriptor of no rows is not legal
+    ends = gl.maximum(valid, 1)  # a descriptor of no rows is not legal
     k_tiles = tma.make_tensor_descriptor(k_base, [ends, 128], [WIDTH, 1], [KEYS, 128], BF16)
     v_tiles = tma.make_tensor_descriptor(v_base, [ends, 128], [WIDTH, 1], [KEYS, 128], BF16)
     # Keys come a tile ahead of values, as they are asked for. At first all stages are empty.

@@ -111,8 +111,8 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
         tiles, whole_ctas, first_query, splits, rest_tokens, 192, HEADS
     )
 
-    past = gl.load(VALID_TOKENS + row).to(gl.int32) - query_tokens
-    past = gl.minimum(gl.maximum(past, 0), cache_tokens)
+    cached = gl.load(VALID_TOKENS + row).to(gl.int32) - query_tokens
+    cached = gl.minimum(gl.maximum(cached, 0), cache_tokens)
     row64 = row.to(gl.int64)
     width: gl.constexpr = HEADS * 128
 
@@ -150,9 +150,9 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
 
     own_tiles = gl.cdiv(query_tokens, OWN_N)
     own_first, own_last = tiles_of_part(split, cuts, own_tiles)
-    key_tiles = gl.cdiv(past, 128)
+    key_tiles = gl.cdiv(cached, 128)
     first, last = tiles_of_part(split, cuts, key_tiles)
-    limit = gl.minimum(past, last * 128)
+    limit = gl.minimum(cached, last * 128)
 
     out_tokens = gl.where(parts, rest_tokens, query_tokens)
     out_base, lse_base = targets(
@@ -161,7 +161,7 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
 
     rings = (q_ring, codes_ring, k_ring, v_ring)
     barriers = (k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty)
-    sources = (k_base, v_base, k_own_base, v_own_base, past, query_tokens, v_columns, v_own_stride)
+    sources = (k_base, v_base, k_own_base, v_own_base, cached, query_tokens, v_columns, v_own_stride)
     queries = (q_base, query, query_tokens)
     places = (own_first, own_last, first, last)
     target = (scales, V_SCALE + head, out_base, lse_base, out_query, out_tokens, limit, parts)
@@ -189,7 +189,7 @@ def _fetch(  # type: ignore[no-untyped-def]
     INT8: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
     GROUPED: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=5)
     BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    k_base, v_base, k_own_base, v_own_base, past, query_tokens, v_columns, v_own_stride = sources
+    k_base, v_base, k_own_base, v_own_base, cached, query_tokens, v_columns, v_own_stride = sources
     _, _, k_ring, v_ring = rings
     k_ready, v_ready, empty, own_k_ready, own_v_ready, own_empty = barriers
     own_first, own_last, first, last = places
@@ -212,7 +212,7 @@ def _fetch(  # type: ignore[no-untyped-def]
             v_own, [i * OWN_N, 0], own_v_ready.index(stage), own_v_ring.index(stage)
         )
         stage, phase = next_stage(stage, phase, OWN_STAGES)
-    ends = gl.maximum(past, 1)  # a descriptor of no rows is not legal
+    ends = gl.maximum(cached, 1)  # a descriptor of no rows is not legal
     # Token 16 a + 4 t + 2 b + c lands in row 16 a + 8 b + 2 t + c. So a thread's scores, which lie as a product's
     # result does, become probabilities that lie as the next product's first factor must: nothing moves.
     k_tiles = tma.make_tensor_descriptor(

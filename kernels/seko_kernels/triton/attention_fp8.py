@@ -116,8 +116,8 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     part = tl.program_id(2)
     row = part // SPLITS
     split = part % SPLITS
-    past = tl.maximum(tl.load(VALID_TOKENS + row).to(tl.int32) - query_tokens, 0)
-    past = tl.minimum(past, cache_tokens)
+    cached = tl.maximum(tl.load(VALID_TOKENS + row).to(tl.int32) - query_tokens, 0)
+    cached = tl.minimum(cached, cache_tokens)
 
     width: tl.constexpr = HEADS * HEAD_DIM
     query = first_query + tl.program_id(0) * BLOCK_M
@@ -128,7 +128,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     v_base = V_T + (row64 * HEADS + head) * HEAD_DIM * v_columns
     k_own_base = K_OWN + row64 * query_tokens * width + head * HEAD_DIM
     v_own_base = V_OWN + row64 * query_tokens * v_own_stride + head * HEAD_DIM
-    ends = tl.maximum(past, 1)  # a descriptor of no rows is not legal
+    ends = tl.maximum(cached, 1)  # a descriptor of no rows is not legal
     own_rows = [query_tokens, HEAD_DIM]
     q_tiles = tl.make_tensor_descriptor(q_base, own_rows, [width, 1], [BLOCK_M, HEAD_DIM])
     k_tiles = tl.make_tensor_descriptor(k_base, [ends, HEAD_DIM], [width, 1], [BLOCK_N, HEAD_DIM])
@@ -157,14 +157,14 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
 
     codes, q_scale = int8_rows(q.to(tl.float32))
     q_factor = q_scale * SOFTMAX_SCALE
-    tiles = tl.cdiv(past, BLOCK_N)
+    tiles = tl.cdiv(cached, BLOCK_N)
     for i in tl.range(split * tiles // SPLITS, (split + 1) * tiles // SPLITS, num_stages=STAGES):
         k = k_tiles.load([i * BLOCK_N, 0])
         v = v_tiles.load([0, i * BLOCK_N])
         bits = tl.dot(codes, k.T, out_dtype=tl.int32) + WHOLE_BITS
         if i == tiles - 1:
             place = i * BLOCK_N + tl.arange(0, BLOCK_N)
-            bits = tl.where((place < past)[None, :], bits, MINUS_INFINITY_BITS)
+            bits = tl.where((place < cached)[None, :], bits, MINUS_INFINITY_BITS)
         factor = tl.maximum(q_factor * tl.load(scale_base + i * BLOCK_N // KEY_TILE), LEAST_FACTOR)
         top = (tl.max(bits, 1).to(tl.float32, bitcast=True) - WHOLE_ZERO) * factor
         s = bits.to(tl.float32, bitcast=True)

@@ -289,8 +289,8 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     """
     tl.static_assert(KEY_TILE % TILE == 0, "a program's keys have one scale")
     batch = tl.program_id(2)
-    past = tl.load(VALID_TOKENS + batch).to(tl.int32) - CHUNK_FRAMES * FRAME_TOKENS
-    end = tl.minimum(past, past_tokens)
+    cached = tl.load(VALID_TOKENS + batch).to(tl.int32) - CHUNK_FRAMES * FRAME_TOKENS
+    end = tl.minimum(cached, past_tokens)
     first = tl.program_id(0) * TILE
     row = batch.to(tl.int64)
     if first < end:

@@ -53,14 +53,14 @@ def fit_audio(
         if voices is not None:
             raise UsageError(f"--audio: {AudioWindows.missing(manifest)}")
         return
-    given = windows.name in files
-    if voices is None and not given:
+    windows_given = windows.name in files
+    if voices is None and not windows_given:
         raise UsageError(
             "this artifact's model needs a voice: give --audio FILE, a wav or another file that PyAV reads"
         )
     if voices is None:
         return
-    if given:
+    if windows_given:
         raise UsageError(f"--audio and --input {windows.name} both say what is heard; give one")
     if len(voices) != windows.speakers:
         raise UsageError(
@@ -91,11 +91,11 @@ def mask_inputs(
     """
     if not masks:
         return {}
-    made, spec = speaker_masks(masks, manifest), masks_input(manifest)
+    mask_array, spec = speaker_masks(masks, manifest), masks_input(manifest)
     name = KIND if spec is None else spec.name
     if name in files:
         raise UsageError(f"--mask and --input {name} both say where the speakers are; give one")
-    return {name: made}
+    return {name: mask_array}
 
 
 def as_portrait(asked: Conditioning, options: argparse.Namespace, manifest: VideoManifest) -> Conditioning:

@@ -38,7 +38,7 @@ def camera_inputs(
         return {}
     if keys is not None and poses is not None:
         raise UsageError("--keys and --poses both say where the camera goes; give one")
-    names = {one.name for one in manifest.caller_inputs}
+    names = {spec.name for spec in manifest.caller_inputs}
     if not {POSES, INTRINSICS} <= names:
         option = "--keys" if poses is None else "--poses"
         raise UsageError(
@@ -68,5 +68,5 @@ def camera_inputs(
         )
         chunks = len(camera)
     options.chunks = options.chunks or chunks
-    made = [camera.next_chunk() for _ in range(options.chunks)]
-    return {name: np.stack([one[name] for one in made]) for name in (POSES, INTRINSICS)}
+    camera_chunks = [camera.next_chunk() for _ in range(options.chunks)]
+    return {name: np.stack([chunk[name] for chunk in camera_chunks]) for name in (POSES, INTRINSICS)}

@@ -23,15 +23,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     2 usage, 4 artifact, 5 environment, 6 numeric; 128 plus the number of a signal that ended it; 1 if the reader of
     its output closed the pipe. With ``--json`` a failure is also a JSON object on stdout.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    as_json = "--json" in given
+    argv = sys.argv[1:] if arguments is None else list(arguments)
+    as_json = "--json" in argv
     ended: list[str] = []
 
-    def interrupted(said: str) -> None:
-        note(f"error: {said}")
-        ended.append(said)
+    def interrupted(message: str) -> None:
+        note(f"error: {message}")
+        ended.append(message)
 
-    code = until_ended(lambda: _run_command(given, as_json=as_json), interrupted)
+    code = until_ended(lambda: _run_command(argv, as_json=as_json), interrupted)
     if ended and as_json:
         show_failure({}, ended[0], code)
     return code
@@ -81,8 +81,8 @@ def verify(options: argparse.Namespace) -> Report:
     if missed is None:
         lines.append(f"verified {len(errors)} recorded chunks: all within their bounds")
         return Report(result, tuple(lines))
-    said = f"a golden is missed: {missed}; rebuild the artifact on this kind of machine"
-    return Report(result, tuple(lines), NumericError(said))
+    message = f"a golden is missed: {missed}; rebuild the artifact on this kind of machine"
+    return Report(result, tuple(lines), NumericError(message))
 
 
 def info(options: argparse.Namespace) -> Report:
@@ -129,6 +129,6 @@ def unpack(options: argparse.Namespace) -> Report:
     """Unpack a tar that `seko-export pack` made."""
     from seko_runtime.format.unpacking import unpack_artifact
 
-    made = unpack_artifact(options.artifact, options.output, trust=options.trust, replace=options.force)
-    line = f"artifact {made.folder}, {made.files} files, {made.bytes} bytes, digest {made.digest}"
-    return Report(asdict(made) | {"folder": str(made.folder)}, (line,))
+    unpacked = unpack_artifact(options.artifact, options.output, trust=options.trust, replace=options.force)
+    line = f"artifact {unpacked.folder}, {unpacked.files} files, {unpacked.bytes} bytes, digest {unpacked.digest}"
+    return Report(asdict(unpacked) | {"folder": str(unpacked.folder)}, (line,))

@@ -103,18 +103,18 @@ def fit_conditioning(
     if conditioning.prompts:
         _check_prompts(conditioning.prompts, options, manifest)
     if conditioning.text is not None:
-        wanted = (len(rows), *shapes[TEXT_BUFFER][1:]) if TEXT_BUFFER in shapes else None
-        if conditioning.text.shape != wanted:
+        expected_shape = (len(rows), *shapes[TEXT_BUFFER][1:]) if TEXT_BUFFER in shapes else None
+        if conditioning.text.shape != expected_shape:
             raise UsageError(
-                f"--text {options.text} is {conditioning.text.shape}, this artifact takes {wanted}"
+                f"--text {options.text} is {conditioning.text.shape}, this artifact takes {expected_shape}"
             )
     image, reference = conditioning.image, conditioning.reference
     if image is not None:
-        told = picture_input(manifest) is not None
-        shape = shapes.get(PICTURE_LEVELS if told else IMAGE)
+        takes_levels = picture_input(manifest) is not None
+        shape = shapes.get(PICTURE_LEVELS if takes_levels else IMAGE)
         if shape is None or not {"encode", "condition"} & set(manifest.programs):
             raise UsageError(NO_ENCODER)
-        image = _fit("image", options.image, image, shape, told=told)
+        image = _fit("image", options.image, image, shape, takes_levels=takes_levels)
         per_row(image, shape, image.dtype.type, f"--image {options.image}", rows)
     if reference is not None:
         if reference.dtype == np.uint8 and IMAGE in shapes:
@@ -129,16 +129,16 @@ def _fit(
     pictures: NDArray[Any],
     shape: Sequence[int],
     *,
-    told: bool = False,
+    takes_levels: bool = False,
 ) -> NDArray[Any]:
     if pictures.ndim < 3 or pictures.shape[-1] != 3 or 0 in pictures.shape:
         raise UsageError(f"--{name} {path} is {list(pictures.shape)}, expected [rows, columns, 3]")
     # Models that are told a picture: as their authors resize it. Their sizes follow the picture's aspect, by tokens.
-    fit = fit_levels if told else fit_pictures
-    found, done = fit(pictures, *shape[:2], bicubic=told, stretch=TOKEN_SIDE if told else 0)
+    fit = fit_levels if takes_levels else fit_pictures
+    fitted, done = fit(pictures, *shape[:2], bicubic=takes_levels, stretch=TOKEN_SIDE if takes_levels else 0)
     if done:
         note(one_line(f"{name:8} {path.name} {done}"))
-    return found
+    return fitted
 
 
 def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, manifest: VideoManifest) -> None:
@@ -148,7 +148,7 @@ def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, man
         raise UsageError(NO_TEXT_ENCODER)
     document = read_file(options.artifact, manifest, spec.tokenizer)
     ids = PromptIds(spec, document, text_vocabulary(manifest))
-    for prompt in dict.fromkeys(clean_prompt(one.prompt) for one in prompts):
+    for prompt in dict.fromkeys(clean_prompt(prompt_at.prompt) for prompt_at in prompts):
         if not prompt:
             note("warning: the prompt is empty; the video shows whatever the model makes of nothing")
             continue
@@ -158,11 +158,11 @@ def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, man
             note(f"warning: the prompt has {length} tokens and is cut to {spec.tokens}")
         words = ids.unknown_words(prompt)
         if words:
-            told = ", ".join(map(repr, words[:MAX_WORDS_TOLD]))
+            word_list = ", ".join(map(repr, words[:MAX_WORDS_TOLD]))
             more = f" and {len(words) - MAX_WORDS_TOLD} more" if len(words) > MAX_WORDS_TOLD else ""
             note(
                 one_line(
-                    f"warning: this artifact does not know the words {told}{more}; they mean nothing to it"
+                    f"warning: this artifact does not know the words {word_list}{more}; they mean nothing to it"
                 )
             )
 
@@ -184,9 +184,9 @@ def load_schedule(path: Path) -> list[PromptAt]:
     try:
         lines = list(as_items(parse_json(document, "it", MAX_SCHEDULE_BYTES), "it", _prompt_at))
     except ManifestError as error:
-        found = str(error).rsplit("; ", 1)[0][:200]  # without what to do about an artifact
+        problem = str(error).rsplit("; ", 1)[0][:200]  # without what to do about an artifact
         raise UsageError(
-            f'--prompts {path} is no schedule of prompts: {found}; expected [{{"at_s": 0, "prompt": "..."}}]'
+            f'--prompts {path} is no schedule of prompts: {problem}; expected [{{"at_s": 0, "prompt": "..."}}]'
         ) from None
     by_frame = {line.at_frame is not None for line in lines}
     if len(by_frame) > 1:
@@ -218,9 +218,9 @@ def load_reference(path: Path) -> NDArray[Any]:
 
 
 def _prompts_of(options: argparse.Namespace) -> list[PromptAt]:
-    given = [name for name in ("prompt", "prompts", "text") if getattr(options, name) is not None]
-    if len(given) > 1:
-        raise UsageError(f"--{' and --'.join(given)} exclude each other; give one")
+    named = [name for name in ("prompt", "prompts", "text") if getattr(options, name) is not None]
+    if len(named) > 1:
+        raise UsageError(f"--{' and --'.join(named)} exclude each other; give one")
     if options.prompt is not None:
         return [PromptAt(0.0, options.prompt)]
     return [] if options.prompts is None else load_schedule(options.prompts)

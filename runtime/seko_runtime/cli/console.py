@@ -53,10 +53,10 @@ def leave_current_directory(*, as_module: bool) -> None:
     if not wrong:
         return
     sys.path[:] = [place for number, place in enumerate(sys.path) if number not in wrong]
-    found = _planted(here)
-    if found is not None:
+    planted = _planted(here)
+    if planted is not None:
         print(
-            f"error: {found}, and Python was about to look for modules there; use the command seko-run, or "
+            f"error: {planted}, and Python was about to look for modules there; use the command seko-run, or "
             "python -P -m seko_runtime, and no empty entry in PYTHONPATH; or go to another directory",
             file=sys.stderr,
         )

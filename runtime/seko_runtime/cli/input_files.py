@@ -56,15 +56,15 @@ def read_inputs(arguments: Sequence[str] | None) -> dict[str, NDArray[Any]]:
     UsageError
         If one is not of that form, is given twice, or its file cannot be read.
     """
-    found: dict[str, NDArray[Any]] = {}
-    for one in arguments or ():
-        name, equals, file = one.partition("=")
+    arrays: dict[str, NDArray[Any]] = {}
+    for argument in arguments or ():
+        name, equals, file = argument.partition("=")
         if not (name and equals and file):
-            raise UsageError(f"--input {one[:200]!r}: expected NAME=FILE.npy")
-        if name in found:
+            raise UsageError(f"--input {argument[:200]!r}: expected NAME=FILE.npy")
+        if name in arrays:
             raise UsageError(f"--input {name} is given twice; give it once")
-        found[name] = load_array(Path(file), "--input")
-    return found
+        arrays[name] = load_array(Path(file), "--input")
+    return arrays
 
 
 def fit_inputs(
@@ -81,14 +81,14 @@ def fit_inputs(
     UsageError
         If there is no such input, an array does not fit, or a required input has neither an array nor a golden.
     """
-    specs = {one.name: one for one in manifest.caller_inputs}
+    specs = {spec.name: spec for spec in manifest.caller_inputs}
     for name in arrays:
         if name not in specs:
             known = ", ".join(specs) or "none"
             raise UsageError(f"--input {name[:80]}: this artifact has no such input; its inputs: {known}")
-    made = made_of(manifest, options.image)
+    picture_input = made_of(manifest, options.image)
     for name, spec in specs.items():
-        if name in arrays or name == made or (voices is not None and spec.kind in AUDIO_KINDS):
+        if name in arrays or name == picture_input or (voices is not None and spec.kind in AUDIO_KINDS):
             continue
         if voices is None and manifest.workload.golden is not None:
             note(
@@ -124,4 +124,4 @@ def _of_chunks(spec: InputSpec, array: NDArray[Any], rows: int, chunks: int) -> 
             f"--input {spec.name} is {list(array.shape)}, expected {each} for every chunk, or {chunks} chunks: "
             f"{[chunks, *each]} or {[chunks, rows, *each]}"
         )
-    return [as_rows(spec, np.asarray(one), rows, bits=False) for one in array[:chunks]]
+    return [as_rows(spec, np.asarray(chunk), rows, bits=False) for chunk in array[:chunks]]

@@ -291,22 +291,22 @@ def _check_names(arguments: Sequence[str], commands: dict[str, argparse.Argument
         raise UsageError(
             f"there is no command {command!r}{_nearest(command, commands)}; see `seko-run --help`"
         )
-    known = [spelled for action in commands[command]._actions for spelled in action.option_strings]
+    names = [spelled for action in commands[command]._actions for spelled in action.option_strings]
     for argument in arguments[1:]:
         if argument == "--":
             return
         option = argument.split("=", 1)[0]
         if not option.startswith("--") or " " in option:  # with a space it is a value
             continue
-        if not any(one.startswith(option) for one in known):  # argparse takes beginnings
+        if not any(name.startswith(option) for name in names):  # argparse takes beginnings
             raise UsageError(
-                f"`seko-run {command}` has no option {option}{_nearest(option, known)}; "
+                f"`seko-run {command}` has no option {option}{_nearest(option, names)}; "
                 f"see `seko-run {command} --help`"
             )
 
 
-def _nearest(found: str, known: Iterable[str]) -> str:
+def _nearest(word: str, known: Iterable[str]) -> str:
     import difflib
 
-    near = difflib.get_close_matches(found, list(known), n=1)
+    near = difflib.get_close_matches(word, list(known), n=1)
     return f": did you mean {near[0]}?" if near else ""

@@ -53,13 +53,13 @@ def run(options: argparse.Namespace) -> Report:
     asked = as_portrait(asked, options, manifest)
     arrays |= mask_inputs(masks, manifest, arrays)
     arrays |= camera_inputs(options, manifest, arrays)
-    given = fit_conditioning(asked, options, manifest)
-    seen: Any = with_portrait(manifest, arrays, given.reference)
-    inputs = fit_inputs(seen, options, manifest, voices)
+    conditioning = fit_conditioning(asked, options, manifest)
+    arrays_with_portrait: Any = with_portrait(manifest, arrays, conditioning.reference)
+    inputs = fit_inputs(arrays_with_portrait, options, manifest, voices)
     if not streams:
-        return _run(options, manifest, given, inputs, None)
+        return _run(options, manifest, conditioning, inputs, None)
     with stdout_for_video() as descriptor:
-        return _run(options, manifest, given, inputs, descriptor)
+        return _run(options, manifest, conditioning, inputs, descriptor)
 
 
 def _check_stdout(options: argparse.Namespace) -> None:
@@ -76,11 +76,11 @@ def _check_stdout(options: argparse.Namespace) -> None:
 def _run(
     options: argparse.Namespace,
     manifest: VideoManifest,
-    given: Conditioning,
+    conditioning: Conditioning,
     inputs: RunInputs,
     descriptor: int | None,
 ) -> Report:
-    prompts = given.prompts
+    prompts = conditioning.prompts
     began = time.perf_counter()
     if options.output.is_fifo():
         note(f"writing to the pipe {options.output}, which waits for whoever reads it")
@@ -98,13 +98,13 @@ def _run(
         with (
             artifact.open_session(
                 seeds=seeds,
-                text=given.text,
+                text=conditioning.text,
                 prompt=prompts[0].prompt if starts else None,
                 steps=options.steps,
                 shift=options.shift,
-                image=given.image,
-                reference=given.reference,
-                inputs=_steady(artifact, given, inputs),
+                image=conditioning.image,
+                reference=conditioning.reference,
+                inputs=_steady(artifact, conditioning, inputs),
             ) as session,
             ChunkWriter(
                 options.output,
@@ -213,11 +213,11 @@ class _Job:
             "errors": [error.row() for error in self.errors],
         }
 
-    def _write(self, made: NDArray[Any]) -> None:
+    def _write(self, pictures: NDArray[Any]) -> None:
         self.came.append(time.perf_counter())
         manifest, number = self.artifact.manifest, len(self.came) - 1
         self.video_frames += _video_frames(manifest, number)
-        self.writer.write(made)
+        self.writer.write(pictures)
         self.progress.show(self.video_frames, number + 1)
 
 
@@ -227,11 +227,13 @@ def _mixed(voices: NDArray[np.float32]) -> NDArray[np.float32]:
     return sound / max(1.0, float(np.abs(sound).max()))
 
 
-def _steady(artifact: VideoArtifact, given: Conditioning, inputs: RunInputs) -> dict[str, NDArray[Any]]:
+def _steady(
+    artifact: VideoArtifact, conditioning: Conditioning, inputs: RunInputs
+) -> dict[str, NDArray[Any]]:
     """Return the inputs per session: those given, else the golden's, but for what is made of the picture."""
-    found = {} if inputs.voices is not None else artifact.golden_inputs(None)
-    found.pop(made_of(artifact.manifest, given.image), None)
-    return found | dict(inputs.steady)
+    steady = {} if inputs.voices is not None else artifact.golden_inputs(None)
+    steady.pop(made_of(artifact.manifest, conditioning.image), None)
+    return steady | dict(inputs.steady)
 
 
 def _video_frames(manifest: VideoManifest, number: int) -> int:

@@ -47,8 +47,8 @@ def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
             code = command()
             done = True
         except KeyboardInterrupt as ended:
-            kept = getattr(ended, "__notes__", ())  # by what cleaned up on the way
-            tell(f"interrupted; {kept[-1] if kept else 'nothing was left behind'}")
+            notes = getattr(ended, "__notes__", ())  # by what cleaned up on the way
+            tell(f"interrupted; {notes[-1] if notes else 'nothing was left behind'}")
             code = _EXIT_SIGNAL + (ended.number if isinstance(ended, AskedToEnd) else signal.SIGINT)
             done = True
     return code
@@ -76,8 +76,8 @@ def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
     if threading.current_thread() is not threading.main_thread():  # Python sets and runs handlers there only
         yield
         return
-    found = {number: signal.getsignal(number) for number in ENDING}
-    before = {number: former for number, former in found.items() if former not in (None, signal.SIG_IGN)}
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    before = {number: former for number, former in handlers.items() if former not in (None, signal.SIG_IGN)}
     try:
         for number in before:
             signal.signal(number, handler)

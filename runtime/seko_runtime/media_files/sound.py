@@ -57,8 +57,8 @@ def _plain_wav(path: Path, what: str) -> NDArray[np.float32] | None:
             # By what the file holds, not by what its header says: one that was cut off is read as far as it goes.
             if min(file.getnframes(), path.stat().st_size // 2) > MAX_SOUND_S * RATE:
                 raise _too_long(what)
-            held = file.readframes(file.getnframes())
-            samples = np.frombuffer(held, "<i2", len(held) // 2)  # half a sample where the file was cut
+            frames = file.readframes(file.getnframes())
+            samples = np.frombuffer(frames, "<i2", len(frames) // 2)  # half a sample where the file was cut
     except (wave.Error, EOFError, RuntimeError):  # the last: a chunk longer than its file
         return None
     return samples.astype(np.float32) / np.float32(32768)

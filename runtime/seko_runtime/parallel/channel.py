@@ -50,9 +50,9 @@ class Channel:
         with self._sending:
             self.connection.send_bytes(_head(packed))
             for array in packed.arrays:
-                left = _bytes_of(array)
-                while left:
-                    left = left[os.write(self.connection.fileno(), left) :]
+                remaining = _bytes_of(array)
+                while remaining:
+                    remaining = remaining[os.write(self.connection.fileno(), remaining) :]
 
     def send_at_once(self, message: Mapping[str, Any]) -> bool:
         """Send a short message without arrays, unless that would have to wait; return whether it was sent."""
@@ -80,12 +80,12 @@ class Channel:
         arrays = []
         for dtype, shape in read["arrays"]:
             arrays.append(np.empty(shape, np.dtype(dtype)))
-            left = _bytes_of(arrays[-1])
-            while left:
-                count = os.readv(self.connection.fileno(), [left])
+            remaining = _bytes_of(arrays[-1])
+            while remaining:
+                count = os.readv(self.connection.fileno(), [remaining])
                 if not count:
                     raise EOFError
-                left = left[count:]
+                remaining = remaining[count:]
         message: dict[str, Any] = _unpacked(read["message"], arrays)
         return message
 
@@ -187,11 +187,13 @@ def _head(packed: Packed) -> bytes:
     return json.dumps({"message": packed.parts, "arrays": table}).encode()
 
 
-def _unpacked(one: Any, arrays: Sequence[NDArray[Any]]) -> Any:
+def _unpacked(part: Any, arrays: Sequence[NDArray[Any]]) -> Any:
     """Return a part of a message with its arrays."""
-    if isinstance(one, dict):
-        return arrays[one[""]] if "" in one else {key: _unpacked(value, arrays) for key, value in one.items()}
-    return [_unpacked(value, arrays) for value in one] if isinstance(one, list) else one
+    if isinstance(part, dict):
+        return (
+            arrays[part[""]] if "" in part else {key: _unpacked(value, arrays) for key, value in part.items()}
+        )
+    return [_unpacked(value, arrays) for value in part] if isinstance(part, list) else part
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:

@@ -116,7 +116,7 @@ class RankGroup:
             if meeting is not None:
                 joined = meeting.gather(seconds)
                 self._members += joined
-                self._channels += [one.channel for one in joined]
+                self._channels += [member.channel for member in joined]
             self._heard = [time.monotonic()] * ranks
             self._ticks = [0] * ranks
             self._looked = time.monotonic()
@@ -135,7 +135,7 @@ class RankGroup:
     @property
     def processes(self) -> tuple[int, ...]:
         """Their process ids, by rank."""
-        return tuple(one.pid for one in self._members)
+        return tuple(member.pid for member in self._members)
 
     @property
     def over(self) -> bool:
@@ -207,10 +207,10 @@ class RankGroup:
         if not answers.faults:
             return answers
         kinds = {kind for kind, _ in answers.faults.values()}
-        rank, (kind, told) = min(answers.faults.items())
+        rank, (kind, message) = min(answers.faults.items())
         if len(kinds) == 1 and not answers.results:
-            raise _error(kind, told)
-        self._lose(RankLostError(f"rank {rank} of {self.ranks} failed where others did not: {told}"))
+            raise _error(kind, message)
+        self._lose(RankLostError(f"rank {rank} of {self.ranks} failed where others did not: {message}"))
         self._check()
         return answers
 
@@ -272,10 +272,10 @@ class RankGroup:
                         )
                     )
                 elif answers.first_fault_s is not None and now > answers.first_fault_s + APART_S:
-                    rank, (_, told) = min(answers.faults.items())
+                    rank, (_, message) = min(answers.faults.items())
                     self._lose(
                         RankLostError(
-                            f"rank {rank} of {self.ranks} failed, and rank {late[0]} waits for it: {told}"
+                            f"rank {rank} of {self.ranks} failed, and rank {late[0]} waits for it: {message}"
                         )
                     )
                 else:
@@ -341,8 +341,8 @@ class RankGroup:
             if answers is None:
                 return
             if "fault" in message:
-                kind, told = message["fault"]
-                answers.faults[rank] = (str(kind), str(told))
+                kind, text = message["fault"]
+                answers.faults[rank] = (str(kind), str(text))
                 if answers.first_fault_s is None:
                     answers.first_fault_s = time.monotonic()
             else:
@@ -363,24 +363,24 @@ class RankGroup:
         if code is not None and code < 0:
             how = f"was ended by signal {-code}"
         words = _last_words(self._words[rank])
-        said = f", saying {words!r}" if words else ""
+        saying = f", saying {words!r}" if words else ""
         return (
-            f"rank {rank} of {self.ranks} (process {process.pid}) {how}{said}; the others were ended too: open the "
+            f"rank {rank} of {self.ranks} (process {process.pid}) {how}{saying}; the others were ended too: open the "
             "artifact again"
         )
 
 
 def _watch(group: weakref.ref[RankGroup], ended: threading.Event) -> None:
     """Look at a group until it has ended, or nothing refers to it any more."""
-    while (held := group()) is not None and held._look():
-        del held
+    while (alive := group()) is not None and alive._look():
+        del alive
         ended.wait(_LOOK_S)
 
 
 def _listen(group: weakref.ref[RankGroup], rank: int, channel: Channel) -> None:
     """Take what a process sends until the group has ended, or nothing refers to it any more."""
-    while (held := group()) is not None and not held.over:
-        del held
+    while (alive := group()) is not None and not alive.over:
+        del alive
         message: Mapping[str, Any] | None
         try:
             if not channel.connection.poll(_LOOK_S):
@@ -388,12 +388,12 @@ def _listen(group: weakref.ref[RankGroup], rank: int, channel: Channel) -> None:
             message = channel.receive()
         except (EOFError, OSError, ValueError):
             message = None
-        if (held := group()) is None:
+        if (alive := group()) is None:
             return
         if message is None:
-            held._is_gone(rank)
+            alive._is_gone(rank)
             return
-        held._take(rank, message)
+        alive._take(rank, message)
 
 
 def _clear(
@@ -425,8 +425,8 @@ def _last_words(file: IO[bytes]) -> str:
     return lines[-1] if lines else ""
 
 
-def _error(kind: str, told: str) -> SekoRuntimeError:
+def _error(kind: str, message: str) -> SekoRuntimeError:
     """Return an error of the runtime's by the name of its class."""
-    found = getattr(errors, kind, None)
-    known = isinstance(found, type) and issubclass(found, SekoRuntimeError)
-    return found(told) if known else RankLostError(told)  # type: ignore[misc]
+    error_class = getattr(errors, kind, None)
+    known = isinstance(error_class, type) and issubclass(error_class, SekoRuntimeError)
+    return error_class(message) if known else RankLostError(message)  # type: ignore[misc]

@@ -137,8 +137,8 @@ def meeting_of_torchrun(ranks: int) -> Meeting | None:
             f"torchrun started {world} processes, {local} on this machine; this artifact has {ranks} ranks on one "
             f"machine: give --nproc-per-node {ranks}"
         )
-    told = "\0".join(os.environ.get(name, "") for name in _OF_RUN)
-    name = f"seko-ranks-{os.getuid()}-{hashlib.sha256(told.encode()).hexdigest()[:24]}"
+    run_id = "\0".join(os.environ.get(name, "") for name in _OF_RUN)
+    name = f"seko-ranks-{os.getuid()}-{hashlib.sha256(run_id.encode()).hexdigest()[:24]}"
     return Meeting(rank, ranks, Path(tempfile.gettempdir(), name))
 
 
@@ -155,10 +155,10 @@ def _number(name: str) -> int:
 def _said_rank(member: socket.socket) -> int | None:
     """Return which rank a connected process says that it is; None if it says something else."""
     try:
-        said = member.recv(_HELLO.size)  # no more: what follows is for the channel
+        hello = member.recv(_HELLO.size)  # no more: what follows is for the channel
     except OSError:
         return None
-    mark, rank = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", 0)
+    mark, rank = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (b"", 0)
     return int(rank) if mark == _MARK else None
 
 
@@ -172,8 +172,8 @@ def _private(folder: Path) -> Iterator[str]:
     except OSError as fault:
         raise EnvironmentLacksError(f"{folder}: {fault.strerror}; remove it") from fault
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise EnvironmentLacksError(f"others than this user may use {folder}; remove it")
         yield f"/proc/self/fd/{descriptor}/socket"
     finally:

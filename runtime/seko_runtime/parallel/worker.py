@@ -49,8 +49,8 @@ def serve(channel: Channel, begin: Callable[[int, Mapping[str, Any]], tuple[Hand
                 return handler(message["command"], message["facts"])  # noqa: B023 - called at once
             if message["command"] != "end":  # noqa: B023
                 caller.folder = Path(message["facts"]["meeting"]).parent  # noqa: B023
-                handler, said = begin(message["rank"], message["facts"])  # noqa: B023
-                return said
+                handler, begun = begin(message["rank"], message["facts"])  # noqa: B023
+                return begun
             return None
 
         _answered(channel, answer, message["number"])
@@ -66,10 +66,10 @@ def _answered(channel: Channel, answer: Callable[[], object], number: int) -> No
     try:
         channel.send({"number": number, "result": answer()})
     except Exception as fault:
-        found = fault if isinstance(fault, SekoRuntimeError) else of_machine(fault) or fault
-        ours = isinstance(found, SekoRuntimeError)
-        said = [type(found).__name__, str(found)] if ours else ["", told(found)]
-        channel.send({"number": number, "fault": said})
+        error = fault if isinstance(fault, SekoRuntimeError) else of_machine(fault) or fault
+        ours = isinstance(error, SekoRuntimeError)
+        description = [type(error).__name__, str(error)] if ours else ["", told(error)]
+        channel.send({"number": number, "fault": description})
 
 
 class _Caller:

@@ -45,8 +45,8 @@ class SpeechTokenizer:
             If the text is no string, or too long.
         """
         if not isinstance(text, str) or len(text) > MAX_LETTERS:
-            found = f"{len(text)} characters" if isinstance(text, str) else f"a {type(text).__name__}"
-            raise UsageError(f"the text has {found}, expected a string of at most {MAX_LETTERS}")
+            description = f"{len(text)} characters" if isinstance(text, str) else f"a {type(text).__name__}"
+            raise UsageError(f"the text has {description}, expected a string of at most {MAX_LETTERS}")
         pieces = cut_text(self._opened(), text, self._name, marks=False).tokens
         ids = [self._id(part) for piece in pieces for part in self._split(piece)]
         if self._vocabulary is not None and max(ids, default=0) >= self._vocabulary:
@@ -64,14 +64,14 @@ class SpeechTokenizer:
         return list(word) if several and self._tokenizer.token_to_id(word) is not None else [piece]
 
     def _id(self, piece: str) -> int:
-        found: int | None = self._tokenizer.token_to_id(piece)
-        if found is None:  # a character that only longer pieces have
-            found = self._tokenizer.token_to_id(self._tokenizer.model.unk_token or "")
-        if found is None:
+        token_id: int | None = self._tokenizer.token_to_id(piece)
+        if token_id is None:  # a character that only longer pieces have
+            token_id = self._tokenizer.token_to_id(self._tokenizer.model.unk_token or "")
+        if token_id is None:
             raise ArtifactError(
                 f"{self._name} has no token for a character of the text, and no unknown token; rebuild the artifact"
             )
-        return found
+        return token_id
 
     def _opened(self) -> Any:
         if self._tokenizer is None:

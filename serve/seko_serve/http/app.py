@@ -69,7 +69,7 @@ class Application:
             Route("/v1/models", self._models),
             Route("/v1/sessions", self._open, methods=["POST"]),
             Route("/v1/sessions", self._list, methods=["GET"]),
-            Route("/v1/sessions/{name}", self._one, methods=["GET", "PATCH", "DELETE"]),
+            Route("/v1/sessions/{name}", self._session, methods=["GET", "PATCH", "DELETE"]),
             WebSocketRoute("/v1/sessions/{name}/stream", self._stream),
             Mount("/page", StaticFiles(directory=PAGE)),
         ]
@@ -108,10 +108,10 @@ class Application:
 
     async def _list(self, request: Request) -> Response:
         tenant = self._keys.tenant(request.headers.get("authorization"))
-        own = [self._facts(one) for one in self._house.sessions.values() if one.tenant == tenant]
+        own = [self._facts(session) for session in self._house.sessions.values() if session.tenant == tenant]
         return JSONResponse({"object": "list", "data": own})
 
-    async def _one(self, request: Request) -> Response:
+    async def _session(self, request: Request) -> Response:
         tenant = self._keys.tenant(request.headers.get("authorization"))
         session = self._house.find(request.path_params["name"], tenant)
         if request.method == "DELETE":

@@ -113,7 +113,7 @@ class LiveSession:
         self._camera = (
             KeyboardCamera(stream.height, stream.width, stream.chunk_frames) if takes_camera else None
         )
-        self._held: frozenset[str] = frozenset()
+        self._keys: frozenset[str] = frozenset()
 
     # -- the event loop ----------------------------------------------------------------------------------------
 
@@ -285,10 +285,10 @@ class LiveSession:
         elif control.type == "seed":
             row.restart(seed=fields["value"])
         elif control.type == "keys" and self._camera is not None:
-            held = frozenset(KEYS[code] for code in fields["held"] if code in KEYS)
-            self._camera.press(held - self._held)
-            self._camera.release(self._held - held)
-            self._held = held
+            keys = frozenset(KEYS[code] for code in fields["held"] if code in KEYS)
+            self._camera.press(keys - self._keys)
+            self._camera.release(self._keys - keys)
+            self._keys = keys
 
     def _steered(self) -> Mapping[str, object] | None:
         return None if self._camera is None else self._camera.next_chunk()
@@ -335,9 +335,9 @@ class LiveSession:
             self._serial += 1
             sent.append(_Sent(number, media.serial, media.pack()))
         encode_ms = round((time.monotonic() - made_at) * 1e3, 1)
-        told = {"frames": len(frames), "late_ms": round(lateness * 1e3, 1), "encode_ms": encode_ms}
+        numbers = {"frames": len(frames), "late_ms": round(lateness * 1e3, 1), "encode_ms": encode_ms}
         # Its serial is the next one's: a client that has seen all media of the chunk may still lack it.
-        sent.append(_Sent(number, self._serial, message("chunk", chunk=number, **told)))
+        sent.append(_Sent(number, self._serial, message("chunk", chunk=number, **numbers)))
         with self._lock:
             self._sent.extend(sent)
         self._post(*(entry.content for entry in sent))

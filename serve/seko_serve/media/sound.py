@@ -91,7 +91,7 @@ class _LibraryEncoder(SoundEncoder):
         context.open()
         self._context = context
         self._resampler = av.AudioResampler(self._format, self._layout, self.packet_rate, context.frame_size)
-        self._given = 0
+        self._samples_encoded = 0
 
     @property
     def _format(self) -> str:
@@ -103,15 +103,19 @@ class _LibraryEncoder(SoundEncoder):
             return []
         clipped = np.clip(np.ascontiguousarray(samples, np.float32), -1.0, 1.0)[None]
         frame = av.AudioFrame.from_ndarray(clipped, format="fltp", layout=self._layout)
-        frame.sample_rate, frame.time_base, frame.pts = self.rate, Fraction(1, self.rate), self._given
-        self._given += samples.size
+        frame.sample_rate, frame.time_base, frame.pts = (
+            self.rate,
+            Fraction(1, self.rate),
+            self._samples_encoded,
+        )
+        self._samples_encoded += samples.size
         return list(self._packets(self._resampler.resample(frame)))
 
     def finish(self) -> list[tuple[bytes, int]]:
         """Return what is left; see `SoundEncoder.finish`."""
-        made = list(self._packets(self._resampler.resample(None)))
+        packets = list(self._packets(self._resampler.resample(None)))
         return [
-            *made,
+            *packets,
             *(
                 (self._packed(bytes(packet)), self._context.frame_size)
                 for packet in self._context.encode(None)

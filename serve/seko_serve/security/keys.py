@@ -54,17 +54,17 @@ class ApiKeys:
         if not self._digests:
             return ANYONE
         scheme, _, key = (authorization or "").partition(" ")
-        given = digest(key.strip())
+        key_digest = digest(key.strip())
         # All are compared, so that the time does not say which one was nearly right.
-        matches = [hmac.compare_digest(given, known) for known in self._digests]
+        matches = [hmac.compare_digest(key_digest, known) for known in self._digests]
         if scheme.lower() != "bearer" or not any(matches):
             raise ServeError(
                 "unauthorized", "the header Authorization has no known key: send Bearer and the key"
             )
-        return f"key-{given[:16]}"
+        return f"key-{key_digest[:16]}"
 
 
-def read_keys(given: Iterable[str], file: Path | None, environment: Mapping[str, str]) -> list[str]:
+def read_keys(named: Iterable[str], file: Path | None, environment: Mapping[str, str]) -> list[str]:
     """Return the keys of the command line, of a file with one a line, and of the environment.
 
     Raises
@@ -72,7 +72,7 @@ def read_keys(given: Iterable[str], file: Path | None, environment: Mapping[str,
     ValueError
         If the file may be read by other users.
     """
-    keys = [*given]
+    keys = [*named]
     if file is not None:
         if file.stat().st_mode & 0o077:
             raise ValueError(f"--api-key-file {file.name} may be read by other users; give it mode 0600")

@@ -47,8 +47,8 @@ class Tickets:
 
     def redeem(self, ticket: str, session: str) -> None:
         """Use a ticket; ServeError if it is not one of this session, was used, or is too old."""
-        found = self._open.pop(digest(ticket), None)
-        if found is None or found.session != session or found.expires <= self._clock():
+        ticket_entry = self._open.pop(digest(ticket), None)
+        if ticket_entry is None or ticket_entry.session != session or ticket_entry.expires <= self._clock():
             raise ServeError(
                 "unauthorized", "the ticket is unknown, used, or older than 30 s; ask for another"
             )

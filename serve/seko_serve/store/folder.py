@@ -28,10 +28,10 @@ class FolderStore:
         self._folder = folder
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = folder.stat()
+            status = folder.stat()
         except OSError as fault:
             raise StoreError(f"the folder of snapshots cannot be made: {fault.strerror}") from fault
-        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise StoreError("others may use the folder of snapshots; give it mode 0700")
 
     def put(self, name: str, content: bytes) -> None:
