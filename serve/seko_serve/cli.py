@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     much.add_argument("--max-sessions", type=int, help="sessions at a time (default: the artifact's rows)")
     much.add_argument("--lease", type=float, default=60.0, help="seconds that a session outlives its socket")
     argument_parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
-    return arguments
+    return argument_parser
 
 
 def settings(arguments: argparse.Namespace) -> Settings:

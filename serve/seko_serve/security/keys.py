@@ -64,7 +64,9 @@ class ApiKeys:
         return f"key-{key_digest[:16]}"
 
 
-def read_keys(named: Iterable[str], file: Path | None, environment: Mapping[str, str]) -> list[str]:
+def read_keys(
+    from_command_line: Iterable[str], file: Path | None, environment: Mapping[str, str]
+) -> list[str]:
     """Return the keys of the command line, of a file with one a line, and of the environment.
 
     Raises
@@ -72,7 +74,7 @@ def read_keys(named: Iterable[str], file: Path | None, environment: Mapping[str,
     ValueError
         If the file may be read by other users.
     """
-    keys = [*named]
+    keys = [*from_command_line]
     if file is not None:
         if file.stat().st_mode & 0o077:
             raise ValueError(f"--api-key-file {file.name} may be read by other users; give it mode 0600")
