@@ -36,7 +36,7 @@ from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens.bounds import CACHE_TOLERANCES, TOLERANCES
-from seko_export.goldens.record import eager_session, golden_text
+from seko_export.goldens.record import golden_text
 from seko_export.host.compiler_cache import (
     CACHE_VARIABLE,
     private_cache,
@@ -46,6 +46,7 @@ from seko_runtime import open_artifact
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, packed_name, tensors_text
 from seko_runtime.video.manifest import parse_video_manifest
 from seko_runtime.video.ring import Ring
+from tests.stacked import eager_session, open_stacked
 from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import same_bytes
 
@@ -266,7 +267,7 @@ def test_stream_equals_eager_past_two_wraps(fp4):
     with (
         eager_session(FP4, _weights(fp4.folder), golden_text(FP4), [7]) as eager,
         open_artifact(fp4.folder, device="cpu") as artifact,
-        artifact.open_session(seeds=[7]) as session,
+        open_stacked(artifact, seeds=[7]) as session,
     ):
         for _ in range(chunks):
             wanted, got = eager.run_chunk().to_host(), session.run_chunk().to_host()
@@ -300,7 +301,7 @@ def test_rows_at_different_chunks_equal_their_own_runs(rows):
     with (
         warnings.catch_warnings(action="ignore"),  # torch's own, when its compiler is imported
         open_artifact(rows.folder, device="cpu") as artifact,
-        artifact.open_session(seeds=[3, 4], text=text) as session,
+        open_stacked(artifact, seeds=[3, 4], text=text) as session,
     ):
         for number in range(chunks):
             if number == started[1]:

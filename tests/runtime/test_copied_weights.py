@@ -21,6 +21,7 @@ from seko_runtime.opening import checked_artifact
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.opening.checked_artifact import check_artifact, read_manifest
 from seko_runtime.video.session import Session
+from tests.stacked import open_stacked
 
 from . import toy_whole
 from .eager_backend import EagerBackend
@@ -37,7 +38,7 @@ seko_runtime.opening.artifact.open_backend = lambda *_: EagerBackend()
 folder, copied = Path(sys.argv[1]), sys.argv[2] == "copied"
 
 def replayed(artifact):
-    with artifact.open_session(seeds=[5]) as session:
+    with open_stacked(artifact, seeds=[5]) as session:
         return [session.run_chunk().to_host().tobytes() for _ in range(3)]
 
 with open_artifact(folder, copy_weights=copied) as artifact:
@@ -72,10 +73,10 @@ def test_truncated_weights_end_a_process_that_maps_them_and_no_other(whole_folde
 
 
 def test_the_copy_is_what_was_hashed_and_gives_the_same_bytes(whole_folder: Path) -> None:
-    with open_artifact(whole_folder) as artifact, artifact.open_session() as session:
+    with open_artifact(whole_folder) as artifact, open_stacked(artifact) as session:
         wanted = [session.run_chunk().to_host().tobytes() for _ in range(3)]
         assert mapped_weights(whole_folder) != []
-    with open_artifact(whole_folder, copy_weights=True) as artifact, artifact.open_session() as session:
+    with open_artifact(whole_folder, copy_weights=True) as artifact, open_stacked(artifact) as session:
         assert mapped_weights(whole_folder) == []
         assert [session.run_chunk().to_host().tobytes() for _ in range(3)] == wanted
     path = next((whole_folder / "weights").iterdir())

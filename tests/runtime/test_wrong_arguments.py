@@ -101,7 +101,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
             **{name: x}
         ).close()
         for name in (
-            *("seeds", "text", "prompt", "steps", "shift", "image", "conditioning_latents", "reference"),
+            *("seed", "text", "prompt", "steps", "shift", "image", "conditioning_latents", "reference"),
             *("inputs", "prompt_cache", "overlap"),
         )
     },
@@ -125,10 +125,9 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "session.push_audio": lambda at, x: at.session.push_audio(x),
     "session.push_audio row": lambda at, x: at.session.push_audio(np.zeros(3, np.float32), row=x),
     "session.audio_needed": lambda at, x: at.session.audio_needed(x),
-    "session.restart_row": lambda at, x: at.session.restart_row(x),
-    "session.restart_row seed": lambda at, x: at.session.restart_row(0, seed=x),
-    "session.restart_row image": lambda at, x: at.session.restart_row(0, image=x),
-    "session.restart_row reference": lambda at, x: at.session.restart_row(0, reference=x),
+    "session.restart seed": lambda at, x: at.session.restart(seed=x),
+    "session.restart image": lambda at, x: at.session.restart(image=x),
+    "session.restart reference": lambda at, x: at.session.restart(reference=x),
     "session.cache_sample": lambda at, x: at.session.cache_sample(x),
     # a pool and its sessions
     **{

@@ -18,7 +18,7 @@ from seko_export.families.base import MediaTensors
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
-from seko_export.goldens.record import eager_session, golden_text
+from seko_export.goldens.record import golden_text
 from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.clip.files import clip_config_of, clip_shapes, load_clip
 from seko_export.options.declaration import BuildOptions
@@ -35,6 +35,7 @@ from tests.seko_talk.streams import (
     weights_of,
     write_clip,
 )
+from tests.stacked import eager_session
 from tests.tolerances import ORACLE, relative_error
 
 WIDTH = 32

@@ -29,7 +29,7 @@ from seko_export.families.base import MediaTensors
 from seko_export.families.seko_talk import audio
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.keys import PROJECTOR
-from seko_export.goldens.record import eager_session, golden_text
+from seko_export.goldens.record import golden_text
 from seko_export.media.hubert.encoder import HubertFeatures
 from seko_export.media.hubert.files import hubert_config_of, hubert_shapes, load_hubert
 from seko_runtime.cli.audio import fit_audio, mask_inputs, read_masks
@@ -49,6 +49,7 @@ from tests.seko_talk.streams import (
     weights_of,
     write_hubert,
 )
+from tests.stacked import eager_session
 from tests.tolerances import ORACLE, relative_error
 
 pytest.importorskip("transformers", reason="transformers is not installed")

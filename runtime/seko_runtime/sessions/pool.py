@@ -37,7 +37,9 @@ OwnT = TypeVar("OwnT", bound="RowPool[Any, Any, Any]")
 
 
 class RowPool(Generic[SessionT, GivenT, ResultT]):
-    """The rows of an artifact that was built with ``--sessions``. Each workload derives its own.
+    """The rows of an artifact, each for a session. Each workload derives its own.
+
+    Of an artifact that was built with ``--sessions`` a call carries some of the sessions, of any other one all rows.
 
     All methods of a pool and its sessions may be called from any thread: one call runs at a time, and the others wait.
     In a process forked from the one that opened the pool they raise a ForkedProcessError.
@@ -65,14 +67,13 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
         clock: Callable[[], float] = time.monotonic,
         snapshot_key: bytes | None = None,
     ) -> None:
-        if rows.manifest.pool is None:
-            raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
-        self._buckets = rows.manifest.pool.buckets
+        manifest = rows.manifest
+        self._together = manifest.pool is None  # whether each call carries all rows
+        self._buckets = (manifest.rows,) if manifest.pool is None else manifest.pool.buckets
         self._rows, self._kind, self._clock = rows, kind, clock
         self._digests = digests
         self._snapshot_key = checked_key(snapshot_key)
         self._call_lock = rows.call_lock
-        self._call_lock.waits = True
         # Running, paused, or closed and still held by someone.
         self._members: list[weakref.ref[SessionT]] = []
         self._lost: deque[str] = deque()  # names of sessions that nobody held when they were dropped
@@ -142,7 +143,8 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
         Parameters
         ----------
         sessions : sequence of RowSession
-            Distinct, of this pool, at most as many as the largest call carries.
+            Distinct, of this pool, at most as many as the largest call carries; all rows' sessions of an artifact that
+            was built without ``--sessions``.
         given : sequence or None
             What the caller gives each; None: nothing, which not every workload accepts.
 
@@ -164,10 +166,24 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
                     f"a call of {len(rows)} sessions, {len(set(rows))} of them different; expected 1 to "
                     f"{self._buckets[-1]} different ones"
                 )
-            results = self._rows.run(rows, given)
+            run = self._run_all if self._together else self._rows.run
+            results = run(rows, given)
             for session in sessions:
                 session.renew()
             return results
+
+    def _run_all(self, rows: Sequence[int], given: Sequence[GivenT] | None) -> list[ResultT]:
+        """Run the call of an artifact whose calls carry all rows, in their order; results in the order of ``rows``."""
+        if len(rows) < self._buckets[-1]:
+            raise UsageError(
+                f"a call of {len(rows)} sessions; this artifact was built with --batch {self._buckets[-1]} and without "
+                f"--sessions, so all {self._buckets[-1]} rows run together in each call: open a session on each and "
+                "give all of them, or rebuild with --sessions"
+            )
+        if given is not None and len(given) == len(rows):
+            given = [given[place] for _, place in sorted((row, place) for place, row in enumerate(rows))]
+        results = self._rows.run(sorted(rows), given)
+        return [results[row] for row in rows]
 
     def reap(self) -> list[str]:
         """End the sessions whose lease has run out, also paused ones; return their names and those of leaked

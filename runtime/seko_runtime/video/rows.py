@@ -74,9 +74,6 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
     def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
         """Begin streams on rows that are empty; UsageError if something does not fit."""
 
-    def run_chunk(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None = None) -> Chunk:
-        """Make the next chunk of each row, and return all of them as one."""
-
     def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
         """Set rows' prompts to sentences, one for all or one for each; see `Session.set_prompt`."""
 
@@ -97,7 +94,7 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
-        """Restart a row; see `Session.restart_row`."""
+        """Restart a row; see `Session.restart`."""
 
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
         """Set rows back to where they stood before they made a chunk; see `Session.rewind`."""
