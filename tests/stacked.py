@@ -35,6 +35,7 @@ class StackedChunk:
         self.rows = rows
         self.index, self.serial, self.maker = rows[0].index, rows[0].serial, rows[0].maker
         self.frames = np.concatenate([chunk.frames for chunk in rows])
+        self.latents = rows[0].latents if len(rows) == 1 else None
 
     def to_host(self) -> np.ndarray:
         return np.concatenate([chunk.to_host() for chunk in self.rows])
@@ -189,6 +190,7 @@ def stacked(rows: VideoRows, seeds: Sequence[int] | None = None, **begun: Any) -
             own = {name: _part(begun.get(name), row, axes) for name, axes in each.items()}
             session = pool.open_session(
                 seed=seed,
+                tenant="stacked",
                 text=_text_of(begun.get("text"), row),
                 prompt=_prompt_of(begun.get("prompt"), row),
                 inputs=_of_row(rows.manifest, begun.get("inputs"), row),
@@ -274,7 +276,11 @@ def open_stacked(
                 None if inputs is None else _of_row(artifact.manifest, inputs, row),
             )
             latents = _part(more.get("conditioning_latents"), row, 5)
-            sessions.append(pool.open_session(seed=seed, image=image, conditioning_latents=latents, **begun))
+            sessions.append(
+                pool.open_session(
+                    seed=seed, tenant="stacked", image=image, conditioning_latents=latents, **begun
+                )
+            )
     except BaseException:
         for session in sessions:
             session.close()

@@ -39,7 +39,7 @@ from seko_runtime.video.local_rows import open_video_rows
 from seko_runtime.video.manifest import Golden, GoldenBound
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.together import Together
+from seko_runtime.video.together import TOGETHER, Together
 
 GOLDEN_FILE = "golden/golden.safetensors"
 TEXT = "text"  # the tensor of that file that holds the text
@@ -292,6 +292,7 @@ def eager_session(
         for row, seed in enumerate(seeds):
             session = pool.open_session(
                 seed=seed,
+                tenant=TOGETHER,
                 text=text[row : row + 1],
                 reference=None if held is None else held[row].numpy(),
                 inputs={name: array[row] for name, array in given.items()},

@@ -276,5 +276,5 @@ def test_an_mp4_holds_the_decoded_frames_and_no_label(run: Run, tmp_path: Path) 
 def test_memory_of_a_session_that_cannot_open_is_given_back(whole_folder: Path) -> None:
     with open_artifact(whole_folder) as artifact:
         with pytest.raises(errors.UsageError, match="expected 1 to 1024"):
-            open_stacked(artifact, steps=0)
-        open_stacked(artifact)
+            artifact.open_session(steps=0)
+        artifact.open_session()

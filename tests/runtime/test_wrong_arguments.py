@@ -121,14 +121,11 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "session.set_text": lambda at, x: at.session.set_text(x),
     "session.set_inputs": lambda at, x: at.session.set_inputs(x),
     "session.rewind": lambda at, x: at.session.rewind(x),
-    "session.rewind row": lambda at, x: at.session.rewind(0, row=x),
     "session.push_audio": lambda at, x: at.session.push_audio(x),
-    "session.push_audio row": lambda at, x: at.session.push_audio(np.zeros(3, np.float32), row=x),
-    "session.audio_needed": lambda at, x: at.session.audio_needed(x),
     "session.restart seed": lambda at, x: at.session.restart(seed=x),
     "session.restart image": lambda at, x: at.session.restart(image=x),
     "session.restart reference": lambda at, x: at.session.restart(reference=x),
-    "session.cache_sample": lambda at, x: at.session.cache_sample(x),
+    "pool.cache_sample": lambda at, x: at.pool.cache_sample(x),
     # a pool and its sessions
     **{
         f"pool.open_session {name}": lambda at, x, name=name: at.pool.open_session(

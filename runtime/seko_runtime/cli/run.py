@@ -30,7 +30,7 @@ from seko_runtime.video.golden import ChunkError
 from seko_runtime.video.manifest import VideoManifest, video_manifest
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.reference_frames import with_portrait
-from seko_runtime.video.together import RowChunks, Together
+from seko_runtime.video.together import TOGETHER, RowChunks, Together
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -238,7 +238,7 @@ def _sessions(
             found |= {name: array[row] for name, array in inputs.steady.items()}
             text = None if given.text is None else given.text[row : row + 1]
             begun = artifact.beginning(row, text, prompt, given.image, given.reference, found)
-            session = pool.open_session(seed=seed, image=given.image, **begun)
+            session = pool.open_session(seed=seed, image=given.image, tenant=TOGETHER, **begun)
             sessions.append(opened.enter_context(session))
         yield Together(pool, sessions)
 

@@ -26,7 +26,7 @@ from seko_runtime.video.recording import Recording
 from seko_runtime.video.reference_frames import with_portrait
 from seko_runtime.video.rows import VideoRows
 from seko_runtime.video.session import Session
-from seko_runtime.video.together import Together
+from seko_runtime.video.together import TOGETHER, Together
 
 
 class VideoArtifact(OpenArtifact[VideoManifest]):
@@ -174,7 +174,8 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
             sessions = []
             for row, seed in enumerate(seeds):
                 begun = self.beginning(row, prompt=prompt, image=image)
-                sessions.append(opened.enter_context(pool.open_session(seed=seed, image=image, **begun)))
+                session = pool.open_session(seed=seed, image=image, tenant=TOGETHER, **begun)
+                sessions.append(opened.enter_context(session))
             yield Together(pool, sessions)
 
     @machine_faults()

@@ -114,7 +114,7 @@ def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
     _check_chunk_inputs(manifest, buffers)
     for buffer in buffers.values():
         shared = buffer.name in OF_ONE_PROMPT or buffer.name.startswith(_OF_ONE_PICTURE)
-        own = buffer.role == "prompt" and not shared
+        own = buffer.role == "prompt" and manifest.pool is not None and not shared
         if buffer.role == "cache" or own:
             _check_row_axis(buffer, batch)
         if buffer.role == "decode" and (not buffer.shape or buffer.shape[0] != manifest.rows):

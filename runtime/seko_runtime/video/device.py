@@ -267,7 +267,8 @@ class VideoDevice(Device):
             self._write_caches(
                 positions, partial(self._load_kept, called, entries), self._inputs.kept(called, entries)
             )
-        empty = clocks.rebuilt(rows) if steps else []
+        beside = [row for row in called if row not in rows and not clocks.made(row)]
+        empty = [*clocks.rebuilt(rows), *beside] if steps else []
         for row in empty:
             self.clear_cache(row)
         if empty:
@@ -337,8 +338,8 @@ class VideoDevice(Device):
         }
         state = {}
         for spec in self._manifest.buffers:
-            if spec.device_layers:
-                continue  # its layers lie on the host, and are not moved by row
+            if spec.device_layers or not self.has_rows(spec.name):
+                continue  # layers on the host, which are not moved by row; what all rows' prompts share
             if spec.role == "cache" or spec.name in own:
                 state[spec.name] = self.row_of(spec.name, row)
             elif spec.role == "decode":

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import flag, items_of, shown
+from seko_runtime.arguments import flag, shown
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import ArtifactError, UsageError
 from seko_runtime.executor.resolved import Programs
@@ -203,23 +203,13 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.seeds[list(rows)] = seeds
 
     @machine_faults()
-    def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
-        """Set rows' prompts to sentences, one for all or one for each; see `Session.set_prompt`."""
+    def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
+        """Set rows' prompts to a sentence; see `Session.set_prompt`."""
         device = self._device_for(recache=recache)
         if self._prompts is None:
             raise UsageError(NO_TEXT_ENCODER)
-        # What is no sentence is refused where each is cleaned.
-        prompts = (
-            [prompt] * len(rows)
-            if isinstance(prompt, str)
-            else items_of(
-                prompt, f"a prompt is a text, got {type(prompt).__name__}; give one, or a list of one each"
-            )
-        )
-        if len(prompts) != len(rows):
-            raise UsageError(f"{len(prompts)} prompts given for {len(rows)} rows, expected one, or one each")
         self.settle(rows)
-        self._prompts.set(device, rows, prompts)
+        self._prompts.set(device, rows, [prompt] * len(rows))
         if recache:
             self._recache(rows)
 

@@ -64,8 +64,8 @@ class RankedVideoRows(RankedRows[VideoManifest]):
             for index, frames, serial, row, picture, heard_at in made
         ]
 
-    def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
-        """Set rows' prompts to sentences."""
+    def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
+        """Set rows' prompts to a sentence."""
         self.asked("set_prompt", {"rows": rows, "prompt": prompt, "recache": recache})
 
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:

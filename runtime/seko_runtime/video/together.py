@@ -14,6 +14,8 @@ from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.session import Session
 
+TOGETHER = "together"  # the tenant of such sessions: a prompt of all of them is encoded once
+
 
 @dataclass(frozen=True)
 class RowChunks:
