@@ -168,7 +168,7 @@ def _of_row(manifest: VideoManifest, inputs: Any, row: int) -> Any:
 
 
 def _text_of(text: Any, row: int) -> Any:
-    return text[row : row + 1] if len(getattr(text, "shape", ())) == 3 else text
+    return text[row : row + 1] if len(getattr(text, "shape", ())) == 3 and text.shape[0] > 1 else text
 
 
 def _part(value: Any, row: int, axes: int) -> Any:

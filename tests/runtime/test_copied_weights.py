@@ -20,7 +20,7 @@ from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.opening import checked_artifact
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.opening.checked_artifact import check_artifact, read_manifest
-from seko_runtime.video.session import Session
+from seko_runtime.video.together import Together
 from tests.stacked import open_stacked
 
 from . import toy_whole
@@ -93,13 +93,13 @@ def test_the_option_of_the_command_line(
     whole_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, copied: bool
 ) -> None:
     seen = []
-    run_chunk = Session.run_chunk
+    run_chunk = Together.run_chunk
 
-    def watched(session: Session, *given: object) -> object:
+    def watched(session: Together, *given: object) -> object:
         seen.append(bool(mapped_weights(whole_folder)))
         return run_chunk(session, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Session, "run_chunk", watched)
+    monkeypatch.setattr(Together, "run_chunk", watched)
     options = ["-o", str(tmp_path / "out.npy")] if command == "run" else []
     assert main([command, str(whole_folder), *options, *(["--copy-weights"] if copied else [])]) == 0
     assert set(seen) == {not copied}
