@@ -134,13 +134,11 @@ def inspect(path: str | Path) -> dict[str, Any]:
     ArtifactError, CheckpointError
         A subclass for the cause, if it is damaged or neither of the two.
     """
-    from seko_runtime.errors import MissingFileError
+    from seko_runtime.errors import ArtifactError
 
     path = Path(path)
     if not path.exists():
-        raise MissingFileError(
-            f"{path} was not found: give the path of an artifact's folder or of a checkpoint"
-        )
+        raise ArtifactError(f"{path} was not found: give the path of an artifact's folder or of a checkpoint")
 
     from seko_export.tools.checkpoint_inspection import inspect_checkpoint, is_checkpoint
     from seko_export.tools.inspection import inspect_artifact

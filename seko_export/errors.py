@@ -1,4 +1,4 @@
-"""Errors of the exporter, one class for each cause, with the exit codes of the command."""
+"""Errors of the exporter: a class for each exit code of the command. The message says the cause."""
 
 from __future__ import annotations
 
@@ -38,38 +38,4 @@ class NumericError(ExportError):
 
 
 class LoweringError(ExportError):
-    """A traced graph contains something that cannot be replayed."""
-
-    exit_code = 1
-
-
-class OnnxMissingError(MachineError):
-    """A package that the ONNX form needs is not installed."""
-
-
-class OnnxOpError(LoweringError):
-    """An op of the graph has no ONNX form, or needs a newer opset."""
-
-
-class OnnxDtypeError(LoweringError):
-    """A tensor of the graph has a dtype that ONNX cannot hold."""
-
-
-class LostWriteError(LoweringError):
-    """A graph writes an input in place without returning it: ONNX would lose the write."""
-
-
-class OnnxFormError(LoweringError):
-    """A finished ONNX file violates ONNX's rules, or a shape in it is unknown."""
-
-
-class TensorRtMissingError(MachineError):
-    """TensorRT's builder, or the runtime that verifies its plans, is missing or too old."""
-
-
-class PlanError(LoweringError):
-    """TensorRT refused a model, or parsed a different signature."""
-
-
-class PlanFormError(PlanError):
-    """An engine needs something that a TensorRT plan does not support; found before TensorRT is called."""
+    """An engine cannot be made: its graph cannot be replayed, or has no ONNX form, or TensorRT refuses it."""

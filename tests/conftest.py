@@ -50,7 +50,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; torch.cuda.is_available() is False")
     if item.get_closest_marker("rtx"):
-        from seko_export.errors import TensorRtMissingError
+        from seko_export.errors import MachineError
         from seko_export.host.environment import local_gpu_arch
         from seko_export.host.tensorrt_library import RTX
 
@@ -58,15 +58,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs one of {', '.join(RTX.targets)}; this GPU is {local_gpu_arch()}")
         try:
             RTX.require()
-        except TensorRtMissingError as reason:
+        except MachineError as reason:
             pytest.skip(str(reason))
     if item.get_closest_marker("trt"):
-        from seko_export.errors import TensorRtMissingError
+        from seko_export.errors import MachineError
         from seko_export.host.tensorrt_library import DATA_CENTRE
 
         try:
             DATA_CENTRE.require()
-        except TensorRtMissingError as reason:
+        except MachineError as reason:
             pytest.skip(str(reason))
 
 

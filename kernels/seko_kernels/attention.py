@@ -10,7 +10,7 @@ from torch.library import triton_op, wrap_triton
 
 from seko_kernels import fused_reference, hopper_attention
 from seko_kernels.checks import expect, expect_dims, expect_dtype, expect_fp8
-from seko_kernels.errors import OpShapeError
+from seko_kernels.errors import KernelsError
 from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import FP8
 from seko_kernels.hopper_attention import attention_hopper_outline
@@ -104,19 +104,16 @@ def attention_fp8(
 
     Raises
     ------
-    OpShapeError, OpDtypeError
-        If a tensor is not as above.
-    KvDeviceError
-        If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
-    ArchError
-        If the GPU has no fp8 numbers.
+    KernelsError
+        If a tensor is not as above; if the tensors lie on different devices, or on one that is neither CPU nor CUDA; if
+        the GPU has no fp8 numbers.
     """
     expect_dims("q", q, 4, "[batch, tokens, heads, head_dim]")
     expect_dims("k", k, 4, "[batch, tokens, heads, head_dim]")
     batch, query_tokens, heads, head_dim = q.shape
     cache_tokens = k.shape[1]
     if head_dim < SMALLEST_HEAD_DIM or head_dim & (head_dim - 1):
-        raise OpShapeError(f"head_dim must be a power of two of at least {SMALLEST_HEAD_DIM}, got {head_dim}")
+        raise KernelsError(f"head_dim must be a power of two of at least {SMALLEST_HEAD_DIM}, got {head_dim}")
     expect("q", q, (batch, query_tokens, heads, head_dim), *FLOAT_DTYPES)
     _expect_own(own, q)
     expect("k", k, (batch, cache_tokens, heads, head_dim), torch.int8)
@@ -136,7 +133,7 @@ def attention_fp8(
         shape = shape_class(batch, heads, query_tokens)
         tiles = tiles_for(f"sm_{major}{minor}", head_dim, shape, cache_tokens)
     elif tiles.specialised and not hopper_attention.takes(head_dim, cache_tokens):
-        raise OpShapeError(
+        raise KernelsError(
             f"specialised tiles take heads of {hopper_attention.HEAD_DIM} and a multiple of "
             f"{hopper_attention.KEY_GROUP} keys, got {head_dim} and {cache_tokens}"
         )
@@ -233,10 +230,10 @@ def _expect_own(own: OwnTokens, q: Tensor) -> None:
     expect_dtype("own values", own.v, q.dtype)
     expected = (batch, tokens, heads * head_dim)
     if tuple(own.v.shape) != expected:
-        raise OpShapeError(f"own values have shape {tuple(own.v.shape)}, expected {expected}")
+        raise KernelsError(f"own values have shape {tuple(own.v.shape)}, expected {expected}")
     apart, token = own.v.stride(0), own.v.stride(1)
     if own.v.stride(2) != 1 or token % DESCRIPTOR_UNIT or (batch > 1 and apart != tokens * token):
-        raise OpShapeError(
+        raise KernelsError(
             f"own values are strided {own.v.stride()}, expected rows of contiguous numbers at one stride, a multiple "
             f"of {DESCRIPTOR_UNIT}"
         )

@@ -8,7 +8,7 @@ from torch.library import triton_op, wrap_triton
 
 from seko_kernels import fused_reference
 from seko_kernels.checks import expect, expect_dims, expect_dtype
-from seko_kernels.errors import ArchError, OpShapeError
+from seko_kernels.errors import KernelsError
 from seko_kernels.hopper_attention_bf16 import (
     ARCH,
     HEAD_DIM,
@@ -42,12 +42,9 @@ def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Ten
 
     Raises
     ------
-    OpShapeError, OpDtypeError
-        If a tensor is not as above.
-    KvDeviceError
-        If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
-    ArchError
-        If the GPU is no Hopper, or triton has no Gluon as of 3.6.
+    KernelsError
+        If a tensor is not as above; if the tensors lie on different devices, or on one that is neither CPU nor CUDA; if
+        the GPU is no Hopper, or triton has no Gluon as of 3.6.
     """
     expect_dims("q", q, 4, "[batch, tokens, heads, head_dim]")
     expect_dims("k", k, 4, "[batch, tokens, heads, head_dim]")
@@ -61,10 +58,10 @@ def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Ten
         return fused_reference.attention_bf16(q, k, v, valid_tokens)
     expect_dtype("q", q, torch.bfloat16)
     if head_dim != HEAD_DIM:
-        raise OpShapeError(f"head_dim must be {HEAD_DIM} on a GPU, got {head_dim}")
+        raise KernelsError(f"head_dim must be {HEAD_DIM} on a GPU, got {head_dim}")
     major, minor = torch.cuda.get_device_capability(q.device)
     if f"sm_{major}{minor}" != ARCH:
-        raise ArchError(f"this GPU is sm_{major}{minor}, the 16-bit attention is for {ARCH}; use torch's")
+        raise KernelsError(f"this GPU is sm_{major}{minor}, the 16-bit attention is for {ARCH}; use torch's")
     slots = torch.cuda.get_device_properties(q.device).multi_processor_count
     waves = cut(batch * heads, query_tokens, cache_tokens, QUERIES, slots, SPLITS, 0, WAVE_OF_PARTS_KEYS)
     out: Tensor = _attention_bf16_cuda(q, k, v, valid_tokens, *(waves or Waves(query_tokens, 1)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seko_kernels.errors import ArchError, OpDtypeError, OpShapeError
+from seko_kernels.errors import KernelsError
 
 FP8_ARCH = (8, 9)  # the first compute capability with e4m3 numbers
 
@@ -15,28 +15,26 @@ def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dty
 
     Raises
     ------
-    OpShapeError
-        If its shape differs or it is not contiguous.
-    OpDtypeError
-        If its dtype is none of `dtypes`.
+    KernelsError
+        If its shape differs or it is not contiguous; if its dtype is none of `dtypes`.
     """
     expect_dtype(name, tensor, *dtypes)
     if tuple(tensor.shape) != shape:
-        raise OpShapeError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
+        raise KernelsError(f"{name} has shape {tuple(tensor.shape)}, expected {shape}")
     if not tensor.is_contiguous():
-        raise OpShapeError(f"{name} is strided {tensor.stride()}, expected contiguous")
+        raise KernelsError(f"{name} is strided {tensor.stride()}, expected contiguous")
 
 
 def expect_dtype(name: str, tensor: Tensor, *dtypes: torch.dtype) -> None:
-    """Refuse a tensor whose dtype is none of `dtypes`; raises `OpDtypeError`."""
+    """Refuse a tensor whose dtype is none of `dtypes`; raises `KernelsError`."""
     if tensor.dtype not in dtypes:
-        raise OpDtypeError(f"{name} is {tensor.dtype}, expected {' or '.join(map(str, dtypes))}")
+        raise KernelsError(f"{name} is {tensor.dtype}, expected {' or '.join(map(str, dtypes))}")
 
 
 def expect_dims(name: str, tensor: Tensor, dims: int, axes: str) -> None:
-    """Refuse a tensor without `dims` axes; `axes` names them for the message. Raises `OpShapeError`."""
+    """Refuse a tensor without `dims` axes; `axes` names them for the message. Raises `KernelsError`."""
     if tensor.dim() != dims:
-        raise OpShapeError(f"{name} has shape {tuple(tensor.shape)}, expected {axes}")
+        raise KernelsError(f"{name} has shape {tuple(tensor.shape)}, expected {axes}")
 
 
 def expect_fp8(device: torch.device) -> tuple[int, int]:
@@ -44,12 +42,12 @@ def expect_fp8(device: torch.device) -> tuple[int, int]:
 
     Raises
     ------
-    ArchError
+    KernelsError
         If it is older than sm_89.
     """
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_ARCH:
-        raise ArchError(
+        raise KernelsError(
             f"this GPU is sm_{capability[0]}{capability[1]} and has no fp8 numbers, which begin with sm_89; "
             "build without fp8"
         )

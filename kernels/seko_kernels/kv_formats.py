@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from seko_kernels.errors import KvCalibrationError, KvSchemeError, KvShapeError
+from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.formats import CacheTensor, ScaleTensor
 from seko_kernels.reference import rotate_keys
 
@@ -31,10 +31,9 @@ class ChannelStatistics:
 
     Raises
     ------
-    KvShapeError
-        If they are not of one shape with two axes.
-    KvCalibrationError
-        If they are not float32 and finite, or a lowest number is above the highest.
+    KernelsError
+        If they are not of one shape with two axes; if they are not float32 and finite, or a lowest number is above the
+        highest.
     """
 
     lowest: Tensor
@@ -44,16 +43,16 @@ class ChannelStatistics:
     def __post_init__(self) -> None:
         for name, x in (("lowest", self.lowest), ("highest", self.highest), ("mean", self.mean)):
             if x.dim() != 2 or x.shape != self.lowest.shape:
-                raise KvShapeError(
+                raise KernelsError(
                     f"{name} has shape {tuple(x.shape)}, lowest {tuple(self.lowest.shape)}: expected one "
                     "[heads, head_dim]"
                 )
             if x.dtype != torch.float32:
-                raise KvCalibrationError(f"{name} is {x.dtype}, expected torch.float32")
+                raise KernelsError(f"{name} is {x.dtype}, expected torch.float32")
             if not bool(torch.isfinite(x).all()):
-                raise KvCalibrationError(f"{name} is not finite everywhere; is an activation NaN?")
+                raise KernelsError(f"{name} is not finite everywhere; is an activation NaN?")
         if bool((self.lowest > self.highest).any()):
-            raise KvCalibrationError("the lowest number of a channel is above its highest")
+            raise KernelsError("the lowest number of a channel is above its highest")
 
     def amax(self, centre: Tensor | float = 0.0) -> Tensor:
         """Return ``[H]`` float32: the largest distance of a head's numbers from ``centre``."""
@@ -141,7 +140,7 @@ class ExactKv:
     ------
     KvSchemeError
         If no scheme stores `dtype`.
-    KvShapeError
+    KernelsError
         If a size is not positive.
     """
 
@@ -233,15 +232,15 @@ class ExactKv:
 
 
 def check_sizes(heads: int, head_dim: int) -> None:
-    """Refuse sizes that are not positive; raises `KvShapeError`."""
+    """Refuse sizes that are not positive; raises `KernelsError`."""
     if heads < 1 or head_dim < 1:
-        raise KvShapeError(f"heads and head_dim must be at least 1, got {heads} and {head_dim}")
+        raise KernelsError(f"heads and head_dim must be at least 1, got {heads} and {head_dim}")
 
 
 def check_statistics(k: ChannelStatistics, v: ChannelStatistics, heads: int, head_dim: int) -> None:
-    """Refuse statistics with another number of heads or channels; raises `KvShapeError`."""
+    """Refuse statistics with another number of heads or channels; raises `KernelsError`."""
     for name, found in (("k", k), ("v", v)):
         if tuple(found.mean.shape) != (heads, head_dim):
-            raise KvShapeError(
+            raise KernelsError(
                 f"the statistics of {name} have shape {tuple(found.mean.shape)}, expected ({heads}, {head_dim})"
             )

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from seko_kernels import kv_reference
-from seko_kernels.errors import KvDtypeError, KvShapeError
+from seko_kernels.errors import KernelsError
 from seko_kernels.formats import NUMBER_FORMATS, NumberFormat
 from seko_kernels.kv_tables import KeyTables, SinkApart, check_mean
 from seko_kernels.ops import FLOAT_DTYPES, stand_in, takes_kernels
@@ -52,12 +52,9 @@ def kv_write(
 
     Raises
     ------
-    KvShapeError
-        If shapes disagree, D is no multiple of the format's unit, or a cache is not contiguous.
-    KvDtypeError
-        If a dtype is not the one above.
-    KvDeviceError
-        If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
+    KernelsError
+        If shapes disagree, D is no multiple of the format's unit, or a cache is not contiguous; if a dtype is not the
+        one above; if the tensors lie on different devices, or on one that is neither CPU nor CUDA.
     """
     heads, head_dim = _check_written(x, token_index)
     _check_cache(form, codes, scales, global_scale, heads, head_dim)
@@ -111,16 +108,16 @@ def kv_expand(
 
     Raises
     ------
-    KvShapeError, KvDtypeError, KvDeviceError
+    KernelsError
         As in `kv_write`.
     """
     if codes.dim() != 3:
-        raise KvShapeError(f"codes have shape {tuple(codes.shape)}, expected [tokens, heads, bytes]")
+        raise KernelsError(f"codes have shape {tuple(codes.shape)}, expected [tokens, heads, bytes]")
     tokens, heads, width = codes.shape
     head_dim = width * 8 // form.code_bits
     _check_cache(form, codes, scales, global_scale, heads, head_dim)
     if dtype not in FLOAT_DTYPES:
-        raise KvDtypeError(f"cannot expand to {dtype}, expected one of {FLOAT_DTYPES}")
+        raise KernelsError(f"cannot expand to {dtype}, expected one of {FLOAT_DTYPES}")
     if keys is not None:
         keys.check(tokens, heads, head_dim)
     if apart is not None:
@@ -266,18 +263,18 @@ def _nvfp4_expand_cuda(
 
 
 def _check_written(x: Tensor, token_index: Tensor) -> tuple[int, int]:
-    """Check a write's input and indices; return heads and channels. Raises `KvShapeError`, `KvDtypeError`."""
+    """Check a write's input and indices; return heads and channels. Raises `KernelsError`, `KernelsError`."""
     if x.dim() != 3:
-        raise KvShapeError(f"x has shape {tuple(x.shape)}, expected [tokens, heads, head_dim]")
+        raise KernelsError(f"x has shape {tuple(x.shape)}, expected [tokens, heads, head_dim]")
     tokens, heads, head_dim = x.shape
     if tuple(token_index.shape) != (tokens,):
-        raise KvShapeError(
+        raise KernelsError(
             f"token_index has shape {tuple(token_index.shape)}, expected ({tokens},): one a token"
         )
     if x.dtype not in FLOAT_DTYPES:
-        raise KvDtypeError(f"x is {x.dtype}, expected one of {FLOAT_DTYPES}")
+        raise KernelsError(f"x is {x.dtype}, expected one of {FLOAT_DTYPES}")
     if token_index.dtype != torch.int64:
-        raise KvDtypeError(f"token_index is {token_index.dtype}, expected torch.int64")
+        raise KernelsError(f"token_index is {token_index.dtype}, expected torch.int64")
     return heads, head_dim
 
 
@@ -286,17 +283,17 @@ def _check_cache(
 ) -> None:
     """Refuse a cache that is not one layer's ``[N, heads, head_dim]`` in the format's bytes."""
     if head_dim < form.unit or head_dim % form.unit:
-        raise KvShapeError(
+        raise KernelsError(
             f"head_dim {head_dim} is no multiple of {form.unit}, what {form.name} takes together"
         )
     if global_scale.dtype != torch.float32:
-        raise KvDtypeError(f"global_scale is {global_scale.dtype}, expected torch.float32")
+        raise KernelsError(f"global_scale is {global_scale.dtype}, expected torch.float32")
     if tuple(global_scale.shape) != (heads,) or not global_scale.is_contiguous():
-        raise KvShapeError(
+        raise KernelsError(
             f"global_scale has shape {tuple(global_scale.shape)}, expected ({heads},), contiguous"
         )
     if (scales is not None) != bool(form.group):
-        raise KvShapeError(
+        raise KernelsError(
             f"{form.name} has {'' if form.group else 'no '}scales of groups, the caller none or some"
         )
     wanted = [("codes", codes, form.codes_shape(heads, head_dim), form.code_dtype)]
@@ -304,12 +301,12 @@ def _check_cache(
         wanted.append(("scales", scales, form.scales_shape(heads, head_dim), torch.uint8))
     for name, cache, shape, dtype in wanted:
         if cache.dtype != dtype:
-            raise KvDtypeError(f"{name} of {form.name} are {cache.dtype}, expected {dtype}")
+            raise KernelsError(f"{name} of {form.name} are {cache.dtype}, expected {dtype}")
         if tuple(cache.shape) != (codes.shape[0], *shape):
-            raise KvShapeError(
+            raise KernelsError(
                 f"{name} of {form.name} have shape {tuple(cache.shape)}, expected {(codes.shape[0], *shape)}"
             )
         if not cache.is_contiguous():
-            raise KvShapeError(
+            raise KernelsError(
                 f"{name} are strided {cache.stride()}; a cache must be contiguous, pass the pool's own view"
             )

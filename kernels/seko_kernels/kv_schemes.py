@@ -99,7 +99,7 @@ def kv_format(
     ------
     KvSchemeError
         If there is no such scheme, an exact one is not the model's dtype, or an exact sink has no layout.
-    KvShapeError
+    KernelsError
         If the format cannot store this head_dim.
     """
     scheme = KvScheme.parse(scheme) if isinstance(scheme, str) else scheme

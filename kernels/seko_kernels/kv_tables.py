@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from seko_kernels.errors import KvDtypeError, KvShapeError
+from seko_kernels.errors import KernelsError
 
 
 class KeyTables(NamedTuple):
@@ -32,20 +32,20 @@ class KeyTables(NamedTuple):
 
         Raises
         ------
-        KvShapeError, KvDtypeError
+        KernelsError
             If a tensor is not as above, or the tables are not for ``tokens`` tokens of ``head_dim`` channels.
         """
         check_mean(self.mean, heads, head_dim)
         for name, table in (("slot_rotary", self.slot_rotary), ("patch_rotary", self.patch_rotary)):
             if table.dtype != torch.float32:
-                raise KvDtypeError(f"{name} is {table.dtype}, expected torch.float32")
+                raise KernelsError(f"{name} is {table.dtype}, expected torch.float32")
             if table.dim() != 3 or table.shape[2] != 2 or not table.is_contiguous():
-                raise KvShapeError(
+                raise KernelsError(
                     f"{name} has shape {tuple(table.shape)}, expected [places, pairs, 2], contiguous"
                 )
         slot, patch = self.slot_rotary.shape, self.patch_rotary.shape
         if slot[0] * patch[0] != tokens or slot[1] + patch[1] != head_dim // 2:
-            raise KvShapeError(
+            raise KernelsError(
                 f"slot_rotary {tuple(slot)} and patch_rotary {tuple(patch)} do not make up {tokens} tokens of "
                 f"{head_dim // 2} pairs"
             )
@@ -70,11 +70,11 @@ class SinkApart(NamedTuple):
 
         Raises
         ------
-        KvShapeError
+        KernelsError
             If `row_tokens` is below 1 or does not divide `tokens`.
         """
         if self.row_tokens < 1 or tokens % self.row_tokens or self.left_out < 0:
-            raise KvShapeError(f"a cache of {tokens} tokens is no whole number of rows of {self.row_tokens}")
+            raise KernelsError(f"a cache of {tokens} tokens is no whole number of rows of {self.row_tokens}")
 
     def lengthened(self, x: Tensor) -> Tensor:
         """Return ``[N + rows * left_out, H, D]``: ``x`` [N, H, D] with zeros before each row."""
@@ -83,8 +83,8 @@ class SinkApart(NamedTuple):
 
 
 def check_mean(mean: Tensor, heads: int, head_dim: int) -> None:
-    """Refuse a mean that is not ``[heads, head_dim]`` float32, contiguous; raises `KvShapeError`, `KvDtypeError`."""
+    """Refuse a mean that is not ``[heads, head_dim]`` float32, contiguous; raises `KernelsError`, `KernelsError`."""
     if mean.dtype != torch.float32:
-        raise KvDtypeError(f"mean is {mean.dtype}, expected torch.float32")
+        raise KernelsError(f"mean is {mean.dtype}, expected torch.float32")
     if tuple(mean.shape) != (heads, head_dim) or not mean.is_contiguous():
-        raise KvShapeError(f"mean has shape {tuple(mean.shape)}, expected ({heads}, {head_dim}), contiguous")
+        raise KernelsError(f"mean has shape {tuple(mean.shape)}, expected ({heads}, {head_dim}), contiguous")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from seko_kernels import reference
-from seko_kernels.errors import KvSchemeError, KvShapeError
+from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.formats import FP4, CacheTensor, NumberFormat, ScaleTensor
 from seko_kernels.kv_formats import ChannelStatistics, check_sizes, check_statistics
 from seko_kernels.kv_ops import kv_expand, kv_write
@@ -60,7 +60,7 @@ class LossyKv:
 
     Raises
     ------
-    KvShapeError
+    KernelsError
         If a size is not positive, or head_dim is no multiple of a format's unit.
     KvSchemeError
         If neither is quantised, ``dtype`` is missing, or the sink is to be exact and there is none.
@@ -78,7 +78,7 @@ class LossyKv:
         check_sizes(self.heads, self.head_dim)
         for form in (self.keys, self.values):
             if form is not None and self.head_dim % form.unit:
-                raise KvShapeError(
+                raise KernelsError(
                     f"head_dim {self.head_dim} is no multiple of {form.unit}, what {form.name} takes together"
                 )
         if self.keys is None and self.values is None:
@@ -203,7 +203,7 @@ class LossyKv:
 
         Raises
         ------
-        KvShapeError
+        KernelsError
             If they are not of this format's channels.
         """
         check_statistics(k, v, self.heads, self.head_dim)

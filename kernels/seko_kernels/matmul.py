@@ -7,7 +7,7 @@ from torch import Tensor
 
 from seko_kernels import fused_reference
 from seko_kernels.checks import expect, expect_dims, expect_fp8
-from seko_kernels.errors import OpShapeError
+from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import takes_kernels
 from seko_kernels.rows import Rows
@@ -32,12 +32,12 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises
     ------
-    OpShapeError
+    KernelsError
         If it is no matrix, or a side is no multiple of 16.
     """
     expect_dims("weight", weight, 2, "[out, in]")
     if weight.shape[0] % MATRIX_UNIT or weight.shape[1] % MATRIX_UNIT:
-        raise OpShapeError(
+        raise KernelsError(
             f"both sides of a weight must be multiples of {MATRIX_UNIT}, got {tuple(weight.shape)}"
         )
     return fused_reference.e4m3_rows(weight)
@@ -64,7 +64,7 @@ def fp8_linear(rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, d
 
     Raises
     ------
-    OpShapeError, OpDtypeError, KvDeviceError, ArchError
+    KernelsError
         If a tensor is not as above, or the GPU has no fp8 numbers.
     """
     expect_dims("rows", rows.values, 3, "[batch, tokens, in]")

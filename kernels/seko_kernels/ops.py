@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seko_kernels.errors import KvDeviceError
+from seko_kernels.errors import KernelsError
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16)
 _PLAIN = ContextVar("seko_plain_torch", default=False)
@@ -41,7 +41,7 @@ def takes_kernels(*tensors: Tensor) -> bool:
 
     Raises
     ------
-    KvDeviceError
+    KernelsError
         If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
     """
     return _device_type(*tensors) == "cuda" and not _PLAIN.get()
@@ -76,8 +76,8 @@ def _device_type(*tensors: Tensor) -> str:
     """Type of the one device that all tensors lie on."""
     devices = {tensor.device for tensor in tensors}
     if len(devices) != 1:
-        raise KvDeviceError(f"tensors lie on {sorted(map(str, devices))}, expected one device")
+        raise KernelsError(f"tensors lie on {sorted(map(str, devices))}, expected one device")
     kind = devices.pop().type
     if kind not in ("cpu", "cuda"):
-        raise KvDeviceError(f"tensors lie on a {kind} device, expected cpu or cuda")
+        raise KernelsError(f"tensors lie on a {kind} device, expected cpu or cuda")
     return kind

@@ -15,7 +15,7 @@ import triton
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from seko_kernels.errors import ArchError
+from seko_kernels.errors import KernelsError
 
 # Each outline's Gluon kernel and its module. Named here, not imported: a triton may be without Gluon.
 TWINS = {
@@ -51,7 +51,7 @@ def gluon_twin(source: Any) -> Any | None:
 
     Raises
     ------
-    ArchError
+    KernelsError
         If this triton has no Gluon as of 3.6.
     """
     if not isinstance(source, ASTSource) or source.fn.__name__ not in TWINS:
@@ -67,12 +67,12 @@ def kernel_of(outline_name: str) -> Any:
 
     Raises
     ------
-    ArchError
+    KernelsError
         If this triton has no Gluon as of 3.6.
     """
     fault = gluon_fault()
     if fault is not None:
-        raise ArchError(
+        raise KernelsError(
             f"triton {triton.__version__} has no Gluon as this kernel takes it from 3.6 ({fault}); build with "
             "--attention torch"
         ) from fault

@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from seko_kernels.errors import PluginFormError
+from seko_kernels.errors import KernelsError
 from seko_kernels.plugins import Plugin
 
 WARP_THREADS = 32
@@ -87,7 +87,7 @@ def compile_plugin(
 
     Raises
     ------
-    PluginFormError
+    KernelsError
         If the kernel needs an argument that TensorRT does not pass.
     """
     dtypes = [_POINTERS[dtype] for dtype in plugin.pointers(compute).values()]
@@ -117,7 +117,7 @@ def compile_plugin(
         )
     meta = made.metadata
     if meta.profile_scratch_size or meta.num_ctas != 1 or meta.global_scratch_align > SCRATCH_ALIGNMENT:
-        raise PluginFormError(
+        raise KernelsError(
             f"plugin {plugin.identifier} needs a profiler's memory, a cluster of blocks, or scratch memory aligned to "
             f"more than {SCRATCH_ALIGNMENT} bytes, which the plugin does not give; take another kernel for it"
         )
@@ -135,13 +135,13 @@ def without_hidden_parameters(ptx: str, kernel: str, wanted: int, hidden: int = 
 
     Raises
     ------
-    PluginFormError
+    KernelsError
         If the number of parameters is not as expected, or one to be removed is read.
     """
     head = re.search(rf"\.entry {re.escape(kernel)}\((.*?)\)", ptx, re.DOTALL)
     parameters = [] if head is None else [line.strip().rstrip(",") for line in head[1].strip().splitlines()]
     if head is None or len(parameters) != wanted + hidden:
-        raise PluginFormError(
+        raise KernelsError(
             f"kernel {kernel} has {len(parameters)} parameters, expected {wanted} and {hidden} of Triton's "
             "own: another version of Triton lays them out otherwise; take triton 3.6"
         )
@@ -149,7 +149,7 @@ def without_hidden_parameters(ptx: str, kernel: str, wanted: int, hidden: int = 
     for parameter in parameters[wanted:]:
         name = parameter.split()[-1]
         if re.search(rf"\b{re.escape(name)}\b", body):
-            raise PluginFormError(
+            raise KernelsError(
                 f"kernel {kernel} reads Triton's own parameter {name}, which TensorRT does not give"
             )
     kept = ",\n\t".join(parameters[:wanted])

@@ -9,7 +9,7 @@ from torch.library import triton_op, wrap_triton
 
 from seko_kernels import fused_reference
 from seko_kernels.checks import expect, expect_dims
-from seko_kernels.errors import OpShapeError
+from seko_kernels.errors import KernelsError
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
 from seko_kernels.triton.qk_norm_rope import (
     NORM_ROPE_WARPS,
@@ -64,10 +64,9 @@ def qk_norm_rope(
 
     Raises
     ------
-    OpShapeError, OpDtypeError
-        If a tensor is not as above, or `plain_keys` is another word.
-    KvDeviceError
-        If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
+    KernelsError
+        If a tensor is not as above, or `plain_keys` is another word; if the tensors lie on different devices, or on one
+        that is neither CPU nor CUDA.
     """
     expect_dims("k_out", k_out, 4, "[batch, tokens, heads, head_dim]")
     expect_dims("qkv", qkv, 3, "[batch, tokens, 3 * width]")
@@ -75,9 +74,9 @@ def qk_norm_rope(
     batch, cache_tokens, heads, head_dim = k_out.shape
     width, tokens = heads * head_dim, write_slots.shape[1] * frame_tokens
     if plain_keys not in PLAIN_KEYS:
-        raise OpShapeError(f"plain_keys must be one of {', '.join(PLAIN_KEYS)}, got {plain_keys!r}")
+        raise KernelsError(f"plain_keys must be one of {', '.join(PLAIN_KEYS)}, got {plain_keys!r}")
     if head_dim % 2:
-        raise OpShapeError(f"head_dim must be even to be rotated in pairs, got {head_dim}")
+        raise KernelsError(f"head_dim must be even to be rotated in pairs, got {head_dim}")
     expect("qkv", qkv, (batch, tokens, 3 * width), *FLOAT_DTYPES)
     expect("k_out", k_out, tuple(k_out.shape), qkv.dtype)
     expect("write_slots", write_slots, (batch, write_slots.shape[1]), torch.int64)

@@ -15,7 +15,7 @@ from torch.library import triton_op, wrap_triton
 
 from seko_kernels import fused_reference
 from seko_kernels.checks import expect, expect_dims, expect_fp8
-from seko_kernels.errors import OpShapeError
+from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
 from seko_kernels.triton.row_gelu import gelu_parts, gelu_warps, row_gelu_kernel
@@ -87,7 +87,7 @@ def residual_norm_modulate(
 
     Raises
     ------
-    OpShapeError, OpDtypeError, KvDeviceError, ArchError
+    KernelsError
         If a tensor is not as above, or the GPU has no fp8 numbers.
     """
     return _row_norm(x, y, modulation, None, -1, shift_at, scale_at, eps, fp8=fp8)
@@ -181,9 +181,9 @@ def _row_norm(
         expect("modulation.frames", modulation.frames, (batch, frames, 6, width), torch.float32)
         expect("modulation.layer", modulation.layer, (6, width), torch.float32)
         if tokens % frames:
-            raise OpShapeError(f"{tokens} tokens are no multiple of {frames} latent frames")
+            raise KernelsError(f"{tokens} tokens are no multiple of {frames} latent frames")
         if not all(-1 <= place < 6 for place in (gate_at, shift_at, scale_at)):
-            raise OpShapeError(f"a modulation has rows 0 to 5, got {gate_at}, {shift_at}, {scale_at}")
+            raise KernelsError(f"a modulation has rows 0 to 5, got {gate_at}, {shift_at}, {scale_at}")
         tensors += modulation
     if before is not None:
         expect("before", before, (6, width), torch.float32)
@@ -213,7 +213,7 @@ def _row_norm(
 
     def row(which: int, layer: Tensor | None = None) -> Tensor:
         if modulation is None:
-            raise OpShapeError(f"row {which} of a modulation was asked for, but none was given")
+            raise KernelsError(f"row {which} of a modulation was asked for, but none was given")
         layer = modulation.layer if layer is None else layer
         return fused_reference.of_frames(modulation.frames, layer, which, tokens)
 

@@ -18,7 +18,7 @@ from torch.library import triton_op, wrap_triton
 from seko_kernels import fused_reference
 from seko_kernels.attention import key_tiles, scratch_tokens, v_columns
 from seko_kernels.checks import expect, expect_dims, expect_fp8
-from seko_kernels.errors import OpShapeError
+from seko_kernels.errors import KernelsError
 from seko_kernels.formats import KEY_TILE, NVFP4_BLOCK, ScaleTensor
 from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import stand_in, takes_kernels
@@ -145,10 +145,8 @@ def fp8_expand(
 
     Raises
     ------
-    OpShapeError, OpDtypeError
-        If a tensor is not as above.
-    KvDeviceError, ArchError
-        As in `attention.attention_fp8`.
+    KernelsError
+        If a tensor is not as above; as in `attention.attention_fp8`.
     """
     expect_dims("k_out", k_out, 4, "[batch, tokens, heads, head_dim]")
     batch, places, heads, head_dim = k_out.shape
@@ -159,7 +157,7 @@ def fp8_expand(
     own_tokens = tokens - past_tokens
     _expect_slots(write_slots, batch, tokens, frame_tokens)
     if places != scratch_tokens(past_tokens):
-        raise OpShapeError(
+        raise KernelsError(
             f"k_out has {places} places, expected {scratch_tokens(past_tokens)}: the cache's {tokens} tokens less the "
             f"chunk's {own_tokens}, and what fills the last group up"
         )
@@ -270,7 +268,7 @@ def _expect_scratch(
     k_out: Tensor, k_out_scale: Tensor, v_out: Tensor, batch: int, tokens: int, heads: int, head_dim: int
 ) -> None:
     if head_dim < NVFP4_BLOCK or head_dim & (head_dim - 1):
-        raise OpShapeError(f"head_dim must be a power of two of at least {NVFP4_BLOCK}, got {head_dim}")
+        raise KernelsError(f"head_dim must be a power of two of at least {NVFP4_BLOCK}, got {head_dim}")
     expect("k_out", k_out, (batch, tokens, heads, head_dim), torch.int8)
     expect("k_out_scale", k_out_scale, (batch, heads, key_tiles(tokens)), torch.float32)
     expect("v_out", v_out, (batch, heads, head_dim, v_columns(tokens)), FP8)
@@ -283,7 +281,7 @@ def _expect_rotation(
     expect_dims("slot_rotary", rotation.slot_rotary, 3, "[slots, pairs, 2]")
     pairs = rotation.slot_rotary.shape[1]
     if not 0 < pairs < head_dim // 2 or pairs % 2:
-        raise OpShapeError(
+        raise KernelsError(
             f"slot_rotary has {pairs} pairs, expected an even number from 2 to {head_dim // 2 - 2} of {head_dim // 2}"
         )
     slots = batch * tokens // frame_tokens
@@ -295,6 +293,6 @@ def _expect_rotation(
 def _expect_slots(write_slots: Tensor, batch: int, tokens: int, frame_tokens: int) -> None:
     expect("write_slots", write_slots, (batch, write_slots.shape[1]), torch.int64)
     if not 1 <= frame_tokens <= tokens or tokens % frame_tokens:
-        raise OpShapeError(
+        raise KernelsError(
             f"frame_tokens must be in 1..{tokens} and divide that, the cache's tokens, got {frame_tokens}"
         )

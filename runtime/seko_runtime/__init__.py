@@ -84,12 +84,10 @@ def open_artifact(
     Raises
     ------
     ArtifactError
-        A subclass for the cause. Only EngineLoadError, and EngineSignatureError for a package that contradicts the
-        manifest, can come after native code of the artifact was loaded.
-    BackendMissingError, DeviceMissingError, TrustFileError, SignatureLibraryMissingError
-        If this machine lacks what it needs.
-    HostMemoryError
-        If the copy of the weights does not fit.
+        A subclass for the cause. Only ArtifactError, and ArtifactError for a package that contradicts the manifest, can
+        come after native code of the artifact was loaded.
+    EnvironmentLacksError
+        If this machine lacks what it needs; if the copy of the weights does not fit.
     UsageError
         If the artifact was built for another number of ranks.
     RankLostError

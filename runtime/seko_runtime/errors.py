@@ -1,4 +1,6 @@
-"""Errors of the runtime, one class for each cause, with the exit codes of the command."""
+"""Errors of the runtime: a class for each exit code of the command, and one for each cause that a caller handles by
+itself. The message says the rest.
+"""
 
 from __future__ import annotations
 
@@ -47,149 +49,17 @@ class TornStreamError(SekoRuntimeError):
 
 
 class ArtifactError(SekoRuntimeError):
-    """Base: the artifact is damaged, incomplete, hostile, or built for another machine."""
+    """The artifact is damaged, incomplete, hostile, not signed as required, or built for another machine."""
 
     exit_code = 4
 
 
 class ManifestError(ArtifactError):
-    """`manifest.json` is missing, too large, not JSON, or has an invalid value."""
-
-
-class FormatVersionError(ManifestError):
-    """The artifact's format is newer than this runtime."""
-
-
-class WorkloadUnknownError(ManifestError):
-    """No workload of the artifact's kind is known to this runtime."""
-
-
-class PathEscapeError(ManifestError):
-    """A file name in the manifest is not a plain relative path: absolute, or with `..`."""
-
-
-class ModuleFileError(ArtifactError):
-    """The artifact contains a file that Python would import if it were started in that folder."""
-
-
-class ProgramError(ManifestError):
-    """A program names something that does not exist, or writes to something it must not."""
-
-
-class EngineSignatureError(ArtifactError):
-    """A tensor passed to an engine, or returned by it, does not match its signature."""
-
-
-class MissingFileError(ArtifactError):
-    """A file that the manifest lists is not in the folder."""
-
-
-class SurplusFileError(ArtifactError):
-    """The folder holds something that the manifest does not list."""
-
-
-class SymlinkError(ArtifactError):
-    """The folder holds a symbolic link."""
-
-
-class IrregularFileError(ArtifactError):
-    """The folder holds something that is neither a regular file nor a folder."""
-
-
-class FileSizeError(ArtifactError):
-    """A file is shorter or longer than the manifest says."""
-
-
-class FileHashError(ArtifactError):
-    """A file's SHA-256 is not the manifest's."""
-
-
-class TarFormatError(ArtifactError):
-    """A packed artifact differs from what `seko-export pack` writes."""
-
-
-class TarTruncatedError(ArtifactError):
-    """A packed artifact ends too early."""
-
-
-class TarTrailingError(ArtifactError):
-    """A packed artifact has data after its end."""
-
-
-class DuplicateFileError(ArtifactError):
-    """A packed artifact contains a name twice."""
-
-
-class SignatureMissingError(ArtifactError):
-    """A trust file is configured, and the artifact is not signed."""
-
-
-class SignatureFormatError(ArtifactError):
-    """`manifest.sig` is too large, not JSON, or has an invalid value."""
-
-
-class UnknownKeyError(ArtifactError):
-    """No key of the trust file signed the artifact."""
-
-
-class SignatureWrongError(ArtifactError):
-    """A trusted key's signature does not match this manifest."""
-
-
-class SignatureTimeError(ArtifactError):
-    """No trusted signature is as late as the trust file requires."""
-
-
-class RevokedArtifactError(ArtifactError):
-    """The trust file revokes the artifact's digest."""
-
-
-class DeviceArchError(ArtifactError):
-    """The engines were built for another kind of device or another architecture."""
-
-
-class CpuFeatureError(ArtifactError):
-    """The engines use CPU instructions that this machine lacks."""
-
-
-class TorchVersionError(ArtifactError):
-    """The engines were built against another torch."""
-
-
-class CudaVersionError(ArtifactError):
-    """The engines were built against another CUDA."""
-
-
-class SafetensorsHeaderError(ArtifactError):
-    """A safetensors header is too large or malformed, or has an invalid tensor range."""
-
-
-class WeightMissingError(ArtifactError):
-    """A tensor that the manifest lists is not in its safetensors file."""
-
-
-class WeightShapeError(ArtifactError):
-    """A tensor's shape is not the manifest's."""
-
-
-class WeightDtypeError(ArtifactError):
-    """A tensor's dtype is not the manifest's."""
-
-
-class EngineLoadError(ArtifactError):
-    """The backend's library refused an engine file although its hash is right."""
+    """`manifest.json` is missing, too large, not JSON, of another format, or has an invalid value, name or program."""
 
 
 class EngineRunError(ArtifactError):
     """An engine failed while it ran: in the warm-up of a session, in a capture, or in a chunk."""
-
-
-class PlanVersionError(ArtifactError):
-    """The TensorRT plans were built by a version that the installed one cannot run."""
-
-
-class TokenizerError(ArtifactError):
-    """The artifact's tokenizer file is not one that the library `tokenizers` can read."""
 
 
 class SnapshotError(ArtifactError):
@@ -197,17 +67,9 @@ class SnapshotError(ArtifactError):
 
 
 class EnvironmentLacksError(SekoRuntimeError):
-    """Base: this machine lacks something that the call needs."""
+    """This machine lacks something that the call needs: a device, a library, memory, a readable trust file."""
 
     exit_code = 5
-
-
-class BackendMissingError(EnvironmentLacksError):
-    """The artifact's backend cannot run here: unknown, or its library is not installed."""
-
-
-class DeviceMissingError(EnvironmentLacksError):
-    """The device that the artifact or the caller names is not in this machine."""
 
 
 class DeviceMemoryError(EnvironmentLacksError):
@@ -218,32 +80,12 @@ class DeviceFaultError(EnvironmentLacksError):
     """The driver refused a call, or a kernel failed on the device."""
 
 
-class HostMemoryError(EnvironmentLacksError):
-    """The machine has too little free memory."""
-
-
-class HostFaultError(EnvironmentLacksError):
-    """The operating system refused a call: too many open files, no space, an input or output error."""
-
-
 class RankLostError(EnvironmentLacksError):
     """One of the processes that make a chunk together died, hung or failed alone; all of them were ended."""
 
 
 class PoolFullError(EnvironmentLacksError):
     """Every row of the pool is taken."""
-
-
-class TokenizerMissingError(EnvironmentLacksError):
-    """A sentence was given, and the library `tokenizers` is not installed."""
-
-
-class TrustFileError(EnvironmentLacksError):
-    """The configured trust file cannot be read, or names no key."""
-
-
-class SignatureLibraryMissingError(EnvironmentLacksError):
-    """A trust file is configured, and the library `cryptography` is not installed."""
 
 
 class DiskError(EnvironmentLacksError):

@@ -4,16 +4,16 @@ ONNX runtime on a CPU.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seko_export.backends.base import Capabilities, ExportBackend, Unfinished
 from seko_export.backends.onnx_form.translate import piece_model, require_onnx
-from seko_export.errors import OnnxMissingError
+from seko_export.errors import MachineError
 
 if TYPE_CHECKING:
     from seko_export.config.video import VideoBuild
+    from seko_export.engines.piece import Piece
 
 
 PASS_FILES = {"denoise": "denoise.onnx", "context": "context.onnx"}  # one whole pass in a file each
@@ -24,49 +24,22 @@ def check_can_build() -> None:
 
     Raises
     ------
-    OnnxMissingError
+    MachineError
         If a package is missing, also one that only the verification needs.
     """
     require_onnx()
     try:
         import onnxruntime  # noqa: F401
     except ImportError:
-        raise OnnxMissingError(
+        raise MachineError(
             "--backend onnx verifies what it builds with the package onnxruntime, which is not installed; "
             "in Seko's folder, pip install -e '.[onnx]'"
         ) from None
 
 
-def export_piece(config: VideoBuild, name: str, path: str) -> float:
-    """Translate one engine to ONNX and save it.
-
-    Runs in a child process, as the other backends' makers do.
-
-    Parameters
-    ----------
-    config : VideoBuild
-        The whole build.
-    name : str
-        The engine's name.
-    path : str
-        Path of the ``.onnx`` to write.
-
-    Returns
-    -------
-    float
-        Seconds, without the start of the process.
-
-    Raises
-    ------
-    LoweringError
-        If the engine has no ONNX form.
-    """
-    from seko_export.families.registry import graph_of
-
-    started = time.monotonic()
-    model = piece_model(graph_of(config).pieces[name])
-    Path(path).write_bytes(model.SerializeToString(deterministic=True))
-    return time.monotonic() - started
+def export_piece(config: VideoBuild, piece: Piece, path: Path) -> None:  # noqa: ARG001
+    """Translate one piece to ONNX and save it."""
+    path.write_bytes(piece_model(piece).SerializeToString(deterministic=True))
 
 
 def finish(artifact: Unfinished) -> bool:

@@ -1,4 +1,4 @@
-"""Errors of checkpoints, one class for each cause. All end the command with exit code 3."""
+"""Errors of checkpoints that a caller handles by itself. All end the command with exit code 3."""
 
 from __future__ import annotations
 
@@ -13,28 +13,16 @@ class NotACheckpointError(CheckpointError):
     """The bytes are in none of the supported formats."""
 
 
-class CompanionError(CheckpointError):
-    """A file that belongs beside a checkpoint is not what its name or option says."""
-
-
-class TruncatedCheckpointError(CheckpointError):
-    """The file begins as a checkpoint but ends too early, or is damaged."""
+class DamagedCheckpointError(CheckpointError):
+    """A file begins as a checkpoint but ends too early, or an index of shards contradicts them."""
 
 
 class AmbiguousCheckpointError(CheckpointError):
     """A folder holds several checkpoints, and choosing one would be a guess."""
 
 
-class UnsafePickleError(CheckpointError):
-    """Loading the pickle would execute code; it was not executed."""
-
-
 class MissingGeneratorError(CheckpointError):
     """A `.pt` lacks the requested weights: no ``generator`` or no ``generator_ema``."""
-
-
-class ShardIndexError(CheckpointError):
-    """The index of a sharded checkpoint is malformed, points outside its folder, or contradicts its shards."""
 
 
 class WeightKeysError(CheckpointError):
@@ -62,22 +50,6 @@ class WeightKeysError(CheckpointError):
         self.missing = missing
         self.misshapen = misshapen
         self.doubled = doubled
-
-
-class WeightTypeError(CheckpointError):
-    """A weight is not stored as float32, bfloat16 or float16."""
-
-
-class NonFiniteWeightError(CheckpointError):
-    """A weight holds NaN or infinity."""
-
-
-class WeightRangeError(CheckpointError):
-    """A finite weight becomes infinite in the requested dtype."""
-
-
-class ContradictionError(CheckpointError):
-    """Shapes, config.json, preset or option disagree about the model; the message has both values."""
 
 
 class UnknownModelError(CheckpointError):

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import torch
 
-from seko_export.checkpoints.errors import NonFiniteWeightError, WeightRangeError, WeightTypeError
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
 from seko_export.config.model import ModelConfig
-from seko_export.errors import UsageError
+from seko_export.errors import CheckpointError, UsageError
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Match = Callable[[OpenedFiles], tuple[str, Mapping[str, TensorSource]]]
@@ -69,10 +68,8 @@ class Checkpoint:
         ------
         KeyError
             If the model has no such key.
-        NonFiniteWeightError
-            If a stored number is NaN or infinite.
-        WeightRangeError
-            If a stored number does not fit ``self.dtype``.
+        CheckpointError
+            If a stored number is NaN or infinite; if a stored number does not fit ``self.dtype``.
         """
         source = self._sources[name]
         stored = source.read()
@@ -81,12 +78,12 @@ class Checkpoint:
         if is_finite(weight):
             return weight
         if is_finite(stored):
-            raise WeightRangeError(
+            raise CheckpointError(
                 f"{shown(source.file_key)} holds numbers up to {stored.abs().amax().item():.3g}, "
                 f"too large for {weight.dtype}; convert to bfloat16 or float32"
             )
         bad = int((~torch.isfinite(stored)).sum())
-        raise NonFiniteWeightError(
+        raise CheckpointError(
             f"{shown(source.file_key)} holds {bad} NaN or infinite numbers of {stored.numel()}; "
             "expected none: the checkpoint is damaged or its training diverged; take another one"
         )
@@ -202,7 +199,7 @@ def _checkpoint(
     odd = [source for source in sources.values() if source.dtype is None]
     if odd:
         listed = ", ".join(f"{shown(source.file_key)} is {source.dtype_name}" for source in odd[:20])
-        raise WeightTypeError(
+        raise CheckpointError(
             f"{path} stores {len(odd)} weights in a type that is not read: {listed}; "
             "expected float32, bfloat16 or float16: take the unquantised checkpoint"
         )

@@ -12,13 +12,9 @@ from pathlib import Path
 
 import torch
 
-from seko_export.checkpoints.errors import (
-    MissingGeneratorError,
-    NotACheckpointError,
-    TruncatedCheckpointError,
-    UnsafePickleError,
-)
+from seko_export.checkpoints.errors import DamagedCheckpointError, MissingGeneratorError, NotACheckpointError
 from seko_export.checkpoints.sources import Layout, TensorSource, shown
+from seko_export.errors import CheckpointError
 
 SCANNED_BYTES = 10_000_000  # of a pickle, for the message that refuses it
 MAX_PICKLE_BYTES = 8 << 20  # names and shapes of tensors; those of a model of 14B take 0.5 MB
@@ -45,7 +41,7 @@ def open_pt(path: Path, layout: Layout) -> tuple[TensorSource, ...]:
 
     Raises
     ------
-    UnsafePickleError, TruncatedCheckpointError, NotACheckpointError, MissingGeneratorError
+    CheckpointError, DamagedCheckpointError, NotACheckpointError, MissingGeneratorError
         See the classes.
     """
     content = _load_pt(path, layout)
@@ -106,7 +102,7 @@ def _load_pt(path: Path, layout: Layout) -> object:
         if isinstance(fault, pickle.UnpicklingError) and globals_named:
             raise unsafe_pickle(path, globals_named) from fault
         first = str(fault).splitlines()[0] if str(fault) else type(fault).__name__
-        raise TruncatedCheckpointError(f"{path} is a damaged .pt ({first[:200]}); fetch it again") from fault
+        raise DamagedCheckpointError(f"{path} is a damaged .pt ({first[:200]}); fetch it again") from fault
 
 
 def _read_pickle_of_zip(path: Path, layout: Layout) -> bytes:
@@ -133,15 +129,15 @@ def _read_pickle_of_zip(path: Path, layout: Layout) -> bytes:
                 )
             return archive.read(pickles[0])
     except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError) as fault:
-        raise TruncatedCheckpointError(
+        raise DamagedCheckpointError(
             f"{path} begins as a .pt and is cut short or damaged "
             f"({path.stat().st_size} bytes found; {fault}); fetch it again"
         ) from fault
 
 
-def unsafe_pickle(path: Path, globals_named: list[str]) -> UnsafePickleError:
+def unsafe_pickle(path: Path, globals_named: list[str]) -> CheckpointError:
     """Return the error for a refused pickle, which names what it would import."""
-    return UnsafePickleError(
+    return CheckpointError(
         f"{path} is a pickle that asks for {', '.join(globals_named[:20])}: loading it would run code, "
         "so it was not loaded; expected tensors alone: get safetensors, or let its author save the state dict only"
     )

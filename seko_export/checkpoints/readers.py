@@ -14,16 +14,14 @@ from safetensors import SafetensorError, safe_open
 from seko_export.checkpoints.errors import (
     AmbiguousCheckpointError,
     CheckpointNotFoundError,
-    CompanionError,
+    DamagedCheckpointError,
     NotACheckpointError,
-    ShardIndexError,
-    TruncatedCheckpointError,
 )
 from seko_export.checkpoints.json_files import read_json
 from seko_export.checkpoints.pickles import SCANNED_BYTES, globals_of_pickle, open_pt, unsafe_pickle
 from seko_export.checkpoints.row_scales import with_row_scales
 from seko_export.checkpoints.sources import Companion, Layout, OpenedFiles, TensorSource, shown
-from seko_export.errors import MachineError
+from seko_export.errors import CheckpointError, MachineError
 
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -62,7 +60,7 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
             try:
                 beside = _open_one(file, Layout(layout.formats, (), None, optional_part=one.pt_part))
             except NotACheckpointError as fault:
-                raise CompanionError(f"{fault}; {path} is read together with it") from fault
+                raise CheckpointError(f"{fault}; {path} is read together with it") from fault
             opened = replace(
                 opened,
                 file_bytes=opened.file_bytes + beside.file_bytes,
@@ -137,7 +135,7 @@ def _open_sharded(index: Path) -> OpenedFiles:
     for shard in sorted(set(weight_map.values())):
         path = index.parent / shard
         if not path.is_file():
-            raise ShardIndexError(
+            raise DamagedCheckpointError(
                 f"{index} names the shard {shown(repr(shard))}, which is not there; fetch it again"
             )
         file_bytes += path.stat().st_size
@@ -145,7 +143,7 @@ def _open_sharded(index: Path) -> OpenedFiles:
         listed = {key for key, name in weight_map.items() if name == shard}
         stored = {source.file_key for source in inside}
         if listed != stored:
-            raise ShardIndexError(
+            raise DamagedCheckpointError(
                 f"{index} and the shard {shown(repr(shard))} disagree: {len(listed - stored)} keys are listed and not "
                 f"stored, {len(stored - listed)} stored and not listed "
                 f"(first: {shown(repr(min(listed ^ stored)))}); they are of different checkpoints, fetch them again"
@@ -158,14 +156,14 @@ def _read_weight_map(index: Path) -> Mapping[str, str]:
     try:
         content = read_json(index)
     except ValueError as fault:
-        raise ShardIndexError(f"{index} is no JSON: {shown(str(fault))}; fetch it again") from fault
+        raise DamagedCheckpointError(f"{index} is no JSON: {shown(str(fault))}; fetch it again") from fault
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ShardIndexError(f"{index} has no 'weight_map' of keys to shard names; fetch it again")
+        raise DamagedCheckpointError(f"{index} has no 'weight_map' of keys to shard names; fetch it again")
     for shard in weight_map.values():
         # Shards lie beside their index. Symlinks are followed: the Hugging Face cache is made of them.
         if not isinstance(shard, str) or shard in ("", ".", "..") or any(sign in shard for sign in "/\\\0"):
-            raise ShardIndexError(
+            raise DamagedCheckpointError(
                 f"{index} names the shard {shown(repr(shard))}; expected a plain file name in the same folder: "
                 "an index that leaves its folder is not followed"
             )
@@ -190,7 +188,7 @@ def _open_safetensors(path: Path) -> tuple[TensorSource, ...]:
             sources.append(TensorSource(key, key, shape, kind, _SAFETENSORS_DTYPES.get(kind), read))
         return tuple(sources)
     except SafetensorError as fault:
-        raise TruncatedCheckpointError(
+        raise DamagedCheckpointError(
             f"{path} is no whole safetensors file: cut short or damaged "
             f"({path.stat().st_size} bytes found; {shown(str(fault))}); fetch it again"
         ) from fault
@@ -203,7 +201,7 @@ def _open_safetensors(path: Path) -> tuple[TensorSource, ...]:
 
 def _refused_content(path: Path, head: bytes, layout: Layout) -> Exception:
     if not head:
-        return TruncatedCheckpointError(f"{path} is empty; fetch it again")
+        return DamagedCheckpointError(f"{path} is empty; fetch it again")
     if len(head) > 1 and head[0] == 0x80 and 2 <= head[1] <= pickle.HIGHEST_PROTOCOL:
         with path.open("rb") as file:
             globals_named = globals_of_pickle(file.read(SCANNED_BYTES))

@@ -124,7 +124,7 @@ class Family(ABC):
 
         Raises
         ------
-        ContradictionError
+        CheckpointError
             If the two say different things, with both values.
         NotACheckpointError
             If config.json has a field of another type than it should.

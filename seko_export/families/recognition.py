@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from seko_export.checkpoints.errors import ContradictionError, NotACheckpointError
+from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles, shown
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
+from seko_export.errors import CheckpointError
 
 NAMES = ("name", "family")  # fields of `ModelConfig` that are no dimensions
 CHOSEN = ("camera", "speakers")  # fields of `ModelConfig` that a build chooses, whatever the weights are
@@ -74,12 +75,12 @@ class Facts:
 
         Raises
         ------
-        ContradictionError
+        CheckpointError
             If another value is already known.
         """
         before = self.known.setdefault(name, fact)
         if before.value != fact.value:
-            raise ContradictionError(
+            raise CheckpointError(
                 f"{self.where} contradicts itself: {name} is {before.value} by {before.origin}, {fact.value} by "
                 f"{fact.origin}; correct the one that is wrong"
             )
@@ -167,7 +168,7 @@ def learn_config(facts: Facts, told: Mapping[str, Any], names: Mapping[str, tupl
     ------
     NotACheckpointError
         If a field has the wrong type.
-    ContradictionError
+    CheckpointError
         If it contradicts a known fact.
     """
     for ours, theirs in names.items():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from seko_export.errors import MachineError, TensorRtMissingError, UsageError
+from seko_export.errors import MachineError, UsageError
 from seko_export.host.tensorrt_library import DATA_CENTRE, RTX, TensorRt
 from seko_export.host.workshop import workshop
 from seko_kernels.checks import FP8_ARCH
@@ -326,7 +326,7 @@ def _tensorrt_builder(library: TensorRt) -> Finding:
     subject = f"{library.title} builder"
     try:
         return Finding(subject, True, str(library.load().__version__))
-    except TensorRtMissingError as fault:
+    except MachineError as fault:
         found = "installed, cannot build" if importlib.util.find_spec(library.module) else "not installed"
         return Finding(subject, False, found, str(fault))
 

@@ -7,7 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from types import ModuleType
 
-from seko_export.errors import TensorRtMissingError
+from seko_export.errors import MachineError
 
 
 @dataclass(frozen=True)
@@ -54,23 +54,23 @@ class TensorRt:
 
         Raises
         ------
-        TensorRtMissingError
+        MachineError
             If it is not installed, has no builder, or is too old.
         """
         try:
             module = importlib.import_module(self.module)
         except (ImportError, OSError) as fault:
-            raise TensorRtMissingError(
+            raise MachineError(
                 f"--backend {self.backend} needs {self.title} with its builder, which cannot be imported here: "
                 f"{fault}; pip install {self.install}, or take --backend aoti"
             ) from None
         if not hasattr(module, "Builder") or not hasattr(module, "OnnxParser"):
-            raise TensorRtMissingError(
+            raise MachineError(
                 f"the package {self.module} {module.__version__} has no builder; pip install {self.install}"
             )
         found = tuple(int(part) for part in module.__version__.split(".")[:2])
         if found < self.oldest:
-            raise TensorRtMissingError(
+            raise MachineError(
                 f"{self.title} {module.__version__} is too old, expected at least {self.oldest[0]}.{self.oldest[1]}: "
                 f"its networks are not strongly typed; pip install --upgrade {self.install}"
             )
@@ -80,7 +80,7 @@ class TensorRt:
         """Return the builder's version, and check that the runtime that verifies is installed too; raises as `load`."""
         version = str(self.load().__version__)
         if self.verifies_with is not None and importlib.util.find_spec(self.verifies_with) is None:
-            raise TensorRtMissingError(
+            raise MachineError(
                 f"--backend {self.backend} verifies what it builds with the package {self.verifies_with}, which is "
                 f"not installed; in Seko's folder, pip install './runtime[{self.backend}]'"
             )

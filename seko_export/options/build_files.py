@@ -140,7 +140,7 @@ def prompt_ids(tokenizer: Path, config: VideoBuild, prompt: str) -> Tensor | Non
 
     Raises
     ------
-    TokenizerMissingError, TokenizerError
+    EnvironmentLacksError, ArtifactError
         The runtime's errors: the library `tokenizers` is not installed, or the file is not valid.
     UsageError
         If the tokenizer has tokens that the encoder lacks.

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from seko_export.checkpoints.errors import ContradictionError, NotACheckpointError, UnknownModelError
+from seko_export.checkpoints.errors import NotACheckpointError, UnknownModelError
 from seko_export.checkpoints.json_files import read_json_object
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
-from seko_export.errors import UsageError
+from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.base import Preset
 from seko_export.families.model_files import ModelFile, recognise_checkpoint
 from seko_export.families.recognition import CHOSEN, NAMES, Fact, Recognised, Source
@@ -53,7 +53,7 @@ def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenMode
 
     Raises
     ------
-    ContradictionError
+    CheckpointError
         If config.json contradicts the preset, and no option settles it.
     UsageError
         If ``--heads`` contradicts the preset.
@@ -86,7 +86,7 @@ def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenMode
         if fact.source is Source.CONFIG and fact.value != ours
     ]
     if odd:
-        raise ContradictionError(
+        raise CheckpointError(
             f"{options.checkpoint} contradicts --preset {name}: {'; '.join(odd)}; leave --preset out, or give what "
             "belongs to the stream as options"
         )
@@ -352,7 +352,7 @@ def _with_heads(path: Path, told: Recognised, heads: int | None) -> dict[str, Fa
 
     Raises
     ------
-    ContradictionError
+    CheckpointError
         If config.json says something else.
     """
     model = dict(told.model)
@@ -360,7 +360,7 @@ def _with_heads(path: Path, told: Recognised, heads: int | None) -> dict[str, Fa
         return model
     before = model.get("heads")
     if before is not None and before.source is Source.CONFIG and before.value != heads:
-        raise ContradictionError(
+        raise CheckpointError(
             f"{path} contradicts {HEADS} {heads}: heads is {before.value} by {before.origin}; leave the option out, or "
             "correct the file"
         )

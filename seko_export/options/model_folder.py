@@ -11,9 +11,8 @@ from pathlib import Path
 from seko_export.checkpoints.errors import (
     AmbiguousCheckpointError,
     CheckpointNotFoundError,
+    DamagedCheckpointError,
     NotACheckpointError,
-    ShardIndexError,
-    TruncatedCheckpointError,
 )
 from seko_export.checkpoints.json_files import CONFIG_FILE, read_config, read_json_object
 from seko_export.errors import CheckpointError
@@ -200,7 +199,7 @@ def _known(places: list[Path], taken: set[Path], read: Callable[[Path], object])
 def _opens(path: Path, read: Callable[[Path], object]) -> bool:
     try:
         read(path)
-    except (TruncatedCheckpointError, ShardIndexError):  # of whatever kind it is, it is damaged
+    except DamagedCheckpointError:  # of whatever kind it is, it is damaged
         raise
     except CheckpointError:
         return False

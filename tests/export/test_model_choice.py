@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seko_export.checkpoints.errors import ContradictionError, NotACheckpointError, UnknownModelError
+from seko_export.checkpoints.errors import NotACheckpointError, UnknownModelError
 from seko_export.checkpoints.key_table import Dimension, KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.model import ModelConfig
@@ -191,7 +191,7 @@ def test_a_file_that_contradicts_its_config(
     tiny: Path, preset: str | None, told: Mapping[str, int], words: tuple[str, ...]
 ) -> None:
     put_config(tiny.parent, **told)
-    with pytest.raises(ContradictionError) as raised:
+    with pytest.raises(CheckpointError) as raised:
         resolved(preset, checkpoint=tiny)
     for word in ("contradicts itself", *words):
         assert word in str(raised.value)
@@ -212,7 +212,7 @@ def test_a_config_that_contradicts_the_named_preset(
 ) -> None:
     """Heads of another number make wrong video that passes its own goldens."""
     put_config(tiny.parent, **told)
-    with pytest.raises(ContradictionError, match="contradicts --preset tiny") as raised:
+    with pytest.raises(CheckpointError, match="contradicts --preset tiny") as raised:
         resolved("tiny", checkpoint=tiny)
     assert words in str(raised.value)
     if settled:
@@ -221,7 +221,7 @@ def test_a_config_that_contradicts_the_named_preset(
 
 def test_a_config_that_contradicts_the_heads_asked_for(tiny: Path) -> None:
     put_config(tiny.parent, num_heads=4)
-    with pytest.raises(ContradictionError, match=r"--heads 8: heads is 4 by config.json \(num_heads\)"):
+    with pytest.raises(CheckpointError, match=r"--heads 8: heads is 4 by config.json \(num_heads\)"):
         resolved(checkpoint=tiny, heads=8)
     assert resolved(checkpoint=tiny, heads=4).config.model.heads == 4
 

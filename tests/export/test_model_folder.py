@@ -14,8 +14,8 @@ from seko_export import inspect
 from seko_export.checkpoints.errors import (
     AmbiguousCheckpointError,
     CheckpointNotFoundError,
+    DamagedCheckpointError,
     NotACheckpointError,
-    TruncatedCheckpointError,
 )
 from seko_export.errors import UsageError
 from seko_export.families.model_files import write_random_checkpoint
@@ -115,7 +115,7 @@ def test_two_of_a_kind_damage_and_nothing_are_refused(whole: Path, tmp_path: Pat
     with pytest.raises(AmbiguousCheckpointError, match=r"a VAE 2 times: one\.pth, two\.pth"):
         find_files(folder)
     (folder / "two.pth").write_bytes(vae[: len(vae) // 2])
-    with pytest.raises(TruncatedCheckpointError, match="two"):
+    with pytest.raises(DamagedCheckpointError, match="two"):
         find_files(folder)
     (folder / "two.pth").unlink()
     with pytest.raises(CheckpointNotFoundError, match=r"found --vae one\.pth: name its file"):

@@ -22,7 +22,7 @@ from seko_export.config.model import ModelConfig
 from seko_export.families.model_files import write_random_checkpoint
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.errors import EngineLoadError
+from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import MANIFEST_FILE, Buffer
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.manifest import Golden, VideoManifest, parse_video_manifest
@@ -85,7 +85,7 @@ class DoubleBackend:
         for spec in manifest.engines:
             engine = self.engines.get(hashlib.sha256(files[spec.file]).hexdigest())
             if engine is None:
-                raise EngineLoadError(f"engine {spec.name} ({spec.file}) is no engine")
+                raise ArtifactError(f"engine {spec.name} ({spec.file}) is no engine")
             loaded[spec.name] = engine
         return loaded
 

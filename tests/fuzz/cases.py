@@ -9,8 +9,7 @@ from pathlib import Path
 from random import Random
 
 import seko_runtime.opening.artifact
-from seko_export.checkpoints.errors import CheckpointError
-from seko_export.errors import ExportError
+from seko_export.errors import CheckpointError, ExportError
 from seko_runtime.errors import SekoRuntimeError
 
 from .bases import Bases, DoubleBackend

@@ -20,7 +20,7 @@ from seko_kernels import admission, hopper_attention, tuned
 from seko_kernels.admission import admit
 from seko_kernels.admission_cases import Case, distance, expected, make_case
 from seko_kernels.attention import OwnTokens, attention_fp8, key_tiles, v_columns
-from seko_kernels.errors import KvDeviceError, OpDtypeError, OpShapeError, TilesError
+from seko_kernels.errors import KernelsError, TilesError
 from seko_kernels.formats import KEY_TILE
 from seko_kernels.fused_reference import e4m3_cast, int8_rows
 from seko_kernels.triton.attention_fp8 import (
@@ -132,20 +132,20 @@ def test_wrong_tensors_are_refused() -> None:
         with pytest.raises(error, match=match):
             attend(*arguments[:at], wrong, *arguments[at + 1 :])
 
-    refused(OpShapeError, "power of two", 0, q[..., :24])
-    refused(OpShapeError, "q is strided", 0, q.transpose(1, 2).contiguous().transpose(1, 2))
-    refused(OpDtypeError, "q is", 0, e4m3_cast(q))
-    refused(OpShapeError, "k has shape", 1, k[:, :, :2])
-    refused(OpDtypeError, "k is", 1, k.float())
-    refused(OpShapeError, "k_scale has shape", 2, k_scale[..., :1])
-    refused(OpShapeError, "v_t has shape", 3, v_t[..., :150])
-    refused(OpShapeError, "v_scale has shape", 4, v_scale[:2])
-    refused(OpDtypeError, "int64", 5, valid.int())
-    refused(OpDtypeError, "own keys is", 6, k_own.bfloat16())
-    refused(OpShapeError, "own keys has shape", 6, k_own[:, 1:])
-    refused(OpShapeError, "own values have shape", 7, v_own[:, 1:])
-    refused(OpShapeError, "own values are strided", 7, v_own.mT.contiguous().mT)
-    refused(KvDeviceError, "one device", 1, k.to("meta"))
+    refused(KernelsError, "power of two", 0, q[..., :24])
+    refused(KernelsError, "q is strided", 0, q.transpose(1, 2).contiguous().transpose(1, 2))
+    refused(KernelsError, "q is", 0, e4m3_cast(q))
+    refused(KernelsError, "k has shape", 1, k[:, :, :2])
+    refused(KernelsError, "k is", 1, k.float())
+    refused(KernelsError, "k_scale has shape", 2, k_scale[..., :1])
+    refused(KernelsError, "v_t has shape", 3, v_t[..., :150])
+    refused(KernelsError, "v_scale has shape", 4, v_scale[:2])
+    refused(KernelsError, "int64", 5, valid.int())
+    refused(KernelsError, "own keys is", 6, k_own.bfloat16())
+    refused(KernelsError, "own keys has shape", 6, k_own[:, 1:])
+    refused(KernelsError, "own values have shape", 7, v_own[:, 1:])
+    refused(KernelsError, "own values are strided", 7, v_own.mT.contiguous().mT)
+    refused(KernelsError, "one device", 1, k.to("meta"))
 
 
 def test_bytes_behind_the_valid_tokens_do_not_matter() -> None:

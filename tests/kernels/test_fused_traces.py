@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 
 from seko_kernels import attention, attention_bf16, waves
 from seko_kernels.attention import OwnTokens, attention_fp8
-from seko_kernels.errors import OpShapeError
+from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8
 from seko_kernels.matmul import fp8_linear
 from seko_kernels.qk_norm_rope import qk_norm_rope
@@ -123,7 +123,7 @@ def test_attention_of_specialised_warpgroups(
     assert (out.shape, out.dtype) == ((1, T, WIDTH), torch.bfloat16)
     both = ("attention_hopper_outline", ["OUT", "PART_LSE", "PART_OUT"])
     assert launches == ([both] if slots == 132 else [both, ("attention_combine_kernel", ["OUT"])])
-    with pytest.raises(OpShapeError, match="multiple of 16"):
+    with pytest.raises(KernelsError, match="multiple of 16"):
         attention_fp8(q, *scratch(), on_gpu(H), valid, own, SPECIALISED)
 
 

@@ -130,14 +130,14 @@ for name in [name for name in sys.modules if name.startswith("triton.experimenta
     del sys.modules[name]
 sys.modules["triton.experimental"] = None  # importing from it fails
 from seko_kernels import {module} as hopper
-from seko_kernels.errors import ArchError
+from seko_kernels.errors import KernelsError
 from seko_kernels.outlines import Outline, gluon_twin
 from triton.compiler import ASTSource
 (outline,) = (one for one in vars(hopper).values() if isinstance(one, Outline))
 source = ASTSource(outline, dict.fromkeys(outline.arg_names, "i32"))
 try:
     gluon_twin(source)
-except ArchError as reason:
+except KernelsError as reason:
     assert "has no Gluon" in str(reason), reason
 else:
     raise SystemExit("it was not refused")

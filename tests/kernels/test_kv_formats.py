@@ -18,7 +18,7 @@ from seko_kernels import (
     RowLayout,
     kv_format,
 )
-from seko_kernels.errors import KvCalibrationError, KvSchemeError, KvShapeError
+from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.formats import FP4, NUMBER_FORMATS, NVFP4_CALIBRATED_SCALE, NVFP4_GLOBAL_EXPONENTS
 from seko_kernels.lossy_kv import _ring_index
 
@@ -173,21 +173,21 @@ def test_the_global_scale_of_keys_is_that_of_what_is_left_without_the_mean() -> 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_statistics_must_be_finite(number: float) -> None:
-    with pytest.raises(KvCalibrationError, match="finite"):
+    with pytest.raises(KernelsError, match="finite"):
         reaching(torch.tensor([number]))
 
 
 def test_statistics_of_another_form_are_refused() -> None:
     ones = torch.ones(2, 16)
-    with pytest.raises(KvCalibrationError, match="above its highest"):
+    with pytest.raises(KernelsError, match="above its highest"):
         ChannelStatistics(ones, -ones, ones)
-    with pytest.raises(KvCalibrationError, match="float32"):
+    with pytest.raises(KernelsError, match="float32"):
         ChannelStatistics(ones, ones, ones.bfloat16())
-    with pytest.raises(KvShapeError, match="expected one"):
+    with pytest.raises(KernelsError, match="expected one"):
         ChannelStatistics(ones, ones, ones[:1])
     other = reaching(torch.ones(3))
     for form in (LossyKv(2, 16), ExactKv(2, 16, torch.float32)):
-        with pytest.raises(KvShapeError, match=r"expected \(2, 16\)"):
+        with pytest.raises(KernelsError, match=r"expected \(2, 16\)"):
             form.calibrate(other, other)
 
 
@@ -259,11 +259,11 @@ def test_lookup_refuses_and_says_what_there_is() -> None:
         kv_format("int3", 2, 32, torch.float32)
     with pytest.raises(KvSchemeError, match="computes in"):
         kv_format("bf16", 2, 32, torch.float32)
-    with pytest.raises(KvShapeError, match="multiple of 16"):
+    with pytest.raises(KernelsError, match="multiple of 16"):
         kv_format("fp4", 2, 40, torch.float32)
-    with pytest.raises(KvShapeError, match="multiple of 32"):
+    with pytest.raises(KernelsError, match="multiple of 32"):
         kv_format("fp4-int8", 2, 48, torch.float32)
-    with pytest.raises(KvShapeError, match="head_dim 64 is no multiple of 128"):
+    with pytest.raises(KernelsError, match="head_dim 64 is no multiple of 128"):
         kv_format("int4-hadamard", 2, 64, torch.float32)
     for text in ("hadamard", "fp4-hadamard", "int4-hadamard-hadamard", "int4-hadamard-int4-int4"):
         with pytest.raises(KvSchemeError, match="no KV scheme"):
@@ -278,7 +278,7 @@ def test_lookup_refuses_and_says_what_there_is() -> None:
         LossyKv(2, 32, None, None)
     with pytest.raises(KvSchemeError, match="name the model's dtype"):
         LossyKv(2, 32, FP4, None)
-    with pytest.raises(KvShapeError, match="at least 1"):
+    with pytest.raises(KernelsError, match="at least 1"):
         ExactKv(0, 32, torch.float32)
     with pytest.raises(KvSchemeError, match="without a copy"):
         ExactKv(2, 32, torch.float32).expand({}, {}, {}, torch.bfloat16)

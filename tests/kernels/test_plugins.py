@@ -15,7 +15,7 @@ from torch import Tensor
 
 from seko_kernels.admission_cases import distance
 from seko_kernels.admission_cases import expected as truth_and_rounded
-from seko_kernels.errors import PluginFormError
+from seko_kernels.errors import KernelsError
 from seko_kernels.plugin_ptx import compile_plugin, without_hidden_parameters
 from tests.kernel_driver import KernelDriver
 from tests.kernels.interpreter import run_interpreted
@@ -75,9 +75,9 @@ def test_no_path_of_this_machine_is_in_the_ptx(name: str) -> None:
 def test_a_kernel_that_reads_tritons_own_parameters_is_refused() -> None:
     entry = ".visible .entry k(\n\t.param .u64 k_param_0,\n\t.param .u64 k_param_1,\n\t.param .u64 k_param_2\n)\n{%s}"
     assert "k_param_1" not in without_hidden_parameters(entry % "ld.param.b64 %rd1, [k_param_0];", "k", 1)
-    with pytest.raises(PluginFormError, match="reads Triton's own parameter k_param_2"):
+    with pytest.raises(KernelsError, match="reads Triton's own parameter k_param_2"):
         without_hidden_parameters(entry % "ld.param.b64 %rd1, [k_param_2];", "k", 1)
-    with pytest.raises(PluginFormError, match="3 parameters, expected 2 and 2"):
+    with pytest.raises(KernelsError, match="3 parameters, expected 2 and 2"):
         without_hidden_parameters(entry % "", "k", 2)
 
 

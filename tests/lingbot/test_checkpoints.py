@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from seko_export.checkpoints.errors import CheckpointError, ContradictionError, NotACheckpointError
-from seko_export.errors import UsageError
+from seko_export.checkpoints.errors import NotACheckpointError
+from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.lingbot.keys import lingbot_shapes
 from seko_export.families.lingbot.model import LingbotModel
 from seko_export.families.lingbot.presets import PRESETS, TINY, V1, V2
@@ -153,7 +153,7 @@ def test_a_key_too_many_leaves_the_family(tmp_path: Path) -> None:
 
 def test_control_by_keys_is_another_model(tmp_path: Path) -> None:
     act = written(tmp_path / "act", control_type="act")
-    with pytest.raises(ContradictionError, match="control_channels is 6 by shapes, 7 by config"):
+    with pytest.raises(CheckpointError, match="control_channels is 6 by shapes, 7 by config"):
         recognise_checkpoint(act)
     for number, word in enumerate(("joystick", ["cam"], {})):
         odd = written(tmp_path / f"odd{number}", control_type=word)

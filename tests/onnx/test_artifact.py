@@ -22,7 +22,7 @@ from seko_export.backends.onnx_form.form_check import all_nodes, open_shapes
 from seko_export.config.model import ModelConfig
 from seko_export.families.model_files import write_random_checkpoint
 from seko_runtime import open_artifact
-from seko_runtime.errors import BackendMissingError, EngineLoadError, EngineSignatureError
+from seko_runtime.errors import ArtifactError, EnvironmentLacksError
 from seko_runtime.opening.artifact import check_artifact
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 from tests.conftest import Built, build_tiny
@@ -177,7 +177,7 @@ def _given(
 
 def test_without_onnxruntime_it_is_refused(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(BackendMissingError, match=r"'onnx' needs onnxruntime, .*runtime\[onnx\]"):
+    with pytest.raises(EnvironmentLacksError, match=r"'onnx' needs onnxruntime, .*runtime\[onnx\]"):
         open_artifact(built.folder)
 
 
@@ -193,9 +193,7 @@ def test_it_opens_whatever_the_torch_and_the_processor(copy: Path) -> None:
 def test_what_onnxruntime_cannot_read_is_refused(copy: Path) -> None:
     (copy / "engines/head.onnx").write_bytes(b"no model")
     _edit(copy)
-    with pytest.raises(
-        EngineLoadError, match=r"engine head \(engines/head.onnx\) was refused by onnxruntime"
-    ):
+    with pytest.raises(ArtifactError, match=r"engine head \(engines/head.onnx\) was refused by onnxruntime"):
         open_artifact(copy)
 
 
@@ -211,7 +209,7 @@ def test_data_outside_of_the_file_are_refused(copy: Path, monkeypatch: pytest.Mo
     _edit(copy)
     (copy.parent / "stray.bin").write_bytes(content)
     monkeypatch.chdir(copy.parent)  # where onnxruntime would look for it
-    with pytest.raises(EngineLoadError, match="engine head"):
+    with pytest.raises(ArtifactError, match="engine head"):
         open_artifact(copy)
 
 
@@ -226,7 +224,7 @@ def test_another_signature_is_refused(copy: Path, side: str, verb: str) -> None:
         model.graph.output.add().CopyFrom(helper.make_tensor_value_info("more", TensorProto.INT64, [1]))
     (copy / "engines/noise.onnx").write_bytes(model.SerializeToString())
     _edit(copy)
-    with pytest.raises(EngineSignatureError, match=rf"engine noise {verb} \d tensors, the manifest says \d"):
+    with pytest.raises(ArtifactError, match=rf"engine noise {verb} \d tensors, the manifest says \d"):
         open_artifact(copy)
 
 
@@ -234,7 +232,7 @@ def test_another_dtype_is_refused(copy: Path) -> None:
     shutil.copyfile(copy / "engines/prompt.onnx", copy / "engines/head.onnx")
     _edit(copy)
     with pytest.raises(
-        EngineSignatureError, match=r"engine head takes float32 \[.*\] as number 0, the manifest says"
+        ArtifactError, match=r"engine head takes float32 \[.*\] as number 0, the manifest says"
     ):
         open_artifact(copy)
 
@@ -245,7 +243,7 @@ def test_an_engine_that_is_said_to_write_in_place_is_refused(copy: Path) -> None
         return replace(manifest, engines=tuple(engines))
 
     _edit(copy, mutating)
-    with pytest.raises(EngineLoadError, match="engine advance is said to write latents in place"):
+    with pytest.raises(ArtifactError, match="engine advance is said to write latents in place"):
         open_artifact(copy)
 
 

@@ -15,7 +15,7 @@ from seko_export.goldens.record import golden_text
 from seko_export.tools.profile_ranks import profile_artifact
 from seko_runtime import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.cli.commands import main as runtime_command
-from seko_runtime.errors import BackendMissingError, DeviceMissingError, StaleChunkError, UsageError
+from seko_runtime.errors import EnvironmentLacksError, StaleChunkError, UsageError
 from seko_runtime.opening.artifact import check_ranks, open_rank
 from seko_runtime.opening.ranked_engines import rank_devices
 from seko_runtime.video.contract import resolve_video
@@ -153,7 +153,7 @@ def test_another_number_of_ranks_is_refused(two: Built) -> None:
     with pytest.raises(UsageError, match="ranks is 0, expected at least 1"):
         open_artifact(two.folder, ranks=0)
     manifest, _ = read_manifest(two.folder)
-    with pytest.raises(BackendMissingError, match="onnx engines on one GPU, this artifact has 2 ranks"):
+    with pytest.raises(EnvironmentLacksError, match="onnx engines on one GPU, this artifact has 2 ranks"):
         check_ranks(replace(manifest, backend="onnx"), None)
 
 
@@ -164,7 +164,7 @@ def test_too_few_gpus_are_told_of_before_anything_is_loaded(
     for_gpus = replace(manifest, target=replace(manifest.target, device="cuda", arch="sm_90"))
     monkeypatch.setattr("seko_runtime.backends.cuda_driver.device_count", lambda: 2)
     assert rank_devices(for_gpus, "cuda") == ["cuda:0", "cuda:1"]
-    with pytest.raises(DeviceMissingError, match="on 2 GPUs from cuda:1 on, this machine has 2"):
+    with pytest.raises(EnvironmentLacksError, match="on 2 GPUs from cuda:1 on, this machine has 2"):
         rank_devices(for_gpus, "cuda:1")
 
 

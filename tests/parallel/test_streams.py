@@ -146,7 +146,11 @@ def test_sessions_of_a_pool_have_sentences_and_references_of_their_own(tokenizer
                 taken(made, chunk)
             first.set_prompt("a square spinning", recache=True)
             second.restart(reference=pictures(1))
-            for chunk in pool.run([first, second]):
+            for due, session in enumerate((second, first)):
+                session.request_chunk(float(due))
+            served = pool.serve_next()
+            assert [session for session, _ in served] == [second, first]
+            for _, chunk in served:
                 taken(made, chunk)
             made += second.stream("a red disc", chunks=1)
         return made

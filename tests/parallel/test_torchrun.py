@@ -20,7 +20,7 @@ import torch
 
 from scripts.bench.rank_faults import is_running
 from seko_runtime import OpenArtifact, open_artifact
-from seko_runtime.errors import HostFaultError, RankLostError, UsageError
+from seko_runtime.errors import EnvironmentLacksError, RankLostError, UsageError
 from seko_runtime.parallel import torchrun
 from seko_runtime.parallel.torchrun import Joined, Meeting, meeting_of_torchrun
 from tests.conftest import Built
@@ -176,11 +176,11 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_that_others_may_use_is_refused(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o750)
-    with pytest.raises(HostFaultError, match="others than this user may use"):
+    with pytest.raises(EnvironmentLacksError, match="others than this user may use"):
         Meeting(1, 2, folder).connect(1)
     folder.rmdir()
     folder.symlink_to(folder.parent)
-    with pytest.raises(HostFaultError, match="Not a directory; remove it"):
+    with pytest.raises(EnvironmentLacksError, match="Not a directory; remove it"):
         Meeting(0, 2, folder).gather(1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seko_runtime.cli.commands import main
-from seko_runtime.errors import ProgramError
+from seko_runtime.errors import ManifestError
 from seko_runtime.format.manifest import Buffer
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import VideoManifest
@@ -57,7 +57,7 @@ def test_frames_that_the_caches_do_not_hold_are_refused_before_anything_is_loade
 def test_whole_caches_are_taken_and_longer_rings_refused(manifest: VideoManifest) -> None:
     resolve_video(manifest)
     for ring in (toy.RING - 1, toy.RING + 1, 18, HUGE):
-        with pytest.raises(ProgramError, match=r"cache buffer (kv )?holds"):
+        with pytest.raises(ManifestError, match=r"cache buffer (kv )?holds"):
             resolve_video(toy.changed(manifest, stream=replace(manifest.workload.stream, ring_frames=ring)))
 
 
@@ -76,7 +76,7 @@ def apart(**frames: int) -> VideoManifest:
 
 def test_the_frames_before_the_ring_and_the_ring_may_lie_apart() -> None:
     resolve_video(apart(sink=toy.SINK, ring=toy.RING))
-    with pytest.raises(ProgramError, match="cache buffer ring holds 9 entries a row"):
+    with pytest.raises(ManifestError, match="cache buffer ring holds 9 entries a row"):
         resolve_video(apart(sink=toy.SINK, ring=toy.RING - 1))
     numbers = Buffer("kv.slot_frames", (toy.CACHE,), "int64", "cache")
     manifest = apart()
@@ -89,10 +89,10 @@ def test_the_frames_before_the_ring_and_the_ring_may_lie_apart() -> None:
 def test_a_ring_that_no_cache_holds_is_refused() -> None:
     manifest = toy.toy_manifest()
     stream = replace(manifest.workload.stream, sink_frames=toy.CACHE)
-    with pytest.raises(ProgramError, match="no cache buffer holds a ring of 4 frames"):
+    with pytest.raises(ManifestError, match="no cache buffer holds a ring of 4 frames"):
         resolve_video(toy.changed(manifest, stream=stream))
     stream = replace(manifest.workload.stream, ring_frames=toy.CACHE)  # the sink is nowhere then
-    with pytest.raises(ProgramError, match="no cache buffer holds a ring of 5 frames"):
+    with pytest.raises(ManifestError, match="no cache buffer holds a ring of 5 frames"):
         resolve_video(toy.changed(manifest, stream=stream))
 
 
@@ -101,7 +101,7 @@ def test_a_buffer_of_rows_that_is_said_to_be_of_layers_is_refused(name: str) -> 
     """The host would cut it along another axis than the programs do."""
     manifest = toy_pool.pool_manifest()
     buffers = tuple(replace(one, layered=True) if one.name == name else one for one in manifest.buffers)
-    with pytest.raises(ProgramError, match=f"{name} .*(layered|cannot be cut)"):
+    with pytest.raises(ManifestError, match=f"{name} .*(layered|cannot be cut)"):
         resolve_video(replace(manifest, buffers=buffers))
 
 

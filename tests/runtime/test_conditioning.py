@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seko_runtime.errors import EngineRunError, ProgramError, TornStreamError, UsageError
+from seko_runtime.errors import EngineRunError, ManifestError, TornStreamError, UsageError
 from seko_runtime.format.manifest import Buffer
 from seko_runtime.video.conditioning.poses import checked_poses, recorded_intrinsics
 from seko_runtime.video.conditioning.voice import checked_samples
@@ -93,7 +93,7 @@ def test_pictures_as_references_are_their_latents_each_encoded_alone() -> None:
     with pytest.raises(UsageError, match="reference is uint8"):
         chunks(picture(0))
     missing = dataclasses.replace(manifest, buffers=whole_manifest(2).buffers)
-    with pytest.raises(ProgramError, match=r"buffer reference\.latents is not there"):
+    with pytest.raises(ManifestError, match=r"buffer reference\.latents is not there"):
         resolve_video(missing)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.commands import main
-from seko_runtime.errors import FileHashError, FileSizeError, HostMemoryError
+from seko_runtime.errors import ArtifactError, EnvironmentLacksError
 from seko_runtime.format import artifact_files
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.opening import checked_artifact
@@ -83,7 +83,7 @@ def test_the_copy_is_what_was_hashed_and_gives_the_same_bytes(whole_folder: Path
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(FileHashError, match=path.name):
+    with pytest.raises(ArtifactError, match=path.name):
         open_artifact(whole_folder, copy_weights=True)
 
 
@@ -133,12 +133,12 @@ def test_a_copy_that_does_not_fit_is_refused_before_it_is_made(
     sizes = {path: entry.size for path, entry in read_manifest(whole_folder)[0].files.items()}
     needed = sum(sizes.values())  # it has no file that is neither a weight nor read in any case
     monkeypatch.setattr(checked_artifact, "free_host_bytes", lambda: needed - 1)
-    with pytest.raises(HostMemoryError, match=rf"take {needed} bytes .* {needed - 1} are free"):
+    with pytest.raises(EnvironmentLacksError, match=rf"take {needed} bytes .* {needed - 1} are free"):
         open_artifact(whole_folder, copy_weights=True)
     open_artifact(whole_folder).close()
     held = sum(size for path, size in sizes.items() if not path.startswith("weights/"))
     monkeypatch.setattr(checked_artifact, "free_host_bytes", lambda: held - 1)
-    with pytest.raises(HostMemoryError, match=rf"take {held} bytes .* {held - 1} are free: free some$"):
+    with pytest.raises(EnvironmentLacksError, match=rf"take {held} bytes .* {held - 1} are free: free some$"):
         open_artifact(whole_folder)
     monkeypatch.setattr(checked_artifact, "free_host_bytes", lambda: needed)
     open_artifact(whole_folder, copy_weights=True).close()
@@ -156,7 +156,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(
         return real(descriptor, buffers, offset)
 
     monkeypatch.setattr(artifact_files.os, "preadv", shrinking)
-    with pytest.raises(FileSizeError, match=r"weights/.* had \d+ bytes when it was opened and \d+ when"):
+    with pytest.raises(ArtifactError, match=r"weights/.* had \d+ bytes when it was opened and \d+ when"):
         open_artifact(whole_folder, copy_weights=True)
 
 

@@ -23,7 +23,7 @@ from seko_runtime.backends.driver_blocks import current_queue
 from seko_runtime.backends.driver_memory import DriverMemory
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
+from seko_runtime.errors import ArtifactError, DeviceMemoryError, UsageError
 from seko_runtime.format.manifest import Buffer, InputSpec, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.video.conditioning import ConditioningFrames
@@ -211,7 +211,7 @@ def test_bfloat16_is_rounded_as_torch_does() -> None:
     )
     nans = to_floats(to_bytes(np.array([np.nan, -np.nan], np.float32), "bfloat16"), "bfloat16", (2,))
     assert np.isnan(nans).all()
-    with pytest.raises(EngineLoadError, match="float8_e4m3fn"):
+    with pytest.raises(ArtifactError, match="float8_e4m3fn"):
         to_bytes(np.zeros(1), "float8_e4m3fn")
 
 

@@ -62,23 +62,29 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Planted:
 
 
 KINDS = [
-    (ValueError("planted " + "x" * 5000), errors.EngineRunError),
-    (RuntimeError(), errors.EngineRunError),
-    (ZeroDivisionError("planted\n\nand a second line"), errors.EngineRunError),
-    (MemoryError("planted"), errors.HostMemoryError),
-    (RuntimeError("DefaultCPUAllocator: can't allocate memory"), errors.HostMemoryError),
-    (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), errors.HostMemoryError),
-    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), errors.HostFaultError),
-    (RuntimeError("can't start new thread"), errors.HostFaultError),
-    (OutOfMemoryError("CUDA out of memory"), errors.DeviceMemoryError),
-    (AcceleratorError("CUDA error: an illegal memory access"), errors.DeviceFaultError),
+    (ValueError("planted " + "x" * 5000), errors.EngineRunError, "failed while it ran"),
+    (RuntimeError(), errors.EngineRunError, "failed while it ran"),
+    (ZeroDivisionError("planted\n\nand a second line"), errors.EngineRunError, "failed while it ran"),
+    (MemoryError("planted"), errors.EnvironmentLacksError, "gives no more memory"),
+    (
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        errors.EnvironmentLacksError,
+        "gives no more memory",
+    ),
+    (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), errors.EnvironmentLacksError, "gives no more memory"),
+    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), errors.EnvironmentLacksError, "refused a call"),
+    (RuntimeError("can't start new thread"), errors.EnvironmentLacksError, "refused a call"),
+    (OutOfMemoryError("CUDA out of memory"), errors.DeviceMemoryError, "too little free memory"),
+    (AcceleratorError("CUDA error: an illegal memory access"), errors.DeviceFaultError, ""),
 ]
 
 
 @pytest.mark.parametrize("name", ["begin", "step", "text", "vae_decode"])
-@pytest.mark.parametrize(("fault", "error"), KINDS, ids=lambda one: getattr(one, "__name__", repr(one)[:30]))
+@pytest.mark.parametrize(
+    ("fault", "error", "words"), KINDS, ids=lambda one: getattr(one, "__name__", repr(one)[:30])
+)
 def test_what_an_engine_raises_is_an_error_of_ours_with_its_name(
-    name: str, fault: Exception, error: type[errors.SekoRuntimeError]
+    name: str, fault: Exception, error: type[errors.SekoRuntimeError], words: str
 ) -> None:
     def use() -> None:
         with open_whole(engines={name: failing(fault)}) as session:
@@ -88,6 +94,7 @@ def test_what_an_engine_raises_is_an_error_of_ours_with_its_name(
     with pytest.raises(errors.SekoRuntimeError) as caught:
         use()
     assert type(caught.value) is error
+    assert words in str(caught.value)
     assert caught.value.__cause__ is fault
     assert len(str(caught.value)) < 500
     if error is errors.EngineRunError:
@@ -109,7 +116,9 @@ def test_what_ends_the_process_passes(kind: type[BaseException]) -> None:
         session.run_chunk()
 
 
-@pytest.mark.parametrize(("fault", "error"), KINDS, ids=lambda one: getattr(one, "__name__", repr(one)[:30]))
+@pytest.mark.parametrize(
+    ("fault", "error", "words"), KINDS, ids=lambda one: getattr(one, "__name__", repr(one)[:30])
+)
 @pytest.mark.parametrize("command", ["run", "verify"])
 def test_the_command_line_ends_with_the_errors_exit_code(
     whole_folder: Path,
@@ -117,13 +126,16 @@ def test_the_command_line_ends_with_the_errors_exit_code(
     command: str,
     fault: Exception,
     error: type[errors.SekoRuntimeError],
+    words: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plant("step", fault)
     output = whole_folder.parent / "out.npy"
     more = ["-o", str(output)] if command == "run" else []
     assert main([command, str(whole_folder), *more]) == error.exit_code
-    assert capsys.readouterr().err.startswith("error: ")
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert words in said
     assert not output.exists()
 
 
@@ -180,33 +192,33 @@ def test_too_many_open_files_is_the_machines_fault_and_not_the_artifacts(
     archive = whole_folder.parent / "whole.tar"
     pack_artifact(whole_folder, archive)
     before = sorted(os.listdir("/proc/self/fd"))
-    with few_descriptors(spare), pytest.raises(errors.HostFaultError, match="Too many open files"):
+    with few_descriptors(spare), pytest.raises(errors.EnvironmentLacksError, match="Too many open files"):
         open_artifact(whole_folder)
-    with few_descriptors(0), pytest.raises(errors.HostFaultError, match="Too many open files"):
+    with few_descriptors(0), pytest.raises(errors.EnvironmentLacksError, match="Too many open files"):
         read_manifest(whole_folder)
-    with few_descriptors(0), pytest.raises(errors.HostFaultError, match="Too many open files"):
+    with few_descriptors(0), pytest.raises(errors.EnvironmentLacksError, match="Too many open files"):
         unpack_artifact(archive, whole_folder.parent / "unpacked")
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize(
-    ("fault", "error"),
+    ("fault", "words"),
     [
-        (MemoryError(), errors.HostMemoryError),
-        (OSError(errno.EIO, os.strerror(errno.EIO)), errors.HostFaultError),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), errors.HostFaultError),
+        (MemoryError(), "gives no more memory"),
+        (OSError(errno.EIO, os.strerror(errno.EIO)), "refused a call"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "refused a call"),
     ],
     ids=repr,
 )
 @pytest.mark.parametrize("place", ["hashlib.sha256", "mmap.mmap", "os.preadv"])
 def test_memory_and_disk_that_fail_in_an_open_end_with_exit_code_5(
-    whole_folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, fault: Exception, error: type[Exception]
+    whole_folder: Path, monkeypatch: pytest.MonkeyPatch, place: str, fault: Exception, words: str
 ) -> None:
     def refuse(*_: object, **__: object) -> object:
         raise fault
 
     monkeypatch.setattr(f"seko_runtime.format.artifact_files.{place}", refuse)
-    with pytest.raises(error):
+    with pytest.raises(errors.EnvironmentLacksError, match=words):
         open_artifact(whole_folder)
     assert main(["verify", str(whole_folder)]) == 5
 
@@ -215,7 +227,7 @@ def test_memory_that_ends_in_a_session_is_told_to_who_uses_the_api(monkeypatch: 
     def refuse(*_: object) -> object:
         raise MemoryError
 
-    no_memory = pytest.raises(errors.HostMemoryError, match="no more memory")
+    no_memory = pytest.raises(errors.EnvironmentLacksError, match="no more memory")
     with open_whole() as session:
         chunk = session.run_chunk()
         monkeypatch.setattr(CpuMemory, "park", refuse)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.errors import DeviceMissingError
+from seko_runtime.errors import EnvironmentLacksError
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact
 from tests.no_host_sync import no_host_sync
 from tests.one_launch import events_of_one_launch
@@ -145,5 +145,5 @@ def test_weights_reach_the_device_bit_for_bit(built_cuda_toy: Path) -> None:
 
 
 def test_a_device_that_is_not_there_is_named(built_cuda_toy: Path) -> None:
-    with pytest.raises(DeviceMissingError, match="cuda:99 does not exist"):
+    with pytest.raises(EnvironmentLacksError, match="cuda:99 does not exist"):
         open_artifact(built_cuda_toy, device="cuda:99")

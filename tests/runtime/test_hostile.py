@@ -62,14 +62,14 @@ def flip_byte(path: Path, place: int) -> None:
 @pytest.mark.parametrize("file", [ENGINE, WEIGHTS, toy.GOLDEN.file])
 def test_a_truncated_file(artifact: Path, loads: list[str], file: str) -> None:
     os.truncate(artifact / file, (artifact / file).stat().st_size - 1)
-    refused(artifact, errors.FileSizeError, f"{file} has", loads)
+    refused(artifact, errors.ArtifactError, f"{file} has", loads)
 
 
 @pytest.mark.parametrize("file", [ENGINE, WEIGHTS, toy.GOLDEN.file])
 @pytest.mark.parametrize("place", [0, 100, -1])
 def test_a_flipped_bit(artifact: Path, loads: list[str], file: str, place: int) -> None:
     flip_byte(artifact / file, place)
-    refused(artifact, errors.FileHashError, f"{file} has SHA-256", loads)
+    refused(artifact, errors.ArtifactError, f"{file} has SHA-256", loads)
 
 
 def test_a_wrong_hash_in_the_manifest(artifact: Path, loads: list[str]) -> None:
@@ -77,7 +77,7 @@ def test_a_wrong_hash_in_the_manifest(artifact: Path, loads: list[str]) -> None:
     manifest = parse_video_manifest(path.read_bytes())
     files = {**manifest.files, ENGINE: replace(manifest.files[ENGINE], sha256="0" * 64)}
     path.write_bytes(manifest_json(replace(manifest, files=files)))
-    refused(artifact, errors.FileHashError, "the manifest says 0000", loads)
+    refused(artifact, errors.ArtifactError, "the manifest says 0000", loads)
 
 
 @pytest.mark.parametrize("place", range(0, 3000, 377))
@@ -91,15 +91,15 @@ def test_a_flipped_bit_in_the_manifest_is_an_artifact_error_or_another_name(
     try:
         with open_artifact(artifact) as changed:
             assert changed.digest != digest
-    except (errors.ArtifactError, errors.BackendMissingError):
+    except (errors.ArtifactError, errors.EnvironmentLacksError):
         return
 
 
 def test_no_manifest_and_no_folder(artifact: Path, loads: list[str]) -> None:
     (artifact / "manifest.json").unlink()
     refused(artifact, errors.ManifestError, "holds no manifest.json", loads)
-    refused(artifact / "nothing", errors.MissingFileError, "was not found", loads)
-    refused(artifact / ENGINE, errors.MissingFileError, "is no folder", loads)
+    refused(artifact / "nothing", errors.ArtifactError, "was not found", loads)
+    refused(artifact / ENGINE, errors.ArtifactError, "is no folder", loads)
 
 
 def test_a_truncated_manifest(artifact: Path, loads: list[str]) -> None:
@@ -116,43 +116,43 @@ def test_a_newer_format(artifact: Path, loads: list[str]) -> None:
     path = artifact / "manifest.json"
     newer = FORMAT_VERSION + 1
     path.write_bytes(path.read_bytes().replace(b'"format_version": 1', f'"format_version": {newer}'.encode()))
-    refused(artifact, errors.FormatVersionError, f"format version {newer}", loads)
+    refused(artifact, errors.ManifestError, f"format version {newer}", loads)
 
 
 @pytest.mark.parametrize("bad", ["/etc/hostname", "../outside.safetensors", "weights/../../x"])
 def test_an_absolute_or_climbing_path(artifact: Path, loads: list[str], bad: str) -> None:
     path = artifact / "manifest.json"
     path.write_bytes(path.read_bytes().replace(WEIGHTS.encode(), bad.encode()))
-    refused(artifact, errors.PathEscapeError, repr(bad), loads)
+    refused(artifact, errors.ManifestError, repr(bad), loads)
 
 
 def test_a_symlinked_file(artifact: Path, loads: list[str]) -> None:
     (artifact / WEIGHTS).rename(artifact.parent / "elsewhere")
     (artifact / WEIGHTS).symlink_to(artifact.parent / "elsewhere")
-    refused(artifact, errors.SymlinkError, f"'{WEIGHTS}' is a symbolic link", loads)
+    refused(artifact, errors.ArtifactError, f"'{WEIGHTS}' is a symbolic link", loads)
 
 
 def test_a_symlinked_folder(artifact: Path, loads: list[str]) -> None:
     (artifact / "weights").rename(artifact.parent / "elsewhere")
     (artifact / "weights").symlink_to(artifact.parent / "elsewhere")
-    refused(artifact, errors.SymlinkError, "'weights' is a symbolic link", loads)
+    refused(artifact, errors.ArtifactError, "'weights' is a symbolic link", loads)
 
 
 def test_a_symlinked_manifest(artifact: Path, loads: list[str]) -> None:
     (artifact / "manifest.json").rename(artifact.parent / "elsewhere")
     (artifact / "manifest.json").symlink_to(artifact.parent / "elsewhere")
-    refused(artifact, errors.SymlinkError, "manifest.json", loads)
+    refused(artifact, errors.ArtifactError, "manifest.json", loads)
 
 
 @pytest.mark.parametrize("surplus", ["notes.txt", "engines/other.pt2", ".hidden"])
 def test_a_surplus_file(artifact: Path, loads: list[str], surplus: str) -> None:
     (artifact / surplus).write_bytes(b"")
-    refused(artifact, errors.SurplusFileError, repr(surplus), loads)
+    refused(artifact, errors.ArtifactError, repr(surplus), loads)
 
 
 def test_a_surplus_folder(artifact: Path, loads: list[str]) -> None:
     (artifact / "more").mkdir()
-    refused(artifact, errors.SurplusFileError, "folder 'more'", loads)
+    refused(artifact, errors.ArtifactError, "folder 'more'", loads)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "folder"])
@@ -161,7 +161,7 @@ def test_something_else_in_a_files_place(artifact: Path, loads: list[str], kind:
     path.unlink()
     if kind == "pipe":
         os.mkfifo(path)
-        refused(artifact, errors.IrregularFileError, "neither a regular file", loads)
+        refused(artifact, errors.ArtifactError, "neither a regular file", loads)
     elif kind == "socket":
         before = Path.cwd()
         os.chdir(path.parent)  # a socket's path must be short
@@ -170,23 +170,23 @@ def test_something_else_in_a_files_place(artifact: Path, loads: list[str], kind:
                 server.bind(path.name)
         finally:
             os.chdir(before)
-        refused(artifact, errors.IrregularFileError, "neither a regular file", loads)
+        refused(artifact, errors.ArtifactError, "neither a regular file", loads)
     else:
         path.mkdir()
-        refused(artifact, errors.SurplusFileError, "folder", loads)
+        refused(artifact, errors.ArtifactError, "folder", loads)
 
 
 def test_a_missing_file(artifact: Path, loads: list[str]) -> None:
     (artifact / ENGINE).unlink()
-    refused(artifact, errors.MissingFileError, f"{ENGINE} is not in", loads)
+    refused(artifact, errors.ArtifactError, f"{ENGINE} is not in", loads)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "error", "words"),
     [
-        ("arch", "riscv64", errors.DeviceArchError, "engines are built for riscv64"),
-        ("cpu_flags", ("avx2048",), errors.CpuFeatureError, "avx2048"),
-        ("torch", "1.0.0", errors.TorchVersionError, "torch==1.0.0"),
+        ("arch", "riscv64", errors.ArtifactError, "engines are built for riscv64"),
+        ("cpu_flags", ("avx2048",), errors.ArtifactError, "avx2048"),
+        ("torch", "1.0.0", errors.ArtifactError, "torch==1.0.0"),
     ],
 )
 def test_another_target(
@@ -203,7 +203,7 @@ def test_another_target(
 
 
 def test_another_kind_of_device(artifact: Path, loads: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(errors.DeviceArchError, match="built for cpu, opened on cuda"):
+    with pytest.raises(errors.ArtifactError, match="built for cpu, opened on cuda"):
         open_artifact(artifact, device="cuda")
     with pytest.raises(errors.UsageError, match="expected auto, cpu, cuda or cuda:N"):
         open_artifact(artifact, device="tpu")
@@ -218,7 +218,7 @@ def test_a_backend_that_cannot_run_here(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_lean", None)  # it may be installed here
     edit_manifest(artifact, lambda one: replace(one, backend=backend))
-    with pytest.raises(errors.BackendMissingError, match=backend):
+    with pytest.raises(errors.EnvironmentLacksError, match=backend):
         open_artifact(artifact)
     assert main(["verify", str(artifact)]) == 5
     assert loads == []
@@ -244,7 +244,7 @@ def test_a_library_that_cannot_be_imported_is_told_from_one_that_is_not_there(
         raise fault
 
     monkeypatch.setattr("seko_runtime.backends.base.importlib", SimpleNamespace(import_module=refuse))
-    with pytest.raises(errors.BackendMissingError, match=told):
+    with pytest.raises(errors.EnvironmentLacksError, match=told):
         runtime_backend("aoti").check_library()
 
 
@@ -264,21 +264,21 @@ def test_weights_that_are_not_the_manifests(artifact: Path, loads: list[str], ed
     def dtype(tensors: dict[str, np.ndarray]) -> None:
         tensors["gain"] = tensors["gain"].view(np.int32)
 
-    for change, error in (
-        (missing, errors.WeightMissingError),
-        (shape, errors.WeightShapeError),
-        (dtype, errors.WeightDtypeError),
+    for change, words in (
+        (missing, "no tensor gain"),
+        (shape, "gain in weights/0.safetensors has shape"),
+        (dtype, "gain in weights/0.safetensors is int32"),
     ):
         rewrite_weights(artifact, change)
         edit_manifest(artifact, lambda one: one)  # the hashes are right again: only the tensors are wrong
-        refused(artifact, error, "gain", loads)
+        refused(artifact, errors.ArtifactError, words, loads)
 
 
 def test_a_huge_weights_header(artifact: Path, loads: list[str], edit_manifest: Edit) -> None:
     content = (artifact / WEIGHTS).read_bytes()
     (artifact / WEIGHTS).write_bytes((1 << 60).to_bytes(8, "little") + content[8:])
     edit_manifest(artifact, lambda one: one)
-    refused(artifact, errors.SafetensorsHeaderError, "announces a header", loads)
+    refused(artifact, errors.ArtifactError, "announces a header", loads)
 
 
 def test_a_golden_of_another_shape(artifact: Path, loads: list[str], edit_manifest: Edit) -> None:
@@ -286,7 +286,7 @@ def test_a_golden_of_another_shape(artifact: Path, loads: list[str], edit_manife
         artifact / toy.GOLDEN.file, {"text": toy.toy_text(), "latents.0": np.zeros(3, np.float32)}
     )
     edit_manifest(artifact, lambda one: one)
-    refused(artifact, errors.WeightShapeError, "latents.0", loads)
+    refused(artifact, errors.ArtifactError, "latents.0", loads)
 
 
 def test_a_program_that_contradicts_an_engines_signature(
@@ -300,7 +300,7 @@ def test_a_program_that_contradicts_an_engines_signature(
         return replace(manifest, engines=engines)
 
     edit_manifest(artifact, change)
-    refused(artifact, errors.EngineSignatureError, "float16", loads)
+    refused(artifact, errors.ArtifactError, "float16", loads)
 
 
 def test_an_engine_file_that_is_another_engine_is_refused_once_it_is_loaded(
@@ -309,14 +309,14 @@ def test_an_engine_file_that_is_another_engine_is_refused_once_it_is_loaded(
     """Its inputs are counted when it is loaded, its outputs checked when it first runs: never called with less."""
     (artifact / ENGINE).write_bytes((artifact / "engines/copy.pt2").read_bytes())
     edit_manifest(artifact, lambda one: one)
-    with pytest.raises(errors.EngineSignatureError, match="engine step takes 1 tensors, the manifest says 7"):
+    with pytest.raises(errors.ArtifactError, match="engine step takes 1 tensors, the manifest says 7"):
         open_artifact(artifact)
 
 
 def test_an_engine_file_that_is_no_package_is_an_artifact_error(artifact: Path, edit_manifest: Edit) -> None:
     (artifact / ENGINE).write_bytes(b"no zip at all")
     edit_manifest(artifact, lambda one: one)
-    with pytest.raises(errors.EngineLoadError, match="engine step"):
+    with pytest.raises(errors.ArtifactError, match="engine step"):
         open_artifact(artifact)
 
 
@@ -340,7 +340,7 @@ def test_opening_leaks_no_descriptor_when_it_fails(artifact: Path, loads: list[s
     (artifact / "more").mkdir()
     before = set(os.listdir("/proc/self/fd"))  # what earlier tests left may be closed meanwhile
     for _ in range(3):
-        with pytest.raises(errors.SurplusFileError):
+        with pytest.raises(errors.ArtifactError, match="folder 'more'"):
             open_artifact(artifact)
     assert set(os.listdir("/proc/self/fd")) <= before
     assert loads == []
@@ -349,7 +349,7 @@ def test_opening_leaks_no_descriptor_when_it_fails(artifact: Path, loads: list[s
 def test_a_gpu_artifact_of_another_host(artifact: Path, loads: list[str], edit_manifest: Edit) -> None:
     target = Target("cuda", "sm_90", "2.13.0", "13.0", host_arch="riscv64")
     edit_manifest(artifact, lambda manifest: replace(manifest, target=target))
-    refused(artifact, errors.DeviceArchError, "built for riscv64", loads)
+    refused(artifact, errors.ArtifactError, "built for riscv64", loads)
 
 
 def test_an_engine_name_as_long_as_names_may_be(artifact: Path, edit_manifest: Edit) -> None:
@@ -373,4 +373,4 @@ def test_an_engine_name_as_long_as_names_may_be(artifact: Path, edit_manifest: E
 def test_a_folder_in_the_place_of_the_manifest(artifact: Path, loads: list[str]) -> None:
     (artifact / "manifest.json").unlink()
     (artifact / "manifest.json").mkdir()
-    refused(artifact, errors.IrregularFileError, "is no regular file", loads)
+    refused(artifact, errors.ArtifactError, "is no regular file", loads)

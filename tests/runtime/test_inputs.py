@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from seko_runtime.errors import ProgramError, UsageError
+from seko_runtime.errors import ManifestError, UsageError
 from seko_runtime.format.manifest import Buffer, InputSpec
 from seko_runtime.sessions.snapshot import read_snapshot
 from seko_runtime.video.conditioning.voice import NORMALISED, WINDOW
@@ -311,10 +311,10 @@ def test_bfloat16_is_rounded_to_nearest() -> None:
 )
 def test_an_input_must_fit_its_buffer(edit: dict[str, Any], found: str) -> None:
     inputs = (replace(INPUTS[0], **edit), *INPUTS[1:])
-    with pytest.raises(ProgramError, match=found):
+    with pytest.raises(ManifestError, match=found):
         resolve_video(input_manifest(inputs=inputs))
 
 
 def test_a_chunk_buffer_is_of_the_host_or_of_an_input() -> None:
-    with pytest.raises(ProgramError, match=r"chunk buffer 'input\.camera' is not one that the host fills"):
+    with pytest.raises(ManifestError, match=r"chunk buffer 'input\.camera' is not one that the host fills"):
         resolve_video(input_manifest(inputs=INPUTS[1:]))

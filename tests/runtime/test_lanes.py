@@ -242,3 +242,24 @@ def test_the_host_writes_no_locked_memory_that_copies_still_read(world: World, t
 def test_a_host_that_writes_locked_memory_too_early_is_found(world: World, tmp_path: Path) -> None:
     with pytest.raises(RaceError):
         moved_about(world, tmp_path / "one", waits=False)
+
+
+def test_serve_next_returns_when_the_device_is_done_and_run_before_that(world: World) -> None:
+    def read_by_the_host(chunk: Any) -> None:
+        before, world.current = world.current, "host"
+        try:
+            world.access([chunk.latents], [], "read by the host")
+        finally:
+            world.current = before
+
+    with (
+        Watch(world),
+        open_pool(memory=FakeMemory(world)) as pool,
+        pool.open_session(prompt="a red disc") as session,
+    ):
+        (chunk,) = pool.run([session])
+        with pytest.raises(RaceError):
+            read_by_the_host(chunk)
+        session.request_chunk(0.0)
+        ((_, chunk),) = pool.serve_next()
+        read_by_the_host(chunk)

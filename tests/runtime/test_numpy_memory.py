@@ -12,7 +12,7 @@ import torch
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.numpy_memory import NumpyMemory, array_of
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.errors import EngineLoadError, UsageError
+from seko_runtime.errors import ArtifactError, UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.video.session import Session
@@ -103,7 +103,7 @@ def test_an_array_is_written_whatever_its_strides(kind: type[Memory]) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
 def test_dtypes_that_numpy_lacks_are_refused(dtype: str) -> None:
-    with pytest.raises(EngineLoadError, match=f"tensors of {dtype}, which numpy cannot hold"):
+    with pytest.raises(ArtifactError, match=f"tensors of {dtype}, which numpy cannot hold"):
         NumpyMemory().allocate(TensorSpec("x", (1,), dtype))
 
 

@@ -13,8 +13,8 @@ import torch
 
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.errors import (
+    ArtifactError,
     EngineRunError,
-    EngineSignatureError,
     SessionClosedError,
     StaleChunkError,
     UsageError,
@@ -240,10 +240,10 @@ class _Shaped:
 
 def test_an_engine_that_gives_back_another_shape_is_refused_on_its_first_run() -> None:
     cut = open_toy(copy=lambda inputs: [inputs[0][..., :1]])
-    with cut, pytest.raises(EngineSignatureError, match="engine copy gave y"):
+    with cut, pytest.raises(ArtifactError, match="engine copy gave y"):
         cut.run_chunk()
     twice = open_toy(copy=lambda inputs: [inputs[0], inputs[0]])
-    with twice, pytest.raises(EngineSignatureError, match="gave 2 tensors"):
+    with twice, pytest.raises(ArtifactError, match="gave 2 tensors"):
         twice.run_chunk()
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import HostBytes
-from seko_runtime.errors import ArtifactError, HostFaultError, HostMemoryError, SnapshotError, UsageError
+from seko_runtime.errors import ArtifactError, EnvironmentLacksError, SnapshotError, UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.sessions.row_state import RowLayout, RowState
 from seko_runtime.sessions.snapshot import read_snapshot, write_snapshot
@@ -255,8 +255,8 @@ def test_what_the_machine_lacks_is_not_the_snapshots_fault(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     for module, name, fault, wanted in (
-        (np, "empty", no_memory, HostMemoryError),
-        (os, "open", no_descriptor, HostFaultError),
+        (np, "empty", no_memory, EnvironmentLacksError),
+        (os, "open", no_descriptor, EnvironmentLacksError),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, fault)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seko_runtime.errors import TokenizerError, TokenizerMissingError, UsageError
+from seko_runtime.errors import ArtifactError, EnvironmentLacksError, UsageError
 from seko_runtime.video.text import PromptIds, clean_prompt
 
 from . import toy_whole
@@ -58,7 +58,7 @@ def test_a_prompt_that_may_not_be_cut_is_refused_with_both_numbers() -> None:
 @pytest.mark.parametrize("document", [b"", b"{}", b"\xff\xff", b"[1]", tokenizer_json()[:-20]])
 def test_a_file_that_is_no_tokenizer(document: bytes) -> None:
     pytest.importorskip("tokenizers")
-    with pytest.raises(TokenizerError, match=r"text/tokenizer.json is no file of tokenizers") as caught:
+    with pytest.raises(ArtifactError, match=r"text/tokenizer.json is no file of tokenizers") as caught:
         PromptIds(TABLE, document).ids("a")
     assert caught.value.exit_code == 4
 
@@ -70,14 +70,14 @@ def test_an_id_beyond_the_text_encoders_table_never_reaches_it() -> None:
     assert known.ids("a red drifts").tolist() == [[3, 4, 11, 2, 0]]
     fewer = PromptIds(TABLE, tokenizer_json(), len(toy_whole.WORDS) - 1)
     assert fewer.ids("a red disc").tolist() == [[3, 4, 7, 2, 0]]
-    with pytest.raises(TokenizerError, match="gives the id 11, the text encoder knows ids below 11"):
+    with pytest.raises(ArtifactError, match="gives the id 11, the text encoder knows ids below 11"):
         fewer.ids("a red drifts")
 
 
 def test_a_tokenizer_that_fails_at_a_word_is_the_artifacts_fault() -> None:
     pytest.importorskip("tokenizers")
     document = tokenizer_json().replace(b'"unk_token": "?"', b'"unk_token": "none of its words"')
-    with pytest.raises(TokenizerError, match="cannot cut a prompt into ids") as caught:
+    with pytest.raises(ArtifactError, match="cannot cut a prompt into ids") as caught:
         PromptIds(TABLE, document).ids("a whale")
     assert caught.value.exit_code == 4
 
@@ -86,7 +86,7 @@ def test_a_tokenizer_at_which_the_library_panics_is_the_artifacts_fault() -> Non
     """Its panic is no `Exception`: it would end the process that serves everybody."""
     pytest.importorskip("tokenizers")
     document = tokenizer_json().replace(b'{"id": "A", "type_id": 0}', b'{"id": "B", "type_id": 0}', 1)
-    with pytest.raises(TokenizerError, match="PanicException"):
+    with pytest.raises(ArtifactError, match="PanicException"):
         PromptIds(TABLE, document).ids("a red disc")
 
 
@@ -103,6 +103,6 @@ def test_an_interrupt_in_the_library_stays_one(monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(TokenizerMissingError, match="pip install tokenizers") as caught:
+    with pytest.raises(EnvironmentLacksError, match="pip install tokenizers") as caught:
         PromptIds(TABLE, tokenizer_json()).ids("a")
     assert caught.value.exit_code == 5

@@ -104,13 +104,13 @@ def refused(folder: Path, trust: Path, error: type[errors.SekoRuntimeError], wor
 
 
 def test_an_unsigned_artifact(folder, keys, no_engine_is_loaded):
-    refused(folder, keys / "ours.pub", errors.SignatureMissingError, "is not signed")
+    refused(folder, keys / "ours.pub", errors.ArtifactError, "is not signed")
     assert no_engine_is_loaded == []
 
 
 def test_an_unknown_key(folder, keys, no_engine_is_loaded):
     sign_artifact(folder, keys / "theirs")
-    refused(folder, keys / "ours.pub", errors.UnknownKeyError, "no key of .*ours.pub signed")
+    refused(folder, keys / "ours.pub", errors.ArtifactError, "no key of .*ours.pub signed")
     assert no_engine_is_loaded == []
 
 
@@ -118,7 +118,7 @@ def test_a_signature_of_another_manifest(folder, keys, no_engine_is_loaded):
     sign_artifact(folder, keys / "ours")
     path = folder / "manifest.json"
     path.write_bytes(path.read_bytes() + b"\n")
-    refused(folder, keys / "ours.pub", errors.SignatureWrongError, "is not of this manifest")
+    refused(folder, keys / "ours.pub", errors.ArtifactError, "is not of this manifest")
     assert no_engine_is_loaded == []
 
 
@@ -131,7 +131,7 @@ def test_one_digit_of_a_signature(folder, keys, place):
         digits[:place] + "0123456789abcdef"[int(digits[place], 16) ^ 1] + digits[place + 1 :]
     )
     (folder / "manifest.sig").write_text(json.dumps(table))
-    with pytest.raises(errors.SignatureWrongError):
+    with pytest.raises(errors.ArtifactError, match="is not of this manifest"):
         open_artifact(folder, trust=keys / "ours.pub")
 
 
@@ -145,7 +145,7 @@ def test_a_good_signature_beside_a_wrong_one_of_a_trusted_key_does_not_help(fold
     table = json.loads((folder / "manifest.sig").read_bytes())
     table["signatures"][1]["signature"] = table["signatures"][0]["signature"]
     (folder / "manifest.sig").write_text(json.dumps(table))
-    with pytest.raises(errors.SignatureWrongError):
+    with pytest.raises(errors.ArtifactError, match="is not of this manifest"):
         open_artifact(folder, trust=both)
 
 
@@ -180,20 +180,20 @@ def test_signing_again_keeps_the_others(folder, keys, monkeypatch):
 )  # fmt: skip
 def test_a_signature_file_that_is_none(folder, keys, content, words):
     (folder / "manifest.sig").write_bytes(content)
-    refused(folder, keys / "ours.pub", errors.SignatureFormatError, words)
+    refused(folder, keys / "ours.pub", errors.ArtifactError, words)
 
 
 def test_a_signature_file_without_signatures_is_by_no_known_key(folder, keys):
     (folder / "manifest.sig").write_text('{"signature_version": 1, "signatures": []}')
-    refused(folder, keys / "ours.pub", errors.UnknownKeyError, "no key of")
+    refused(folder, keys / "ours.pub", errors.ArtifactError, "no key of")
 
 
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda path: path.symlink_to("manifest.json"), errors.SymlinkError),
-        (os.mkfifo, errors.IrregularFileError),
-        (Path.mkdir, errors.IrregularFileError),
+        (lambda path: path.symlink_to("manifest.json"), errors.ArtifactError),
+        (os.mkfifo, errors.ArtifactError),
+        (Path.mkdir, errors.ArtifactError),
     ],
 )
 def test_a_signature_that_is_no_regular_file(folder, keys, make: Callable[[Path], None], error):
@@ -230,12 +230,12 @@ def test_a_trust_file_that_is_none(folder, keys, tmp_path, content, words):
     trust = tmp_path / "trust"
     if content is not None:
         trust.write_bytes(content)
-    refused(folder, trust, errors.TrustFileError, words)
+    refused(folder, trust, errors.EnvironmentLacksError, words)
 
 
 def test_an_empty_variable_is_a_trust_file_that_is_none(folder, monkeypatch):
     monkeypatch.setenv("SEKO_TRUST", "")
-    with pytest.raises(errors.TrustFileError):
+    with pytest.raises(errors.EnvironmentLacksError, match=r"the trust file .* cannot be read"):
         open_artifact(folder)
 
 
@@ -245,7 +245,7 @@ def test_without_the_library_nothing_is_opened(folder, keys, monkeypatch):
     for name in [one for one in sys.modules if one.split(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    refused(folder, keys / "ours.pub", errors.SignatureLibraryMissingError, "pip install cryptography")
+    refused(folder, keys / "ours.pub", errors.EnvironmentLacksError, "pip install cryptography")
     with pytest.raises(MachineError, match="pip install cryptography"):
         sign_artifact(folder, keys / "ours")
 
@@ -257,11 +257,11 @@ def test_a_signed_artifact_is_packed_and_unpacked_with_its_signature(folder, key
     assert (tmp_path / "again/manifest.sig").read_bytes() == (folder / "manifest.sig").read_bytes()
     with open_artifact(tmp_path / "again", trust=keys / "ours.pub"):
         pass
-    with pytest.raises(errors.UnknownKeyError):
+    with pytest.raises(errors.ArtifactError, match=r"no key of .* signed"):
         unpack_artifact(tmp_path / "a.tar", tmp_path / "more", trust=keys / "theirs.pub")
     monkeypatch.setenv("SEKO_TRUST", str(keys / "theirs.pub"))
     assert main(["unpack", str(tmp_path / "a.tar"), "-o", str(tmp_path / "more")]) == 4
-    with pytest.raises(errors.UnknownKeyError):
+    with pytest.raises(errors.ArtifactError, match=r"no key of .* signed"):
         pack_artifact(folder, tmp_path / "b.tar")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "again", "whole"]
 
@@ -276,7 +276,7 @@ def test_the_trust_file_is_asked_before_the_tars_manifest_is_parsed(folder, keys
     monkeypatch.setattr("seko_runtime.opening.checked_artifact.parse_video_manifest", refuse)
     for call in (lambda: unpack_artifact(tmp_path / "a.tar", tmp_path / "x", trust=keys / "ours.pub"),
                  lambda: open_artifact(folder, trust=keys / "ours.pub")):  # fmt: skip
-        with pytest.raises(errors.SignatureMissingError):
+        with pytest.raises(errors.ArtifactError, match="is not signed"):
             call()
 
 
@@ -290,7 +290,7 @@ def test_signing_is_left_out_of_the_trust_files_reach(folder, keys, monkeypatch)
 
 def test_an_artifact_that_does_not_check_is_not_signed(folder, keys):
     (folder / "surplus").write_text("x")
-    with pytest.raises(errors.SurplusFileError):
+    with pytest.raises(errors.ArtifactError, match="'surplus' is not in the manifest"):
         sign_artifact(folder, keys / "ours")
     assert not (folder / "manifest.sig").exists()
 
@@ -334,13 +334,13 @@ def test_what_was_signed_before_the_trust_files_time_is_refused(folder, keys, tr
         with open_artifact(folder, trust=trust_of(f"not-before {time}")):
             pass
     late = trust_of("not-before 2026-03-01T12:00:01Z", "not-before 2026-01-01T00:00:00Z")
-    refused(folder, late, errors.SignatureTimeError, "the latest of its keys is of 2026-03-01T12:00:00Z")
+    refused(folder, late, errors.ArtifactError, "the latest of its keys is of 2026-03-01T12:00:00Z")
     monkeypatch.setattr("seko_export.artifact.signing._now", lambda: "2026-03-02T00:00:00Z")
     sign_artifact(folder, keys / "theirs")  # a new key beside the old one's signature, which stays
     with open_artifact(folder, trust=late):
         pass
     change_signatures(folder, without_time)
-    refused(folder, late, errors.SignatureTimeError, "the latest of its keys is of no time")
+    refused(folder, late, errors.ArtifactError, "the latest of its keys is of no time")
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_a_time_that_the_key_did_not_sign(folder, keys, change):
     """Whether the trust file asks for times or not."""
     sign_artifact(folder, keys / "ours")
     change_signatures(folder, lambda entries: change(entries[0]))
-    refused(folder, keys / "ours.pub", errors.SignatureWrongError, "is not of this manifest")
+    refused(folder, keys / "ours.pub", errors.ArtifactError, "is not of this manifest")
 
 
 @pytest.mark.parametrize(
@@ -371,16 +371,16 @@ def test_a_time_that_the_key_did_not_sign(folder, keys, change):
 def test_a_time_that_is_none(folder, keys, change, words):
     sign_artifact(folder, keys / "ours")
     change_signatures(folder, lambda entries: change(entries[0]))
-    refused(folder, keys / "ours.pub", errors.SignatureFormatError, words)
+    refused(folder, keys / "ours.pub", errors.ArtifactError, words)
 
 
 def test_a_revoked_digest_is_refused_however_well_it_is_signed(folder, keys, trust_of):
     digest = sign_artifact(folder, keys / "ours").digest
     with open_artifact(folder, trust=trust_of(f"revoked {'0' * 64}")):
         pass
-    refused(folder, trust_of(f"revoked {digest} a leak"), errors.RevokedArtifactError, digest)
+    refused(folder, trust_of(f"revoked {digest} a leak"), errors.ArtifactError, digest)
     (folder / "manifest.sig").unlink()
-    refused(folder, trust_of(f"revoked {digest}"), errors.RevokedArtifactError, digest)
+    refused(folder, trust_of(f"revoked {digest}"), errors.ArtifactError, digest)
 
 
 def test_signing_drops_what_is_not_of_this_manifest_and_says_so(folder, keys):

@@ -137,7 +137,7 @@ def test_an_artifact_that_does_not_check_is_not_packed(folder, tmp_path):
         (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "copy" / name).write_bytes(content)
     (tmp_path / "copy/surplus").write_text("x")
-    with pytest.raises(errors.SurplusFileError):
+    with pytest.raises(errors.ArtifactError, match="'surplus' is not in the manifest"):
         pack_artifact(tmp_path / "copy", tmp_path / "a.tar")
     assert names(tmp_path) == ["copy"]
 
@@ -151,9 +151,9 @@ def test_what_is_there_is_not_replaced(folder, packed, tmp_path):
     for force in (False, True):
         with pytest.raises(errors.UsageError, match="exists and is no artifact"):
             unpack_artifact(tmp_path / "a.tar", tmp_path / "there", replace=force)
-    with pytest.raises(errors.MissingFileError, match=r"none\.tar was not found"):
+    with pytest.raises(errors.ArtifactError, match=r"none\.tar was not found"):
         unpack_artifact(tmp_path / "none.tar", tmp_path / "goal")
-    with pytest.raises(errors.MissingFileError, match="cannot be read"):
+    with pytest.raises(errors.ArtifactError, match="cannot be read"):
         unpack_artifact(tmp_path / "there", tmp_path / "goal")
 
 
@@ -216,52 +216,52 @@ def odd(name: bytes, kind: bytes = b"0", at: int = 2) -> Callable[[Members], Mem
 
 
 HOSTILE: dict[str, tuple[Callable[[Members], Members], type[errors.SekoRuntimeError]]] = {
-    "climbs": (odd(b"../out"), errors.PathEscapeError),
-    "absolute": (odd(b"/tmp/out"), errors.PathEscapeError),
-    "climbs later": (odd(b"engines/../../out"), errors.PathEscapeError),
-    "dot": (odd(b"./engines"), errors.PathEscapeError),
-    "backslash": (odd(b"a\\b"), errors.PathEscapeError),
-    "no name": (odd(b""), errors.PathEscapeError),
-    "surplus": (odd(b"surplus"), errors.SurplusFileError),
-    "surplus at the end": (odd(b"zzz", at=1000), errors.SurplusFileError),
-    "symlink": (odd(b"link", b"2"), errors.SymlinkError),
-    "hard link": (odd(b"link", b"1"), errors.SymlinkError),
-    "listed, but a symlink": (weights(b"2", linkname="/etc/passwd"), errors.SymlinkError),
-    "listed, but a hard link": (weights(b"1", linkname="manifest.json"), errors.SymlinkError),
-    "character device": (odd(b"null", b"3"), errors.IrregularFileError),
-    "block device": (odd(b"disk", b"4"), errors.IrregularFileError),
-    "folder": (odd(b"engines", b"5"), errors.IrregularFileError),
-    "pipe": (odd(b"pipe", b"6"), errors.IrregularFileError),
-    "listed, but a pipe": (weights(b"6"), errors.IrregularFileError),
-    "GNU long name": (odd(b"././@LongLink", b"L"), errors.PathEscapeError),
-    "GNU sparse": (weights(b"S"), errors.TarFormatError),
-    "pax header": (weights(b"x"), errors.TarFormatError),
-    "global pax header": (weights(b"g"), errors.TarFormatError),
-    "executable": (weights(mode=0o755), errors.TarFormatError),
-    "setuid": (weights(mode=0o4644), errors.TarFormatError),
-    "an owner": (weights(uid=1000), errors.TarFormatError),
-    "a time": (weights(mtime=1), errors.TarFormatError),
-    "manifest twice": (lambda m: [m[0], *m], errors.DuplicateFileError),
-    "a file twice": (lambda m: [*m[:2], m[1], *m[2:]], errors.DuplicateFileError),
-    "the last file twice": (lambda m: [*m, m[-1]], errors.DuplicateFileError),
-    "manifest not first": (lambda m: [m[1], m[0], *m[2:]], errors.TarFormatError),
-    "other order": (lambda m: [m[0], m[2], m[1], *m[3:]], errors.TarFormatError),
-    "no manifest": (lambda m: m[1:], errors.TarFormatError),
-    "nothing": (lambda _: [], errors.MissingFileError),
-    "a file is missing": (lambda m: [*m[:1], *m[2:]], errors.TarFormatError),
-    "the last file is missing": (lambda m: m[:-1], errors.MissingFileError),
-    "one bit": (lambda m: change_weights(m, content=bytes(weights_size(m))), errors.FileHashError),
+    "climbs": (odd(b"../out"), errors.ManifestError),
+    "absolute": (odd(b"/tmp/out"), errors.ManifestError),
+    "climbs later": (odd(b"engines/../../out"), errors.ManifestError),
+    "dot": (odd(b"./engines"), errors.ManifestError),
+    "backslash": (odd(b"a\\b"), errors.ManifestError),
+    "no name": (odd(b""), errors.ManifestError),
+    "surplus": (odd(b"surplus"), errors.ArtifactError),
+    "surplus at the end": (odd(b"zzz", at=1000), errors.ArtifactError),
+    "symlink": (odd(b"link", b"2"), errors.ArtifactError),
+    "hard link": (odd(b"link", b"1"), errors.ArtifactError),
+    "listed, but a symlink": (weights(b"2", linkname="/etc/passwd"), errors.ArtifactError),
+    "listed, but a hard link": (weights(b"1", linkname="manifest.json"), errors.ArtifactError),
+    "character device": (odd(b"null", b"3"), errors.ArtifactError),
+    "block device": (odd(b"disk", b"4"), errors.ArtifactError),
+    "folder": (odd(b"engines", b"5"), errors.ArtifactError),
+    "pipe": (odd(b"pipe", b"6"), errors.ArtifactError),
+    "listed, but a pipe": (weights(b"6"), errors.ArtifactError),
+    "GNU long name": (odd(b"././@LongLink", b"L"), errors.ManifestError),
+    "GNU sparse": (weights(b"S"), errors.ArtifactError),
+    "pax header": (weights(b"x"), errors.ArtifactError),
+    "global pax header": (weights(b"g"), errors.ArtifactError),
+    "executable": (weights(mode=0o755), errors.ArtifactError),
+    "setuid": (weights(mode=0o4644), errors.ArtifactError),
+    "an owner": (weights(uid=1000), errors.ArtifactError),
+    "a time": (weights(mtime=1), errors.ArtifactError),
+    "manifest twice": (lambda m: [m[0], *m], errors.ArtifactError),
+    "a file twice": (lambda m: [*m[:2], m[1], *m[2:]], errors.ArtifactError),
+    "the last file twice": (lambda m: [*m, m[-1]], errors.ArtifactError),
+    "manifest not first": (lambda m: [m[1], m[0], *m[2:]], errors.ArtifactError),
+    "other order": (lambda m: [m[0], m[2], m[1], *m[3:]], errors.ArtifactError),
+    "no manifest": (lambda m: m[1:], errors.ArtifactError),
+    "nothing": (lambda _: [], errors.ArtifactError),
+    "a file is missing": (lambda m: [*m[:1], *m[2:]], errors.ArtifactError),
+    "the last file is missing": (lambda m: m[:-1], errors.ArtifactError),
+    "one bit": (lambda m: change_weights(m, content=bytes(weights_size(m))), errors.ArtifactError),
     "too short": (
         lambda m: change_weights(m, member_header("weights/0.safetensors", 1), b"x"),
-        errors.FileSizeError,
+        errors.ArtifactError,
     ),
     "too long": (
         lambda m: change_weights(m, member_header("weights/0.safetensors", 9999), bytes(9999)),
-        errors.FileSizeError,
+        errors.ArtifactError,
     ),
     "a manifest that is too large": (
         lambda m: [(member_header("manifest.json", 16777217), bytes(16777217)), *m[1:]],
-        errors.FileSizeError,
+        errors.ArtifactError,
     ),
     "a manifest that is none": (
         lambda m: [(member_header("manifest.json", 2), b"[]"), *m[1:]],
@@ -269,13 +269,13 @@ HOSTILE: dict[str, tuple[Callable[[Members], Members], type[errors.SekoRuntimeEr
     ),
     "a manifest of a newer format": (
         lambda m: with_manifest(m, lambda table: table.update(format_version=FORMAT_VERSION + 1)),
-        errors.FormatVersionError,
+        errors.ManifestError,
     ),
     "a path of the manifest that climbs": (
         lambda m: with_manifest(
             m, lambda table: table["files"].update({"../x": next(iter(table["files"].values()))})
         ),
-        errors.PathEscapeError,
+        errors.ManifestError,
     ),
     "a file below a file": (
         lambda m: with_manifest(
@@ -321,7 +321,7 @@ def test_a_hostile_tar(packed, tmp_path, name):
     assert caught.value.exit_code == 4
     assert names(tmp_path) == []
     (tmp_path / "a.tar").write_bytes(tar)
-    with pytest.raises((error, errors.TarTruncatedError, errors.TarTrailingError)):
+    with pytest.raises((error, errors.ArtifactError)):
         unpack_artifact(tmp_path / "a.tar", tmp_path / "goal")
     assert names(tmp_path) == ["a.tar"]
 
@@ -329,20 +329,23 @@ def test_a_hostile_tar(packed, tmp_path, name):
 @pytest.mark.parametrize("cut", [0, 100, 512, 700, 10_000, -1, -512, -1024])
 def test_a_truncated_tar(packed, tmp_path, cut):
     tar = packed[:cut]
-    with pytest.raises(errors.TarTruncatedError, match="copy it again"):
+    with pytest.raises(errors.ArtifactError, match="copy it again"):
         unpack_through_a_pipe(tar, tmp_path, tmp_path / "goal")
     (tmp_path / "a.tar").write_bytes(tar)
-    with pytest.raises(errors.TarTruncatedError, match="copy it again"):
+    with pytest.raises(errors.ArtifactError, match="copy it again"):
         unpack_artifact(tmp_path / "a.tar", tmp_path / "goal")
     assert names(tmp_path) == ["a.tar"]
 
 
+TRAILING = "goes on behind its end|its manifest makes"
+
+
 @pytest.mark.parametrize("more", [b"x", bytes(1), bytes(512), bytes(8192)])
 def test_bytes_behind_the_end(packed, tmp_path, more):
-    with pytest.raises(errors.TarTrailingError):
+    with pytest.raises(errors.ArtifactError, match=TRAILING):
         unpack_through_a_pipe(packed + more, tmp_path, tmp_path / "goal")
     (tmp_path / "a.tar").write_bytes(packed + more)
-    with pytest.raises(errors.TarTrailingError):
+    with pytest.raises(errors.ArtifactError, match=TRAILING):
         unpack_artifact(tmp_path / "a.tar", tmp_path / "goal")
     assert names(tmp_path) == ["a.tar"]
 
@@ -352,7 +355,7 @@ def test_bytes_in_the_padding(packed, tmp_path):
     end = len(members[0][0]) + len(members[0][1])
     assert packed[end] == 0
     (tmp_path / "a.tar").write_bytes(packed[:end] + b"x" + packed[end + 1 :])
-    with pytest.raises(errors.TarFormatError, match=r"hide behind the end of 'manifest\.json'"):
+    with pytest.raises(errors.ArtifactError, match=r"hide behind the end of 'manifest\.json'"):
         unpack_artifact(tmp_path / "a.tar", tmp_path / "goal")
 
 
@@ -370,7 +373,7 @@ def test_a_tar_by_tar_itself_is_refused_with_the_advice_to_pack(folder, tmp_path
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.add(folder / "manifest.json", "manifest.json")
         tar.add(folder, "")
-    with pytest.raises(errors.TarFormatError, match="pack the artifact with that"):
+    with pytest.raises(errors.ArtifactError, match="pack the artifact with that"):
         unpack_artifact(tmp_path / "a.tar", tmp_path / "goal")
 
 

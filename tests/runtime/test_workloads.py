@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from seko_runtime import read_manifest, register_workload
-from seko_runtime.errors import UsageError, WorkloadUnknownError
+from seko_runtime.errors import ManifestError, UsageError
 from seko_runtime.opening.artifact import check_artifact
 from seko_runtime.opening.workloads import workload_of
 from seko_runtime.video.workload import WORKLOAD
@@ -19,7 +19,7 @@ from .conftest import Edit
 def test_an_unknown_kind_is_refused_with_the_names_of_the_known(artifact: Path, edit_manifest: Edit) -> None:
     edit_manifest(artifact, lambda m: replace(m, workload=replace(m.workload, kind="smell")))
     for use in (read_manifest, check_artifact):
-        with pytest.raises(WorkloadUnknownError, match="workload is 'smell', this runtime knows video"):
+        with pytest.raises(ManifestError, match="workload is 'smell', this runtime knows video"):
             use(artifact)
 
 

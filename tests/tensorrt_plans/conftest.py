@@ -8,7 +8,7 @@ import pytest
 
 from seko_export.backends.tensorrt_plans.builder import PlanBuilder
 from seko_export.backends.tensorrt_plans.plugin_library import compile_plugin_library, tensorrt_headers
-from seko_export.errors import TensorRtMissingError
+from seko_export.errors import MachineError
 from seko_export.host.tensorrt_library import RTX
 from tests.onnx.conftest import folders_of_models
 from tests.shared import made_once
@@ -22,7 +22,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> PlanBuilder:
     try:
         RTX.require()
         tensorrt_headers(RTX)
-    except TensorRtMissingError as reason:
+    except MachineError as reason:
         pytest.skip(str(reason))
 
     def compile_in(folder: Path) -> None:

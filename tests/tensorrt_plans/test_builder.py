@@ -20,7 +20,7 @@ from seko_export.backends.tensorrt_plans import builder
 from seko_export.backends.tensorrt_plans.builder import Plan, PlanBuilder, configure
 from seko_export.backends.tensorrt_plans.form import plan_form
 from seko_export.backends.tensorrt_plans.kernels import with_kernels
-from seko_export.errors import PlanError, PlanFormError, TensorRtMissingError
+from seko_export.errors import LoweringError, MachineError
 from seko_export.host.progress import Progress, silent
 from seko_export.host.tensorrt_library import DATA_CENTRE, RTX, TensorRt
 from seko_kernels.plugin_ptx import compile_plugin
@@ -166,7 +166,7 @@ def test_a_cache_that_nothing_writes_in_place_is_refused_before_tensorrt_is_aske
     result = helper.make_tensor_value_info("next.caches.k", TensorProto.BFLOAT16, [4, 2])
     node = helper.make_node("Neg", ["caches.k"], ["next.caches.k"])
     model = helper.make_model(helper.make_graph([node], "block", [cache], [result]))
-    with pytest.raises(PlanFormError, match=r"'block' writes caches\.k .*--fp4-kv"):
+    with pytest.raises(LoweringError, match=r"'block' writes caches\.k .*--fp4-kv"):
         plan_form(model, kv_caches=("caches.k",))
     assert plan_form(model).aliases == {}  # of a small one, a VAE's for example, a copy will do
 
@@ -177,7 +177,7 @@ def test_what_the_parser_cannot_read_is_told_in_its_words(
     model = ModelProto()
     model.CopyFrom(models["advance"])
     model.graph.node.append(helper.make_node("BitwiseXor", ["seeds", "seeds"], ["lost"], name="here"))
-    with pytest.raises(PlanError, match=r"cannot read engine 'advance': BitwiseXor here: .+"):
+    with pytest.raises(LoweringError, match=r"cannot read engine 'advance': BitwiseXor here: .+"):
         build_plan(plans, model)
 
 
@@ -185,7 +185,9 @@ def test_another_signature_than_the_forms_is_refused(
     plans: PlanBuilder, models: dict[str, ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(builder._DTYPES, TensorProto.INT64, "INT32")
-    with pytest.raises(PlanError, match=r"takes \('frames', \(1, 2\), 'INT64'\), the form says .*'INT32'"):
+    with pytest.raises(
+        LoweringError, match=r"takes \('frames', \(1, 2\), 'INT64'\), the form says .*'INT32'"
+    ):
         build_plan(plans, models["embed"])
 
 
@@ -197,7 +199,7 @@ def test_a_build_that_fails_says_what_tensorrt_said(
     (node,) = (node for node in model.graph.node if node.name == "gaussian")
     (dtypes,) = (field for field in node.attribute if field.name == "dtypes")
     dtypes.ints[0] = 0  # seeds as float32, which they are not
-    with pytest.raises(PlanError, match=r"did not build engine 'noise': (?!it gave no)"):
+    with pytest.raises(LoweringError, match=r"did not build engine 'noise': (?!it gave no)"):
         plans.build(model, form.aliases, (ARCH,), b"", silent)
 
 
@@ -206,7 +208,7 @@ def test_a_plugin_library_that_tensorrt_does_not_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(builder, "PLUGIN_NAME", "Another")  # the process has ours
-    with pytest.raises(PlanError, match="does not load the plugin library"):
+    with pytest.raises(LoweringError, match="does not load the plugin library"):
         PlanBuilder(RTX, Path("none.so"))
 
 
@@ -215,17 +217,17 @@ def test_without_a_builder_the_error_says_what_to_install(
     library: TensorRt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, library.module, None)
-    with pytest.raises(TensorRtMissingError, match=re.escape(f"pip install {library.install}")):
+    with pytest.raises(MachineError, match=re.escape(f"pip install {library.install}")):
         library.load()
 
 
 def test_an_old_tensorrt_and_one_without_a_builder_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(__version__="10.16.1.11")
     monkeypatch.setitem(sys.modules, "tensorrt", module)
-    with pytest.raises(TensorRtMissingError, match=r"tensorrt 10\.16\.1\.11 has no builder"):
+    with pytest.raises(MachineError, match=r"tensorrt 10\.16\.1\.11 has no builder"):
         DATA_CENTRE.load()
     module.Builder = module.OnnxParser = object
-    with pytest.raises(TensorRtMissingError, match=r"10\.16\.1\.11 is too old"):
+    with pytest.raises(MachineError, match=r"10\.16\.1\.11 is too old"):
         DATA_CENTRE.load()
     module.__version__ = "11.0.0.1"
     assert DATA_CENTRE.load() is module

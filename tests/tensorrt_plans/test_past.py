@@ -18,7 +18,7 @@ from seko_export.backends.onnx_form import kept_ops
 from seko_export.backends.onnx_form.functional import FunctionalModule
 from seko_export.backends.tensorrt_plans.form import plan_form
 from seko_export.engines.piece import Argument
-from seko_export.errors import PlanFormError, UsageError
+from seko_export.errors import LoweringError, UsageError
 from seko_export.families.registry import graph_of
 from seko_export.options.resolve import resolve_build
 from seko_kernels import fused_reference
@@ -114,7 +114,7 @@ def test_a_write_of_what_was_computed_out_of_the_same_cache_is_refused() -> None
     (write,) = (node for node in copy.graph.node if node.op_type == "nvfp4_write")
     (attend,) = (node for node in copy.graph.node if node.op_type == "attention_fp8")
     write.input[0] = attend.output[0]
-    with pytest.raises(PlanFormError, match="writes what it computed out of the past to the same cache"):
+    with pytest.raises(LoweringError, match="writes what it computed out of the past to the same cache"):
         plan_form(copy)
 
 

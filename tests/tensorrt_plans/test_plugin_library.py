@@ -10,7 +10,7 @@ import pytest
 import triton
 
 from seko_export.backends.tensorrt_plans.plugin_library import compile_plugin_library, tensorrt_headers
-from seko_export.errors import TensorRtMissingError
+from seko_export.errors import MachineError
 from seko_export.host.environment import compiler_command
 from seko_export.host.tensorrt_library import RTX
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The plugin library, what calls it, and the driver."""
     try:
         headers = tensorrt_headers(RTX)
-    except TensorRtMissingError as reason:
+    except MachineError as reason:
         pytest.skip(str(reason))
     made = tmp_path_factory.mktemp("plugin")
     compile_plugin_library(RTX, made / "plugin.so")

@@ -22,7 +22,7 @@ from seko_export.backends.tensorrt_plans.kernels import with_kernels
 from seko_export.config.stream import StreamConfig
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import dtype_name
-from seko_export.errors import PlanError, UsageError
+from seko_export.errors import LoweringError, UsageError
 from seko_export.families.base import Preset
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.registry import graph_of
@@ -105,16 +105,18 @@ def test_a_planted_alias_or_type_is_refused(plans: PlanBuilder, models: dict[str
         one.ints[place] = value
         plans.build(model, form.aliases, ARCHS, b"", silent)
 
-    with pytest.raises(PlanError, match=r"gives \('next\.caches\.k_codes', .*, the form says"):
+    with pytest.raises(LoweringError, match=r"gives \('next\.caches\.k_codes', .*, the form says"):
         planted("aliases", 0, 3)  # the scales' memory for codes
     right, other = with_kernels(form, ARCHS).model, {**form.aliases, "next.caches.k_codes": "caches.v_codes"}
-    with pytest.raises(PlanError, match=r"out of caches\.k_codes, expected PLUGIN_V3 in .* caches\.v_codes"):
+    with pytest.raises(
+        LoweringError, match=r"out of caches\.k_codes, expected PLUGIN_V3 in .* caches\.v_codes"
+    ):
         plans.build(right, other, ARCHS, b"", silent)
-    with pytest.raises(PlanError, match=r"cannot read engine .block.: .*PtxKernel nvfp4_write_keys"):
+    with pytest.raises(LoweringError, match=r"cannot read engine .block.: .*PtxKernel nvfp4_write_keys"):
         planted("aliases", 0, 99)  # no such input: the plugin itself refuses
-    with pytest.raises(PlanError, match="did not build engine 'block'"):
+    with pytest.raises(LoweringError, match="did not build engine 'block'"):
         planted("dtypes", 2, 0)  # codes as float32, which they are not
-    with pytest.raises(PlanError, match=r"'block'.*the form says"):
+    with pytest.raises(LoweringError, match=r"'block'.*the form says"):
         planted("dtypes", -1, 8)  # new scales as int64
 
 
@@ -137,7 +139,9 @@ def test_attention_of_the_past_is_a_plugin_with_the_memory_that_it_asks_for(plan
         broken = with_kernels(form, ARCHS).model
         (one,) = (a for n in broken.graph.node if n.name == node for a in n.attribute if a.name == field)
         one.ints[:] = one.ints[:number]  # too few: the plugin itself refuses
-        with pytest.raises(PlanError, match=r"cannot read engine .block_context.: .*PtxKernel attention_fp8"):
+        with pytest.raises(
+            LoweringError, match=r"cannot read engine .block_context.: .*PtxKernel attention_fp8"
+        ):
             plans.build(broken, form.aliases, ARCHS, b"", silent)
 
 

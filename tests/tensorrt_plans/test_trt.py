@@ -97,7 +97,7 @@ def test_a_plan_that_was_cut_is_refused_by_name(plans: Path, tmp_path: Path) -> 
     import hashlib
     import shutil
 
-    from seko_runtime.errors import EngineLoadError
+    from seko_runtime.errors import ArtifactError
 
     copy = tmp_path / "cut"
     shutil.copytree(plans, copy)
@@ -110,5 +110,5 @@ def test_a_plan_that_was_cut_is_refused_by_name(plans: Path, tmp_path: Path) -> 
         "size": len(content),
     }
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(EngineLoadError, match="head"):
+    with pytest.raises(ArtifactError, match="head"):
         open_artifact(copy)

@@ -23,7 +23,7 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime import open_artifact, read_manifest, register_workload
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.errors import ManifestError, PoolFullError, ProgramError, SnapshotError, UsageError
+from seko_runtime.errors import ManifestError, PoolFullError, SnapshotError, UsageError
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest import Target
 from seko_runtime.opening import workloads
@@ -210,10 +210,10 @@ def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pyt
 def test_a_contract_refuses_what_the_host_does_not_fill() -> None:
     manifest = model.manifest()
     fewer = tuple(buffer for buffer in manifest.buffers if buffer.name != "length")
-    with pytest.raises(ProgramError, match="the host fills"):
+    with pytest.raises(ManifestError, match="the host fills"):
         resolve_programs(replace(manifest, buffers=fewer), WORKLOAD.contract(manifest))
     without = {name: calls for name, calls in manifest.programs.items() if name != "prefill.8"}
-    with pytest.raises(ProgramError, match=r"prefill\.8"):
+    with pytest.raises(ManifestError, match=r"prefill\.8"):
         resolve_programs(replace(manifest, programs=without), WORKLOAD.contract(manifest))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import Memory, Tensor
-from seko_runtime.errors import ProgramError, SnapshotError, UsageError
+from seko_runtime.errors import ManifestError, SnapshotError, UsageError
 from seko_runtime.executor.contract import Contract, ProgramRule
 from seko_runtime.format.manifest import Buffer, TensorSpec
 from seko_runtime.format.manifest_reader import parse_manifest
@@ -299,7 +299,7 @@ def _check_host(manifest: ToyManifest, buffers: Mapping[str, Buffer]) -> None:
     host = {"words": (most,), "length": (1,), "row": (1,), "rows": (calls,), "positions": (calls,)}
     found = {name: spec.shape for name, spec in buffers.items() if spec.role == "chunk"}
     if found != host:
-        raise ProgramError(f"the host fills {host}, the manifest has {found}")
+        raise ManifestError(f"the host fills {host}, the manifest has {found}")
 
 
 WORKLOAD = ToyKind()

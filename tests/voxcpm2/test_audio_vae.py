@@ -12,14 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from seko_export.checkpoints.errors import (
-    CheckpointNotFoundError,
-    ContradictionError,
-    NonFiniteWeightError,
-    UnsafePickleError,
-    WeightKeysError,
-)
-from seko_export.errors import UsageError
+from seko_export.checkpoints.errors import CheckpointNotFoundError, WeightKeysError
+from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.media.audio_vae.config import AudioVaeConfig
 from seko_export.media.audio_vae.files import BOUNDARIES, AudioVaeTensors, audio_vae_shapes, load_audio_vae
@@ -156,10 +150,10 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightKeysError, match="mis-shaped"):
         load_audio_vae(tmp_path, replace(CONFIG, decoder_rates=(2, 2)))
     save_file({**stored, BOUNDARIES: stored[BOUNDARIES] + 1}, file)
-    with pytest.raises(ContradictionError, match="20001"):
+    with pytest.raises(CheckpointError, match="20001"):
         load_audio_vae(tmp_path, CONFIG)
     save_file({**stored, "encoder.fc_mu.bias": torch.full((CONFIG.latent_dim,), torch.nan)}, file)
-    with pytest.raises(NonFiniteWeightError):
+    with pytest.raises(CheckpointError):
         load_audio_vae(tmp_path, CONFIG)["encoder.fc_mu.bias"]
 
 
@@ -172,7 +166,7 @@ class Runs:
 
 def test_a_pickle_with_code_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {"a": torch.zeros(1)}, "more": Runs()}, tmp_path / "audiovae.pth")
-    with pytest.raises(UnsafePickleError, match="eval"):
+    with pytest.raises(CheckpointError, match="eval"):
         load_audio_vae(tmp_path, CONFIG)
 
 

@@ -13,14 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.make_checkpoint import main as make_checkpoint
-from seko_export.checkpoints.errors import (
-    CheckpointNotFoundError,
-    NotACheckpointError,
-    UnsafePickleError,
-    WeightKeysError,
-    WeightTypeError,
-)
-from seko_export.errors import UsageError
+from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, WeightKeysError
+from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.voxcpm2.keys import load_voxcpm2, voxcpm2_shapes
 from seko_export.families.voxcpm2.presets import PRESETS, TINY
 from seko_export.families.voxcpm2.random_files import TOKENIZER_FILE, write_random_voxcpm2
@@ -82,7 +76,7 @@ def test_what_is_no_such_file_is_refused(stored: dict[str, Tensor], tmp_path: Pa
         load_voxcpm2(tmp_path, CONFIG)
     file = tmp_path / "pytorch_model.bin"
     torch.save({**stored, KEY: stored[KEY].to(torch.int8)}, file)
-    with pytest.raises(WeightTypeError, match="int8"):
+    with pytest.raises(CheckpointError, match="int8"):
         load_voxcpm2(tmp_path, CONFIG)
     torch.save({"state_dict": "weights"}, file)
     with pytest.raises(NotACheckpointError, match="'state_dict' in"):
@@ -93,7 +87,7 @@ def test_what_is_no_such_file_is_refused(stored: dict[str, Tensor], tmp_path: Pa
             return (eval, ("1",))
 
     torch.save({"state_dict": stored, "hook": Runs()}, file)
-    with pytest.raises(UnsafePickleError, match="eval"):
+    with pytest.raises(CheckpointError, match="eval"):
         load_voxcpm2(tmp_path, CONFIG)
 
 

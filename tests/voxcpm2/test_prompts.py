@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seko_export.families.voxcpm2.presets import PRESETS, TINY
 from seko_export.families.voxcpm2.random_files import tokenizer_json
-from seko_runtime.errors import TokenizerError, UsageError
+from seko_runtime.errors import ArtifactError, UsageError
 from seko_runtime.speech.prompts import assemble, pad_voice, patch_limit
 from seko_runtime.speech.tokens import SpeechTokenizer
 from tests.voxcpm2.oracle import original, original_model, quiet
@@ -145,7 +145,7 @@ def test_a_text_that_is_none_and_files_of_others_are_refused() -> None:
         OURS.ids(3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="65537 characters"):
         OURS.ids("a" * 65537)
-    with pytest.raises(TokenizerError, match="rebuild the artifact"):
+    with pytest.raises(ArtifactError, match="rebuild the artifact"):
         SpeechTokenizer(DOCUMENT, "tokenizer.json", 20).ids("hello")
-    with pytest.raises(TokenizerError, match="is no file of tokenizers"):
+    with pytest.raises(ArtifactError, match="is no file of tokenizers"):
         SpeechTokenizer(b"{}", "tokenizer.json").ids("hello")

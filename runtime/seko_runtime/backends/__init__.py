@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from seko_runtime.backends.base import Backend, RuntimeBackend
 from seko_runtime.backends.host import check_driver, check_torch
-from seko_runtime.errors import BackendMissingError
+from seko_runtime.errors import EnvironmentLacksError
 
 BACKENDS = (
     RuntimeBackend("aoti", "torch", f"{__name__}.aoti", check_target=check_torch, several_ranks=True),
@@ -34,14 +34,14 @@ def runtime_backend(name: str) -> RuntimeBackend:
 
     Raises
     ------
-    BackendMissingError
+    EnvironmentLacksError
         If there is no such backend.
     """
     for backend in BACKENDS:
         if backend.name == name:
             return backend
     known = ", ".join(backend.name for backend in BACKENDS)
-    raise BackendMissingError(f"backend {name!r} is unknown, this runtime has {known}; update it")
+    raise EnvironmentLacksError(f"backend {name!r} is unknown, this runtime has {known}; update it")
 
 
 def open_backend(name: str, device: str) -> Backend:
@@ -49,7 +49,7 @@ def open_backend(name: str, device: str) -> Backend:
 
     Raises
     ------
-    BackendMissingError
+    EnvironmentLacksError
         If it is unknown, or its library is not installed or cannot be loaded.
     """
     return runtime_backend(name).open(device)

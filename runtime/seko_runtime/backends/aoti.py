@@ -12,7 +12,7 @@ import torch
 
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, check_count, check_place, check_tensors_text
 from seko_runtime.backends.memory import Engine, Memory
-from seko_runtime.errors import EngineLoadError, EngineSignatureError
+from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import EngineSpec, Manifest
 
 MODEL_NAME = "model"  # the name under which torch packages a single model
@@ -41,11 +41,10 @@ class AotiBackend:
 
         Raises
         ------
-        EngineLoadError
-            If the loader refuses the package.
-        EngineSignatureError
-            If inputs or outputs differ from the manifest's, it is another engine's package, or it has constants:
-            weights are inputs, and calling a package whose constants were never loaded crashes the process.
+        ArtifactError
+            If the loader refuses the package; if inputs or outputs differ from the manifest's, it is another engine's
+            package, or it has constants: weights are inputs, and calling a package whose constants were never loaded
+            crashes the process.
         """
         engines: dict[str, Engine] = {}
         names = {spec.name for spec in manifest.engines}
@@ -102,7 +101,7 @@ def _load(spec: EngineSpec, package: memoryview, device: torch.device) -> Any:
                 f"/proc/self/fd/{file.fileno()}", MODEL_NAME, SINGLE_THREADED, RUNNERS, index
             )
         except RuntimeError as error:
-            raise EngineLoadError(
+            raise ArtifactError(
                 f"engine {spec.name} ({spec.file}) was refused by torch {torch.__version__}: "
                 f"{str(error).splitlines()[0][:200]}; rebuild the artifact"
             ) from None
@@ -111,7 +110,7 @@ def _load(spec: EngineSpec, package: memoryview, device: torch.device) -> Any:
 def _check_package(spec: EngineSpec, loader: Any) -> None:
     constants = loader.get_constant_fqns()
     if constants:
-        raise EngineSignatureError(
+        raise ArtifactError(
             f"engine {spec.name} has {len(constants)} constants of its own ({constants[0]}, ...), expected none: "
             "weights are inputs; rebuild the artifact"
         )

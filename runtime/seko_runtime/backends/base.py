@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from seko_runtime.backends.memory import Engine, Memory
-from seko_runtime.errors import BackendMissingError
+from seko_runtime.errors import EnvironmentLacksError
 from seko_runtime.format.manifest import Manifest, Target
 
 
@@ -70,7 +70,7 @@ class RuntimeBackend:
 
         Raises
         ------
-        BackendMissingError
+        EnvironmentLacksError
             If it is not installed or cannot be loaded.
         """
         words = self.library_words or self.library
@@ -78,13 +78,13 @@ class RuntimeBackend:
             importlib.import_module(self.library)
         except ModuleNotFoundError as fault:
             if fault.name != self.library:
-                raise BackendMissingError(f"backend {self.name!r}: {words} needs {fault.name}") from None
-            raise BackendMissingError(
+                raise EnvironmentLacksError(f"backend {self.name!r}: {words} needs {fault.name}") from None
+            raise EnvironmentLacksError(
                 f"backend {self.name!r} needs {words}, which is not installed; "
                 f"in Seko's folder, pip install './runtime[{self.name}]'"
             ) from None
         except (ImportError, OSError) as fault:  # a shared library of its own is missing, or another's
-            raise BackendMissingError(
+            raise EnvironmentLacksError(
                 f"backend {self.name!r}: {words} is installed and cannot be loaded: {fault}"
             ) from None
 
@@ -93,7 +93,7 @@ class RuntimeBackend:
 
         Raises
         ------
-        BackendMissingError
+        EnvironmentLacksError
             As `check_library`.
         """
         self.check_library()

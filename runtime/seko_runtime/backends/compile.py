@@ -22,7 +22,7 @@ from seko_runtime.backends.engine_tensors import Side, check_place, check_side
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.backends.torch_patches import resolve_type_hints_once
-from seko_runtime.errors import EngineLoadError, MissingFileError
+from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import CACHE_KEY, EngineSpec, Manifest
 from seko_runtime.host.faults import lacks
 
@@ -52,12 +52,10 @@ class CompileBackend:
 
         Raises
         ------
-        MissingFileError
-            If the manifest names a compiler cache that is not among its files.
-        EngineLoadError
-            If torch refuses a program, or its compiler's folders are writable by others.
-        EngineSignatureError
-            If a program's inputs or outputs are not the manifest's, or it is another engine's.
+        ArtifactError
+            If the manifest names a compiler cache that is not among its files; if torch refuses a program, or its
+            compiler's folders are writable by others; if a program's inputs or outputs are not the manifest's, or it is
+            another engine's.
         """
         _refuse_shared_folders()
         resolve_type_hints_once()
@@ -65,9 +63,7 @@ class CompileBackend:
         cache = manifest.extra.get(CACHE_KEY)
         if cache is not None:
             if cache not in files:
-                raise MissingFileError(
-                    f"extra.{CACHE_KEY} names {cache!r}, which is not in files; rebuild it"
-                )
+                raise ArtifactError(f"extra.{CACHE_KEY} names {cache!r}, which is not in files; rebuild it")
             self._cache_loaded = int(torch.compiler.load_cache_artifacts(bytes(files[cache])) is not None)
         reason = _why_compile(manifest, cache is not None, bool(self._cache_loaded))
         names = {spec.name for spec in manifest.engines}
@@ -126,7 +122,7 @@ def _refuse_shared_folders() -> None:
             found = os.stat(folder)
             if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
                 mode = stat.S_IMODE(found.st_mode)
-                raise EngineLoadError(
+                raise ArtifactError(
                     f"others may write to {folder} (mode {mode:04o}, user {found.st_uid}), where torch keeps what it "
                     "compiles and runs it from; set TMPDIR and TORCHINDUCTOR_CACHE_DIR to folders of your own, or, if "
                     "this one and all that is in it is yours, chmod go-w"
@@ -142,7 +138,7 @@ def _compiled(spec: EngineSpec, program: memoryview) -> Engine:
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         if isinstance(error, OSError) and lacks(error):
             raise
-        raise EngineLoadError(
+        raise ArtifactError(
             f"engine {spec.name} ({spec.file}) was refused by torch {torch.__version__}: "
             f"{str(error).splitlines()[0][:200] if str(error) else type(error).__name__}; rebuild the artifact"
         ) from None

@@ -10,7 +10,7 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint,
 from functools import cache
 from typing import Any
 
-from seko_runtime.errors import DeviceFaultError, DeviceMemoryError, DeviceMissingError
+from seko_runtime.errors import DeviceFaultError, DeviceMemoryError, EnvironmentLacksError
 
 LIBRARY = "libcuda.so.1"
 # Values of the driver's enums, as cuda.h numbers them.
@@ -92,7 +92,7 @@ def load_driver() -> Any:
 
     Raises
     ------
-    DeviceMissingError
+    EnvironmentLacksError
         If the driver is not installed, is too old, or sees no device.
     """
     try:
@@ -101,19 +101,19 @@ def load_driver() -> Any:
             entry = getattr(library, name)
             entry.argtypes, entry.restype = arguments, c_int
     except (OSError, AttributeError) as error:
-        raise DeviceMissingError(
+        raise EnvironmentLacksError(
             f"the NVIDIA driver's {LIBRARY} cannot be used: {error}; install the driver of this machine's GPU"
         ) from None
     result = library.cuInit(0)
     if result:
-        raise DeviceMissingError(
+        raise EnvironmentLacksError(
             f"the NVIDIA driver does not start: {_name(library, result)}; see nvidia-smi"
         )
     return library
 
 
 def device_count() -> int:
-    """Return how many devices the driver sees; DeviceMissingError without a driver."""
+    """Return how many devices the driver sees; EnvironmentLacksError without a driver."""
     count = c_int()
     _check(load_driver(), "cuDeviceGetCount", byref(count))
     return count.value
@@ -143,13 +143,13 @@ class CudaDriver:
 
     Raises
     ------
-    DeviceMissingError
+    EnvironmentLacksError
         If there is no such device.
     """
 
     def __init__(self, index: int) -> None:
         if not 0 <= index < device_count():
-            raise DeviceMissingError(
+            raise EnvironmentLacksError(
                 f"cuda:{index} does not exist, this machine has {device_count()} CUDA devices"
             )
         self.index = index

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import EngineLoadError
+from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import DTYPE_BYTES
 
 _RAW = {"float8_e4m3fn": "uint8"}  # dtypes that are only carried, never counted with, by the bytes of another
@@ -129,11 +129,11 @@ def to_bytes(values: Any, dtype: str) -> NDArray[np.uint8]:
 
     Raises
     ------
-    EngineLoadError
+    ArtifactError
         If only engines can compute with the dtype.
     """
     if dtype in _RAW:
-        raise EngineLoadError(f"the host cannot write numbers of {dtype}; rebuild the artifact")
+        raise ArtifactError(f"the host cannot write numbers of {dtype}; rebuild the artifact")
     if dtype != BFLOAT16:
         return np.ascontiguousarray(values, np.dtype(dtype)).reshape(-1).view(np.uint8)
     bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)

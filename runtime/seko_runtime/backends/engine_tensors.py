@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Sequence
 
-from seko_runtime.errors import EngineSignatureError
+from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import EngineSpec, TensorSpec
 
 TENSORS_KEY = "seko_tensors"  # in an AOTInductor package's metadata: `tensors_text` of its engine
@@ -29,12 +29,12 @@ def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[Tensor
 
     Raises
     ------
-    EngineSignatureError
+    ArtifactError
         If they differ in count, a shape or a dtype.
     """
     for place, (our, (shape, dtype)) in enumerate(zip(wanted, found, strict=False)):
         if (list(our.shape), our.dtype) != (list(shape), dtype):
-            raise EngineSignatureError(
+            raise ArtifactError(
                 f"engine {spec.name} {verb} {dtype} {list(shape)} as number {place}, the manifest says {our.dtype} "
                 f"{list(our.shape)}; rebuild the artifact"
             )
@@ -42,9 +42,9 @@ def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[Tensor
 
 
 def check_count(spec: EngineSpec, verb: str, found: int, wanted: Sequence[TensorSpec]) -> None:
-    """Compare only the number of tensors; EngineSignatureError if it differs."""
+    """Compare only the number of tensors; ArtifactError if it differs."""
     if found != len(wanted):
-        raise EngineSignatureError(
+        raise ArtifactError(
             f"engine {spec.name} {verb} {found} tensors, the manifest says {len(wanted)}; rebuild the artifact"
         )
 
@@ -56,14 +56,12 @@ def check_place(spec: EngineSpec, package: memoryview, engines: Container[str]) 
 
     Raises
     ------
-    EngineSignatureError
+    ArtifactError
         If it belongs to another engine.
     """
     found = packed_name(package)
     if found != spec.name and found in engines:
-        raise EngineSignatureError(
-            f"engine {spec.name}: {spec.file} holds the engine {found}; rebuild the artifact"
-        )
+        raise ArtifactError(f"engine {spec.name}: {spec.file} holds the engine {found}; rebuild the artifact")
 
 
 def packed_name(package: memoryview) -> str:
@@ -87,7 +85,7 @@ def check_tensors_text(spec: EngineSpec, found: str | None) -> None:
 
     Raises
     ------
-    EngineSignatureError
+    ArtifactError
         If they differ.
     """
     if found is None or found == tensors_text(spec):
@@ -98,10 +96,10 @@ def check_tensors_text(spec: EngineSpec, found: str | None) -> None:
         check_side(spec, "gives", outputs, spec.outputs)
         names = [spec.inputs[place].name for place in places]
     except (ValueError, TypeError, IndexError, RecursionError):
-        raise EngineSignatureError(
+        raise ArtifactError(
             f"engine {spec.name}: {spec.file} carries an invalid signature; rebuild the artifact"
         ) from None
-    raise EngineSignatureError(
+    raise ArtifactError(
         f"engine {spec.name} writes {', '.join(names)[:200] or 'nothing'} in place, the manifest says "
         f"{', '.join(spec.mutates)[:200] or 'nothing'}; rebuild the artifact"
     )

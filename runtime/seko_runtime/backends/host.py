@@ -8,12 +8,9 @@ from pathlib import Path
 
 from seko_runtime.arguments import shown
 from seko_runtime.errors import (
-    CpuFeatureError,
-    CudaVersionError,
-    DeviceArchError,
-    DeviceMissingError,
+    ArtifactError,
+    EnvironmentLacksError,
     ForkedProcessError,
-    TorchVersionError,
     UsageError,
 )
 from seko_runtime.format.manifest import Target
@@ -77,7 +74,7 @@ def check_device(target: Target, device: str) -> str:
     ------
     UsageError
         If ``device`` is not a device name.
-    DeviceArchError
+    ArtifactError
         If the artifact was built for the other kind of device.
     """
     if not isinstance(device, str):
@@ -88,7 +85,7 @@ def check_device(target: Target, device: str) -> str:
     if kind not in ("cpu", "cuda") or (":" in device and not (kind == "cuda" and number.isdecimal())):
         raise UsageError(f"device is {device!r}, expected auto, cpu, cuda or cuda:N")
     if kind != target.device:
-        raise DeviceArchError(
+        raise ArtifactError(
             f"artifact is built for {target.device}, opened on {device}; rebuild it with --target for {kind}"
         )
     return device
@@ -99,18 +96,18 @@ def check_cpu(target: Target) -> None:
 
     Raises
     ------
-    DeviceArchError, CpuFeatureError
+    ArtifactError
         If the engines would use instructions that this processor lacks.
     """
     found = platform.machine()
     wanted = target.arch if target.device == "cpu" else target.host_arch
     if wanted not in (None, found):
-        raise DeviceArchError(
+        raise ArtifactError(
             f"engines are built for {wanted}, this machine is {found}; rebuild them on such a machine"
         )
     missing = sorted(set(target.cpu_flags) - cpu_flags())
     if missing:
-        raise CpuFeatureError(
+        raise ArtifactError(
             f"engines use the CPU instructions {', '.join(missing)}, which this processor lacks; rebuild them here"
         )
 
@@ -120,9 +117,9 @@ def check_torch(target: Target, device: str) -> None:
 
     Raises
     ------
-    TorchVersionError, CudaVersionError, DeviceArchError
+    ArtifactError
         If the engines were built for another one.
-    DeviceMissingError
+    EnvironmentLacksError
         If the device is missing.
     ForkedProcessError
         If this process was forked from one that uses CUDA.
@@ -131,7 +128,7 @@ def check_torch(target: Target, device: str) -> None:
 
     found = torch.__version__.split("+")[0]
     if found != target.torch.split("+")[0]:
-        raise TorchVersionError(
+        raise ArtifactError(
             f"engines are built with torch {target.torch}, this one is {torch.__version__}; "
             f"install torch=={target.torch.split('+')[0]} or rebuild the artifact"
         )
@@ -143,16 +140,16 @@ def check_torch(target: Target, device: str) -> None:
             "(multiprocessing.get_context('spawn'))"
         )
     if not torch.cuda.is_available():
-        raise DeviceMissingError(
+        raise EnvironmentLacksError(
             f"artifact is built for {target.arch}, no CUDA device is usable here; see nvidia-smi"
         )
     if torch.version.cuda != target.cuda:
-        raise CudaVersionError(
+        raise ArtifactError(
             f"engines are built with CUDA {target.cuda}, this torch has {torch.version.cuda}; install the same"
         )
     number = int(device.partition(":")[2] or torch.cuda.current_device())
     if number >= torch.cuda.device_count():
-        raise DeviceMissingError(
+        raise EnvironmentLacksError(
             f"{device} does not exist, this machine has {torch.cuda.device_count()} CUDA devices"
         )
     _check_arch(target, device, "sm_{}{}".format(*torch.cuda.get_device_capability(number)))
@@ -163,21 +160,21 @@ def check_driver(target: Target, device: str) -> None:
 
     Raises
     ------
-    DeviceMissingError
+    EnvironmentLacksError
         If there is no driver, or no such device.
-    DeviceArchError
+    ArtifactError
         If the engines were built for another one.
     """
     from seko_runtime.backends.cuda_driver import device_arch, device_count
 
     number, count = int(device.partition(":")[2] or 0), device_count()
     if number >= count:
-        raise DeviceMissingError(f"{device} does not exist, this machine has {count} CUDA devices")
+        raise EnvironmentLacksError(f"{device} does not exist, this machine has {count} CUDA devices")
     _check_arch(target, device, device_arch(number))
 
 
 def _check_arch(target: Target, device: str, found: str) -> None:
     if found not in target.archs:
-        raise DeviceArchError(
+        raise ArtifactError(
             f"engines are built for {' and '.join(target.archs)}, {device} is {found}; rebuild with --target {found}"
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from seko_runtime.backends.host import free_host_bytes
 from seko_runtime.backends.in_order import InOrderLane
 from seko_runtime.backends.memory import CopyQueue, HostBlock, HostBytes, Lane, Parked
-from seko_runtime.errors import DeviceMemoryError, EngineLoadError, UsageError
+from seko_runtime.errors import ArtifactError, DeviceMemoryError, UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 
@@ -160,9 +160,9 @@ def bytes_of(array: Array) -> NDArray[np.uint8]:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype for a manifest's dtype name; EngineLoadError if numpy lacks it."""
+    """Return the numpy dtype for a manifest's dtype name; ArtifactError if numpy lacks it."""
     if name in NOT_NUMPYS:  # asked by name, since another package may have taught numpy one of them
-        raise EngineLoadError(
+        raise ArtifactError(
             f"the artifact has tensors of {name}, which numpy cannot hold; rebuild it with --target cpu"
         )
     return np.dtype(name)

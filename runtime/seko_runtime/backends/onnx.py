@@ -13,7 +13,7 @@ import onnxruntime
 from seko_runtime.backends.engine_tensors import Side, check_side
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.numpy_memory import NumpyMemory
-from seko_runtime.errors import EngineLoadError
+from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import EngineSpec, Manifest
 
 PROVIDERS = ("CPUExecutionProvider",)
@@ -43,15 +43,14 @@ class OnnxBackend:
 
         Raises
         ------
-        EngineLoadError
-            If onnxruntime refuses a file, or an engine writes in place, which ONNX cannot.
-        EngineSignatureError
-            If its inputs or outputs are not the manifest's.
+        ArtifactError
+            If onnxruntime refuses a file, or an engine writes in place, which ONNX cannot; if its inputs or outputs are
+            not the manifest's.
         """
         engines: dict[str, Engine] = {}
         for spec in manifest.engines:
             if spec.mutates:
-                raise EngineLoadError(
+                raise ArtifactError(
                     f"engine {spec.name} is said to write {', '.join(spec.mutates)} in place, which an ONNX file "
                     "cannot; rebuild the artifact"
                 )
@@ -78,7 +77,7 @@ def _load(spec: EngineSpec, content: memoryview) -> Any:
     try:
         return onnxruntime.InferenceSession(bytes(content), options, providers=list(PROVIDERS))
     except Exception as error:  # its classes have no base of their own
-        raise EngineLoadError(
+        raise ArtifactError(
             f"engine {spec.name} ({spec.file}) was refused by onnxruntime {onnxruntime.__version__}: "
             f"{(str(error).splitlines() or [type(error).__name__])[0][:200]}; rebuild the artifact"
         ) from None

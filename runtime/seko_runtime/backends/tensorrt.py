@@ -21,12 +21,10 @@ from seko_runtime.backends.driver_memory import DriverMemory
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.tensorrt_libraries import Contexts, LeanLibrary, PlanLibrary, RtxLibrary
 from seko_runtime.errors import (
+    ArtifactError,
     DeviceFaultError,
     DeviceMemoryError,
-    EngineLoadError,
-    EngineSignatureError,
     ManifestError,
-    PlanVersionError,
 )
 from seko_runtime.format.manifest import PLUGINS_KEY, EngineSpec, Manifest, TensorSpec
 
@@ -85,14 +83,10 @@ class PlanBackend:
         ------
         ManifestError
             If the artifact does not say which TensorRT built it.
-        PlanVersionError
-            If this one cannot run what that one built.
-        DeviceArchError
-            If a plan is for other GPUs.
-        EngineLoadError
-            If the runtime refuses a plan or the plugin library, or an engine is said to write in place.
-        EngineSignatureError
-            If a plan's inputs or outputs are not the manifest's.
+        ArtifactError
+            If this one cannot run what that one built; if a plan is for other GPUs; if the runtime refuses a plan or
+            the plugin library, or an engine is said to write in place; if a plan's inputs or outputs are not the
+            manifest's.
         """
         library, module = self._library, self._library.module
         check_version(library, manifest.extra.get(library.version_key), module.__version__)
@@ -102,7 +96,7 @@ class PlanBackend:
             runtime: trt.Runtime = module.Runtime(self._logger)
             for spec in manifest.engines:
                 if spec.mutates:
-                    raise EngineLoadError(
+                    raise ArtifactError(
                         f"engine {spec.name} is said to write {', '.join(spec.mutates)} in place, but a plan "
                         "gives what it writes; rebuild the artifact"
                     )
@@ -110,7 +104,7 @@ class PlanBackend:
                 library.check_plan(runtime, spec, plan, manifest)
                 engine = runtime.deserialize_cuda_engine(plan)
                 if engine is None:
-                    raise EngineLoadError(
+                    raise ArtifactError(
                         f"engine {spec.name} ({spec.file}) was refused by {library.title} {module.__version__}: "
                         f"{self._logger.last()}; rebuild the artifact"
                     )
@@ -150,7 +144,7 @@ class Plan:
 
     Raises
     ------
-    EngineSignatureError
+    ArtifactError
         If the two disagree.
     """
 
@@ -217,7 +211,7 @@ class Plan:
 
     def _bind(self, context: trt.IExecutionContext, name: str, address: int) -> None:
         if not context.set_tensor_address(name, address):
-            raise EngineSignatureError(
+            raise ArtifactError(
                 f"engine {self.spec.name} does not take an address for {name}: {self._logger.last()}; rebuild the "
                 "artifact"
             )
@@ -237,7 +231,7 @@ class Plan:
             found = [name for name in names if engine.get_tensor_mode(name) == mode]
             if sorted(found) != sorted(wanted):
                 other = sorted(set(found) ^ set(wanted))
-                raise EngineSignatureError(
+                raise ArtifactError(
                     f"engine {self.spec.name} {verb} {len(found)} tensors, the manifest says {len(wanted)} (not on "
                     f"both sides: {', '.join(other[:4])}); rebuild the artifact"
                 )
@@ -247,7 +241,7 @@ class Plan:
                 dtype = engine.get_tensor_dtype(name).name
                 same = shape == spec.shape or (name in in_place and prod(shape) == prod(spec.shape))
                 if not same or spec.dtype not in DTYPES.get(dtype, ()):
-                    raise EngineSignatureError(
+                    raise ArtifactError(
                         f"engine {self.spec.name} {verb} {name} as {dtype} {list(shape)}, the manifest says "
                         f"{spec.dtype} {list(spec.shape)}; rebuild the artifact"
                     )
@@ -280,7 +274,7 @@ def load_plugins(library: PlanLibrary, name: str, files: Mapping[str, memoryview
     ------
     ManifestError
         If the artifact has no such file.
-    EngineLoadError
+    ArtifactError
         If TensorRT does not load it.
     """
     if name not in files:
@@ -298,7 +292,7 @@ def load_plugins(library: PlanLibrary, name: str, files: Mapping[str, memoryview
             view = view[file.write(view) :]
         handle = registry.load_library(f"/proc/self/fd/{file.fileno()}")
     if handle is None or registry.get_creator(kind, version, namespace) is None:
-        raise EngineLoadError(
+        raise ArtifactError(
             f"the plugin library {name} was refused by {library.title} {library.module.__version__}; rebuild the "
             "artifact"
         )
@@ -324,7 +318,7 @@ def check_version(library: PlanLibrary, built: str | None, here: str) -> None:
     ------
     ManifestError
         If the artifact does not say, or not as a version.
-    PlanVersionError
+    ArtifactError
         If this one is older, or of another major version.
     """
     try:
@@ -335,7 +329,7 @@ def check_version(library: PlanLibrary, built: str | None, here: str) -> None:
             "rebuild it"
         ) from None
     if found[0] != wanted[0] or found < wanted:
-        raise PlanVersionError(
+        raise ArtifactError(
             f"plans are built with {library.title} {built}, the runtime here is {here}; install {library.install} of "
             f"{wanted[0]}.x that is at least {built}, or rebuild the artifact"
         )
@@ -343,7 +337,7 @@ def check_version(library: PlanLibrary, built: str | None, here: str) -> None:
 
 def _check_address(spec: EngineSpec, argument: TensorSpec, tensor: DeviceTensor) -> None:
     if tensor.address % ALIGNMENT or not tensor.is_contiguous:
-        raise EngineSignatureError(
+        raise ArtifactError(
             f"engine {spec.name} is given {argument.name} at an address that is no multiple of {ALIGNMENT}, or with "
             "holes; a plan takes neither: rebuild the artifact with another layout"
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seko_runtime.backends import cuda_driver
-from seko_runtime.errors import DeviceArchError, EngineLoadError, EngineRunError
+from seko_runtime.errors import ArtifactError, EngineRunError
 from seko_runtime.format.manifest import EngineSpec, Manifest
 
 if TYPE_CHECKING:
@@ -138,10 +138,8 @@ class RtxLibrary(PlanLibrary):
 
         Raises
         ------
-        DeviceArchError
-            If it is for other GPUs.
-        EngineLoadError
-            If it cannot run for another reason.
+        ArtifactError
+            If it is for other GPUs; if it cannot run for another reason.
         """
         validity, reasons = runtime.get_engine_validity(plan[:HEADER_BYTES])
         if validity != self.module.EngineValidity.INVALID:
@@ -149,12 +147,12 @@ class RtxLibrary(PlanLibrary):
         kinds = self.module.EngineInvalidityDiagnostics
         names = [name for name, kind in kinds.__members__.items() if int(reasons) & int(kind)]
         if "UNSUPPORTED_CC" in names:
-            raise DeviceArchError(
+            raise ArtifactError(
                 f"engine {spec.name} is for {' and '.join(manifest.target.archs)}, and TensorRT for RTX does not run "
                 f"it on this GPU, {cuda_driver.device_arch(self.device)}; rebuild with --target of this GPU, or with "
                 "--backend aoti"
             )
-        raise EngineLoadError(
+        raise ArtifactError(
             f"engine {spec.name} ({spec.file}) cannot run here, says TensorRT for RTX {self.module.__version__}: "
             f"{', '.join(names).lower().replace('_', ' ') or 'it gives no reason'}; update the driver, or rebuild the "
             "artifact"

@@ -91,7 +91,7 @@ def fit_conditioning(
     ------
     UsageError
         If something does not fit the artifact.
-    ArtifactError, TokenizerMissingError
+    ArtifactError, EnvironmentLacksError
         If its tokenizer cannot be used.
     """
     check_device(manifest.target, options.device)

@@ -59,7 +59,7 @@ class Contract:
     anywhere : frozenset of str
         Buffers that every program may take, whatever its roles.
     check_buffers : callable
-        Takes the buffers by name; raises a ProgramError if one that the host writes, reads or splits into rows has
+        Takes the buffers by name; raises a ManifestError if one that the host writes, reads or splits into rows has
         another shape, dtype or role than the workload's code expects.
     """
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from seko_runtime.errors import ProgramError
+from seko_runtime.errors import ManifestError
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.manifest import Buffer, EngineSpec, Manifest
 
@@ -58,7 +58,7 @@ def layer_visits(
 
     Raises
     ------
-    ProgramError
+    ManifestError
         If a buffer cannot be offloaded, or the calls do not use its layers one after another.
     """
     offloaded = {buffer.name: buffer for buffer in manifest.buffers if buffer.device_layers}
@@ -87,14 +87,14 @@ def layer_visits(
             visits.setdefault(run, {})[at] = Visit(tuple(takes), tuple(fetches), stores)
     first_run = (units[0][0] if units else "", 0)
     if first_run not in visits:
-        raise ProgramError(
+        raise ManifestError(
             f"the program {first_run[0]} takes nothing of the offloaded {', '.join(offloaded)}"
         )
     # Whatever runs next finds the layers of the first call there: a unit, or one of its programs alone.
     starts = [of_run for (name, number), of_run in sorted(visits.items()) if not number]
     firsts = [set(of_run[min(of_run)].takes) for of_run in starts]
     if any(first != firsts[0] for first in firsts):
-        raise ProgramError(f"programs begin with different layers of an offloaded cache: {firsts}")
+        raise ManifestError(f"programs begin with different layers of an offloaded cache: {firsts}")
     _check_others(programs, offloaded, {name for name, _ in visits})
     return visits
 
@@ -108,7 +108,7 @@ def _layers_of(
     ]
     for ref in refs:
         if not ref.index:
-            raise ProgramError(
+            raise ManifestError(
                 f"engine {call.engine} takes the offloaded buffer {ref.name} whole, expected a layer of it"
             )
     return iter(dict.fromkeys((ref.name, ref.index[0]) for ref in refs))
@@ -125,16 +125,16 @@ def _mutated(engine: EngineSpec) -> tuple[int, ...]:
 
 def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:
     if buffer.role != "cache" or not buffer.layered:
-        raise ProgramError(
+        raise ManifestError(
             f"buffer {buffer.name} of role {buffer.role} is offloaded, only layered caches may be"
         )
     if not 2 <= buffer.device_layers < buffer.shape[0]:
-        raise ProgramError(
+        raise ManifestError(
             f"buffer {buffer.name} has device_layers {buffer.device_layers}, expected 2 to {buffer.shape[0] - 1}, "
             "fewer than its layers"
         )
     if manifest.pool is not None:
-        raise ProgramError(
+        raise ManifestError(
             f"buffer {buffer.name} is offloaded, but its rows are a pool's; rebuild the artifact"
         )
 
@@ -148,7 +148,7 @@ def _check_seats(
     held = {(name, device_seat(layer, offloaded[name])) for name, layer in takes}
     wanted = {(name, device_seat(layer, offloaded[name])) for name, layer in fetches}
     if held & wanted or len(held) < len(takes):
-        raise ProgramError(
+        raise ManifestError(
             f"program {run[0]}: the call that takes {takes[0]} and the one after it, {fetches[0]}, would share a "
             "seat on the device; rebuild the artifact"
         )
@@ -160,6 +160,6 @@ def _check_others(programs: Programs, offloaded: Mapping[str, Buffer], of_units:
             if name not in of_units and any(
                 _is_offloaded(ref, offloaded) for ref in (*call.inputs, *call.outputs)
             ):
-                raise ProgramError(
+                raise ManifestError(
                     f"program {name} takes an offloaded cache, only the programs of a unit may"
                 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seko_runtime.backends.memory import Engine, Memory, Tensor
-from seko_runtime.errors import EngineSignatureError, SekoRuntimeError
+from seko_runtime.errors import ArtifactError, SekoRuntimeError
 from seko_runtime.executor.cache_offload import BoundVisit, CacheOffload
 from seko_runtime.executor.resolved import Ref, ResolvedCall
 from seko_runtime.format.manifest import EngineSpec
@@ -40,7 +40,7 @@ class BoundProgram:
 
         Raises
         ------
-        EngineSignatureError
+        ArtifactError
             On the first run, if an engine returns something else than the manifest says.
         EngineRunError
             If an engine fails.
@@ -142,13 +142,13 @@ def _bind_call(
 
 def _check_results(spec: EngineSpec, results: Sequence[Tensor], memory: Memory) -> None:
     if len(results) != len(spec.outputs):
-        raise EngineSignatureError(
+        raise ArtifactError(
             f"engine {spec.name} gave {len(results)} tensors, the manifest says {len(spec.outputs)}; rebuild it"
         )
     for result, wanted in zip(results, spec.outputs, strict=True):
         shape, dtype = memory.describe(result)
         if (shape, dtype) != (wanted.shape, wanted.dtype):
-            raise EngineSignatureError(
+            raise ArtifactError(
                 f"engine {spec.name} gave {wanted.name} as {dtype} {list(shape)}, "
                 f"the manifest says {wanted.dtype} {list(wanted.shape)}; rebuild the artifact"
             )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
-from seko_runtime.errors import EngineSignatureError, ProgramError
+from seko_runtime.errors import ArtifactError, ManifestError
 from seko_runtime.executor.contract import Contract, ProgramRule
 from seko_runtime.executor.layer_visits import layer_visits
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
@@ -47,9 +47,9 @@ def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
 
     Raises
     ------
-    ProgramError
+    ManifestError
         If a program or table names something that does not exist or is doubled, or writes where it must not.
-    EngineSignatureError
+    ArtifactError
         If a shape or dtype differs from the engine's.
     """
     tables = _Tables(manifest)
@@ -84,7 +84,7 @@ def _check_size(manifest: Manifest, contract: Contract) -> None:
         (references, MAX_RESOLVED_REFERENCES, "references"),
     ):
         if count > most:
-            raise ProgramError(f"programs expand to {count} {what}, more than {most}; rebuild the artifact")
+            raise ManifestError(f"programs expand to {count} {what}, more than {most}; rebuild the artifact")
 
 
 class _Rules(NamedTuple):
@@ -122,7 +122,7 @@ class _Tables:
             _by_name(engine.outputs, f"engine {engine.name} outputs")
             for name in engine.mutates:
                 if name not in inputs:
-                    raise ProgramError(f"engine {engine.name} mutates {name!r}, which is none of its inputs")
+                    raise ManifestError(f"engine {engine.name} mutates {name!r}, which is none of its inputs")
 
     def resolve(
         self, rules: _Rules, calls: tuple[Call, ...], numbers: Mapping[str, int]
@@ -132,7 +132,7 @@ class _Tables:
         out: list[ResolvedCall] = []
         for call in calls:
             if call.engine not in self.engines:
-                raise ProgramError(
+                raise ManifestError(
                     f"program {program} calls engine {call.engine!r}, which is not in the table"
                 )
             engine = self.engines[call.engine]
@@ -141,7 +141,7 @@ class _Tables:
                 ("outputs", call.outputs, engine.outputs),
             ):
                 if len(refs) != len(specs):
-                    raise EngineSignatureError(
+                    raise ArtifactError(
                         f"program {program} hands engine {engine.name} {len(refs)} {side}, "
                         f"its signature has {len(specs)}; rebuild the artifact"
                     )
@@ -182,7 +182,7 @@ class _Tables:
             outputs.append(ref)
             if ref.kind == "value":
                 if ref.index:
-                    raise ProgramError(f"{where}: value {ref.name} is indexed where it is made")
+                    raise ManifestError(f"{where}: value {ref.name} is indexed where it is made")
                 values[ref.name] = given
                 continue
             if ref.kind == "buffer":
@@ -200,7 +200,7 @@ class _Tables:
         """Resolve a reference for these numbers, and remember the result."""
         self._distinct += 1
         if self._distinct > MAX_DISTINCT_REFERENCES:
-            raise ProgramError(
+            raise ManifestError(
                 f"{where}: programs expand to more than {MAX_DISTINCT_REFERENCES} different references; "
                 "rebuild the artifact"
             )
@@ -214,14 +214,16 @@ class _Tables:
 
     def _check_writable(self, rules: _Rules, ref: Ref, where: str) -> None:
         if ref.kind != "buffer":
-            raise ProgramError(f"{where}: writes {ref.kind} {ref.name} in place, only buffers may be written")
+            raise ManifestError(
+                f"{where}: writes {ref.kind} {ref.name} in place, only buffers may be written"
+            )
         role, allowed = self.buffers[ref.name].role, rules.rule.writes
         if role not in allowed:  # else a failed call could leave a row or what the host fills half written
-            raise ProgramError(
+            raise ManifestError(
                 f"{where}: writes buffer {ref.name} of role {role}, may write {' or '.join(sorted(allowed))}"
             )
         if ref.name in rules.contract.fed:
-            raise ProgramError(f"{where}: writes buffer {ref.name}, which the host fills")
+            raise ManifestError(f"{where}: writes buffer {ref.name}, which the host fills")
 
     def _check_role(self, rules: _Rules, ref: Ref, where: str) -> None:
         """Check that programs that run at the same time, or one program's runs that do, share no buffer."""
@@ -229,12 +231,12 @@ class _Tables:
             return
         role, rule = self.buffers[ref.name].role, rules.rule
         if role not in rule.reads:
-            raise ProgramError(
+            raise ManifestError(
                 f"{where}: buffer {ref.name} of role {role} runs beside it; the program takes buffers of role "
                 f"{' or '.join(sorted(rule.reads))}"
             )
         if rule.by_row and not (ref.by_row and len(ref.index) == 1):
-            raise ProgramError(
+            raise ManifestError(
                 f"{where}: buffer {ref.name} is taken whole, expected 'buffer:{ref.name}[row]'"
             )
 
@@ -242,26 +244,26 @@ class _Tables:
 def _parse_ref(written: _Written, numbers: Mapping[str, int | None], where: str) -> Ref:
     text = written.text
     if written.parts is None:
-        raise ProgramError(
+        raise ManifestError(
             f"{where}: {text[:80]!r} is no reference like 'weight:NAME' or 'buffer:NAME[layer]'"
         )
     kind, name, marks, bucket = written.parts.groups()
     if numbers["layer"] is None and ("{layer}" in name or "[layer]" in marks or "[place]" in marks):
-        raise ProgramError(f"{where}: {text[:80]!r} names a layer, but the call has no layers")
+        raise ManifestError(f"{where}: {text[:80]!r} names a layer, but the call has no layers")
     if numbers["pass"] is None and ("{pass}" in name or "[pass]" in marks):
-        raise ProgramError(f"{where}: {text[:80]!r} names a pass outside the programs that run by pass")
+        raise ManifestError(f"{where}: {text[:80]!r} names a pass outside the programs that run by pass")
     leading = numbers["bucket"] or 0
     if bucket and not leading:
-        raise ProgramError(f"{where}: {text[:80]!r} names a bucket outside the programs of one")
+        raise ManifestError(f"{where}: {text[:80]!r} names a bucket outside the programs of one")
     if "{" in name:
         name = name.replace("{layer}", str(numbers["layer"])).replace("{pass}", str(numbers["pass"]))
     if not NAME_PATTERN.fullmatch(name):
-        raise ProgramError(f"{where}: {name[:80]!r} is no name")
+        raise ManifestError(f"{where}: {name[:80]!r} is no name")
     if not marks:
         return Ref(kind, name, leading=leading if bucket else 0)
     by_row = marks in ("[row]", "[layer][row]")
     if "[row]" in marks and (numbers["row"] is None or kind != "buffer" or not by_row):
-        raise ProgramError(
+        raise ManifestError(
             f"{where}: {text[:80]!r} names a row; only buffers of programs that run by row have one, as their first "
             "index or behind the layer's"
         )
@@ -272,15 +274,15 @@ def _parse_ref(written: _Written, numbers: Mapping[str, int | None], where: str)
 def _form(spec: TensorSpec | None, ref: Ref, where: str) -> _Form:
     """Return shape and dtype of the part of a tensor that a reference selects."""
     if spec is None:
-        raise ProgramError(f"{where}: {ref.kind} {ref.name!r} does not exist there")
+        raise ManifestError(f"{where}: {ref.kind} {ref.name!r} does not exist there")
     shape = spec.shape
     for number in ref.index:
         if not shape or number >= shape[0]:
-            raise ProgramError(f"{where}: {ref.kind} {ref.name} of shape {shape} has no index {number}")
+            raise ManifestError(f"{where}: {ref.kind} {ref.name} of shape {shape} has no index {number}")
         shape = shape[1:]
     if ref.leading:
         if not shape or ref.leading > shape[0]:
-            raise ProgramError(
+            raise ManifestError(
                 f"{where}: {ref.kind} {ref.name} of shape {shape} has no {ref.leading} leading entries"
             )
         shape = (ref.leading, *shape[1:])
@@ -290,7 +292,7 @@ def _form(spec: TensorSpec | None, ref: Ref, where: str) -> _Form:
 def _check_fit(found: _Form, ref: Ref, wanted: TensorSpec, where: str) -> None:
     shape, dtype = found
     if shape != wanted.shape or dtype != wanted.dtype:
-        raise EngineSignatureError(
+        raise ArtifactError(
             f"{where}: {ref.kind} {ref.name} is {dtype} {list(shape)}, "
             f"the engine's {wanted.name} is {wanted.dtype} {list(wanted.shape)}; rebuild the artifact"
         )
@@ -301,20 +303,20 @@ def _check_program_names(manifest: Manifest, contract: Contract) -> None:
     missing = [name for name, rule in contract.programs.items() if rule.required and name not in names]
     unknown = sorted(names - contract.programs.keys())
     if missing or unknown:
-        raise ProgramError(
+        raise ManifestError(
             f"programs lack {missing} and hold the unknown {unknown[:8]}; rebuild the artifact"
         )
     for together in contract.together:
         if 0 < len(names & set(together)) < len(together):
-            raise ProgramError(f"programs hold one of {' and '.join(together)}, expected both or none")
+            raise ManifestError(f"programs hold one of {' and '.join(together)}, expected both or none")
 
 
 def _by_name(specs: tuple[SpecT, ...], table: str) -> dict[str, SpecT]:
     named: dict[str, SpecT] = {}
     for spec in specs:
         if not NAME_PATTERN.fullmatch(spec.name):
-            raise ProgramError(f"{table} holds {spec.name[:80]!r}, which is no name")
+            raise ManifestError(f"{table} holds {spec.name[:80]!r}, which is no name")
         if spec.name in named:
-            raise ProgramError(f"{table} holds {spec.name!r} twice; rebuild the artifact")
+            raise ManifestError(f"{table} holds {spec.name!r} twice; rebuild the artifact")
         named[spec.name] = spec
     return named

@@ -11,13 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from seko_runtime.errors import (
-    FileHashError,
-    FileSizeError,
-    IrregularFileError,
+    ArtifactError,
     ManifestError,
-    MissingFileError,
-    SurplusFileError,
-    SymlinkError,
 )
 from seko_runtime.format.json_fields import MAX_JSON_BYTES
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry
@@ -40,7 +35,7 @@ class ArtifactFiles:
 
     Raises
     ------
-    MissingFileError
+    ArtifactError
         If there is no such folder.
     """
 
@@ -49,18 +44,16 @@ class ArtifactFiles:
         try:
             self._root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise MissingFileError(f"{root} was not found; check the path") from None
+            raise ArtifactError(f"{root} was not found; check the path") from None
         except NotADirectoryError:
-            raise MissingFileError(
+            raise ArtifactError(
                 f"{root} is no folder, expected an artifact's; check the path, or unpack a packed one first: "
                 "`seko-run unpack FILE.tar -o DIR`"
             ) from None
         except OSError as error:
             if lacks(error):
                 raise
-            raise MissingFileError(
-                f"{root} cannot be opened: {error.strerror}; check its permissions"
-            ) from None
+            raise ArtifactError(f"{root} cannot be opened: {error.strerror}; check its permissions") from None
         self._descriptors: dict[str, int] = {}
 
     def read_manifest(self) -> bytes:
@@ -70,10 +63,8 @@ class ArtifactFiles:
         ------
         ManifestError
             If it is missing or too large.
-        SymlinkError, IrregularFileError
-            If it is no regular file.
-        ModuleFileError
-            If the folder contains a file that Python would import, listed or not.
+        ArtifactError
+            If it is no regular file; if the folder contains a file that Python would import, listed or not.
         """
         with os.scandir(self._root_fd) as entries:
             for entry in entries:
@@ -90,7 +81,7 @@ class ArtifactFiles:
 
         Raises
         ------
-        SymlinkError, IrregularFileError
+        ArtifactError
             If it is no regular file.
         """
         return self._read_small(SIGNATURE_FILE, MAX_SIGNATURE_BYTES)
@@ -100,10 +91,8 @@ class ArtifactFiles:
 
         Raises
         ------
-        SymlinkError, IrregularFileError, SurplusFileError
-            If the folder contains something that should not be there.
-        MissingFileError, FileSizeError
-            If a listed file is missing or has another size.
+        ArtifactError
+            If the folder contains something that should not be there; if a listed file is missing or has another size.
         """
         folders = {
             "/".join(parts[:depth])
@@ -114,12 +103,12 @@ class ArtifactFiles:
         self._open_folder(self._root_fd, "", files, folders)
         for path, entry in sorted(files.items()):
             if path not in self._descriptors:
-                raise MissingFileError(
+                raise ArtifactError(
                     f"{path} is not in {self.root}, the manifest lists it; copy the artifact again"
                 )
             size = os.fstat(self._descriptors[path]).st_size
             if size != entry.size:
-                raise FileSizeError(
+                raise ArtifactError(
                     f"{path} has {size} bytes, the manifest says {entry.size}; copy the artifact again"
                 )
 
@@ -142,10 +131,8 @@ class ArtifactFiles:
 
         Raises
         ------
-        FileSizeError
-            If a file's size changed since it was opened.
-        FileHashError
-            If a file's SHA-256 is not the manifest's.
+        ArtifactError
+            If a file's size changed since it was opened; if a file's SHA-256 is not the manifest's.
         """
 
         def verify(path: str) -> memoryview:
@@ -156,7 +143,7 @@ class ArtifactFiles:
                 sha256.update(piece)  # lets other threads run meanwhile
             found = sha256.hexdigest()
             if found != files[path].sha256:
-                raise FileHashError(
+                raise ArtifactError(
                     f"{path} has SHA-256 {found}, the manifest says {files[path].sha256}; copy the artifact again"
                 )
             return _map_privately(descriptor, size, path) if content is None else content
@@ -178,11 +165,11 @@ class ArtifactFiles:
         except FileNotFoundError:
             return None
         except PermissionError:
-            raise MissingFileError(f"{name} may not be read by this user; change its permissions") from None
+            raise ArtifactError(f"{name} may not be read by this user; change its permissions") from None
         except OSError as error:
             if lacks(error):
                 raise
-            raise SymlinkError(f"{name} cannot be opened as a plain file: {error.strerror}") from None
+            raise ArtifactError(f"{name} cannot be opened as a plain file: {error.strerror}") from None
         try:
             _check_regular(os.fstat(descriptor), name)
             with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -198,12 +185,12 @@ class ArtifactFiles:
         for entry in found:
             path = prefix + entry.name
             if entry.is_symlink():
-                raise SymlinkError(
+                raise ArtifactError(
                     f"{path!r} is a symbolic link, an artifact holds none; copy it with links resolved"
                 )
             if entry.is_dir(follow_symlinks=False):
                 if path not in folders:
-                    raise SurplusFileError(f"folder {path!r} is not in the manifest; remove it or rebuild")
+                    raise ArtifactError(f"folder {path!r} is not in the manifest; remove it or rebuild")
                 inner = _open_beneath(entry.name, OPEN_FLAGS | os.O_DIRECTORY, folder_fd, path)
                 try:
                     self._open_folder(inner, path + "/", files, folders)
@@ -211,11 +198,11 @@ class ArtifactFiles:
                     os.close(inner)
                 continue
             if not entry.is_file(follow_symlinks=False):
-                raise IrregularFileError(f"{path!r} is neither a regular file nor a folder; remove it")
+                raise ArtifactError(f"{path!r} is neither a regular file nor a folder; remove it")
             if path in (MANIFEST_FILE, SIGNATURE_FILE):
                 continue
             if path not in files:
-                raise SurplusFileError(f"{path!r} is not in the manifest; remove it or rebuild the artifact")
+                raise ArtifactError(f"{path!r} is not in the manifest; remove it or rebuild the artifact")
             descriptor = _open_beneath(entry.name, FILE_FLAGS, folder_fd, path)
             self._descriptors[path] = descriptor
             _check_regular(os.fstat(descriptor), path)
@@ -225,18 +212,18 @@ def _open_beneath(name: str, flags: int, folder_fd: int, path: str) -> int:
     try:
         return os.open(name, flags, dir_fd=folder_fd)
     except PermissionError:
-        raise MissingFileError(f"{path!r} may not be read by this user; change its permissions") from None
+        raise ArtifactError(f"{path!r} may not be read by this user; change its permissions") from None
     except OSError as error:  # it was a plain file a moment ago: somebody is swapping files under us
         if lacks(error):
             raise
-        raise SymlinkError(
+        raise ArtifactError(
             f"{path!r} changed while it was opened: {error.strerror}; copy it to a safe place"
         ) from None
 
 
 def _check_regular(status: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise IrregularFileError(f"{path!r} is no regular file; remove it or copy the artifact again")
+        raise ArtifactError(f"{path!r} is no regular file; remove it or copy the artifact again")
 
 
 def _map_privately(descriptor: int, size: int, path: str) -> memoryview:
@@ -272,8 +259,8 @@ def _pieces(descriptor: int, size: int, path: str, content: memoryview | None) -
         raise _changed(path, os.fstat(descriptor).st_size, size)
 
 
-def _changed(path: str, found: int, wanted: int) -> FileSizeError:
-    return FileSizeError(
+def _changed(path: str, found: int, wanted: int) -> ArtifactError:
+    return ArtifactError(
         f"{path} had {wanted} bytes when it was opened and {found} when it was read: somebody changes it; copy the "
         "artifact to a safe place"
     )

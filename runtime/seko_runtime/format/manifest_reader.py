@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TypeVar
 
-from seko_runtime.errors import FormatVersionError, ManifestError
+from seko_runtime.errors import ManifestError
 from seko_runtime.format import budgets
 from seko_runtime.format.budgets import Budget
 from seko_runtime.format.json_fields import Fields, parse_json
@@ -48,17 +48,13 @@ def parse_manifest(
 
     Raises
     ------
-    FormatVersionError
-        If it is of another format.
-    PathEscapeError
-        If a file name is no plain relative path.
     ManifestError
-        If anything else is wrong.
+        If it is of another format; if a file name is no plain relative path; if anything else is wrong.
     """
     table = parse_json(document, MANIFEST_FILE)
     version = Fields(table, MANIFEST_FILE).integer("format_version", minimum=1)
     if version != FORMAT_VERSION:  # before any other field: another format may have changed them all
-        raise FormatVersionError(
+        raise ManifestError(
             f"artifact has format version {version}, this runtime reads {FORMAT_VERSION}; install the seko-runtime "
             "that belongs to it, or rebuild the artifact"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from seko_runtime.errors import ModuleFileError, PathEscapeError
+from seko_runtime.errors import ArtifactError, ManifestError
 from seko_runtime.format import budgets
 from seko_runtime.format.json_fields import as_text
 
@@ -16,7 +16,7 @@ def check_relative_path(path: str, where: str) -> str:
 
     Raises
     ------
-    PathEscapeError
+    ManifestError
         If it is absolute, empty, too long or too deep, holds a backslash, a control character, or an empty, ``.`` or
         ``..`` part.
     """
@@ -24,7 +24,7 @@ def check_relative_path(path: str, where: str) -> str:
     bad = len(path) > 1024 or len(parts) > budgets.MAX_PATH_PARTS
     bad = bad or any(part in ("", ".", "..") or len(part) > 255 for part in parts)
     if bad or "\\" in path or any(ord(letter) < 32 or ord(letter) == 127 for letter in path):
-        raise PathEscapeError(
+        raise ManifestError(
             f"{where} names the file {path[:80]!r}, expected a relative path inside the artifact "
             f"(at most {budgets.MAX_PATH_PARTS} parts joined by '/', none empty or '..'); do not open artifacts from "
             "this source"
@@ -37,11 +37,11 @@ def check_no_module(path: str) -> None:
 
     Raises
     ------
-    ModuleFileError
+    ArtifactError
         If ``path``, relative to the folder, is a module, a path file (`.pth`) or a package's ``__init__`` there.
     """
     if _MODULE_PATH.fullmatch(path):
-        raise ModuleFileError(
+        raise ArtifactError(
             f"the artifact holds {path[:80]!r}, which Python would import if it were started there, and no artifact "
             "needs; do not open artifacts from this source"
         )

@@ -10,12 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.errors import (
+    ArtifactError,
     ManifestError,
-    SafetensorsHeaderError,
     UsageError,
-    WeightDtypeError,
-    WeightMissingError,
-    WeightShapeError,
 )
 from seko_runtime.format.json_fields import Fields, as_integer, as_text, parse_json
 from seko_runtime.format.manifest import DTYPE_BYTES, TensorSpec
@@ -81,14 +78,14 @@ def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
 
     Raises
     ------
-    SafetensorsHeaderError
+    ArtifactError
         If the header is too large or malformed, or a tensor's range is invalid.
     """
     if len(data) < PREFIX_BYTES:
-        raise SafetensorsHeaderError(f"{file} has {len(data)} bytes, too few for a safetensors header")
+        raise ArtifactError(f"{file} has {len(data)} bytes, too few for a safetensors header")
     header_bytes = int.from_bytes(data[:PREFIX_BYTES], "little")
     if header_bytes > MAX_HEADER_BYTES or PREFIX_BYTES + header_bytes > len(data):
-        raise SafetensorsHeaderError(
+        raise ArtifactError(
             f"{file} announces a header of {header_bytes} bytes in a file of {len(data)}, "
             f"at most {MAX_HEADER_BYTES} are read; rebuild the artifact"
         )
@@ -103,17 +100,17 @@ def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
             if name != "__metadata__"
         }
     except ManifestError as error:  # the shared JSON reader's word for malformed
-        raise SafetensorsHeaderError(str(error)) from None
+        raise ArtifactError(str(error)) from None
     end = begin
     for tensor in sorted(tensors.values(), key=lambda one: (one.offset, one.nbytes)):
         if tensor.offset != end:
-            raise SafetensorsHeaderError(
+            raise ArtifactError(
                 f"{file}: tensor {tensor.name} begins at byte {tensor.offset}, expected {end}: "
                 "tensors must neither overlap nor leave holes; rebuild the artifact"
             )
         end += tensor.nbytes
     if end != len(data):
-        raise SafetensorsHeaderError(f"{file} has {len(data)} bytes, its tensors end at {end}")
+        raise ArtifactError(f"{file} has {len(data)} bytes, its tensors end at {end}")
     return tensors
 
 
@@ -122,21 +119,19 @@ def check_tensor(found: Mapping[str, MappedTensor], wanted: TensorSpec, file: st
 
     Raises
     ------
-    WeightMissingError, WeightShapeError, WeightDtypeError
+    ArtifactError
         With what was found and what was expected.
     """
     tensor = found.get(wanted.name)
     if tensor is None:
-        raise WeightMissingError(
-            f"{file} holds no tensor {wanted.name}, which the manifest lists; rebuild it"
-        )
+        raise ArtifactError(f"{file} holds no tensor {wanted.name}, which the manifest lists; rebuild it")
     if tensor.shape != wanted.shape:
-        raise WeightShapeError(
+        raise ArtifactError(
             f"{wanted.name} in {file} has shape {list(tensor.shape)}, "
             f"the manifest says {list(wanted.shape)}; rebuild the artifact"
         )
     if tensor.dtype != wanted.dtype:
-        raise WeightDtypeError(
+        raise ArtifactError(
             f"{wanted.name} in {file} is {tensor.dtype}, the manifest says {wanted.dtype}; rebuild the artifact"
         )
     return tensor

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from seko_runtime.errors import TokenizerError, TokenizerMissingError
+from seko_runtime.errors import ArtifactError, EnvironmentLacksError
 
 
 def open_tokenizer(document: bytes | memoryview, name: str) -> Any:
@@ -22,15 +22,15 @@ def open_tokenizer(document: bytes | memoryview, name: str) -> Any:
 
     Raises
     ------
-    TokenizerMissingError
+    EnvironmentLacksError
         If `tokenizers` is not installed.
-    TokenizerError
+    ArtifactError
         If the file is no valid tokenizer.
     """
     try:
         import tokenizers
     except ImportError:
-        raise TokenizerMissingError(
+        raise EnvironmentLacksError(
             "a prompt needs the library tokenizers, which is not installed; "
             "pip install tokenizers, or give text embeddings in place of a sentence"
         ) from None
@@ -39,7 +39,7 @@ def open_tokenizer(document: bytes | memoryview, name: str) -> Any:
         loaded: Any = tokenizers.Tokenizer.from_str(text)
     except BaseException as error:
         _raise_foreign(error)
-        raise TokenizerError(
+        raise ArtifactError(
             f"{name} is no file of tokenizers {tokenizers.__version__}: {str(error)[:120]}; "
             "update the library, or rebuild the artifact"
         ) from None
@@ -53,14 +53,14 @@ def cut_text(tokenizer: Any, text: str, name: str, *, marks: bool = True) -> Any
 
     Raises
     ------
-    TokenizerError
+    ArtifactError
         If the tokenizer fails.
     """
     try:
         return tokenizer.encode(text) if marks else tokenizer.encode(text, add_special_tokens=False)
     except BaseException as error:  # its message is not told: it may quote the text
         _raise_foreign(error)
-        raise TokenizerError(
+        raise ArtifactError(
             f"{name} cannot cut a prompt into ids ({type(error).__name__}); rebuild the artifact"
         ) from None
 

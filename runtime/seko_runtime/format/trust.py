@@ -10,15 +10,9 @@ from pathlib import Path
 
 from seko_runtime.arguments import path_of
 from seko_runtime.errors import (
+    ArtifactError,
+    EnvironmentLacksError,
     ManifestError,
-    RevokedArtifactError,
-    SignatureFormatError,
-    SignatureLibraryMissingError,
-    SignatureMissingError,
-    SignatureTimeError,
-    SignatureWrongError,
-    TrustFileError,
-    UnknownKeyError,
 )
 from seko_runtime.format.json_fields import Fields, parse_json
 from seko_runtime.format.manifest import SIGNATURE_FILE
@@ -80,20 +74,12 @@ def check_signature(document: bytes, signature: bytes | None, trust: str | Path 
 
     Raises
     ------
-    TrustFileError
-        If the trust file cannot be read, has an invalid line, or names no key.
-    SignatureLibraryMissingError
-        If `cryptography` is not installed.
-    SignatureMissingError, SignatureFormatError
-        If there is no signature, or it cannot be read.
-    RevokedArtifactError
-        If the trust file revokes the manifest's digest, even if it is signed.
-    UnknownKeyError
-        If no key of the trust file signed.
-    SignatureWrongError
-        If a trusted key's signature does not match, even if another one does.
-    SignatureTimeError
-        If the trust file has a ``not-before``, and no trusted signature is as late.
+    EnvironmentLacksError
+        If the trust file cannot be read, has an invalid line, or names no key; if `cryptography` is not installed.
+    ArtifactError
+        If there is no signature, or it cannot be read; if the trust file revokes the manifest's digest, even if it is
+        signed; if no key of the trust file signed; if a trusted key's signature does not match, even if another one
+        does; if the trust file has a ``not-before``, and no trusted signature is as late.
     """
     named = os.environ.get(TRUST_VARIABLE) if trust is None else trust
     if named is None:
@@ -101,39 +87,39 @@ def check_signature(document: bytes, signature: bytes | None, trust: str | Path 
     trust_file = read_trust(path_of(named, "trust"))
     digest = hashlib.sha256(document).hexdigest()
     if digest in trust_file.revoked:
-        raise RevokedArtifactError(
+        raise ArtifactError(
             f"{named} revokes the artifact with the digest {digest}; get another one from its maker"
         )
     require_library(str(named))
     if signature is None:
-        raise SignatureMissingError(
+        raise ArtifactError(
             f"the artifact is not signed, {named} asks for it; have its maker run `seko-export sign`"
         )
     known = [one for one in read_signatures(signature) if one.key in trust_file.keys]
     if not known:
-        raise UnknownKeyError(
+        raise ArtifactError(
             f"no key of {named} signed the artifact; its maker's key must be added there, if you trust it"
         )
     for one in known:
         if not fits(one, document):
-            raise SignatureWrongError(
+            raise ArtifactError(
                 f"the signature of key {one.key[:16]} ({trust_file.keys[one.key]}) is not of this manifest: the "
                 "artifact was changed, or signed anew without `seko-export sign`; get it again"
             )
     latest = max(one.time or "" for one in known)
     if trust_file.not_before is not None and latest < trust_file.not_before:
-        raise SignatureTimeError(
+        raise ArtifactError(
             f"{named} asks for a signature of {trust_file.not_before} or later, the latest of its keys is of "
             f"{latest or 'no time'}; have its maker run `seko-export sign` again, or get a newer artifact"
         )
 
 
 def require_library(asking: str) -> None:
-    """Raise a SignatureLibraryMissingError if `cryptography` is not installed; ``asking`` says what needs it."""
+    """Raise a EnvironmentLacksError if `cryptography` is not installed; ``asking`` says what needs it."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: F401
     except ImportError:
-        raise SignatureLibraryMissingError(
+        raise EnvironmentLacksError(
             f"{asking} asks for signatures, and the library cryptography is not installed; "
             "pip install cryptography"
         ) from None
@@ -172,7 +158,7 @@ def read_trust(path: Path) -> Trust:
 
     Raises
     ------
-    TrustFileError
+    EnvironmentLacksError
         With the invalid line.
     """
     try:
@@ -181,9 +167,11 @@ def read_trust(path: Path) -> Trust:
         text = content.decode("utf-8")
     except (OSError, ValueError) as fault:
         told = fault.strerror if isinstance(fault, OSError) else "no UTF-8"
-        raise TrustFileError(f"the trust file {path} cannot be read ({told}); nothing is opened") from None
+        raise EnvironmentLacksError(
+            f"the trust file {path} cannot be read ({told}); nothing is opened"
+        ) from None
     if len(content) > MAX_TRUST_BYTES:
-        raise TrustFileError(
+        raise EnvironmentLacksError(
             f"the trust file {path} has more than {MAX_TRUST_BYTES} bytes; nothing is opened"
         )
     keys: dict[str, str] = {}
@@ -201,13 +189,13 @@ def read_trust(path: Path) -> Trust:
         elif word == "revoked" and _is_hexadecimal(value, DIGEST_DIGITS):  # what follows says why, for people
             revoked.add(value)
         else:
-            raise TrustFileError(
+            raise EnvironmentLacksError(
                 f"line {number} of the trust file {path} is {line[:40]!r}, expected 'ed25519 KEY NAME' with a key of "
                 f"{KEY_DIGITS} lower-case hexadecimal digits, as `seko-export keygen` writes it, 'not-before "
                 f"{TIME_FORM}' or 'revoked DIGEST'; nothing is opened"
             )
     if not keys:
-        raise TrustFileError(f"the trust file {path} names no key; nothing is opened")
+        raise EnvironmentLacksError(f"the trust file {path} names no key; nothing is opened")
     return Trust(keys, not_before, frozenset(revoked))
 
 
@@ -216,7 +204,7 @@ def read_signatures(content: bytes) -> list[Signature]:
 
     Raises
     ------
-    SignatureFormatError
+    ArtifactError
         If it is not such a file.
     """
     try:
@@ -226,7 +214,7 @@ def read_signatures(content: bytes) -> list[Signature]:
             raise ManifestError(f"{SIGNATURE_FILE} has version {version}, this runtime reads 1; update it")
         return list(fields.items("signatures", _read_signature))
     except ManifestError as error:  # the shared JSON reader's word for malformed
-        raise SignatureFormatError(str(error)) from None
+        raise ArtifactError(str(error)) from None
 
 
 def _read_signature(value: object, where: str) -> Signature:

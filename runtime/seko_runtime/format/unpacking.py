@@ -14,17 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from seko_runtime.errors import (
-    DuplicateFileError,
-    FileHashError,
-    FileSizeError,
-    IrregularFileError,
+    ArtifactError,
     ManifestError,
-    MissingFileError,
-    SurplusFileError,
-    SymlinkError,
-    TarFormatError,
-    TarTrailingError,
-    TarTruncatedError,
 )
 from seko_runtime.format.json_fields import MAX_JSON_BYTES
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntry, Manifest
@@ -125,7 +116,7 @@ class _Reader:
         while left:
             part = self._file.read(min(left, READ_BYTES))
             if not part:
-                raise TarTruncatedError(
+                raise ArtifactError(
                     f"{self._name} ends at byte {self._at}, {left} more were expected; copy it again"
                 )
             parts.append(part)
@@ -135,7 +126,7 @@ class _Reader:
 
     def take_padding(self, size: int, path: str) -> None:
         if any(self.take(len(padding(size)))):
-            raise TarFormatError(
+            raise ArtifactError(
                 f"{self._name}: bytes hide behind the end of {path!r}; pack the artifact again"
             )
 
@@ -145,12 +136,12 @@ class _Reader:
         """
         block = self.take(BLOCK_BYTES) if block is None else block
         if not any(block):
-            raise MissingFileError(f"{self._name} holds no {path}; it is no packed artifact")
+            raise ArtifactError(f"{self._name} holds no {path}; it is no packed artifact")
         size = _octal(block[124:136])
         if size is None or block != member_header(path, size):
             self._refuse(block, path)
         if size > limit:
-            raise FileSizeError(f"{self._name}: {path} would have {size} bytes, at most {limit} are read")
+            raise ArtifactError(f"{self._name}: {path} would have {size} bytes, at most {limit} are read")
         content = self.take(size)
         self.take_padding(size, path)
         return content
@@ -161,10 +152,10 @@ class _Reader:
         if not stat.S_ISREG(status.st_mode) or status.st_size == wanted:
             return
         if status.st_size < wanted:
-            raise TarTruncatedError(
+            raise ArtifactError(
                 f"{self._name} has {status.st_size} bytes, its manifest makes {wanted}; copy it again"
             )
-        raise TarTrailingError(
+        raise ArtifactError(
             f"{self._name} has {status.st_size} bytes, its manifest makes {wanted}; pack the artifact again"
         )
 
@@ -176,13 +167,11 @@ class _Reader:
         if block == wanted[:BLOCK_BYTES] and self.take(len(wanted) - BLOCK_BYTES) == wanted[BLOCK_BYTES:]:
             return
         if not any(block):
-            raise MissingFileError(
-                f"{self._name} ends before {path!r}, which the manifest lists; pack it again"
-            )
+            raise ArtifactError(f"{self._name} ends before {path!r}, which the manifest lists; pack it again")
         self._refuse_name(block, files, done)
         size = _octal(block[124:136])
         if _name(block) == path and size is not None and size != entry.size:
-            raise FileSizeError(
+            raise ArtifactError(
                 f"{self._name}: {path} has {size} bytes, the manifest says {entry.size}; pack it again"
             )
         self._refuse(block, path)
@@ -193,7 +182,7 @@ class _Reader:
             self._refuse_name(block, files, done)
             self._refuse(block, "the end")
         if any(self.take(len(END) - BLOCK_BYTES)) or self._file.read(1):
-            raise TarTrailingError(f"{self._name} goes on behind its end; pack the artifact again")
+            raise ArtifactError(f"{self._name} goes on behind its end; pack the artifact again")
 
     def _refuse_name(self, block: bytes, files: Mapping[str, FileEntry], done: set[str]) -> None:
         """Refuse a block because of the kind or the path of what it would create."""
@@ -202,17 +191,17 @@ class _Reader:
             self._refuse_kind(kind, name)
             check_relative_path(name, f"a name in {self._name}")
             if name in done:
-                raise DuplicateFileError(f"{self._name} holds {name!r} twice; pack the artifact again")
+                raise ArtifactError(f"{self._name} holds {name!r} twice; pack the artifact again")
             if name not in files:
-                raise SurplusFileError(
+                raise ArtifactError(
                     f"{self._name} holds {name!r}, which is not in the manifest; pack the artifact again"
                 )
 
     def _refuse_kind(self, kind: bytes, name: str) -> None:
         if kind in _LINKS and kind:
-            raise SymlinkError(f"{self._name}: {name!r} is a link, an artifact holds none")
+            raise ArtifactError(f"{self._name}: {name!r} is a link, an artifact holds none")
         if kind in _NO_FILES and kind:
-            raise IrregularFileError(f"{self._name}: {name!r} is a folder, a pipe or a device, not a file")
+            raise ArtifactError(f"{self._name}: {name!r} is a folder, a pipe or a device, not a file")
 
     def _refuse(self, block: bytes, wanted: str) -> NoReturn:
         """Refuse a block that differs from `member_header` in some other way."""
@@ -224,7 +213,7 @@ class _Reader:
             found = f"a member of type {block[156:157]!r}"
         else:
             found = f"{name!r}, or its owner, time or mode"
-        raise TarFormatError(
+        raise ArtifactError(
             f"{self._name} has {found} at byte {self._at - BLOCK_BYTES} where {wanted!r} must come as "
             "`seko-export pack` writes it; pack the artifact with that"
         )
@@ -237,9 +226,7 @@ def _write(reader: _Reader, folder: Path, path: str, entry: FileEntry) -> None:
     try:
         file = goal.open("xb")
     except FileExistsError:  # a file system that does not tell A from a
-        raise DuplicateFileError(
-            f"{path!r} is another name of a file that is there; use another place"
-        ) from None
+        raise ArtifactError(f"{path!r} is another name of a file that is there; use another place") from None
     with file:
         left = entry.size
         while left:
@@ -249,7 +236,7 @@ def _write(reader: _Reader, folder: Path, path: str, entry: FileEntry) -> None:
             left -= len(part)
     reader.take_padding(entry.size, path)
     if sha256.hexdigest() != entry.sha256:
-        raise FileHashError(
+        raise ArtifactError(
             f"{path} has SHA-256 {sha256.hexdigest()}, the manifest says {entry.sha256}; copy the archive again"
         )
 
@@ -269,11 +256,11 @@ def _opened(archive: Path) -> Iterator[_Reader]:
     try:
         file = archive.open("rb", buffering=0)
     except FileNotFoundError:
-        raise MissingFileError(f"{archive} was not found: give the path of a packed artifact") from None
+        raise ArtifactError(f"{archive} was not found: give the path of a packed artifact") from None
     except OSError as fault:
         if lacks(fault):
             raise
-        raise MissingFileError(f"{archive} cannot be read ({fault.strerror}); check the path") from None
+        raise ArtifactError(f"{archive} cannot be read ({fault.strerror}); check the path") from None
     with file:
         yield _Reader(file, archive.name)
 

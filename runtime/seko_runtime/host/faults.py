@@ -11,8 +11,7 @@ from seko_runtime.errors import (
     DeviceFaultError,
     DeviceMemoryError,
     EngineRunError,
-    HostFaultError,
-    HostMemoryError,
+    EnvironmentLacksError,
     SekoRuntimeError,
 )
 
@@ -96,11 +95,11 @@ def of_machine(fault: Exception) -> SekoRuntimeError | None:
     """Return the runtime's error for a fault of the machine or its device; None for any other exception."""
     no_memory = isinstance(fault, OSError) and fault.errno == errno.ENOMEM
     if no_memory or isinstance(fault, MemoryError) or _HOST_ALLOCATOR in str(fault):
-        return HostMemoryError(
+        return EnvironmentLacksError(
             f"this machine gives no more memory: {told(fault)}; close other programs, or raise the process's limit"
         )
     if isinstance(fault, OSError) or _NO_THREAD in str(fault):
-        return HostFaultError(
+        return EnvironmentLacksError(
             f"this machine refused a call: {told(fault)}; see to what it lacks (open files, threads, space), then try "
             "again"
         )

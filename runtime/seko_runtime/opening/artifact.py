@@ -11,7 +11,7 @@ from seko_runtime.arguments import flag, shown, whole_number
 from seko_runtime.backends import open_backend, runtime_backend
 from seko_runtime.backends.base import Backend
 from seko_runtime.backends.memory import Engine
-from seko_runtime.errors import BackendMissingError, EngineLoadError, SekoRuntimeError, UsageError
+from seko_runtime.errors import ArtifactError, EnvironmentLacksError, SekoRuntimeError, UsageError
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.host.faults import machine_faults, of_machine, told
 from seko_runtime.opening.checked_artifact import CheckedArtifact, check_artifact, read_manifest
@@ -107,7 +107,7 @@ def _loaded(backend: Backend, checked: CheckedArtifact, spared: Collection[str])
     except SekoRuntimeError:
         raise
     except Exception as fault:
-        raise of_machine(fault) or EngineLoadError(
+        raise of_machine(fault) or ArtifactError(
             f"the engines cannot be loaded: {told(fault)}; rebuild the artifact"
         ) from fault
 
@@ -119,7 +119,7 @@ def check_ranks(manifest: Manifest, ranks: int | None) -> None:
     ------
     UsageError
         If it was built for another number.
-    BackendMissingError
+    EnvironmentLacksError
         If this runtime's backend replays no artifacts of several ranks.
     """
     built = manifest.ranks
@@ -128,6 +128,6 @@ def check_ranks(manifest: Manifest, ranks: int | None) -> None:
             f"ranks is {shown(ranks)}, this artifact was built for {built}: rebuild it with --ranks {shown(ranks)}"
         )
     if built > 1 and not runtime_backend(manifest.backend).several_ranks:
-        raise BackendMissingError(
+        raise EnvironmentLacksError(
             f"this runtime replays {manifest.backend} engines on one GPU, this artifact has {built} ranks; update it"
         )

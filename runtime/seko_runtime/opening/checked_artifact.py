@@ -11,7 +11,7 @@ from typing import Any
 from seko_runtime.arguments import path_of
 from seko_runtime.backends import runtime_backend
 from seko_runtime.backends.host import check_cpu, check_device, free_host_bytes
-from seko_runtime.errors import HostMemoryError
+from seko_runtime.errors import EnvironmentLacksError
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.artifact_files import ArtifactFiles
@@ -141,7 +141,9 @@ def _check_host_memory(needed: int, copy_weights: bool) -> None:
     if copy_weights:
         what = f"{what} and the copy of the weights"
         advice += ", or open the artifact without that copy (copy_weights, --copy-weights)"
-    raise HostMemoryError(f"{what} take {needed} bytes of this machine's memory, {free} are free: {advice}")
+    raise EnvironmentLacksError(
+        f"{what} take {needed} bytes of this machine's memory, {free} are free: {advice}"
+    )
 
 
 def _place_weights(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[str, MappedTensor]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from seko_runtime.backends.host import check_device
-from seko_runtime.errors import DeviceMissingError, RankLostError, UsageError
+from seko_runtime.errors import EnvironmentLacksError, RankLostError, UsageError
 from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP, Manifest
 from seko_runtime.opening.checked_artifact import place_golden, read_file
 from seko_runtime.parallel.group import RankGroup
@@ -53,7 +53,7 @@ def open_ranked(
     ------
     RankLostError
         If a process is lost, or finds another artifact.
-    DeviceMissingError
+    EnvironmentLacksError
         If there are too few GPUs.
     SystemExit
         Under torchrun, in the processes of other ranks than 0, when rank 0's has closed the artifact.
@@ -140,7 +140,7 @@ def rank_facts(
     trust: str | Path | None = None,
     copy_weights: bool = False,
 ) -> dict[str, Any]:
-    """Return what the processes of an artifact need to open it; DeviceMissingError if there are too few GPUs."""
+    """Return what the processes of an artifact need to open it; EnvironmentLacksError if there are too few GPUs."""
     return {
         "path": str(Path(path).absolute()),
         "devices": rank_devices(manifest, device),
@@ -161,7 +161,7 @@ def rank_devices(manifest: Manifest, device: str) -> list[str]:
 
     Raises
     ------
-    DeviceMissingError
+    EnvironmentLacksError
         If this machine has too few.
     """
     if manifest.target.device == "cpu":
@@ -170,7 +170,7 @@ def rank_devices(manifest: Manifest, device: str) -> list[str]:
 
     first, count = int(device.partition(":")[2] or 0), device_count()
     if first + manifest.ranks > count:
-        raise DeviceMissingError(
+        raise EnvironmentLacksError(
             f"this artifact makes its chunks on {manifest.ranks} GPUs from cuda:{first} on, this machine has {count}: "
             "open it where there are enough, or rebuild it with fewer --ranks"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from seko_runtime.errors import UsageError, WorkloadUnknownError
+from seko_runtime.errors import ManifestError, UsageError
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.sessions.workload import RuntimeWorkload
@@ -38,7 +38,7 @@ def workload_of(kind: str) -> RuntimeWorkload[Any]:
 
     Raises
     ------
-    WorkloadUnknownError
+    ManifestError
         If there is none.
     """
     if kind in BUILT_IN:
@@ -49,7 +49,7 @@ def workload_of(kind: str) -> RuntimeWorkload[Any]:
     installed = _installed()
     if kind not in installed:
         known = ", ".join(sorted({*BUILT_IN, *_registered, *installed}))
-        raise WorkloadUnknownError(
+        raise ManifestError(
             f"the artifact's workload is {kind[:80]!r}, this runtime knows {known}; install the distribution that "
             "brings it, or update this one"
         )
@@ -57,7 +57,7 @@ def workload_of(kind: str) -> RuntimeWorkload[Any]:
 
 
 def workload_of_document(document: bytes) -> RuntimeWorkload[Any]:
-    """Return the workload of a manifest, untrusted; ManifestError if its core is wrong, WorkloadUnknownError."""
+    """Return the workload of a manifest, untrusted; ManifestError if its core is wrong, ManifestError."""
     return workload_of(parse_manifest(document, Manifest).workload.kind)
 
 
@@ -70,7 +70,7 @@ def _installed() -> dict[str, EntryPoint]:
 def _loaded(found: EntryPoint) -> RuntimeWorkload[Any]:
     workload = found.load()
     if not isinstance(workload, RuntimeWorkload) or workload.kind != found.name:
-        raise WorkloadUnknownError(
+        raise ManifestError(
             f"the entry point {found.name!r} of {GROUP} is {found.value}, which is no workload of that kind; update "
             "the distribution that brings it"
         )

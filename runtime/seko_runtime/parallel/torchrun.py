@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from select import POLLIN, POLLRDHUP, poll
 
-from seko_runtime.errors import HostFaultError, RankLostError, UsageError
+from seko_runtime.errors import EnvironmentLacksError, RankLostError, UsageError
 from seko_runtime.parallel.channel import Channel, inherited_channel, peer_of
 
 _NAMES = ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -164,17 +164,17 @@ def _said_rank(member: socket.socket) -> int | None:
 
 @contextmanager
 def _private(folder: Path) -> Iterator[str]:
-    """Give a short address (107 bytes at most) of the socket in a folder; HostFaultError if other users may use it."""
+    """Give a short address (107 bytes at most) of a folder's socket; EnvironmentLacksError if others may use it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
         raise
     except OSError as fault:
-        raise HostFaultError(f"{folder}: {fault.strerror}; remove it") from fault
+        raise EnvironmentLacksError(f"{folder}: {fault.strerror}; remove it") from fault
     try:
         found = os.fstat(descriptor)
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise HostFaultError(f"others than this user may use {folder}; remove it")
+            raise EnvironmentLacksError(f"others than this user may use {folder}; remove it")
         yield f"/proc/self/fd/{descriptor}/socket"
     finally:
         os.close(descriptor)

@@ -13,15 +13,19 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from seko_runtime.arguments import iterates, path_of
-from seko_runtime.errors import PoolFullError, UsageError
+from seko_runtime.errors import PoolFullError, SekoRuntimeError, UsageError
+from seko_runtime.sessions.call_times import CallTimes
 from seko_runtime.sessions.rows import Rows
+from seko_runtime.sessions.scheduler import NextCall, Waiting, next_call
 from seko_runtime.sessions.session import (
+    Request,
     RowSession,
     SessionLeakWarning,
     checked_lease,
@@ -56,6 +60,11 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
         Returns seconds, for leases.
     snapshot_key : bytes, optional
         Key of the snapshots that sessions save and the pool restores: a secret of at least 32 bytes.
+
+    Attributes
+    ----------
+    call_times : CallTimes
+        Measured times of the calls that `serve_next` made.
     """
 
     def __init__(
@@ -78,6 +87,8 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
         self._members: list[weakref.ref[SessionT]] = []
         self._lost: deque[str] = deque()  # names of sessions that nobody held when they were dropped
         self._named = 0
+        self._turns: Iterator[int] = count()  # of requests
+        self.call_times = CallTimes(self._buckets)
 
     def _open(
         self, begin: Callable[[int], None], name: str, lease_s: float | None, tenant: str | None
@@ -184,6 +195,77 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
             given = [given[place] for _, place in sorted((row, place) for place, row in enumerate(rows))]
         results = self._rows.run(sorted(rows), given)
         return [results[row] for row in rows]
+
+    def serve_next(self, now: float | None = None) -> list[tuple[SessionT, ResultT]]:
+        """Run the call that the scheduler chooses among the sessions that have asked for a result, and wait for it.
+
+        The device works without the pool's lock: other threads ask, open and close sessions meanwhile. Its time goes
+        into `call_times`, by which later calls are chosen. If the call fails, no session has advanced and what they
+        asked for stands.
+
+        Parameters
+        ----------
+        now : float, optional
+            Seconds of the pool's clock.
+
+        Returns
+        -------
+        list of (session, result)
+            The session that was due first comes first. Empty if no session waits; paused ones do not. Of an artifact
+            without ``--sessions`` it is empty until all rows' sessions have asked.
+
+        Raises
+        ------
+        SekoRuntimeError
+            What the call raises. If one session alone is refused, such as one with a torn stream, the message names it
+            and what it asked for is dropped, so that the next call serves the others.
+        """
+        with self._call_lock.take():
+            self.reap()
+            self._rows.check_open()
+            asked = [
+                (row, session, request)
+                for row, session in self._held().items()
+                if (request := session._request)
+            ]
+            asked.sort(key=lambda waiting: waiting[2].turn)
+            variants = self._rows.variants([row for row, _, _ in asked])
+            began = self._clock()
+            if self._together:  # calls that carry all rows wait for all of them, whatever they are due
+                every = len(asked) == self._buckets[-1]
+                call = NextCall(tuple(_by_row(asked)), self._buckets[-1]) if every else None
+            else:
+                call = next_call(
+                    [
+                        Waiting(request.due, variant)
+                        for (_, _, request), variant in zip(asked, variants, strict=True)
+                    ],
+                    {variant: self.call_times.expected(variant) for variant in variants},
+                    began if now is None else now,
+                )
+            if call is None:
+                return []
+            chosen = [asked[index] for index in call.sessions]
+            for row, session, request in chosen:
+                self._check_request(row, session, request)
+            results = self._rows.run(
+                [row for row, _, _ in chosen], [request.given for _, _, request in chosen]
+            )
+            for _, session, _ in chosen:
+                session._request = None
+                session.renew()
+            wait = self._rows.calls_done()
+        wait()
+        self.call_times.record(variants[call.sessions[0]], call.bucket, self._clock() - began)
+        return [(session, result) for (_, session, _), result in zip(chosen, results, strict=True)]
+
+    def _check_request(self, row: int, session: SessionT, request: Request) -> None:
+        """Drop a request that its row refuses by now; the error names the session."""
+        try:
+            self._rows.check([row], [request.given])
+        except SekoRuntimeError as error:
+            session._request = None
+            raise type(error)(f"session {session.name!r}: {error}") from error
 
     def reap(self) -> list[str]:
         """End the sessions whose lease has run out, also paused ones; return their names and those of leaked
@@ -297,3 +379,8 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
         except BaseException:
             session._place = None
             raise
+
+
+def _by_row(asked: Sequence[tuple[int, object, object]]) -> list[int]:
+    """Return the places of rows in a list that begins with their numbers, in the order of the rows."""
+    return [place for _, place in sorted((row, place) for place, (row, *_) in enumerate(asked))]

@@ -105,7 +105,7 @@ class FirstRanksProgram:
 
         Raises
         ------
-        EngineSignatureError, EngineRunError
+        ArtifactError, EngineRunError
             On rank 0, as `BoundProgram.run`. The others then wait until the group is ended.
         """
         if self.program is not None:

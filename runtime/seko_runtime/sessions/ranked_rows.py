@@ -6,7 +6,7 @@ comes from rank 0, but for what each rank has a share of: `split_axes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from math import prod
@@ -128,6 +128,21 @@ class RankedRows(Generic[ManifestT]):
         same = state_to_message(state, self.form, [name for name in tensors if name not in split])
         self.asked("load", {"row": row, "state": same}, own=own, patient=True)
 
+    def check(self, rows: Sequence[int], given: Sequence[Any]) -> None:
+        """Raise the error with which `run` would refuse these rows."""
+        self.asked("check", {"rows": rows, "given": given}, ranks=(0,))
+
+    def variants(self, rows: Sequence[int]) -> list[Hashable]:
+        """Return the launch variant of each row's next call."""
+        return list(self.asked("variants", {"rows": rows}, ranks=(0,))[0])
+
+    def calls_done(self) -> Callable[[], None]:
+        """Wait for the calls queued so far, since the processes answer one command at a time; return what does
+        nothing.
+        """
+        self.asked("finish")
+        return lambda: None
+
     def check_open(self) -> None:
         """Raise a SessionClosedError after `close`."""
         self._open_group()
@@ -179,6 +194,9 @@ COMMANDS: Mapping[str, Command] = {
     "begin_owner": lambda rows, facts: rows.begin_owner(**facts),
     "reserve": lambda rows, facts: rows.reserve(**facts),
     "forget": lambda rows, facts: rows.forget(**facts),
+    "check": lambda rows, facts: rows.check(**facts),
+    "variants": lambda rows, facts: rows.variants(**facts),
+    "finish": lambda rows, _: rows.calls_done()(),
     "free_bytes": lambda rows, _: rows.free_bytes(),
     "layout": _layout,
 }

@@ -6,7 +6,7 @@ A row holds the state of one session. A call carries some of the rows. Owners of
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -53,6 +53,15 @@ class Rows(Protocol[GivenT, ResultT]):
 
     def run(self, rows: Sequence[int], given: Sequence[GivenT] | None) -> list[ResultT]:
         """Run one call of some rows; return each row's result, which may still be computed."""
+
+    def check(self, rows: Sequence[int], given: Sequence[GivenT]) -> None:
+        """Raise the error with which `run` would refuse these rows."""
+
+    def variants(self, rows: Sequence[int]) -> list[Hashable]:
+        """Return the launch variant of each row's next call: rows of different variants need a launch each."""
+
+    def calls_done(self) -> Callable[[], None]:
+        """Return a function that waits for the calls queued so far; any thread may call it, without the lock."""
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
         """Give a row another owner, or none."""
@@ -215,6 +224,27 @@ class LocalRows(Generic[ManifestT, DeviceT]):
             self._moves.unpark(row, state.tensors, device.tensors(row))
         self._load(row, state)
         self.torn.discard(row)
+
+    def check(self, rows: Sequence[int], given: Sequence[Any]) -> None:
+        """Raise the error with which `run` would refuse these rows; here only what the rows' state says."""
+        del given
+        self.check_whole(rows)
+
+    def variants(self, rows: Sequence[int]) -> list[Hashable]:
+        """Return the launch variant of each row's next call; here there is one."""
+        return [None] * len(rows)
+
+    @machine_faults()
+    def calls_done(self) -> Callable[[], None]:
+        """Return a function that waits for the calls queued so far; any thread may call it, without the lock."""
+        device = self.device()
+        smallest = min(device.specs.values(), key=lambda spec: spec.nbytes).name
+        read = self.read_later({smallest: device.buffers[smallest]})  # a copy behind the calls
+
+        def wait() -> None:
+            read()
+
+        return wait
 
     def layout(self) -> RowLayout:
         """Return names and forms of a row's state."""

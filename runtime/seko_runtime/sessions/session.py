@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from seko_runtime.arguments import path_of, shown
+from seko_runtime.arguments import path_of, real_number, shown
 from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.sessions.call_lock import CallLock
 from seko_runtime.sessions.row_state import RowState
@@ -26,6 +27,25 @@ class SessionLeakWarning(ResourceWarning):
     """A session was garbage-collected without being closed; the message names it. Its row is free again."""
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a session that waits for its next result has asked for.
+
+    Parameters
+    ----------
+    due : float
+        When it should be there, in seconds of the pool's clock.
+    turn : int
+        Its number among all requests of the pool.
+    given : object
+        What the call takes of the caller.
+    """
+
+    due: float
+    turn: int
+    given: Any
+
+
 class SharedRows(Protocol):
     """What a session needs of its pool: its rows, its lock and its clock."""
 
@@ -35,6 +55,7 @@ class SharedRows(Protocol):
     _snapshot_key: bytes | None
     _clock: Callable[[], float]
     _lost: deque[str]
+    _turns: Iterator[int]
 
     def reap(self) -> list[str]:
         """End the sessions whose lease has run out; return their names."""
@@ -72,6 +93,7 @@ class RowSession:
         self._owns_pool = False  # whether the pool is this session's alone, and ends with it
         self._pool, self._lease_s = pool, lease_s
         self.expires: float | None = None
+        self._request: Request | None = None
 
     def _check_idle(self) -> None:
         """Raise a UsageError if a result that was queued ahead has not been taken."""
@@ -133,6 +155,27 @@ class RowSession:
             state = self._stored()
         write_snapshot(path, self._pool._digests, state, self._pool._snapshot_key)
 
+    def _ask(self, due: float, given: Any) -> None:
+        """Ask for the next result by a due time; `RowPool.serve_next` makes it.
+
+        Parameters
+        ----------
+        due : float
+            Seconds of the pool's clock.
+        given : object
+            What the next call takes of the caller.
+        """
+        due = real_number(due, "due")
+        with self._pool._call_lock.take():
+            self._pool._rows.check([self._running_row()], [given])
+            self._request = Request(due, next(self._pool._turns), given)
+
+    @property
+    def due(self) -> float | None:
+        """When the result is due that was asked for; None if none was, or it is there."""
+        request = self._request
+        return None if request is None else request.due
+
     def renew(self) -> None:
         """Restart the lease; no effect on a session that has ended."""
         if self._lease_s is not None:
@@ -158,6 +201,7 @@ class RowSession:
                 if self._row is not None:
                     self._pool._rows.begin_owner(self._row, None)
                 self._place = None
+                self._request = None
                 self._ended()
             if self._owns_pool:
                 self._pool.close()

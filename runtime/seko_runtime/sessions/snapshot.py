@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import HostBytes
-from seko_runtime.errors import ManifestError, SafetensorsHeaderError, SnapshotError, UsageError
+from seko_runtime.errors import ArtifactError, ManifestError, SnapshotError, UsageError
 from seko_runtime.format.artifact_files import FILE_FLAGS
 from seko_runtime.format.json_fields import Fields, parse_json
 from seko_runtime.format.manifest import Manifest
@@ -114,7 +114,7 @@ def read_snapshot(
     ------
     SnapshotError
         If it is no snapshot, damaged, or of another version, artifact or key.
-    HostMemoryError, HostFaultError
+    EnvironmentLacksError
         If this machine lacks what reading it needs.
     """
     content = _content(path, layout)
@@ -229,7 +229,7 @@ def _parts(content: NDArray[np.uint8], name: str, *, keyed: bool) -> dict[str, N
     """
     try:
         found = map_safetensors(content.data, name)
-    except SafetensorsHeaderError as fault:
+    except ArtifactError as fault:
         raise SnapshotError(f"{name} is no readable snapshot: {fault}") from fault
     if _MAC in found and not keyed:
         raise SnapshotError(f"{name} was written with a key; open the pool with that snapshot_key")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import TokenizerError, UsageError
+from seko_runtime.errors import ArtifactError, UsageError
 from seko_runtime.format.tokenizer_file import cut_text, open_tokenizer
 
 MAX_LETTERS = 1 << 16
@@ -37,9 +37,9 @@ class SpeechTokenizer:
 
         Raises
         ------
-        TokenizerMissingError
+        EnvironmentLacksError
             If `tokenizers` is not installed.
-        TokenizerError
+        ArtifactError
             If the file is no valid tokenizer, or gives an id that the model does not know.
         UsageError
             If the text is no string, or too long.
@@ -50,7 +50,7 @@ class SpeechTokenizer:
         pieces = cut_text(self._opened(), text, self._name, marks=False).tokens
         ids = [self._id(part) for piece in pieces for part in self._split(piece)]
         if self._vocabulary is not None and max(ids, default=0) >= self._vocabulary:
-            raise TokenizerError(
+            raise ArtifactError(
                 f"{self._name} gives the id {max(ids)}, the model knows ids below {self._vocabulary}; rebuild the "
                 "artifact"
             )
@@ -68,7 +68,7 @@ class SpeechTokenizer:
         if found is None:  # a character that only longer pieces have
             found = self._tokenizer.token_to_id(self._tokenizer.model.unk_token or "")
         if found is None:
-            raise TokenizerError(
+            raise ArtifactError(
                 f"{self._name} has no token for a character of the text, and no unknown token; rebuild the artifact"
             )
         return found

@@ -96,7 +96,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         UsageError
             If an argument does not fit, there is neither text nor a golden text, or each call of the artifact carries
             several rows.
-        TokenizerMissingError, TokenizerError
+        EnvironmentLacksError, ArtifactError
             If ``prompt`` cannot be tokenised.
         SessionClosedError
             If the artifact is closed.

@@ -204,6 +204,10 @@ class RowClocks:
             self.slot_first[row] = len(self._order(self._made[row])) * self.ring.chunk_frames
         return [row for row in rows if not self._made[row]]
 
+    def full(self, row: int) -> bool:
+        """Return whether a row's cache is full once its next chunk is written."""
+        return self.ring.valid_frames(int(self.slot_first[row])) == self.ring.cache_frames
+
     def _order(self, made: int) -> list[int]:
         """Kept slots of a row that has made so many chunks, oldest first."""
         return [self._kept_ring.slot(chunk) for chunk in self._kept(made)]

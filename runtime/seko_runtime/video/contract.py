@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from seko_runtime.errors import ProgramError
+from seko_runtime.errors import ManifestError
 from seko_runtime.executor.contract import CALL_ROWS, HEADS_AXIS, RANK, Contract, ProgramRule
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
@@ -103,12 +103,12 @@ def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
 
     Raises
     ------
-    ProgramError
+    ManifestError
         If a buffer has another shape, dtype or role, or one that a program or table needs is missing.
     """
     batch = manifest.state_rows
     if manifest.pool is not None and manifest.call_rows >= batch:
-        raise ProgramError(
+        raise ManifestError(
             f"pool.buckets end with {manifest.call_rows}, the pool has {batch} rows, one of them spare"
         )
     _check_chunk_inputs(manifest, buffers)
@@ -118,7 +118,7 @@ def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
         if buffer.role == "cache" or own:
             _check_row_axis(buffer, batch)
         if buffer.role == "decode" and (not buffer.shape or buffer.shape[0] != manifest.rows):
-            raise ProgramError(
+            raise ManifestError(
                 f"decode buffer {buffer.name} {list(buffer.shape)}: axis 0 is not the {manifest.rows} rows of the batch"
             )
     _check_shares(manifest, buffers)
@@ -126,13 +126,13 @@ def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
     _check_cache_frames(manifest.workload.stream, batch, caches)
     pool_bytes = sum(buffer.nbytes for buffer in buffers.values() if buffer.role == "cache")
     if manifest.workload.kv.pool_bytes != pool_bytes:
-        raise ProgramError(
+        raise ManifestError(
             f"kv.pool_bytes is {manifest.workload.kv.pool_bytes}, the cache buffers take {pool_bytes}"
         )
     latents = _latent_shape(manifest, manifest.call_rows)
     output = buffers.get(manifest.workload.output)
     if output is None or output.role != "state" or output.shape != latents or output.dtype != "float32":
-        raise ProgramError(
+        raise ManifestError(
             f"output {manifest.workload.output!r} is no state buffer of float32 {list(latents)}"
         )
     _check_text(manifest, buffers)
@@ -142,14 +142,14 @@ def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
     _check_video(manifest, buffers)
     golden = manifest.workload.golden
     if golden is not None and len(golden.seeds) != manifest.call_rows:
-        raise ProgramError(
+        raise ManifestError(
             f"golden.seeds has {len(golden.seeds)} seeds, a call has {manifest.call_rows} rows"
         )
     if golden is not None and golden.video_step and manifest.workload.video is None:
-        raise ProgramError(f"golden.video_step is {golden.video_step}, but the artifact makes no video")
+        raise ManifestError(f"golden.video_step is {golden.video_step}, but the artifact makes no video")
     vocabulary, text_table = text_vocabulary(manifest), manifest.workload.text
     if text_table is not None and vocabulary is not None and text_table.pad_id >= vocabulary:
-        raise ProgramError(
+        raise ManifestError(
             f"text.pad_id is {text_table.pad_id}, the text engine looks up ids below {vocabulary}; rebuild the artifact"
         )
 
@@ -165,22 +165,24 @@ def _check_chunk_inputs(manifest: VideoManifest, buffers: Mapping[str, Buffer]) 
     if manifest.pool is not None:
         host[CALL_ROWS] = (rows,)
         if CALL_ROWS not in buffers:
-            raise ProgramError(f"the pool's programs need the chunk buffer {CALL_ROWS!r}, which is not there")
+            raise ManifestError(
+                f"the pool's programs need the chunk buffer {CALL_ROWS!r}, which is not there"
+            )
     if manifest.ranks > 1:
         host[RANK] = (1,)
         if RANK not in buffers:
-            raise ProgramError(
+            raise ManifestError(
                 f"programs of {manifest.ranks} ranks need the chunk buffer {RANK!r}, which is not there"
             )
     for buffer in buffers.values():
         if buffer.role != "chunk" or buffer.name in given:
             continue
         if buffer.name not in host:
-            raise ProgramError(
+            raise ManifestError(
                 f"chunk buffer {buffer.name!r} is not one that the host fills: {', '.join(host)}, nor of an input"
             )
         if buffer.shape != host[buffer.name] or buffer.dtype != "int64":
-            raise ProgramError(
+            raise ManifestError(
                 f"chunk buffer {buffer.name} is {buffer.dtype} {list(buffer.shape)}, "
                 f"the host writes int64 {list(host[buffer.name])}"
             )
@@ -195,25 +197,25 @@ def _check_inputs(
     for one in manifest.inputs:
         where = f"input {one.name!r}"
         if one.name in names:
-            raise ProgramError(f"inputs hold {one.name!r} twice; rebuild the artifact")
+            raise ManifestError(f"inputs hold {one.name!r} twice; rebuild the artifact")
         names.add(one.name)
         if one.source == "host":
             if one.buffer not in host or one.per != "chunk":
-                raise ProgramError(f"{where} is one that the host fills, expected one of {', '.join(host)}")
+                raise ManifestError(f"{where} is one that the host fills, expected one of {', '.join(host)}")
             continue
         if one.buffer in given or one.buffer in host or one.buffer in _OWN_MEANING:
-            raise ProgramError(f"{where} lies in the buffer {one.buffer!r}, which has another meaning")
+            raise ManifestError(f"{where} lies in the buffer {one.buffer!r}, which has another meaning")
         given.add(one.buffer)
         if one.per in ("session", "prompt"):
             if one.default == "hold":
-                raise ProgramError(f"{where} is per {one.per} and always held, expected zeros or required")
+                raise ManifestError(f"{where} is per {one.per} and always held, expected zeros or required")
             _expect(buffers, one.buffer, "prompt", (manifest.state_rows, *one.shape), one.dtype)
         elif one.per == "chunk":
             _expect(buffers, one.buffer, "chunk", (manifest.call_rows, *one.shape), one.dtype)
         else:
             passes = manifest.workload.schedule.denoise_passes + manifest.has_context
             if one.shape[:1] != (passes,):
-                raise ProgramError(
+                raise ManifestError(
                     f"{where} has shape {list(one.shape)}, expected [{passes}, ...]: a pass each"
                 )
             shape = (passes, manifest.call_rows, *one.shape[1:])
@@ -221,7 +223,7 @@ def _check_inputs(
     for name in names:
         stem, _, slot = name.rpartition(".")
         if saved_input(name) in buffers or (stem in names and slot.isdecimal()):
-            raise ProgramError(f"input {name!r} has the name of something else in a stream's saved state")
+            raise ManifestError(f"input {name!r} has the name of something else in a stream's saved state")
     return given
 
 
@@ -229,7 +231,7 @@ def _check_row_axis(buffer: Buffer, batch: int) -> None:
     """Check that the axis after the layers divides into the rows, so that one row can be cleared or moved."""
     axis = int(buffer.layered)
     if len(buffer.shape) <= axis or buffer.shape[axis] % batch:
-        raise ProgramError(
+        raise ManifestError(
             f"{buffer.role} buffer {buffer.name} {list(buffer.shape)}: axis {axis} cannot be cut into the {batch} rows "
             "of the batch"
         )
@@ -247,14 +249,14 @@ def _check_cache_frames(stream: Stream, batch: int, caches: Sequence[Buffer]) ->
         frames, rest = divmod(entries, stream.frame_tokens)
         found = wanted & ({frames} if not rest else set()) | wanted & (set() if buffer.layered else {entries})
         if not found:
-            raise ProgramError(
+            raise ManifestError(
                 f"cache buffer {buffer.name} holds {entries} entries a row, the stream has {told}, each frame of "
                 f"{stream.frame_tokens} tokens; rebuild the artifact"
             )
         held |= found
     for ring in sorted(rings):
         if pinned + ring not in held and not {pinned, ring} - {0} <= held:
-            raise ProgramError(
+            raise ManifestError(
                 f"no cache buffer holds a ring of {ring} frames, the stream has {told}; rebuild the artifact"
             )
 
@@ -281,22 +283,22 @@ def _check_text(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
         text.role != "prompt" or text.layered or len(text.shape) != 3 or text.shape[0] != batch
     ):
         layered = "layered " * text.layered
-        raise ProgramError(
+        raise ManifestError(
             f"{TEXT_BUFFER} is a {layered}{text.role} buffer {list(text.shape)}, expected prompt [{batch}, n, n]"
         )
     if ("text" in manifest.programs) != (manifest.workload.text is not None):
-        raise ProgramError("the table text and the program text belong together, expected both or none")
+        raise ManifestError("the table text and the program text belong together, expected both or none")
     if manifest.workload.text is None:
         return
     if text is None:
-        raise ProgramError(f"the program text needs the buffer {TEXT_BUFFER}, which is not there")
+        raise ManifestError(f"the program text needs the buffer {TEXT_BUFFER}, which is not there")
     _expect(buffers, TEXT_IDS, "prompt", (1, manifest.workload.text.tokens), "int64")
     _expect(buffers, TEXT_ENCODED, "prompt", (1, *text.shape[1:]), text.dtype)
 
 
 def _check_given(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     if (CONDITIONING_LATENTS in buffers) != (CONDITIONING_FRAMES in buffers):
-        raise ProgramError(
+        raise ManifestError(
             f"{CONDITIONING_LATENTS} and {CONDITIONING_FRAMES} belong together, expected both or none"
         )
     if CONDITIONING_LATENTS in buffers:
@@ -307,7 +309,7 @@ def _check_given(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None
     if "encode" not in manifest.programs:
         return
     if CONDITIONING_LATENTS not in buffers:
-        raise ProgramError(f"the program encode needs the buffer {CONDITIONING_LATENTS}, which is not there")
+        raise ManifestError(f"the program encode needs the buffer {CONDITIONING_LATENTS}, which is not there")
     channels, rows, columns = manifest.workload.stream.latent_shape
     image = buffers.get(IMAGE)
     height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
@@ -321,7 +323,7 @@ def picture_input(manifest: VideoManifest) -> InputSpec | None:
         return None
     found = [one for one in manifest.caller_inputs if one.kind in _PICTURE_KINDS and one.per == "session"]
     if len(found) != 1:
-        raise ProgramError(
+        raise ManifestError(
             f"the program condition needs one input per session of the kind {_PICTURE_KINDS[0]}, found {len(found)}; "
             "rebuild the artifact"
         )
@@ -352,7 +354,7 @@ def _check_reference(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> 
     shape = (manifest.state_rows, channels, stream.reference_frames, rows, columns)
     _expect(buffers, REFERENCE_LATENTS, "prompt", shape, "float32")
     if not manifest.has_context and CONDITIONING_FRAMES not in buffers:
-        raise ProgramError(
+        raise ManifestError(
             f"reference frames of a cache for each pass need the buffer {CONDITIONING_FRAMES}, which is not there"
         )
 
@@ -362,12 +364,12 @@ def _check_shares(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> Non
     ranks = manifest.ranks
     for one in buffers.values():
         if ranks > 1 and one.role == "cache" and one.layered and len(one.shape) <= HEADS_AXIS:
-            raise ProgramError(
+            raise ManifestError(
                 f"cache buffer {one.name} {list(one.shape)} has no axis of heads, expected layers, tokens and heads "
                 f"where {ranks} ranks share them"
             )
         if one.rank_axis and (ranks == 1 or one.role != "decode" or not 1 <= one.rank_axis < len(one.shape)):
-            raise ProgramError(
+            raise ManifestError(
                 f"{one.role} buffer {one.name} {list(one.shape)} has rank_axis {one.rank_axis}, expected an axis after "
                 f"the rows of a decode buffer of several ranks; there are {ranks}"
             )
@@ -376,7 +378,7 @@ def _check_shares(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> Non
 def _check_video(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     video, rows = manifest.workload.video, manifest.rows
     if ("decode" in manifest.programs) != (video is not None):
-        raise ProgramError("the table video and the program decode belong together, expected both or none")
+        raise ManifestError("the table video and the program decode belong together, expected both or none")
     if video is None:
         return
     height, share = video.height, PICTURE_AXIS if manifest.shares_decoding else 0
@@ -384,7 +386,7 @@ def _check_video(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None
         height, rest = divmod(height, manifest.ranks)
         axes = {name: buffers[name].rank_axis for name in (VIDEO_FIRST, VIDEO) if name in buffers}
         if rest or set(axes.values()) != {share}:
-            raise ProgramError(
+            raise ManifestError(
                 f"{manifest.ranks} ranks share pictures of {video.height} rows by the axes {axes}, expected an even "
                 f"share of axis {share} of both"
             )
@@ -397,10 +399,10 @@ def _check_video(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None
 def _expect(buffers: Mapping[str, Buffer], name: str, role: str, shape: tuple[int, ...], dtype: str) -> None:
     found = buffers.get(name)
     if found is None:
-        raise ProgramError(f"buffer {name} is not there, expected {role} {dtype} {list(shape)}")
+        raise ManifestError(f"buffer {name} is not there, expected {role} {dtype} {list(shape)}")
     if (found.role, found.shape, found.dtype, found.layered) != (role, shape, dtype, False):
         layered = "layered " * found.layered
-        raise ProgramError(
+        raise ManifestError(
             f"buffer {name} is {layered}{found.role} {found.dtype} {list(found.shape)}, expected {role} "
             f"{dtype} {list(shape)}"
         )

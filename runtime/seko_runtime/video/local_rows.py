@@ -5,7 +5,7 @@ Independent of torch: tensors and capture belong to the memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -125,12 +125,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             After `close()`.
         """
         device, clocks = self.device(), self.clocks
-        self.check_whole(rows)
-        device.check_prompts(rows)
+        seen = self._seen(rows, given)
         frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
-        inputs = [None] * len(rows) if given is None else given
-        check_call(rows, inputs)
-        seen = self.inputs.of_each(rows, self.voices.beside(rows, inputs, frames[:, 0].tolist()))
         first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
         self.readable.let_go(rows)
@@ -178,6 +174,24 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             )
             for place, row in enumerate(rows)
         ]
+
+    def _seen(self, rows: Sequence[int], given: Sequence[Inputs | None] | None) -> Mapping[str, NDArray[Any]]:
+        """Return the inputs that rows' next chunks see, voices included; an error if they cannot be made."""
+        self.check_whole(rows)
+        self.device().check_prompts(rows)
+        inputs = [None] * len(rows) if given is None else given
+        check_call(rows, inputs)
+        heard = self.voices.beside(rows, inputs, self.clocks.next_frames(rows)[:, 0].tolist())
+        return self.inputs.of_each(rows, heard)
+
+    def check(self, rows: Sequence[int], given: Sequence[Inputs | None]) -> None:
+        """Raise the error with which `run` would refuse these rows."""
+        self._seen(rows, given)
+
+    def variants(self, rows: Sequence[int]) -> list[Hashable]:
+        """Return for each row whether engines of their own make its next chunk, those for a full cache."""
+        by_fill = any(full for _, full in self.device().chunk)
+        return [by_fill and self.clocks.full(row) for row in rows]
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
         """Give a row another owner, or none; see `RowPrompts.begin_owner`."""

@@ -77,6 +77,25 @@ class Session(RowSession):
         """
         return steered(lambda all_inputs: self._pool.run([self], [all_inputs])[0], inputs, camera)
 
+    def request_chunk(self, due: float, inputs: Inputs | None = None) -> None:
+        """Ask for the next chunk by a due time; `Pool.serve_next` makes it. Asking again replaces both.
+
+        Parameters
+        ----------
+        due : float
+            When the chunk should be there, in seconds of the pool's clock: `time.monotonic` by default.
+        inputs : mapping, optional
+            As `run_chunk` takes them.
+
+        Raises
+        ------
+        UsageError
+            If the due time is not finite, or an input does not fit or is missing.
+        SessionClosedError
+            If the session is paused or has ended.
+        """
+        self._ask(due, inputs)
+
     def stream(
         self,
         prompt: str | None = None,
@@ -144,7 +163,7 @@ class Session(RowSession):
         ------
         UsageError
             If the artifact takes no sentences or cannot rebuild caches, or the sentence is too long.
-        TokenizerMissingError, TokenizerError
+        EnvironmentLacksError, ArtifactError
             If it cannot be tokenised.
         SessionClosedError
             After `close()`.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import TokenizerError, UsageError
+from seko_runtime.errors import ArtifactError, UsageError
 from seko_runtime.format.tokenizer_file import cut_text, open_tokenizer
 from seko_runtime.video.manifest import Text
 
@@ -42,9 +42,9 @@ class PromptIds:
 
         Raises
         ------
-        TokenizerMissingError
+        EnvironmentLacksError
             If `tokenizers` is not installed.
-        TokenizerError
+        ArtifactError
             If the file is no valid tokenizer, or gives an id that the text encoder does not know.
         UsageError
             If the prompt is too long, and the artifact does not cut prompts.
@@ -52,7 +52,7 @@ class PromptIds:
         spec = self._spec
         found = list(self._encoded(cleaned).ids)
         if self._vocabulary is not None and max(found, default=0) >= self._vocabulary:
-            raise TokenizerError(
+            raise ArtifactError(
                 f"{spec.tokenizer} gives the id {max(found)}, the text encoder knows ids below {self._vocabulary}; "
                 "rebuild the artifact"
             )

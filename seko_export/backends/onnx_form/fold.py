@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from seko_export.errors import OnnxDtypeError
+from seko_export.errors import LoweringError
 
 _GROWING = frozenset(
     {"aten.expand", "aten.repeat"}
@@ -35,7 +35,7 @@ def fold_constants(program: ExportedProgram, examples: Sequence[Tensor], name: s
 
     Raises
     ------
-    OnnxDtypeError
+    LoweringError
         If the remaining graph combines float64 with a Python number that float32 cannot hold.
     """
     module: Any = program.module(check_guards=False)
@@ -85,7 +85,7 @@ def _refuse_rounding(node: Node, name: str) -> None:
         return
     for number in node.args:
         if isinstance(number, float) and number != torch.tensor(number, dtype=torch.float32).item():
-            raise OnnxDtypeError(
+            raise LoweringError(
                 f"{name!r} calculates {node.name} in float64 with the Python number {number!r}, which the exporter "
                 "would round to float32; make it a float64 tensor"
             )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import onnx
 from onnx import ModelProto, NodeProto, ValueInfoProto, checker, defs, shape_inference
 
-from seko_export.errors import OnnxFormError, OnnxOpError
+from seko_export.errors import LoweringError
 
 
 def infer_shapes(model: ModelProto) -> ModelProto:
@@ -15,13 +15,13 @@ def infer_shapes(model: ModelProto) -> ModelProto:
 
     Raises
     ------
-    OnnxFormError
+    LoweringError
         If inference finds a contradiction.
     """
     try:
         return shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     except shape_inference.InferenceError as fault:
-        raise OnnxFormError(f"{model.graph.name!r}: {str(fault).strip()}") from fault
+        raise LoweringError(f"{model.graph.name!r}: {str(fault).strip()}") from fault
 
 
 def check_form(model: ModelProto, opset: int) -> None:
@@ -29,34 +29,33 @@ def check_form(model: ModelProto, opset: int) -> None:
 
     Raises
     ------
-    OnnxOpError
-        If an op is newer than the opset, or the model declares another opset.
-    OnnxFormError
-        If ONNX's full check refuses it, or a shape is unknown.
+    LoweringError
+        If an op is newer than the opset, or the model declares another opset; if ONNX's full check refuses it, or a
+        shape is unknown.
     """
     name = model.graph.name
     versions = {entry.domain: entry.version for entry in model.opset_import}
     if versions.get("") != opset:
-        raise OnnxOpError(
+        raise LoweringError(
             f"{name!r} came out at opset {versions.get('')}, expected {opset}: not every op exists there"
         )
     for node in all_nodes(model):
         if node.domain == "" and not _exists(node.op_type, opset):
-            raise OnnxOpError(
+            raise LoweringError(
                 f"{name!r} uses {node.op_type}, which opset {opset} does not have; ask for a newer one"
             )
     try:
         checker.check_model(model, full_check=True)
     except (checker.ValidationError, shape_inference.InferenceError) as fault:
-        raise OnnxFormError(f"{name!r}: {str(fault).strip()}") from fault
+        raise LoweringError(f"{name!r}: {str(fault).strip()}") from fault
     check_shapes(model)
 
 
 def check_shapes(model: ModelProto) -> None:
-    """Raise an OnnxFormError if `open_shapes` finds any."""
+    """Raise an LoweringError if `open_shapes` finds any."""
     missing = [*open_shapes(model)]
     if missing:
-        raise OnnxFormError(
+        raise LoweringError(
             f"{model.graph.name!r} leaves {len(missing)} shapes open ({', '.join(missing[:4])}): every size must be "
             "a number"
         )

@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, checker, he
 
 from seko_export.backends.onnx_form.form_check import check_shapes, infer_shapes
 from seko_export.backends.onnx_form.translate import NEXT, as_function
-from seko_export.errors import OnnxFormError
+from seko_export.errors import LoweringError
 from seko_runtime.executor.resolved import Ref, ResolvedCall
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor, map_safetensors
@@ -43,7 +43,7 @@ def write_pass(folder: Path, manifest: VideoManifest, program: str, file: str) -
 
     Raises
     ------
-    OnnxFormError
+    LoweringError
         If ONNX's checks refuse it.
     """
     model = _pass_model(folder, manifest, program)
@@ -52,7 +52,7 @@ def write_pass(folder: Path, manifest: VideoManifest, program: str, file: str) -
     try:
         checker.check_model(str(path), full_check=True)
     except (checker.ValidationError, shape_inference.InferenceError) as fault:
-        raise OnnxFormError(f"{program!r}: {str(fault).strip()}") from fault
+        raise LoweringError(f"{program!r}: {str(fault).strip()}") from fault
 
 
 def _pass_model(folder: Path, manifest: VideoManifest, program: str) -> ModelProto:
@@ -126,7 +126,7 @@ class _PassGraph:
             return name
         buffer = _input_name(ref)
         if buffer in self.written:
-            raise OnnxFormError(f"buffer {buffer} is written twice in one pass, which this form cannot say")
+            raise LoweringError(f"buffer {buffer} is written twice in one pass, which this form cannot say")
         self.written[buffer] = (NEXT + buffer, spec)
         return NEXT + buffer
 
@@ -147,7 +147,7 @@ def _add_functions(model: ModelProto, engines: Mapping[str, ModelProto]) -> None
                 model.functions.append(function)
                 _import_domains(model, engine)
             elif found[key] != body:
-                raise OnnxFormError(
+                raise LoweringError(
                     f"two engines of one pass have different functions {'::'.join(key)}: one file holds one of them"
                 )
 
@@ -162,7 +162,7 @@ def _standard_opset(engines: Mapping[str, ModelProto]) -> int:
         entry.version for engine in engines.values() for entry in engine.opset_import if entry.domain == ""
     }
     if len(versions) != 1:
-        raise OnnxFormError(f"the engines are of opsets {sorted(versions)}, expected one")
+        raise LoweringError(f"the engines are of opsets {sorted(versions)}, expected one")
     return versions.pop()
 
 

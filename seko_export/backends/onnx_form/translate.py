@@ -18,7 +18,7 @@ from seko_export.backends.onnx_form.fold import fold_constants
 from seko_export.backends.onnx_form.functional import FunctionalModule, functional_piece
 from seko_export.backends.onnx_form.kept_ops import DOMAIN, KeptOp, KeptOps
 from seko_export.engines.piece import Piece
-from seko_export.errors import LostWriteError, OnnxDtypeError, OnnxMissingError, OnnxOpError
+from seko_export.errors import LoweringError, MachineError
 from seko_export.lowering.trace import trace
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ def require_onnx() -> None:
 
     Raises
     ------
-    OnnxMissingError
+    MachineError
         With what to install.
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise OnnxMissingError(
+        raise MachineError(
             f"--backend onnx needs the packages {' and '.join(missing)}, which are not installed; "
             "in Seko's folder, pip install -e '.[onnx]'"
         )
@@ -77,7 +77,7 @@ def piece_model(piece: Piece, opset: int = OPSET, bodiless: Collection[str] = ()
     ------
     LoweringError
         If the engine cannot be replayed, or has no ONNX form; see its subclasses.
-    OnnxMissingError
+    MachineError
         If a package is missing.
     """
     require_onnx()
@@ -124,22 +124,19 @@ def translate(
 
     Raises
     ------
-    LostWriteError
-        If the graph writes an input or a constant in place.
-    OnnxDtypeError
-        If a tensor has a dtype that ONNX cannot hold.
-    OnnxOpError
-        If an op has no ONNX form, or the opset is not one that was tested.
+    LoweringError
+        If the graph writes an input or a constant in place; if a tensor has a dtype that ONNX cannot hold; if an op has
+        no ONNX form, or the opset is not one that was tested.
     """
     if not OPSET <= opset <= NEWEST_OPSET:
-        raise OnnxOpError(
+        raise LoweringError(
             f"{name!r} has no form at opset {opset}: {OPSET} is the first with bitwise ops, {NEWEST_OPSET} the newest "
             "that was tried; take one of these or between"
         )
     try:  # before it is decomposed, the signature need not know of writes
         program = program.run_decompositions({torch.ops.aten.view.dtype: view_as})
     except NotImplementedError as fault:
-        raise OnnxOpError(f"{name!r} has no ONNX form at opset {opset}: {fault}") from fault
+        raise LoweringError(f"{name!r} has no ONNX form at opset {opset}: {fault}") from fault
     _refuse_lost_writes(program, inputs, name)
     _refuse_dtypes(program, name)
     try:
@@ -152,9 +149,9 @@ def translate(
         )
     except torch.onnx.errors.OnnxExporterError as fault:
         reason = str(fault.__cause__ or fault).strip().splitlines()[0]
-        raise OnnxOpError(f"{name!r} has no ONNX form at opset {opset}: {reason}") from fault
+        raise LoweringError(f"{name!r} has no ONNX form at opset {opset}: {reason}") from fault
     if made is None:
-        raise OnnxOpError(f"{name!r} has no ONNX form at opset {opset}: the exporter gave nothing")
+        raise LoweringError(f"{name!r} has no ONNX form at opset {opset}: the exporter gave nothing")
     model: ModelProto = made.model_proto
     model.graph.name = name
     forget_sources(model)
@@ -279,7 +276,7 @@ def _refuse_lost_writes(program: ExportedProgram, inputs: Sequence[str], name: s
     lost = [inputs[numbers[target]] for target in signature.user_inputs_to_mutate.values()]
     lost += list(signature.buffers_to_mutate.values())
     if lost:
-        raise LostWriteError(
+        raise LoweringError(
             f"{name!r} writes {', '.join(lost)} in place; ONNX has no such write, and the exporter would drop it: "
             "return what is written, as FunctionalModule does"
         )
@@ -290,7 +287,7 @@ def _refuse_dtypes(program: ExportedProgram, name: str) -> None:
         value = node.meta.get("val")
         for one in value if isinstance(value, list | tuple) else (value,):
             if isinstance(one, Tensor) and one.dtype not in ONNX_DTYPES:
-                raise OnnxDtypeError(
+                raise LoweringError(
                     f"{name!r} holds {node.name} as {one.dtype}, which ONNX cannot hold; there are "
                     f"{', '.join(sorted(str(d).removeprefix('torch.') for d in ONNX_DTYPES))}"
                 )

@@ -75,7 +75,7 @@ def check_can_build(library: TensorRt) -> None:
 
     Raises
     ------
-    OnnxMissingError, TensorRtMissingError
+    MachineError
         If something is missing, also what only the verification needs.
     """
     from seko_export.backends.tensorrt_plans.plugin_library import tensorrt_headers
@@ -85,22 +85,12 @@ def check_can_build(library: TensorRt) -> None:
     tensorrt_headers(library)
 
 
-def export_form(config: VideoBuild, name: str, path: str) -> float:
-    """Translate one piece to its plan form (ONNX), in a child process. Returns the seconds.
+def export_form(config: VideoBuild, piece: Piece, path: Path) -> None:  # noqa: ARG001
+    """Translate one piece to its plan form (ONNX).
 
     Functions that kernels of ours or TensorRT's own attention stand for get no bodies: those take minutes to make.
-
-    Raises
-    ------
-    LoweringError
-        If the piece has no ONNX form.
     """
-    from seko_export.families.registry import graph_of
-
-    started = time.monotonic()
-    model = form_of(graph_of(config).pieces[name])
-    Path(path).write_bytes(model.SerializeToString(deterministic=True))
-    return time.monotonic() - started
+    path.write_bytes(form_of(piece).SerializeToString(deterministic=True))
 
 
 def form_of(piece: Piece) -> ModelProto:
@@ -138,7 +128,7 @@ def build_plans(
 
     Raises
     ------
-    PlanError
+    LoweringError
         If TensorRT refuses one of them.
     """
     import onnx

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
-from seko_export.errors import MachineError, PlanError
+from seko_export.errors import LoweringError, MachineError
 from seko_export.host.environment import compiler_command
 from seko_export.host.progress import Progress
 from seko_export.host.tensorrt_library import TensorRt
@@ -71,7 +71,7 @@ class PlanBuilder:
         creator = (PLUGIN_NAME, PLUGIN_VERSION, PLUGIN_NAMESPACE)
         # TensorRT refuses a library whose plugins are there; one process may make several artifacts.
         if registry.get_creator(*creator) is None and registry.load_library(str(plugins)) is None:
-            raise PlanError(f"{library.title} does not load the plugin library {plugins}; rebuild it")
+            raise LoweringError(f"{library.title} does not load the plugin library {plugins}; rebuild it")
 
     def build(
         self,
@@ -103,7 +103,7 @@ class PlanBuilder:
 
         Raises
         ------
-        PlanError
+        LoweringError
             If TensorRT refuses the form or reads another signature out of it, or the build fails; with its own words.
         """
         if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class PlanBuilder:
             said = "; ".join(
                 f"{fault.node_operator()} {fault.node_name()}: {fault.desc()}" for fault in faults
             )
-            raise PlanError(f"{version} cannot read engine {name!r}: {said or logger.worst()}")
+            raise LoweringError(f"{version} cannot read engine {name!r}: {said or logger.worst()}")
         check_signature(network, model)
         check_aliases(network, model, aliases)
         config = builder.create_builder_config()
@@ -130,7 +130,7 @@ class PlanBuilder:
         timings = configure(self._library, trt, config, archs, timing_cache)
         made = builder.build_serialized_network(network, config)
         if made is None:
-            raise PlanError(f"{version} did not build engine {name!r}: {logger.worst()}")
+            raise LoweringError(f"{version} did not build engine {name!r}: {logger.worst()}")
         return Plan(bytes(made), b"" if timings is None else bytes(timings.serialize()))
 
 
@@ -163,7 +163,7 @@ def check_signature(network: trt.INetworkDefinition, model: ModelProto) -> None:
 
     Raises
     ------
-    PlanError
+    LoweringError
         At the first difference.
     """
     inputs = [network.get_input(place) for place in range(network.num_inputs)]
@@ -172,7 +172,7 @@ def check_signature(network: trt.INetworkDefinition, model: ModelProto) -> None:
         theirs, ours = [*map(_described, found)], [*map(_wanted, wanted)]
         if theirs != ours:
             first = next((t, o) for t, o in zip([*theirs, None], [*ours, None], strict=False) if t != o)
-            raise PlanError(
+            raise LoweringError(
                 f"TensorRT's network of {model.graph.name!r} {verb} {first[0]}, the form says {first[1]}; this version "
                 "of its parser changes signatures: take another one"
             )
@@ -183,7 +183,7 @@ def check_aliases(network: trt.INetworkDefinition, model: ModelProto, aliases: M
 
     Raises
     ------
-    PlanError
+    LoweringError
         At the first that does not.
     """
     layers = [network.get_layer(place) for place in range(network.num_layers)]
@@ -198,7 +198,7 @@ def check_aliases(network: trt.INetworkDefinition, model: ModelProto, aliases: M
         taken = None if layer is None or place < 0 else layer.get_input(place)
         expected = "PLUGIN_V3" if plugin else "KVCACHE_UPDATE"
         if told.replace("_", "") != expected.replace("_", "") or taken is None or taken.name != source:
-            raise PlanError(
+            raise LoweringError(
                 f"TensorRT's network of {model.graph.name!r} makes {output} by {told or 'no layer'} out of "
                 f"{'nothing' if taken is None else taken.name}, expected {expected} in the memory of {source}"
             )

@@ -13,7 +13,7 @@ from seko_export.backends.onnx_form.form_check import all_nodes
 from seko_export.backends.onnx_form.kept_ops import DOMAIN, MANY
 from seko_export.backends.onnx_form.translate import NEXT
 from seko_export.backends.tensorrt_plans.exact_caches import CACHE_WRITE, CacheRows, write_in_place
-from seko_export.errors import PlanFormError
+from seko_export.errors import LoweringError
 from seko_kernels import plugins
 from seko_kernels.plugins import Plugin
 
@@ -66,7 +66,7 @@ def plan_form(source: ModelProto, rows: CacheRows | None = None, kv_caches: Coll
 
     Raises
     ------
-    PlanFormError
+    LoweringError
         If nothing writes one of them in place: a plan would copy it whole at every call.
     """
     model = ModelProto()
@@ -133,7 +133,7 @@ def _expand_behind_writes(model: ModelProto, aliases: Mapping[str, str]) -> None
     while waiting:  # every node behind those that make its inputs
         ready = [node for node in waiting if not missing & {*node.input}]
         if not ready:
-            raise PlanFormError(
+            raise LoweringError(
                 f"{model.graph.name!r} writes what it computed out of the past to the same cache"
             )
         made += ready
@@ -164,7 +164,7 @@ def _bytes_as_int8(model: ModelProto, found: Mapping[str, Plugin]) -> None:
         tensor = value.type.tensor_type
         if value.name in touched and tensor.elem_type in _BYTES:
             if value.name in others:
-                raise PlanFormError(
+                raise LoweringError(
                     f"{model.graph.name!r} hands the bytes {value.name} to an op that is no plugin; TensorRT can only "
                     "cast bytes: make a plugin of what reads them"
                 )
@@ -206,7 +206,7 @@ def _pictures_as_floats(model: ModelProto) -> None:
 def _refuse_copied_caches(model: ModelProto, caches: Iterable[str], aliases: Mapping[str, str]) -> None:
     for cache in caches:
         if aliases.get(NEXT + cache) != cache:
-            raise PlanFormError(
+            raise LoweringError(
                 f"{model.graph.name!r} writes {cache} by an op that TensorRT cannot do in place: it would copy the "
                 "whole cache at every call; build with --fp4-kv, whose writes are plugins, or take --backend aoti"
             )

@@ -9,7 +9,7 @@ from onnx import ModelProto, NodeProto, helper
 
 from seko_export.backends.onnx_form.kept_ops import DOMAIN
 from seko_export.backends.tensorrt_plans.form import PlanForm
-from seko_export.errors import PlanFormError
+from seko_export.errors import LoweringError
 from seko_kernels.plugin_ptx import PluginKernel, compile_plugin
 from seko_kernels.plugins import Plugin
 from seko_kernels.tensorrt import PLUGIN_NAME, PLUGIN_NAMESPACE, PLUGIN_VERSION
@@ -46,9 +46,9 @@ def with_kernels(form: PlanForm, archs: Sequence[int]) -> KernelForm:
 
     Raises
     ------
-    PluginFormError
+    KernelsError
         If a kernel takes more than a plugin hands over.
-    PlanFormError
+    LoweringError
         If an output is said to be an input's memory and differs from it in shape or dtype.
     """
     model, texts = ModelProto(), dict[str, str]()
@@ -86,7 +86,7 @@ def _aliases(
         found.append(place)
         source = node.input[place] if output.alias else name
         if (shapes[source], types[source]) != (shapes[name], types[name]):
-            raise PlanFormError(
+            raise LoweringError(
                 f"plugin {plugin.identifier} gives {name} as {shapes[name]} in the memory of {source}, which is "
                 f"{shapes[source]}, or of another dtype; an output in place is what its input is"
             )
@@ -106,7 +106,7 @@ def _set_fields(
     """Turn a node into one of the C++ plugin; `ptx_kernel.cpp` says what the fields are."""
     first = made[0]
     if any((one.name, one.threads) != (first.name, first.threads) for one in made):
-        raise PlanFormError(f"plugin {plugin.identifier} is launched differently on {list(archs)}")
+        raise LoweringError(f"plugin {plugin.identifier} is launched differently on {list(archs)}")
     # Every shape of a plan is a number, so the launch's expressions are numbers here.
     launch = plugin.launch(sizes, lambda a, b: -(-a // b))
     dtypes = [DTYPE_NUMBERS[dtype] for dtype in plugin.pointers(compute).values()]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import triton
 
-from seko_export.errors import MachineError, TensorRtMissingError
+from seko_export.errors import MachineError
 from seko_export.host.environment import compiler_command
 from seko_export.host.tensorrt_library import TensorRt
 from seko_export.host.workshop import workshop
@@ -28,7 +28,7 @@ def tensorrt_headers(library: TensorRt) -> Path:
 
     Raises
     ------
-    TensorRtMissingError
+    MachineError
         If there are none, or they are of another major version than plugins for `library` may be compiled with: such
         a plugin would end the process that loads it.
     """
@@ -39,21 +39,21 @@ def tensorrt_headers(library: TensorRt) -> Path:
     elif spec is not None and spec.origin is not None:
         folder = Path(spec.origin).parent / "include" / "tensorrt"
     else:
-        raise TensorRtMissingError(
+        raise MachineError(
             f"{library.title}'s plugins are compiled with TensorRT's C++ headers, and there are none: name their "
             f"folder in {HEADERS_VARIABLE}, or pip install --no-deps kernel-lens, which brings those of 10.14"
         )
     try:
         text = (folder / _VERSION_FILE).read_text(encoding="utf-8")
     except OSError as fault:
-        raise TensorRtMissingError(
+        raise MachineError(
             f"{folder / _VERSION_FILE} cannot be read ({fault.strerror}): expected the folder of TensorRT's C++ "
             f"headers; name it in {HEADERS_VARIABLE}"
         ) from None
     major = re.search(r"^#define\s+(?:NV_TENSORRT_MAJOR|TRT_MAJOR_\w+)\s+(\d+)", text, re.MULTILINE)
     if major is None or int(major[1]) not in library.header_majors:
         found = "an unknown version" if major is None else f"version {major[1]}"
-        raise TensorRtMissingError(
+        raise MachineError(
             f"the headers in {folder} are of {found}, plugins for {library.title} are compiled with "
             f"{' or '.join(map(str, library.header_majors))}; name others in {HEADERS_VARIABLE}"
         )
@@ -65,10 +65,8 @@ def compile_plugin_library(library: TensorRt, goal: Path) -> None:
 
     Raises
     ------
-    TensorRtMissingError
-        As `tensorrt_headers`.
     MachineError
-        If the compiler is missing or fails.
+        As `tensorrt_headers`; if the compiler is missing or fails.
     """
     headers = tensorrt_headers(library)
     cuda = Path(triton.__file__).parent / "backends" / "nvidia" / "include"  # cuda_runtime_api.h

@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from seko_export.checkpoints.errors import (
-    CheckpointNotFoundError,
-    ContradictionError,
-    NotACheckpointError,
-)
+from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.checkpoints.key_table import Dimension, Shapes
 from seko_export.checkpoints.sources import OpenedFiles
-from seko_export.errors import UsageError
+from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.recognition import (
     Fact,
     Facts,
@@ -63,7 +59,7 @@ def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -
     ------
     CheckpointNotFoundError
         If the audio adapter's file is not there.
-    ContradictionError
+    CheckpointError
         If config.json says another thing than the keys.
     """
     found = recognise_wan(where, opened, told, family="seko_talk", keys=KEYS)
@@ -133,7 +129,7 @@ def _positions(where: str, told: Mapping[str, Any] | None) -> dict[str, Fact]:
 def _check_picture(facts: Facts, told: Mapping[str, Any] | None) -> None:
     asked = None if told is None else told.get(_USE_PICTURE)
     if isinstance(asked, bool) and asked != bool(facts.known["image_dim"].value):
-        raise ContradictionError(
+        raise CheckpointError(
             f"{facts.where} contradicts itself: {_USE_PICTURE} is {str(asked).lower()} by config.json, and the file "
             f"has {'no' if asked else 'a'} picture branch (img_emb); correct the one that is wrong"
         )

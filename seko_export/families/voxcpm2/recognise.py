@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seko_export.checkpoints.errors import CheckpointNotFoundError, ContradictionError, NotACheckpointError
+from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.checkpoints.json_files import CONFIG_FILE, read_json_object
 from seko_export.checkpoints.sources import shown
-from seko_export.errors import UsageError
+from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.voxcpm2.config import LongRope, NetConfig, VoxCpm2Config
 from seko_export.media.audio_vae.config import AudioVaeConfig
 
@@ -41,7 +41,7 @@ def recognise(folder: Path) -> VoxCpm2Config | None:
         If there is no config.json.
     NotACheckpointError
         If a field is unknown, missing, or has a type or value that is not supported.
-    ContradictionError
+    CheckpointError
         If two fields contradict each other.
     """
     file = folder / CONFIG_FILE
@@ -91,7 +91,7 @@ def read_config(told: Mapping[str, Any], where: str) -> VoxCpm2Config:
         raise NotACheckpointError(f"{where} describes no VoxCPM2 model: {fault}") from fault
     top.text("device", "cuda")  # of the original's process
     if feat_dim != vae.latent_dim:
-        raise ContradictionError(
+        raise CheckpointError(
             f"{where} contradicts itself: feat_dim is {feat_dim}, audio_vae_config.latent_dim {vae.latent_dim}; "
             "correct the one that is wrong"
         )
@@ -259,9 +259,9 @@ class _Section:
                 "take out those that change nothing"
             )
 
-    def contradiction(self, name: str, other: str) -> ContradictionError:
+    def contradiction(self, name: str, other: str) -> CheckpointError:
         """Return the error for two fields that contradict each other."""
-        return ContradictionError(
+        return CheckpointError(
             f"{self._where} contradicts itself: {self._path}{name} is {self._told[name]!r}, {other}; correct the one "
             "that is wrong"
         )

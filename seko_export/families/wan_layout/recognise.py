@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from seko_export.checkpoints.errors import ContradictionError, NotACheckpointError
+from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles, shown
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
-from seko_export.errors import UsageError
+from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.recognition import (
     STREAM_FIELDS,
     Fact,
@@ -151,7 +151,7 @@ def _learn_head_dim(facts: Facts, told: Mapping[str, Any]) -> None:
         return
     dim = facts.known["dim"].value
     if dim % size:
-        raise ContradictionError(
+        raise CheckpointError(
             f"{facts.where} contradicts itself: dim is {dim} by shapes, and no multiple of the {size} that config.json "
             f"({_HEAD_DIM}) says; correct the one that is wrong"
         )

@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from seko_export.checkpoints.errors import CheckpointNotFoundError, ContradictionError
+from seko_export.checkpoints.errors import CheckpointNotFoundError
 from seko_export.checkpoints.key_table import Naming
 from seko_export.checkpoints.keycheck import compare_keys
 from seko_export.checkpoints.load import Checkpoint, load_weights
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
 from seko_export.engines.weight_source import WeightSource
+from seko_export.errors import CheckpointError
 from seko_export.media.audio_vae.config import AudioVaeConfig
 from seko_export.media.audio_vae.modules import DILATIONS, KERNEL
 
@@ -86,7 +87,7 @@ def _match(file: Path, opened: OpenedFiles, config: AudioVaeConfig) -> tuple[str
     )
     stored = tuple(sources.pop(BOUNDARIES).read().tolist())
     if stored != config.rate_boundaries:
-        raise ContradictionError(
+        raise CheckpointError(
             f"{file} contradicts its config.json: {BOUNDARIES} is {stored} by the file, {config.rate_boundaries} by "
             "config.json (sr_bin_boundaries); correct the one that is wrong"
         )
