@@ -38,7 +38,7 @@ seko_runtime.opening.artifact.open_backend = lambda *_: EagerBackend()
 folder, copied = Path(sys.argv[1]), sys.argv[2] == "copied"
 
 def replayed(artifact):
-    with open_stacked(artifact, seeds=[5]) as session:
+    with artifact.open_session(5) as session:
         return [session.run_chunk().to_host().tobytes() for _ in range(3)]
 
 with open_artifact(folder, copy_weights=copied) as artifact:
