@@ -74,8 +74,11 @@ def test_references_are_those_of_one_rank_in_every_row(layout: dict[str, object]
         expected = life(one, others)
     with torch.no_grad(), stacked(EagerRank(config, weights).open_rows({}), **beginning) as one:
         unlike = life(one, mine)
-    with ranks_in_threads(config.changed(ranks=2), weights, None) as rows:
-        found = life(stacked(rows, **beginning), others)
+    with (
+        ranks_in_threads(config.changed(ranks=2), weights, None) as rows,
+        stacked(rows, **beginning) as several,
+    ):
+        found = life(several, others)
     assert all(map(near, found, expected))
     assert not near(unlike[4], expected[4])  # else the bound could not tell references apart
 
@@ -126,8 +129,11 @@ def test_a_stream_follows_its_sentences_as_on_one_rank(tokenizer: Path) -> None:
     beginning = {"seeds": SEEDS, "prompt": "a red disc", "image": pictures(), "reference": pictures(1)}
     with torch.no_grad(), stacked(EagerRank(config, weights, tokenizer).open_rows({}), **beginning) as one:
         expected, counts = life(one)
-    with ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows:
-        found, told = life(stacked(rows, **beginning))
+    with (
+        ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows,
+        stacked(rows, **beginning) as several,
+    ):
+        found, told = life(several)
     assert told == counts
     assert_same(found, expected)
 
@@ -158,6 +164,6 @@ def test_sessions_of_a_pool_have_sentences_and_references_of_their_own(tokenizer
     alone = EagerRank(config, weights, tokenizer)
     with torch.no_grad(), Pool(alone.open_rows({})) as one:
         expected = life(one)
-    with ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows:
-        found = life(Pool(rows))
+    with ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows, Pool(rows) as pool:
+        found = life(pool)
     assert_same(found, expected)
