@@ -183,7 +183,7 @@ class EagerSpeech:
             for argument in piece.signature:
                 ref = argument.ref.replace("{layer}", str(layer))
                 value = self.values[_unmarked(ref)]
-                value = value[layer] if ref.endswith("[layer]") else value
+                value = value[layer] if argument.ref.endswith("[{layer}]") else value
                 value = value[number] if ref.endswith("[pass]") else value
                 assert (tuple(value.shape), value.dtype) == (argument.shape, argument.dtype), argument
                 tensors.append(value)
@@ -202,4 +202,4 @@ class EagerSpeech:
 
 def _unmarked(ref: str) -> str:
     """Return a reference without its marks. Buffers are as long as the call under way, whatever its bucket."""
-    return re.sub(r"\[(layer|pass|bucket)\]", "", ref)
+    return re.sub(r"\[(\d+|pass|bucket)\]", "", ref)

@@ -20,6 +20,7 @@ from seko_runtime.video.contract import TEXT_BUFFER, made_of
 from seko_runtime.video.golden import ChunkError
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.memory_advice import memory_advice
 from seko_runtime.video.options import PROMPT_CACHE, VideoOptions
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.recording import Recording
@@ -45,6 +46,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         super().__init__(files, engines)
         self._recording = Recording(files.manifest, files.golden)
 
+    @memory_advice()
     @machine_faults()
     @under_lock
     def open_session(
@@ -178,6 +180,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
                 sessions.append(opened.enter_context(session))
             yield Together(pool, sessions)
 
+    @memory_advice()
     @machine_faults()
     @under_lock
     def open_pool(

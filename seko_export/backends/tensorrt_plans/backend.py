@@ -172,7 +172,7 @@ def build_plans(
 
 def kv_caches(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
     """Return, for each piece, the caches of layers that it writes."""
-    caches = {f"buffer:{one.name}" for one in graph.buffers if one.role == "cache" and one.layered}
+    caches = {f"buffer:{one.name}" for one in graph.buffers if one.role == "cache" and one.row_axis}
     return {
         name: tuple(
             a.name for a in piece.inputs if a.name in piece.mutates and a.ref.partition("[")[0] in caches

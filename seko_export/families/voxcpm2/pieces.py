@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from seko_export.engines.key import EngineKey
-from seko_export.engines.piece import Argument, Piece, on_meta
+from seko_export.engines.piece import OF_LAYER, Argument, Piece, on_meta
 from seko_export.errors import UsageError
 from seko_export.families.voxcpm2 import modules, weights
 from seko_export.families.voxcpm2.config import NetConfig, VoxCpm2Config
@@ -283,7 +283,7 @@ class _Pieces:
     ) -> Piece:
         shape = (self.layout.places, net.kv_heads, net.head_dim)
         caches = tuple(
-            Argument(f"{part}_cache", f"buffer:{prefix}.{part}[layer]", shape, self.dtype) for part in "kv"
+            Argument(f"{part}_cache", f"buffer:{prefix}.{part}{OF_LAYER}", shape, self.dtype) for part in "kv"
         )
         return Piece(
             self._key(role, reads=True),
