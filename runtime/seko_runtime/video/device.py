@@ -340,7 +340,7 @@ class VideoDevice(Device):
         }
         state = {}
         for spec in self._manifest.buffers:
-            if spec.role != "decode" and (spec.device_layers or not self.has_rows(spec.name)):
+            if spec.role != "lane" and (spec.device_layers or not self.has_rows(spec.name)):
                 continue  # layers on the host, which are not moved by row; what all rows' prompts share
             if spec.role == "cache" or spec.name in own:
                 state[spec.name] = self.row_of(spec.name, row)
