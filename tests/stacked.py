@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from seko_export.goldens import record
+from seko_export.video import recording
 from seko_runtime.backends.memory import Memory
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.sessions.loaded import Loaded, TokenIds
@@ -291,6 +291,6 @@ def open_stacked(
 
 @contextmanager
 def eager_session(*arguments: Any, **named: Any) -> Iterator[Stacked]:
-    """`record.eager_session`, with what only tests ask of it."""
-    with record.eager_session(*arguments, **named) as together:
+    """`recording.eager_session`, with what only tests ask of it."""
+    with recording.eager_session(*arguments, **named) as together:
         yield Stacked(together.pool, together.sessions)
