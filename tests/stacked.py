@@ -290,7 +290,9 @@ def open_stacked(
 
 
 @contextmanager
-def eager_session(*arguments: Any, **named: Any) -> Iterator[Stacked]:
-    """`recording.eager_session`, with what only tests ask of it."""
-    with recording.eager_session(*arguments, **named) as together:
+def eager_session(*arguments: Any, reference: Any = None, **named: Any) -> Iterator[Stacked]:
+    """`recording.eager_session`, with what only tests ask of it; a reference may be [C, R, h, w], of one row."""
+    if reference is not None and reference.ndim == 4:
+        reference = reference[None]
+    with recording.eager_session(*arguments, reference=reference, **named) as together:
         yield Stacked(together.pool, together.sessions)
