@@ -46,6 +46,10 @@ class StackedChunk:
     def video_rows(self) -> list[np.ndarray]:
         return [chunk.video()[0] for chunk in self.rows]
 
+    @property
+    def heard_at(self) -> float | None:
+        return self.rows[0].heard_at
+
     def late_s(self) -> float | None:
         return self.rows[0].late_s()
 
