@@ -4,6 +4,8 @@
 #     bash scripts/quickstart.sh ["a sentence of coloured shapes"]
 # Picture and keys -> a walk: the same of the world sample (artifacts/world-sample), into out/world.mp4.
 #     bash scripts/quickstart.sh --world [KEYS]      such as w-20,l-30: w s a d move, j l turn, i k zoom
+# The sample in a browser: the page at http://127.0.0.1:8000/, until Ctrl-C.
+#     bash scripts/quickstart.sh --serve [ARGUMENTS OF seko-serve...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/venv.sh
@@ -29,6 +31,11 @@ if [ "${1:-}" = --world ]; then
     "$PYTHON" -m seko_runtime run artifacts/quickstart-world --image artifacts/world-sample/picture.npy \
         --prompts artifacts/world-sample/prompts.json --keys "${2:-w-20,d-20,l-30,i-20,wj-30}" --seed 0 -o "out/world.$suffix"
     exit
+fi
+if [ "${1:-}" = --serve ]; then
+    seko_add_serve
+    built artifacts/quickstart-serve --sessions 2 --batch 1,2
+    exec "$PYTHON" -m seko_serve artifacts/quickstart-serve "${@:2}"
 fi
 built artifacts/quickstart
 prompt="a small red disc bouncing and a large blue ring pulsing on a green gradient"

@@ -29,14 +29,14 @@ seko_ticking() { # $1: what is being done; then the command. Says every five sec
 seko_make_venv() { # $1: the extra to install, "" or "dev"
     if [ -n "${SEKO_PYTHON:-}" ]; then
         PYTHON=$SEKO_PYTHON
-        export PYTHONPATH="$PWD:$PWD/runtime:$PWD/kernels${PYTHONPATH:+:$PYTHONPATH}"
+        export PYTHONPATH="$PWD:$PWD/runtime:$PWD/kernels:$PWD/serve${PYTHONPATH:+:$PYTHONPATH}"
         return 0
     fi
     PYTHON=$PWD/.venv/bin/python
     unset PYTHONDONTWRITEBYTECODE # pip compiles nothing below: modules are compiled when they are first imported
     local extra=${1:-} stamp wanted
     stamp=.venv/seko-installed-${extra:-base}
-    wanted=$(cat pyproject.toml runtime/pyproject.toml kernels/pyproject.toml scripts/constraints.txt | cksum)
+    wanted=$(cat pyproject.toml runtime/pyproject.toml kernels/pyproject.toml serve/pyproject.toml scripts/constraints.txt | cksum)
     if [ -x "$PYTHON" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
         return 0
     fi
@@ -56,6 +56,16 @@ seko_make_venv() { # $1: the extra to install, "" or "dev"
     # Tests take warnings as errors, also those of compiling a library; so all is compiled before, on every core. Some
     # files are templates that no Python compiles.
     [ "$extra" != dev ] || "$PYTHON" -W ignore -m compileall -q -j 0 .venv/lib >/dev/null || true
+    echo "$wanted" >"$stamp"
+}
+
+seko_add_serve() { # the server's distribution, behind the base environment
+    [ -n "${SEKO_PYTHON:-}" ] && return 0
+    local stamp=.venv/seko-installed-serve wanted
+    wanted=$(cat runtime/pyproject.toml serve/pyproject.toml scripts/constraints.txt | cksum)
+    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return 0
+    seko_ticking "installing seko-serve and what it needs" "$PYTHON" -m pip install --quiet --disable-pip-version-check \
+        --constraint scripts/constraints.txt --no-build-isolation -e ./serve || return
     echo "$wanted" >"$stamp"
 }
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.lone_runtime import lone_python, wheel
+from tests.manifest_schema import check_manifest
 from tests.minutes import Minutes
 from tests.shared import made_once
 
@@ -149,6 +150,8 @@ def build_tiny(
         environ = os.environ | {"TMPDIR": own}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 0, done.stderr
+    if goal.is_dir():  # else it is packed, as one file
+        check_manifest(goal)
     return Built(goal, json.loads(done.stdout.splitlines()[-1]), done)
 
 

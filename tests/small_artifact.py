@@ -15,6 +15,7 @@ from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.model_files import write_random_checkpoint
+from tests.manifest_schema import check_manifest
 from tests.shared import UNCOMPILED, made_once
 
 MODEL = ModelConfig(
@@ -32,6 +33,7 @@ def build_small_artifact(output: Path) -> None:
         checkpoint = Path(folder, "small.pt")
         write_random_checkpoint(checkpoint, MODEL, format="self-forcing", seed=0, dtype=torch.float32)
         build_artifact(config, checkpoint, output, backend="compile", compiler_cache=False)
+    check_manifest(output)
 
 
 def small_artifact_once(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -89,7 +89,7 @@ def of_scripts() -> set[str]:
     """Options that the repository's own scripts and tests declare."""
     places = [
         path
-        for folder in ("scripts", "tests", "seko_export", "runtime")
+        for folder in ("scripts", "tests", "seko_export", "runtime", "serve")
         for path in (ROOT / folder).rglob("*.py")
     ]
     declared = re.compile(r"(?:add_argument|option|addoption)\(\s*\"(--[a-z][a-z0-9-]*)")

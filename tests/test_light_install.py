@@ -52,7 +52,7 @@ def test_the_wheel_holds_the_runtime_alone(wheel):
     )
     files = [line.split()[0] for line in listing.stdout.splitlines()[1:]]
     assert {file.split("/")[0].split("-")[0] for file in files} == {"seko_runtime"}
-    assert "seko_runtime/py.typed" in files
+    assert {"seko_runtime/py.typed", "seko_runtime/video/manifest.schema.json"} <= {*files}
 
 
 def test_importing_the_runtime_is_light(lone_python):

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 
 from seko_runtime.backends.rank_group import join_ranks  # noqa: E402
-from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP  # noqa: E402
+from seko_runtime.format.manifest import CALL_GROUP, LANE_GROUP  # noqa: E402
 from seko_runtime.opening.artifact import open_rank  # noqa: E402
 from seko_runtime.sessions.loaded import Loaded  # noqa: E402
 from seko_runtime.sessions.rank_place import RankPlace  # noqa: E402
@@ -55,7 +55,7 @@ def main(spec: Mapping[str, Any]) -> None:
     """Measure as one rank."""
     begun = time.monotonic()
     if spec["ranks"] > 1:
-        groups = (RANK_GROUP, DECODE_GROUP)
+        groups = (CALL_GROUP, LANE_GROUP)
         join_ranks(spec["device"], spec["rank"], spec["ranks"], Path(spec["meeting"]), JOIN_S, groups)
     if "decode" in spec:
         with torch.no_grad():
@@ -174,9 +174,7 @@ def measured(session: Session, spec: Mapping[str, Any]) -> dict[str, Any]:
     times["queued"] = [milliseconds(queued) / chunks]
     told: dict[str, Any] = {
         "name": session.manifest.name,
-        "layers": max(
-            call.first_layer + call.layers for calls in session.manifest.programs.values() for call in calls
-        ),
+        "layers": session.manifest.model["layers"],
         "passes": session.manifest.workload.schedule.denoise_passes + session.manifest.has_context,
         "ms": times,
         "ends_ns": ends,

@@ -25,6 +25,7 @@ from rows import append_row
 from torch import Tensor, nn
 
 from seko_export.backends.aoti import compile_piece
+from seko_export.backends.workers import make_engine
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
@@ -184,7 +185,8 @@ def build(config: VideoBuild, work: Path) -> dict[str, float]:
     """Compile the two engines side by side and return the seconds of each."""
     with ProcessPoolExecutor(len(PIECES), multiprocessing.get_context("spawn")) as pool:
         started = {
-            name: pool.submit(compile_piece, config, name, str(work / f"{name}.pt2")) for name in PIECES
+            name: pool.submit(make_engine, compile_piece, config, name, work / f"{name}.pt2")
+            for name in PIECES
         }
         return {name: future.result() for name, future in started.items()}
 

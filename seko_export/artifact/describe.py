@@ -114,14 +114,13 @@ def describe(
 
 def kv_pool(config: VideoBuild) -> KvPool:
     """Return the size of the KV pool in bytes, in the build's own format and in bf16."""
-    model, stream = config.model, config.workload.stream
+    model = config.model
     tokens = sum(
         len(group.layers) * config.of_layer_group(group).workload.stream.cache_tokens
         for group in config.layer_groups
     )
-    numbers = 2 * config.workload.state_rows * tokens * model.dim // config.target.ranks  # K and V
-    if stream.pass_caches:
-        numbers *= len(config.workload.schedule.timesteps)
+    held = config.workload.state_rows * config.workload.cache_passes
+    numbers = 2 * held * tokens * model.dim // config.target.ranks  # K and V
     return KvPool(
         scheme=config.kv.name,
         pool_bytes=sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.role == "cache"),

@@ -6,7 +6,6 @@ import contextlib
 import os
 import site
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -16,8 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.backends.workers import SLOW_ROLES
 from seko_export.config.video import VideoBuild
-from seko_export.engines.piece import engine_spec
-from seko_export.families.registry import graph_of
+from seko_export.engines.piece import Piece, engine_spec
 from seko_export.host.compiler_cache import CACHE_VARIABLE, use_private_cache
 from seko_export.lowering import patches
 from seko_export.lowering.agree import check_agrees
@@ -40,24 +38,8 @@ CUDA_ATTENTION = (
 BLOCK_THREADS = max(1, len(os.sched_getaffinity(0)) // 3)
 
 
-def compile_piece(config: VideoBuild, name: str, package: str) -> float:
-    """Trace, check and compile one piece into a package file.
-
-    Runs in a child process: the compiler is not thread-safe, and several engines compile at the same time.
-
-    Parameters
-    ----------
-    config : VideoBuild
-        The whole build.
-    name : str
-        The engine's name.
-    package : str
-        Path of the ``.pt2`` to write, in a folder of its own; the compiler's other files stay beside it.
-
-    Returns
-    -------
-    float
-        Seconds, without the start of the process.
+def compile_piece(config: VideoBuild, piece: Piece, package: Path) -> None:
+    """Trace, check and compile one piece into a ``.pt2`` package; the compiler's other files stay beside it.
 
     Raises
     ------
@@ -66,29 +48,26 @@ def compile_piece(config: VideoBuild, name: str, package: str) -> float:
     NumericError
         If the engine is one that goldens do not cover, and differs from its module.
     """
-    started = time.monotonic()
     use_private_cache()
     # By default each compiler process starts a pool as large as the machine: with a process a piece, that is cores
     # times pieces interpreters that import torch. Only blocks and the VAE have kernels enough to share out.
-    piece = graph_of(config).pieces[name]
     torch._inductor.config.compile_threads = BLOCK_THREADS if piece.key.role in SLOW_ROLES else 1
     if config.target.device == "cuda":
         # Finding out what vector code the compiler can make takes half a minute, for a host side that has no loops.
         torch._inductor.config.cpp.vec_isa_ok = False
     # By default what goes into a package is written to a folder named after its code, in the cache that all builds of
     # a user share, each time anew: a build beside another one of the same code packed files that were just emptied.
-    outputs_beside = torch._inductor.config.patch({"aot_inductor.output_path": str(Path(package).parent)})
-    tensors = tensors_text(engine_spec(piece, Path(package).suffix))
+    outputs_beside = torch._inductor.config.patch({"aot_inductor.output_path": str(package.parent)})
+    tensors = tensors_text(engine_spec(piece, package.suffix))
     carried = torch._inductor.config.patch({"aot_inductor.metadata": {TENSORS_KEY: tensors}})
     with torch.no_grad(), attention_backends(config.target.device), stand_in_group(config.target.ranks):
         program = trace(piece, config.target.device)
         with applied(*patches.AOTI), outputs_beside, carried:
-            torch._inductor.aoti_compile_and_package(program, package_path=package)
-    slim_package(Path(package), [*local_prefixes(), Path(package).parent])
+            torch._inductor.aoti_compile_and_package(program, package_path=str(package))
+    slim_package(package, [*local_prefixes(), package.parent])
     if piece.key.role in MEDIA_PROGRAMS.values():
         with attention_backends(config.target.device), stand_in_group(config.target.ranks):
-            check_agrees(piece, Path(package), config.target.device)
-    return time.monotonic() - started
+            check_agrees(piece, package, config.target.device)
 
 
 def attention_backends(device: str) -> contextlib.AbstractContextManager[None]:

@@ -12,10 +12,12 @@ from seko_export.host.progress import Progress
 
 if TYPE_CHECKING:
     from seko_export.config.video import VideoBuild
+    from seko_export.engines.piece import Piece
     from seko_runtime.video.manifest import VideoManifest
 
-# Takes a build, the name of an engine and the path to write; returns the seconds it took. Runs in a process of its own.
-EngineMaker = Callable[["VideoBuild", str, str], float]
+# Takes a build, one of its pieces, and the path of the file to write, in a folder of its own. Runs in a child process:
+# compilers are not thread-safe, and several engines compile at the same time. LoweringError if there is no such engine.
+EngineMaker = Callable[["VideoBuild", "Piece", Path], None]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ this fills.
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from torch.export import ExportedProgram
 from seko_export.backends.aoti import attention_backends
 from seko_export.backends.base import Capabilities, ExportBackend, Unfinished
 from seko_export.config.video import VideoBuild
+from seko_export.engines.piece import Piece
 from seko_export.errors import ExportError, MachineError
-from seko_export.families.registry import graph_of
 from seko_export.host.child_process import last_line, run_child
 from seko_export.host.compiler_cache import use_private_cache
 from seko_export.lowering import patches
@@ -33,30 +32,8 @@ from seko_runtime.video.contract import PICTURE_CHANNELS
 COMPILER_CACHE = "engines/compiler.cache"
 
 
-def export_piece(config: VideoBuild, name: str, path: str) -> float:
-    """Trace and check one piece and save it as an exported program.
-
-    Parameters
-    ----------
-    config : VideoBuild
-        The whole build.
-    name : str
-        The engine's name.
-    path : str
-        Path of the ``.pt2`` to write.
-
-    Returns
-    -------
-    float
-        Seconds, without the start of the process.
-
-    Raises
-    ------
-    LoweringError
-        If the traced graph cannot be replayed.
-    """
-    started = time.monotonic()
-    piece = graph_of(config).pieces[name]
+def export_piece(config: VideoBuild, piece: Piece, path: Path) -> None:
+    """Trace and check one piece and save it as an exported program (``.pt2``)."""
     with attention_backends(config.target.device), plain_torch():
         program = trace(piece, config.target.device)
         # Where attention's backend is pinned, the decomposed graph names the backend's own op. And torch saves no
@@ -65,8 +42,7 @@ def export_piece(config: VideoBuild, name: str, path: str) -> float:
             program = program.run_decompositions({})
     forget_sources(program)
     program.example_inputs = None  # zeros as large as the weights
-    torch.export.save(program, Path(path))
-    return time.monotonic() - started
+    torch.export.save(program, path)
 
 
 def forget_sources(program: ExportedProgram) -> None:

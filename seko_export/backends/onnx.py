@@ -4,7 +4,6 @@ ONNX runtime on a CPU.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from seko_export.errors import MachineError
 
 if TYPE_CHECKING:
     from seko_export.config.video import VideoBuild
+    from seko_export.engines.piece import Piece
 
 
 PASS_FILES = {"denoise": "denoise.onnx", "context": "context.onnx"}  # one whole pass in a file each
@@ -37,36 +37,9 @@ def check_can_build() -> None:
         ) from None
 
 
-def export_piece(config: VideoBuild, name: str, path: str) -> float:
-    """Translate one engine to ONNX and save it.
-
-    Runs in a child process, as the other backends' makers do.
-
-    Parameters
-    ----------
-    config : VideoBuild
-        The whole build.
-    name : str
-        The engine's name.
-    path : str
-        Path of the ``.onnx`` to write.
-
-    Returns
-    -------
-    float
-        Seconds, without the start of the process.
-
-    Raises
-    ------
-    LoweringError
-        If the engine has no ONNX form.
-    """
-    from seko_export.families.registry import graph_of
-
-    started = time.monotonic()
-    model = piece_model(graph_of(config).pieces[name])
-    Path(path).write_bytes(model.SerializeToString(deterministic=True))
-    return time.monotonic() - started
+def export_piece(config: VideoBuild, piece: Piece, path: Path) -> None:  # noqa: ARG001
+    """Translate one piece to ONNX and save it."""
+    path.write_bytes(piece_model(piece).SerializeToString(deterministic=True))
 
 
 def finish(artifact: Unfinished) -> bool:

@@ -200,16 +200,6 @@ class LayerGroup:
     ring_frames: int
     layers: tuple[int, ...]
 
-    @property
-    def device_layers(self) -> int:
-        """Layers of an offloaded cache that the device holds at a time; 0: so few layers that all may stay there.
-
-        Two: one that is read and one that is being copied. Three for an odd number of layers, so that the first layer
-        can be copied while the last is read.
-        """
-        seats = 2 + len(self.layers) % 2
-        return seats if seats < len(self.layers) else 0
-
     def own(self, name: str) -> str:
         """Return the name of a tensor or engine of this group: with the group's name appended, unless that is
         empty.

@@ -97,6 +97,11 @@ class VideoConfig(WorkloadConfig):
         return None if self.pool is None else self.pool.buckets
 
     @property
+    def cache_passes(self) -> int:
+        """How many passes of a chunk have a cache of their own."""
+        return len(self.schedule.timesteps) if self.stream.pass_caches else 1
+
+    @property
     def call_rows(self) -> int:
         """Rows of the largest call."""
         return self.stream.batch if self.pool is None else self.pool.buckets[-1]
@@ -171,7 +176,7 @@ class VideoBuild(BuildConfig):
             )
 
     def _check_offloading(self) -> None:
-        if not any(group.device_layers for group in self.layer_groups):
+        if not any(self.device_layers(group) for group in self.layer_groups):
             raise UsageError(
                 f"--offload-cache: the device would hold all of the {self.model.layers} layers of {self.model.name!r}; "
                 "leave it out"
@@ -309,6 +314,16 @@ class VideoBuild(BuildConfig):
             row,
             before_rope=s.window_positions,
         )
+
+    def device_layers(self, group: LayerGroup) -> int:
+        """Return how many layers of a group's offloaded cache the device holds at a time; 0: so few that all may stay.
+
+        Two: one that is read and one that is being copied. Three for an odd number of layers, so that the first layer
+        can be copied while the last is read.
+        """
+        layers = len(group.layers) * self.workload.cache_passes
+        seats = 2 + layers % 2
+        return seats if seats < layers else 0
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from seko_export.engines.key import EngineKey, engine_file
 from seko_runtime.format.manifest import Call, EngineSpec, TensorSpec
 
+OF_LAYER, OF_PLACE = "[{layer}]", "[{place}]"  # behind a buffer: that layer of it
 _WEIGHTS = "weights."  # before a parameter's name in an engine's signature: inputs may have the same name
 
 
@@ -23,7 +24,8 @@ class Argument:
     name : str
         Name within the engine; ``group.name`` is the entry ``name`` of the mapping argument ``group``.
     ref : str
-        Reference as in the manifest's programs: ``weight:``, ``buffer:`` or ``value:``.
+        Reference as in the manifest's programs: ``weight:``, ``buffer:`` or ``value:``. `Piece.call` fills in
+        ``{layer}``, a layer's number in the model, and ``{place}``, its number in its layer group.
     shape, dtype
         Of the tensor as the engine sees it.
     """
@@ -100,16 +102,18 @@ class Piece:
         """Every input of the engine, in order."""
         return self.parameters + self.inputs
 
-    def call(self, first_layer: int = 0, layers: int | None = None) -> Call:
-        """Return a program's call of this engine, for ``layers`` layers from ``first_layer`` on, or for all."""
-        return Call(
-            engine=self.name,
-            layers=self.layers if layers is None else layers,
-            inputs=tuple(a.ref for a in self.signature),
-            outputs=tuple(a.ref for a in self.outputs),
-            first_layer=first_layer,
-            first_place=self.among.index(first_layer) if self.among else 0,
-        )
+    def call(self, layer: int = 0) -> Call:
+        """Return a program's call of this engine, for one layer if it is called for each."""
+        place = self.among.index(layer) if self.among else layer
+
+        def filled(arguments: tuple[Argument, ...]) -> tuple[str, ...]:
+            return tuple(a.ref.format(layer=layer, place=place) for a in arguments)
+
+        return Call(self.name, filled(self.signature), filled(self.outputs))
+
+    def calls(self) -> tuple[Call, ...]:
+        """Return the calls of this engine, one for each layer that it serves, or one alone."""
+        return tuple(self.call(layer) for layer in self.served or (0,))
 
     def example_inputs(self, device: str) -> tuple[Tensor, ...]:
         """Return inputs for tracing and compiling: zeros, which are valid indices too."""

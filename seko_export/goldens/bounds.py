@@ -103,7 +103,7 @@ def difference(config: VideoBuild, found: EagerChunk, wanted: EagerChunk) -> Gol
     for buffer in graph_of(config).buffers:
         if buffer.role == "cache" and buffer.name in found.cache:
             ours, theirs = (chunk.cache[buffer.name].float().numpy() for chunk in (found, wanted))
-            cache = max(cache, cache_error(ours, theirs, buffer.dtype, layered=buffer.layered))
+            cache = max(cache, cache_error(ours, theirs, buffer.dtype, row_axis=buffer.row_axis))
     if found.video is not None and wanted.video is not None:
         video = video_error(found.video.numpy(), wanted.video.numpy(), step=1)  # both are sampled already
     return GoldenBound(relative_error(found.latents.numpy(), wanted.latents.numpy()), cache, video)

@@ -34,8 +34,8 @@ def buffer_room(config: VideoBuild, memory: Memory) -> int | None:
 def placed_buffers(config: VideoBuild, room: int | None) -> tuple[Buffer, ...]:
     """Return the buffer table of an eager stream, with as many caches offloaded to the host as do not fit the device.
 
-    They are copied layer by layer, as with ``--offload-cache``, so the bytes of every chunk are the same. Whole
-    buffers are offloaded, the first passes' caches first, and no more than necessary.
+    They are copied layer by layer, as with ``--offload-cache``, so the bytes of every chunk are the same. As many
+    layers stay on the device as fit.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def placed_buffers(config: VideoBuild, room: int | None) -> tuple[Buffer, ...]:
     if (
         room is None
         or config.workload.pool is not None
-        or not any(group.device_layers for group in config.layer_groups)
+        or not any(config.device_layers(group) for group in config.layer_groups)
     ):
         return buffers
     offloaded = config.changed(
@@ -65,6 +65,11 @@ def placed_buffers(config: VideoBuild, room: int | None) -> tuple[Buffer, ...]:
         if held <= room:
             break
         moved = on_host.get(one.name, one)  # a resident window has no home there
+        if moved.device_layers:
+            layer = one.nbytes // one.layers
+            moved = replace(
+                moved, device_layers=max(moved.device_layers, (one.nbytes - (held - room)) // layer)
+            )
         held -= one.on_device.nbytes - moved.on_device.nbytes
         placed[at] = moved
     homes, free = home_bytes(placed) - home_bytes(buffers), free_host_bytes()
@@ -85,4 +90,4 @@ def device_bytes(buffers: Iterable[Buffer]) -> int:
 
 def home_bytes(buffers: Iterable[Buffer]) -> int:
     """Return the bytes of host memory that it needs: its offloaded caches."""
-    return sum(one.nbytes for one in buffers if one.device_layers)
+    return sum(buffer.on_host.nbytes for buffer in buffers if buffer.device_layers)

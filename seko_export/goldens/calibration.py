@@ -94,11 +94,7 @@ class KvStatistics:
         ]
         # Negative while the references are written, before the first chunk.
         chunks = -(-config.workload.stream.reference_frames // config.workload.stream.chunk_frames)
-        self._calls = (
-            -chunks
-            * model.layers
-            * (len(config.workload.schedule.timesteps) if config.workload.stream.pass_caches else 1)
-        )
+        self._calls = -chunks * model.layers * config.workload.cache_passes
         self._names = [
             a.name for a in graph_of(config).pieces[family_of(config).cache_probe(config).role].signature
         ]

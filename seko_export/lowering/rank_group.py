@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP
+from seko_runtime.format.manifest import CALL_GROUP, LANE_GROUP
 
 
 @contextmanager
@@ -26,10 +26,10 @@ def stand_in_group(ranks: int) -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     registered: Any = torch._C._distributed_c10d  # torch has no public name for it
     try:
-        for name in (RANK_GROUP, DECODE_GROUP):
+        for name in (CALL_GROUP, LANE_GROUP):
             registered._register_process_group(name, dist.group.WORLD)
         yield
     finally:
-        for name in (RANK_GROUP, DECODE_GROUP):
+        for name in (CALL_GROUP, LANE_GROUP):
             registered._unregister_process_group(name)
         dist.destroy_process_group()

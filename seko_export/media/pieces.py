@@ -60,8 +60,8 @@ def media_buffers(config: VideoBuild) -> tuple[Buffer, ...]:
     buffers = []
     if config.workload.text is not None:
         buffers += [
-            Buffer(TEXT_IDS, (1, m.text_tokens), "int64", "prompt"),
-            Buffer(TEXT_ENCODED, (1, m.text_tokens, m.text_dim), dtype, "prompt"),
+            Buffer(TEXT_IDS, (1, m.text_tokens), "int64", "session"),
+            Buffer(TEXT_ENCODED, (1, m.text_tokens, m.text_dim), dtype, "session"),
         ]
     video = video_table(config)
     if config.workload.vae is not None and video is not None:
@@ -70,27 +70,27 @@ def media_buffers(config: VideoBuild) -> tuple[Buffer, ...]:
         decoded, share = (s.height // ranks, *picture[1:]), PICTURE_AXIS if ranks > 1 else 0
         if config.workload.vae.encodes:
             buffers += [
-                Buffer(IMAGE, picture, "uint8", "prompt"),
-                Buffer(IMAGE_LATENTS, _latent_shape(config, 1), "float32", "prompt"),
+                Buffer(IMAGE, picture, "uint8", "session"),
+                Buffer(IMAGE_LATENTS, _latent_shape(config, 1), "float32", "session"),
             ]
         buffers += [
-            Buffer(DECODE_LATENTS, (config.workload.rows, *latent), "float32", "decode"),
+            Buffer(DECODE_LATENTS, (config.workload.rows, *latent), "float32", "lane"),
             *(
-                Buffer(_cache_name(slot), (config.workload.rows, *shape), dtype, "decode", rank_axis=share)
+                Buffer(_cache_name(slot), (config.workload.rows, *shape), dtype, "lane", rank_axis=share)
                 for slot, shape in enumerate(_cache_shapes(config, config.workload.vae))
             ),
             Buffer(
                 VIDEO_FIRST,
                 (config.workload.rows, video.first_frames, *decoded),
                 "uint8",
-                "decode",
+                "lane",
                 rank_axis=share,
             ),
             Buffer(
                 VIDEO,
                 (config.workload.rows, video.chunk_frames, *decoded),
                 "uint8",
-                "decode",
+                "lane",
                 rank_axis=share,
             ),
         ]

@@ -2,7 +2,7 @@
 
 All ranks run the same engines: which rows are a rank's own, and which ranks are its neighbours, is selected by a tensor
 that holds its number. The collectives are functional, which `torch.export` traces. They go through a process group of
-their own, `DECODE_GROUP`, because a chunk may be decoded while the next one is computed: within one group every rank
+their own, `LANE_GROUP`, because a chunk may be decoded while the next one is computed: within one group every rank
 must send in the same order.
 
 Shapes: B rows of the batch, C channels, T frames, H rows of pixels or cells of one rank, W columns, R ranks.
@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
 from seko_export.engines.collectives import gathered
-from seko_runtime.format.manifest import DECODE_GROUP
+from seko_runtime.format.manifest import LANE_GROUP
 
 
 @dataclass(frozen=True)
@@ -60,4 +60,4 @@ class RowSplit:
 
     def _gathered(self, x: Tensor) -> Tensor:
         """Return x of every rank as [R, *x.shape], in the ranks' order."""
-        return gathered(x, self.ranks, DECODE_GROUP)
+        return gathered(x, self.ranks, LANE_GROUP)

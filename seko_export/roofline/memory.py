@@ -101,18 +101,18 @@ def _held_bytes(config: VideoBuild, work: Work) -> dict[str, int]:
         return sum(buffer.on_device.nbytes for buffer in buffers if buffer.role in roles)
 
     s = config.workload.stream
-    window = sum(buffer.nbytes for buffer in buffers if buffer.role == "state" and buffer.layered)
+    window = sum(buffer.nbytes for buffer in buffers if buffer.role == "state" and buffer.row_axis)
     latents = next(buffer for buffer in buffers if buffer.name == "latents")
     kept = RowClocks(Ring(s.sink_frames, s.ring_frames, s.chunk_frames), config.workload.rows).kept_slots
     return {
         "kv": of("cache"),
-        "prompt": of("prompt"),
+        "prompt": of("session"),
         "prompt_cache": PROMPT_CACHE * _prompt_entry(config, buffers, work),
-        "latents": of("chunk", "state")
+        "latents": of("host", "state")
         - window
         + kept * config.workload.rows * latents.nbytes // config.workload.call_rows,
         "window": window,
-        "decode": of("decode"),
+        "decode": of("lane"),
         "scratch_step": work.scratch_bytes(_CHUNK),
         "scratch_decode": work.scratch_bytes(("decode_first", "decode")),
         "scratch_prompt": work.scratch_bytes(("prompt", "text", "encode", "condition")),

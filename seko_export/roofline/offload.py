@@ -8,7 +8,7 @@ from seko_export.families.registry import graph_of
 
 def home_bytes(config: VideoBuild) -> int:
     """Return the bytes of host memory that a rank's offloaded cache takes; 0 if the cache is on the device."""
-    return sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.device_layers)
+    return sum(buffer.on_host.nbytes for buffer in graph_of(config).buffers if buffer.device_layers)
 
 
 def chunk_offload_bytes(config: VideoBuild) -> int:
@@ -17,6 +17,6 @@ def chunk_offload_bytes(config: VideoBuild) -> int:
     Each pass fetches every layer of its cache once. Each layer is copied back once, after the last pass that writes
     it.
     """
-    # Of a cache a pass, each is fetched by its own alone.
+    # Of a cache for each pass, each is fetched by its own alone.
     fetches = 1 if config.workload.stream.pass_caches else len(config.workload.schedule.timesteps) + 1
     return home_bytes(config) * (fetches + 1)

@@ -163,15 +163,14 @@ def _parts(work: Work, gpu: Gpu, runs: Mapping[str, int]) -> dict[str, dict[str,
     parts: dict[str, dict[str, float]] = {}
     for program, times in runs.items():
         for call in work.programs[program]:
-            calls = times * max(1, call.layers)
             for launch in work.counts[call.engine].launches:
                 part = parts.setdefault(
                     _part_name(launch), dict.fromkeys(("launches", "flops", "bytes", "seconds"), 0.0)
                 )
-                part["launches"] += calls
-                part["flops"] += calls * launch.flops
-                part["bytes"] += calls * (launch.bytes_read + launch.bytes_written)
-                part["seconds"] += calls * launch_seconds(launch, gpu)
+                part["launches"] += times
+                part["flops"] += times * launch.flops
+                part["bytes"] += times * (launch.bytes_read + launch.bytes_written)
+                part["seconds"] += times * launch_seconds(launch, gpu)
     return dict(sorted(parts.items(), key=lambda pair: -pair[1]["seconds"]))
 
 

@@ -170,10 +170,12 @@ def test_a_piece_compiled_again_elsewhere_has_equal_bytes(media, tmp_path, workp
     shared.mkdir()
     script = (
         "import sys\n"
+        "from pathlib import Path\n"
         "from seko_export.backends.aoti import compile_piece\n"
+        "from seko_export.backends.workers import make_engine\n"
         "from tests.export.test_build import ROWS\n"
         "if __name__ == '__main__':\n"
-        "    compile_piece(ROWS, 'head', sys.argv[1])\n"
+        "    make_engine(compile_piece, ROWS, 'head', Path(sys.argv[1]))\n"
     )
     root = Path(__file__).parents[2]
     environ = os.environ | {

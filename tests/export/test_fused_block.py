@@ -129,17 +129,9 @@ def test_layers_that_are_excepted_from_fp8_have_engines_of_their_own() -> None:
             assert (f"blocks.{layer}.ffn.0.weight" in ours.weights) == (layer in excepted)
             assert (f"blocks.{layer}.ffn.0.weight_fp8" in ours.weights) == (layer not in excepted)
     assert errors[()] > 1.05 * errors[0,] > 1.1 * errors[0, 2, 3]
-    called = {
-        name: [(c.engine, c.first_layer, c.layers) for c in calls if "block" in c.engine]
-        for name, calls in ours.programs.items()
-    }
-    assert called["denoise"] == [("block_wide", 0, 1), ("block", 1, 1), ("block_wide", 2, 2)]
-    assert called["context"] == [
-        ("block_context_wide", 0, 1),
-        ("block_context", 1, 1),
-        ("block_context_wide", 2, 1),
-        ("block_last", 3, 1),
-    ]
+    called = {name: [c.engine for c in calls if "block" in c.engine] for name, calls in ours.programs.items()}
+    assert called["denoise"] == ["block_wide", "block", "block_wide", "block_wide"]
+    assert called["context"] == ["block_context_wide", "block_context", "block_context_wide", "block_last"]
 
 
 @pytest.mark.parametrize(
@@ -224,11 +216,7 @@ def test_the_context_pass_alone_writes_the_bytes_of_the_plain_layers() -> None:
     ]
     assert [call.engine for call in programs["context"]] == ["embed", "block_last"]  # of one layer
     two = make_programs(make_pieces(fused(small_config(2, 1, 4, scheme="fp4"))))["context"]
-    assert [(call.engine, call.first_layer, call.layers) for call in two] == [
-        ("embed", 0, 0),
-        ("block_context", 0, 1),
-        ("block_last", 1, 1),
-    ]
+    assert [call.engine for call in two] == ["embed", "block_context", "block_last"]
     assert not {"denoise_full", "context_full"} & programs.keys()
     for number in range(4):
         wanted = plain.run_chunk([2 * number] * 2, [1, 2])

@@ -82,7 +82,7 @@ def test_a_tenth_of_every_budget_is_enough(monkeypatch: pytest.MonkeyPatch) -> N
         for name, most in vars(module).items():
             if name.startswith("MAX_") and name != "MAX_INTEGER":
                 monkeypatch.setattr(module, name, most // 10)
-    for name in ("MAX_RESOLVED_CALLS", "MAX_RESOLVED_REFERENCES", "MAX_DISTINCT_REFERENCES"):
+    for name in ("MAX_RESOLVED_REFERENCES", "MAX_DISTINCT_REFERENCES"):
         monkeypatch.setattr(f"seko_runtime.executor.programs_check.{name}", getattr(budgets, name))
     monkeypatch.setattr(budgets, "MAX_PATH_PARTS", 2)  # the one of which an eighth is taken
     assert depth(json.loads(document)) <= json_fields.MAX_JSON_DEPTH

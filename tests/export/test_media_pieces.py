@@ -135,14 +135,14 @@ def test_tables_hold_what_the_engines_take():
             assert kind == "buffer"
             buffer = buffers[ref.removesuffix("[row]")]
             by_row = ref.endswith("[row]")
-            assert buffer.role == ("decode" if name.startswith("vae_decode") else "prompt")
-            assert by_row == (buffer.role == "decode")
+            assert buffer.role == ("lane" if name.startswith("vae_decode") else "session")
+            assert by_row == (buffer.role == "lane")
             assert buffer.shape == ((2, *argument.shape) if by_row else argument.shape)
             assert buffer.dtype == str(argument.dtype).removeprefix("torch.")
     pool = [b.nbytes for b in make_buffers(CONFIG) if b.role == "cache"]
     plain = CONFIG.changed(text=None, vae=None)
     assert sum(pool) == sum(b.nbytes for b in make_buffers(plain) if b.role == "cache")
-    assert {b.role for b in make_buffers(plain)} == {"cache", "prompt", "chunk", "state"}
+    assert {b.role for b in make_buffers(plain)} == {"cache", "session", "host", "state"}
     assert set(make_programs(make_pieces(plain))) == {"prompt", "begin", "denoise", "context"}
 
 

@@ -79,7 +79,7 @@ def test_every_pass_is_the_one_of_a_window_made_anew(
 def test_no_pass_reads_a_cache() -> None:
     config = resident(fused(small_config(2, 1, 4, scheme="fp4")))
     ours = EagerStream(config, random_wan_weights(config.model), random_text(config.model, 1))
-    assert [call.engine for call in ours.programs["begin"]] == ["noise", "places", "window"]
+    assert [call.engine for call in ours.programs["begin"]] == ["noise", "places", "window", "window"]
     taken = {argument.name for argument in ours.pieces["block"].inputs}
     assert {"window.k", "window.k_scale", "window.v", "scales.v_fp8_scale"} < taken
     assert not any(name.startswith(("caches.", "places.")) or name == "write_slots" for name in taken)
@@ -192,8 +192,7 @@ def test_buffers_are_of_the_largest_call() -> None:
     extra = names.keys() - {buffer.name for buffer in make_buffers(config)}
     assert extra == {"window.k", "window.k_scale", "window.v"}
     assert all(
-        (names[one].role, names[one].layered, names[one].shape[:2]) == ("state", True, (2, 3))
-        for one in extra
+        (names[one].role, names[one].row_axis, names[one].shape[:2]) == ("state", 1, (2, 3)) for one in extra
     )
 
 

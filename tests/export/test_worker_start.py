@@ -60,15 +60,18 @@ def test_workers_inherit_that_sigint_alone_is_blocked() -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_a_full_disk_below_a_librarys_own_fault_is_the_systems(tmp_path: Path) -> None:
+def test_a_full_disk_below_a_librarys_own_fault_is_the_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As `torch.export.save` has it: `whole_folder` then says which disk, and how much of it is free."""
 
-    def make(_config: object, _name: str, _path: str) -> float:
+    def make(_config: object, _piece: object, _path: Path) -> None:
         try:
             raise OSError(errno.ENOSPC, "No space left on device")
         finally:
             raise RuntimeError("unexpected pos 64 vs 0")
 
+    monkeypatch.setattr(workers, "graph_of", lambda _: SimpleNamespace(pieces={"step": None}))
     with pytest.raises(OSError, match="No space left") as caught:
         workers._told(make, SimpleNamespace(), "step", tmp_path / "place", tmp_path / "step.pt2")  # type: ignore[arg-type]
     assert caught.value.errno == errno.ENOSPC

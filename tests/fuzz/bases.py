@@ -231,7 +231,7 @@ def _with_references() -> VideoManifest:
         base.workload.stream, reference_frames=2, ring_frames=base.workload.stream.ring_frames - 2
     )
     shape = (2, toy.CHANNELS, 2, toy.ROWS, toy.COLUMNS)
-    buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "prompt"))
+    buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "session"))
     golden = replace(toy_whole.GOLDEN, seeds=(0, 1), chunks=(0,), reference="reference", bounds=())
     return toy.changed(base, stream=stream, buffers=buffers, golden=golden)
 

@@ -74,7 +74,7 @@ def engine(tree: Tree, name: str) -> Tree:
 
 @named(4)
 def many_calls_of_many_references(bases: Bases, folder: Path) -> None:
-    """4,096 calls of 500 references each, in a manifest of a few hundred kilobytes."""
+    """600 calls of 500 references each."""
 
     def change(tree: Tree) -> None:
         mean = {"name": "x", "shape": [1, 4], "dtype": "float32"}
@@ -82,8 +82,8 @@ def many_calls_of_many_references(bases: Bases, folder: Path) -> None:
         tree["engines"].append(
             {"name": "wide", "file": "engines/copy.pt2", "inputs": names, "outputs": [], "mutates": []}
         )
-        call = {"engine": "wide", "inputs": ["buffer:prompt.mean"] * 500, "outputs": [], "layers": 4096}
-        tree["programs"]["denoise"] += [call] * 8
+        call = {"engine": "wide", "inputs": ["buffer:prompt.mean"] * 500, "outputs": []}
+        tree["programs"]["denoise"] += [call] * 600
 
     opened(bases.artifacts["whole"], folder, change)
 
@@ -94,9 +94,7 @@ def many_kinds_of_layers(bases: Bases, folder: Path) -> None:
 
     def change(tree: Tree) -> None:
         tree["workload"]["stream"]["rings"] = {f"k{number}" + "x" * 200: 4 for number in range(60_000)}
-        tree["buffers"].append(
-            {"name": "odd", "shape": [1], "dtype": "int64", "role": "chunk", "layered": False}
-        )
+        tree["buffers"].append({"name": "odd", "shape": [1], "dtype": "int64", "role": "host"})
 
     opened(bases.artifacts["whole"], folder, change)
 

@@ -29,15 +29,16 @@ PATHS = (
     "numpy.py", "engines/../manifest.json", ".", "..", "CON", "a\x7f",
 )  # fmt: skip
 MARKS = (
-    "[layer]",
-    "[place]",
     "[pass]",
     "[row]",
     "[bucket]",
-    "{layer}",
-    "{pass}",
     "[0]",
-    "[layer][row]",
+    "[1]",
+    "[00]",
+    "[-1]",
+    "[999999999]",
+    "[0][row]",
+    "[pass][0]",
     " ",
     ".",
 )
@@ -313,7 +314,7 @@ def _reference(_: Document, place: Any, key: Any, random: Random) -> str:
         place[key] = re.sub(r"\[.*?\]", "", value)
     else:
         place[key] = (
-            f"{head}:{random.choice(('kv', 'latents', 'hidden', 'x', 'seeds', 'gain', '', '{layer}' * 40))}"
+            f"{head}:{random.choice(('kv', 'latents', 'hidden', 'x', 'seeds', 'gain', '', 'x' * 300))}"
         )
     return f"{value!r} becomes {place[key][:60]!r}"
 

@@ -157,10 +157,7 @@ def replay(artifact: OpenArtifact) -> str:
 def _chunk(session: Session | PooledSession, manifest: VideoManifest) -> str:
     """Make a chunk, unless its engines alone would take all the time that a case has."""
     passes = manifest.workload.schedule.denoise_passes
-    if (
-        passes * sum(max(call.layers, 1) for calls in manifest.programs.values() for call in calls)
-        > MAX_CALLS
-    ):
+    if passes * sum(map(len, manifest.programs.values())) > MAX_CALLS:
         return "opened"
     chunk = session.run_chunk()
     chunk.to_host()

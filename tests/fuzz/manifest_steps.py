@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -12,7 +13,7 @@ from .damage import NUMBERS, Document
 Tree = dict[str, Any]
 SIZES = tuple(one for one in NUMBERS if isinstance(one, int) and one > 0)
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "uint8", "int8", "int32", "int64", "bool")
-ROLES = ("cache", "prompt", "chunk", "state", "decode")
+ROLES = ("cache", "session", "host", "state", "lane")
 
 
 def change_manifest(document: Document, random: Random) -> str:
@@ -87,7 +88,7 @@ def _shape(tree: Tree, random: Random) -> str:
     after = list(before)
     axis = random.randrange(len(after))
     after[axis] = random.choice((after[axis] + 1, after[axis] * 2, max(1, after[axis] - 1), *SIZES))
-    cut = int(bool(spec.get("layered")))
+    cut = spec.get("row_axis") == 1
     for other in (*tree["buffers"], *tree["weights"], *_specs(tree)):
         if other["shape"] == before:
             other["shape"] = list(after)
@@ -106,11 +107,11 @@ def _dtype(tree: Tree, random: Random) -> str:
 
 def _buffer(tree: Tree, random: Random) -> str:
     buffer = random.choice(tree["buffers"])
-    step = random.choice(("role", "layered", "device_layers", "rename", "twin"))
+    step = random.choice(("role", "row_axis", "rank_axis", "device_layers", "rename", "twin"))
     if step == "role":
         buffer["role"] = random.choice(ROLES)
-    elif step == "layered":
-        buffer["layered"] = not buffer.get("layered", False)
+    elif step in ("row_axis", "rank_axis"):
+        buffer[step] = random.choice((0, 1, 2, 3, 16))
     elif step == "device_layers":
         buffer["device_layers"] = random.choice((0, 1, 2, 3, 4, 5, 4096))
     elif step == "rename":
@@ -140,13 +141,17 @@ def _calls(tree: Tree, random: Random) -> str:
     return f"program {name}: {step}"
 
 
-def _layers(tree: Tree, random: Random) -> str:
+def _index(tree: Tree, random: Random) -> str:
+    """Another index behind a reference."""
     call = _call(tree, random)
-    if call is None:
+    side = random.choice(("inputs", "outputs"))
+    indexed = [] if call is None else [at for at, ref in enumerate(call[side]) if "[" in ref]
+    if call is None or not indexed:
         return ""
-    key = random.choice(("layers", "layers", "first_layer", "first_place"))
-    call[key] = random.choice((0, 1, 2, 3, 4, 5, 4095, 4096))
-    return f"{key} of a call of {call['engine']} becomes {call[key]}"
+    at = random.choice(indexed)
+    before, index = call[side][at], random.choice(("0", "1", "2", "4095", "pass", "row", "bucket"))
+    call[side][at] = re.sub(r"\[\w+\]", f"[{index}]", before, count=1)
+    return f"{side}[{at}] of {call['engine']}: {before} becomes {call[side][at]}"
 
 
 def _references(tree: Tree, random: Random) -> str:
@@ -231,7 +236,7 @@ def _specs(tree: Tree) -> list[Any]:
 
 _WEIGHTED: tuple[tuple[int, Callable[[Tree, Random], str]], ...] = (
     (5, _number_of), (2, _engine_files), (2, _called_engine), (3, _signature), (5, _shape), (1, _dtype), (3, _buffer),
-    (3, _calls), (3, _layers), (4, _references), (1, _passes), (1, _rings), (1, _buckets), (1, _table), (1, _format),
+    (3, _calls), (3, _index), (4, _references), (1, _passes), (1, _rings), (1, _buckets), (1, _table), (1, _format),
     (2, _golden),
 )  # fmt: skip
 _STEPS = [step for weight, step in _WEIGHTED for _ in range(weight)]

@@ -64,10 +64,7 @@ def test_programs_call_functional_pieces_as_they_call_the_pieces(scheme: str) ->
     functional = {name: functional_piece(piece) for name, piece in pieces.items()}
 
     def told(programs: dict[str, tuple[Call, ...]]) -> dict[str, list[tuple[object, ...]]]:
-        return {
-            name: [(call.engine, call.layers, call.inputs) for call in calls]
-            for name, calls in programs.items()
-        }
+        return {name: [(call.engine, call.inputs) for call in calls] for name, calls in programs.items()}
 
     assert told(make_programs(functional)) == told(make_programs(pieces))
 

@@ -171,23 +171,23 @@ def test_a_manifest_whose_caches_have_no_heads_or_no_rank_is_refused(two: Built)
     manifest, _ = read_manifest(two.folder)
     resolve_video(manifest)
     without = tuple(one for one in manifest.buffers if one.name != "rank")
-    with pytest.raises(Exception, match="need the chunk buffer 'rank'"):
+    with pytest.raises(Exception, match="need the host buffer 'rank'"):
         resolve_video(replace(manifest, buffers=without))
     for name, axis, told in (
         ("video", 1, "an even share of axis 2 of both"),
         ("video", 9, "an axis after the rows"),
-        ("rank", 1, "an axis after the rows of a decode buffer"),
+        ("rank", 1, "an axis after the rows of a cache or lane buffer"),
     ):
         wrong = tuple(replace(one, rank_axis=axis) if one.name == name else one for one in manifest.buffers)
         with pytest.raises(Exception, match=told):
             resolve_video(replace(manifest, buffers=wrong))
     flat = tuple(
         replace(one, shape=(*one.shape[:1], one.shape[1] * one.shape[2] * one.shape[3]))
-        if one.layered and one.role == "cache"
+        if one.row_axis and one.role == "cache"
         else one
         for one in manifest.buffers
     )
-    with pytest.raises(Exception, match="has no axis of heads"):
+    with pytest.raises(Exception, match="has rank_axis 2, expected an axis after the rows"):
         resolve_video(replace(manifest, buffers=flat))
 
 

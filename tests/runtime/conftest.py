@@ -16,6 +16,7 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Target
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
+from tests.manifest_schema import check_manifest
 from tests.shared import made_once
 from tests.stacked import stacked_session
 
@@ -161,4 +162,4 @@ def finish_artifact(folder: Path, manifest: VideoManifest) -> Path:
     toy.write_safetensors(folder / toy.GOLDEN.file, golden)
     manifest = replace(manifest, files=toy.file_entries(folder))
     (folder / "manifest.json").write_bytes(manifest_json(manifest))
-    return folder
+    return check_manifest(folder)

@@ -13,6 +13,7 @@ from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.backends.memory import Engine, Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.video.manifest import Golden, VideoManifest
+from tests.manifest_schema import check_manifest
 
 from . import toy, toy_whole
 
@@ -53,7 +54,7 @@ def write_whole(folder: Path, manifest: VideoManifest) -> Path:
         )
     manifest = replace(manifest, files=toy.file_entries(folder))
     (folder / "manifest.json").write_bytes(manifest_json(manifest))
-    return folder
+    return check_manifest(folder)
 
 
 def golden_tensors(golden: Golden) -> dict[str, Any]:

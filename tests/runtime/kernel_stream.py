@@ -75,9 +75,9 @@ def manifest() -> VideoManifest:
         buffers=(
             Buffer("kv.codes", codes.shape, "uint8", "cache"),
             Buffer("kv.scales", scales.shape, "uint8", "cache"),
-            Buffer("seeds", (1,), "int64", "chunk"),
-            Buffer("frames", (1, CHUNK), "int64", "chunk"),
-            Buffer("write_slots", (1, CHUNK), "int64", "chunk"),
+            Buffer("seeds", (1,), "int64", "host"),
+            Buffer("frames", (1, CHUNK), "int64", "host"),
+            Buffer("write_slots", (1, CHUNK), "int64", "host"),
             Buffer("latents", SHAPE, "float32", "state"),
         ),
         weights=(Weight("g", (HEADS,), "float32", "w"), Weight("draw", (PASSES + 1, 1), "int64", "w")),

@@ -72,30 +72,34 @@ def with_calls(engine: EngineSpec, *calls: Call, **changes: object) -> VideoMani
 
 
 def many_references() -> VideoManifest:
-    engine = wide_engine(500)
-    return with_calls(engine, Call("wide", ("weight:layers.0.weight",) * 500, (), layers=4096))
+    return with_calls(wide_engine(500), *[Call("wide", ("weight:layers.0.weight",) * 500, ())] * 600)
 
 
-def many_layers_and_calls() -> VideoManifest:
-    engine = wide_engine(500)
-    return with_calls(engine, *[Call("wide", ("weight:layers.0.weight",) * 500, (), layers=4096)] * 60)
-
-
-def many_different_references() -> VideoManifest:
-    """Fewer than the budget of references, but every one of them is another."""
-    outputs = tuple(TensorSpec(f"o{at}", (4, 4), F32) for at in range(300))
-    names = tuple(f"value:v{at}.{{layer}}" for at in range(300))
-    return with_calls(replace(wide_engine(0), outputs=outputs), Call("wide", (), names, layers=4096))
-
-
-def many_passes() -> VideoManifest:
+def in_1024_passes(*calls: Call, **changes: object) -> VideoManifest:
+    """The toy with one more engine, which takes 150 inputs and which each pass calls so."""
     manifest = whole()
     schedule = replace(
         manifest.workload.schedule, denoise_passes=1024, timesteps=(1.0,) * 1024, sigmas=(0.5,) * 1024
     )
-    denoise = (replace(manifest.programs["denoise"][1], layers=4096),)
-    programs = {**manifest.programs, "denoise": denoise * 8, "denoise_full": denoise * 8}
-    return toy.changed(manifest, schedule=schedule, programs=programs)
+    engines = (*manifest.engines, wide_engine(150))
+    programs = {**manifest.programs, "denoise": calls, "denoise_full": calls}
+    return toy.changed(manifest, schedule=schedule, engines=engines, programs=programs, **changes)  # type: ignore[arg-type]
+
+
+def many_different_references() -> VideoManifest:
+    """Fewer than the budget of references, but every one of them is another."""
+    known = tuple(replace(one, shape=(1025,)) if one.name == "gain" else one for one in whole().weights)
+    tables = tuple(Weight(f"table.{at}", (1024, 4, 4), F32, known[0].file) for at in range(150))
+    call = Call("wide", tuple(f"weight:{table.name}[pass]" for table in tables), ())
+    return in_1024_passes(call, weights=(*known, *tables))
+
+
+def many_passes() -> VideoManifest:
+    return in_1024_passes(*[Call("wide", ("weight:layers.0.weight",) * 150, ())] * 8)
+
+
+def many_passes_of_empty_calls() -> VideoManifest:
+    return in_1024_passes(*[Call("nowhere", (), ())] * 1000)
 
 
 def many_written_inputs() -> VideoManifest:
@@ -114,10 +118,10 @@ def deep_paths() -> VideoManifest:
 @pytest.mark.parametrize(
     ("made", "error", "words"),
     [
-        (many_references, ManifestError, "references, more than"),
-        (many_layers_and_calls, ManifestError, "references, more than"),
+        (many_references, ManifestError, "the references to"),
         (many_different_references, ManifestError, "different references"),
-        (many_passes, ManifestError, "calls, more than"),
+        (many_passes, ManifestError, "references, more than"),
+        (many_passes_of_empty_calls, ManifestError, "references, more than"),
         (many_written_inputs, ArtifactError, "is not in"),
         (deep_paths, ManifestError, "at most 16 parts"),
     ],
@@ -174,7 +178,7 @@ def more_buffers(count: int) -> VideoManifest:
 
 
 def more_inputs(count: int) -> VideoManifest:
-    added = tuple(InputSpec(f"i{at}", (1,), "uint8", "nowhere") for at in range(count))
+    added = tuple(InputSpec(f"i{at}", (1,), "uint8", "nowhere", "session") for at in range(count))
     return replace(whole(), inputs=added)
 
 
@@ -256,9 +260,9 @@ def test_each_budget_is_taken_to_its_end_and_no_further(
 
 def test_the_programs_are_counted_before_any_is_put_in() -> None:
     """Had one call been looked at, it would be refused for the engine that is not there."""
-    call = Call("nowhere", ("value:x",) * 500, (), layers=4096)
-    with pytest.raises(ManifestError, match="2048124 references, more than"):
-        resolve_video(replace(whole(), programs={**whole().programs, "prompt": (call,)}))
+    call = Call("nowhere", ("value:x",) * 1600, ())
+    with pytest.raises(ManifestError, match=r"references, more than 1572864"):
+        resolve_video(in_1024_passes(call))
 
 
 HOSTILE_NAMES = {
@@ -299,9 +303,9 @@ def test_a_manifest_of_long_names_is_refused_in_few_words(tmp_path: Path) -> Non
 
 
 def test_what_is_within_all_budgets_is_checked_to_the_end(tmp_path: Path) -> None:
-    """The references of a thousand layers fit: what is wrong is said of the files, which are looked at next."""
+    """The references of a thousand calls fit: what is wrong is said of the files, which are looked at next."""
     engine = wide_engine(100)
-    manifest = with_calls(engine, Call("wide", ("weight:layers.0.weight",) * 100, (), layers=1000))
+    manifest = with_calls(engine, *[Call("wide", ("weight:layers.0.weight",) * 100, ())] * 1000)
     assert bounded(tmp_path / "artifact", manifest_json(manifest))[0] == ArtifactError.__name__
 
 

@@ -65,7 +65,7 @@ def apart(**frames: int) -> VideoManifest:
     """The toy with a cache of its own for each of these numbers of frames, beside that of all."""
     manifest = toy.toy_manifest()
     more = tuple(
-        Buffer(name, (toy.LAYERS, count * toy.TOKENS, 2), "uint8", "cache", layered=True)
+        Buffer(name, (toy.LAYERS, count * toy.TOKENS, 2), "uint8", "cache", row_axis=1)
         for name, count in frames.items()
     )
     pool_bytes = manifest.workload.kv.pool_bytes + sum(one.nbytes for one in more)
@@ -100,8 +100,8 @@ def test_a_ring_that_no_cache_holds_is_refused() -> None:
 def test_a_buffer_of_rows_that_is_said_to_be_of_layers_is_refused(name: str) -> None:
     """The host would cut it along another axis than the programs do."""
     manifest = toy_pool.pool_manifest()
-    buffers = tuple(replace(one, layered=True) if one.name == name else one for one in manifest.buffers)
-    with pytest.raises(ManifestError, match=f"{name} .*(layered|cannot be cut)"):
+    buffers = tuple(replace(one, row_axis=1) if one.name == name else one for one in manifest.buffers)
+    with pytest.raises(ManifestError, match=f"{name} .*(row_axis|cannot be cut)"):
         resolve_video(replace(manifest, buffers=buffers))
 
 

@@ -74,7 +74,7 @@ def reference_manifest() -> VideoManifest:
         base.workload.stream, reference_frames=2, ring_frames=base.workload.stream.ring_frames - 2
     )
     shape = (2, toy.CHANNELS, 2, toy.ROWS, toy.COLUMNS)
-    buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "prompt"))
+    buffers = (*base.buffers, Buffer("reference.latents", shape, "float32", "session"))
     return toy.changed(base, stream=stream, buffers=buffers)
 
 

@@ -108,7 +108,7 @@ def test_the_double_has_the_drivers_methods_and_no_others() -> None:
 
 def test_each_layer_of_a_buffer_begins_where_an_engine_may_take_it(driver: Any) -> None:
     memory = DriverMemory(driver)
-    whole = memory.allocate(Buffer("kv", (3, 5, 7), "uint8", "cache", layered=True))
+    whole = memory.allocate(Buffer("kv", (3, 5, 7), "uint8", "cache", row_axis=1))
     assert [memory.index(whole, (layer,)).address % 256 for layer in range(3)] == [0, 0, 0]
     memory.write(whole, np.arange(105).reshape(3, 5, 7))
     assert memory.read(whole).reshape(-1).tolist() == [*range(105)]

@@ -106,7 +106,7 @@ def camera_folder(whole_folder: Path, edit_manifest: Edit) -> Path:
     spec = InputSpec("camera", (CHANNELS,), "float32", "input.camera", "chunk", "caller", "hold", "pose")
 
     def with_camera(one: VideoManifest) -> VideoManifest:
-        buffers = (*one.buffers, Buffer("input.camera", (one.call_rows, CHANNELS), "float32", "chunk"))
+        buffers = (*one.buffers, Buffer("input.camera", (one.call_rows, CHANNELS), "float32", "host"))
         return replace(one, inputs=(spec,), buffers=buffers)
 
     edit_manifest(whole_folder, with_camera)

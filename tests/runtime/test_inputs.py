@@ -212,8 +212,8 @@ def test_what_does_not_fit_is_refused_with_what_there_is(inputs: Any, found: str
 
 @pytest.mark.parametrize("given", [5, [5, None], [{}], [{}] * 3])
 def test_what_are_no_inputs_of_a_call_is_refused_beside_a_voice_too(given: Any) -> None:
-    spec = InputSpec("audio", (1, toy.CHUNK, WINDOW), "float32", "input.audio", kind=NORMALISED)
-    taken = Buffer("input.audio", (2, *spec.shape), "float32", "chunk")
+    spec = InputSpec("audio", (1, toy.CHUNK, WINDOW), "float32", "input.audio", "chunk", kind=NORMALISED)
+    taken = Buffer("input.audio", (2, *spec.shape), "float32", "host")
     base = toy_whole.whole_manifest(2)
     manifest = replace(base, inputs=(spec,), buffers=(*base.buffers, taken))
     with toy_whole.open_whole(2, manifest=manifest) as session:
@@ -300,10 +300,10 @@ def test_bfloat16_is_rounded_to_nearest() -> None:
         ({"buffer": "seeds"}, "another meaning"),
         ({"buffer": "text.embeddings"}, "another meaning"),
         ({"buffer": "nowhere"}, "is not there"),
-        ({"shape": (3,)}, r"expected chunk float32 \[4, 3\]"),
-        ({"dtype": "int64"}, "expected chunk int64"),
+        ({"shape": (3,)}, r"expected host float32 \[4, 3\]"),
+        ({"dtype": "int64"}, "expected host int64"),
         ({"per": "pass"}, r"expected \[3, \.\.\.\]: a pass each"),
-        ({"per": "session"}, r"expected prompt float32 \[6, 4\]"),
+        ({"per": "session"}, r"expected session float32 \[6, 4\]"),
         ({"source": "host"}, "one that the host fills"),
         ({"name": "zoom"}, "hold 'zoom' twice"),
         ({"name": "zoom.0"}, "'zoom.0' has the name of something else"),
@@ -316,5 +316,5 @@ def test_an_input_must_fit_its_buffer(edit: dict[str, Any], found: str) -> None:
 
 
 def test_a_chunk_buffer_is_of_the_host_or_of_an_input() -> None:
-    with pytest.raises(ManifestError, match=r"chunk buffer 'input\.camera' is not one that the host fills"):
+    with pytest.raises(ManifestError, match=r"host buffer 'input\.camera' is not one that the host fills"):
         resolve_video(input_manifest(inputs=INPUTS[1:]))

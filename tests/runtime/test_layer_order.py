@@ -60,15 +60,15 @@ def test_a_cache_a_pass_is_ordered_too_and_the_warm_up_leaves_nothing(world: Wor
 def pass_caches(manifest: VideoManifest) -> VideoManifest:
     """The toy with a cache for each denoise pass and no context pass."""
     (cache,) = (one for one in manifest.buffers if one.role == "cache")
-    caches = (replace(cache, name=f"kv.{number}") for number in range(toy.PASSES))
+    caches = replace(cache, shape=(toy.PASSES, *cache.shape), row_axis=2)
     calls = tuple(
-        replace(call, inputs=tuple(ref.replace("buffer:kv[", "buffer:kv.{pass}[") for ref in call.inputs))
+        replace(call, inputs=tuple(ref.replace("buffer:kv[", "buffer:kv[pass][") for ref in call.inputs))
         for call in manifest.programs["denoise"]
     )
     kept = {name: manifest.programs[name] for name in ("prompt", "begin")}
     return toy.changed(
         manifest,
-        buffers=(*caches, *(one for one in manifest.buffers if one is not cache)),
+        buffers=(caches, *(one for one in manifest.buffers if one is not cache)),
         kv=replace(manifest.workload.kv, pool_bytes=manifest.workload.kv.pool_bytes * toy.PASSES),
         programs={**kept, "denoise": calls},
     )

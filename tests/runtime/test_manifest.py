@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,7 +193,7 @@ def test_a_used_file_must_be_listed() -> None:
         read(table)
 
 
-def test_programs_resolve_layers_and_passes() -> None:
+def test_programs_resolve_indices_and_passes() -> None:
     programs = resolve_video(toy.toy_manifest())
     assert [len(programs[name]) for name in ("prompt", "begin", "denoise", "context")] == [
         1,
@@ -208,9 +209,9 @@ def test_programs_resolve_layers_and_passes() -> None:
     assert context.inputs[2].index == (toy.PASSES,)
 
 
-def with_begin(*inputs: str, output: str = "buffer:latents", layers: int = 0) -> VideoManifest:
+def with_begin(*inputs: str, output: str = "buffer:latents") -> VideoManifest:
     manifest = toy.toy_manifest()
-    call = Call("begin", inputs or ("buffer:seeds", "buffer:frames", "weight:cell"), (output,), layers)
+    call = Call("begin", inputs or ("buffer:seeds", "buffer:frames", "weight:cell"), (output,))
     return replace(manifest, programs={**manifest.programs, "begin": (call,)})
 
 
@@ -222,11 +223,19 @@ def with_begin(*inputs: str, output: str = "buffer:latents", layers: int = 0) ->
             ManifestError,
             "weight 'none' does not exist",
         ),
-        (with_begin("buffer:seeds", "buffer:frames"), ArtifactError, "2 inputs, its signature has 3"),
+        (
+            with_begin("buffer:seeds", "buffer:frames"),
+            ArtifactError,
+            "2 inputs, the engine's signature has 3",
+        ),
         (with_begin("buffer:seeds", "buffer:frames", "weight:gain"), ArtifactError, "float32 [3]"),
         (with_begin("buffer:seeds", "value:x", "weight:cell"), ManifestError, "value 'x' does not exist"),
         (with_begin("buffer:seeds", "buffer:frames", "file:cell"), ManifestError, "no reference"),
-        (with_begin("buffer:seeds", "buffer:frames", "weight:cell[layer]"), ManifestError, "names a layer"),
+        (with_begin("buffer:seeds", "buffer:frames", "weight:cell[12]"), ManifestError, "has no index 12"),
+        (with_begin("buffer:seeds", "buffer:frames", "weight:cell[0][0]"), ManifestError, "has no index 0"),
+        (with_begin("buffer:seeds", "buffer:frames", "weight:cell[01]"), ManifestError, "no reference"),
+        (with_begin("buffer:seeds", "buffer:frames", "weight:cell[-1]"), ManifestError, "no reference"),
+        (with_begin("buffer:seeds", "buffer:frames", "weight:{layer}"), ManifestError, "no reference"),
         (
             with_begin("buffer:seeds", "buffer:frames", "weight:cell[pass]"),
             ManifestError,
@@ -235,28 +244,50 @@ def with_begin(*inputs: str, output: str = "buffer:latents", layers: int = 0) ->
         (with_begin(output="buffer:frames"), ArtifactError, "frames is int64"),
         (with_begin(output="weight:cell"), ArtifactError, "weight cell"),
         (with_begin(output="buffer:text.embeddings"), ArtifactError, "text.embeddings"),
-        (with_begin(layers=10_000), ManifestError, ""),
     ],
 )
 def test_a_program_that_does_not_fit_is_refused_with_both_sides(
     manifest: VideoManifest, error: type[Exception], words: str
 ) -> None:
-    if not words:  # 10,000 layers are only a lot of calls; many of them are too many
-        manifest = replace(manifest, programs={**manifest.programs, "begin": manifest.programs["begin"] * 30})
-        words = "more than"
     with pytest.raises(error) as caught:
         resolve_video(manifest)
     assert words in str(caught.value)
+
+
+@given(
+    st.lists(st.integers(1, 4), max_size=4).map(tuple),
+    st.lists(st.integers(0, 4), max_size=5).map(tuple),
+)
+def test_a_references_indices_select_what_numpys_do(shape: tuple[int, ...], index: tuple[int, ...]) -> None:
+    manifest = with_begin("buffer:seeds", "buffer:frames", f"weight:cell{''.join(f'[{at}]' for at in index)}")
+    weights = tuple(replace(one, shape=shape) if one.name == "cell" else one for one in manifest.weights)
+    try:
+        selected = np.empty(shape)[index].shape
+    except IndexError:
+        selected = None
+    engines = tuple(
+        replace(one, inputs=(*one.inputs[:2], replace(one.inputs[2], shape=selected or ())))
+        if one.name == "begin"
+        else one
+        for one in manifest.engines
+    )
+    manifest = replace(manifest, weights=weights, engines=engines)
+    if selected is None:
+        with pytest.raises(ManifestError, match="has no index"):
+            resolve_video(manifest)
+        return
+    call = resolve_video(manifest)["begin"][0][0]
+    assert (call.inputs[2].name, call.inputs[2].index) == ("cell", index)
 
 
 def test_writing_to_what_a_failed_chunk_could_not_restore_is_refused() -> None:
     manifest = toy.toy_manifest()
     prompt = manifest.programs["prompt"]
     for programs in ({"begin": prompt}, {"context": prompt}):
-        with pytest.raises(ManifestError, match=r"writes buffer prompt.mean of role prompt"):
+        with pytest.raises(ManifestError, match=r"writes buffer prompt.mean of role session"):
             resolve_video(replace(manifest, programs={**manifest.programs, **programs}))
     begin = manifest.programs["begin"]
-    with pytest.raises(ManifestError, match="writes buffer latents of role state, may write prompt"):
+    with pytest.raises(ManifestError, match="writes buffer latents of role state, may write session"):
         resolve_video(replace(manifest, programs={**manifest.programs, "prompt": begin}))
 
 
@@ -271,7 +302,7 @@ def test_tables_that_contradict_themselves_are_refused() -> None:
         ({"programs": {**manifest.programs, "denoise_full": (), "warm": ()}}, "unknown"),
         (
             {"buffers": (*manifest.buffers, replace(manifest.buffers[3], name="other"))},
-            "chunk buffer 'other'",
+            "host buffer 'other'",
         ),
         (
             {
@@ -311,16 +342,16 @@ def renamed(manifest: VideoManifest, name: str, **changes: Any) -> tuple[Any, ..
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("conditioning_frames", {"shape": (1,)}, "chunk buffer conditioning_frames"),
-        ("conditioning_frames", {"dtype": "int32"}, "chunk buffer conditioning_frames"),
+        ("conditioning_frames", {"shape": (1,)}, "host buffer conditioning_frames"),
+        ("conditioning_frames", {"dtype": "int32"}, "host buffer conditioning_frames"),
         ("conditioning_frames", {"drop": True}, "belong together"),
         ("conditioning.latents", {"drop": True}, "belong together"),
-        ("conditioning.latents", {"dtype": "bfloat16"}, "buffer conditioning.latents is prompt bfloat16"),
+        ("conditioning.latents", {"dtype": "bfloat16"}, "buffer conditioning.latents is session bfloat16"),
         ("conditioning.latents", {"role": "state"}, "buffer conditioning.latents is state"),
         (
             "text.ids",
             {"shape": (1, 6)},
-            "buffer text.ids is prompt int64 [1, 6], expected prompt int64 [1, 5]",
+            "buffer text.ids is session int64 [1, 6], expected session int64 [1, 5]",
         ),
         ("text.ids", {"shape": (2, 5)}, "buffer text.ids"),
         ("text.ids", {"dtype": "int32"}, "buffer text.ids"),
@@ -328,7 +359,7 @@ def renamed(manifest: VideoManifest, name: str, **changes: Any) -> tuple[Any, ..
         ("text.encoded", {"shape": (2, 5, 4)}, "buffer text.encoded"),
         ("text.encoded", {"dtype": "float16"}, "buffer text.encoded"),
         ("text.embeddings", {"drop": True}, "needs the buffer text.embeddings"),
-        ("image", {"shape": (8, 24, 4)}, "buffer image is prompt uint8 [8, 24, 4]"),
+        ("image", {"shape": (8, 24, 4)}, "buffer image is session uint8 [8, 24, 4]"),
         ("image", {"shape": (8,)}, "buffer image"),
         ("image", {"dtype": "float32"}, "buffer image"),
         ("image", {"drop": True}, "buffer image is not there"),
@@ -423,7 +454,7 @@ def test_a_golden_of_video_needs_video_and_a_batch_without_end_is_refused() -> N
     with pytest.raises(ManifestError, match="makes no video"):
         resolve_video(toy.changed(whole_manifest(), golden=golden))
     manifest = with_video()
-    with pytest.raises(ManifestError, match="chunk buffer seeds is"):
+    with pytest.raises(ManifestError, match="host buffer seeds is"):
         resolve_video(toy.changed(manifest, state_rows=1 << 31, golden=None))
 
 
@@ -447,43 +478,3 @@ def test_new_fields_have_bounds(table: str, field: str, value: object) -> None:
     whole["workload"][table][field] = value
     with pytest.raises(ManifestError, match=field):
         read(whole)
-
-
-def in_two_calls(manifest: VideoManifest) -> VideoManifest:
-    """The same with the layers of each call in two calls."""
-
-    def parted(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-        return tuple(
-            part
-            for call in calls
-            for part in (
-                [replace(call, layers=1), replace(call, layers=call.layers - 1, first_layer=1)]
-                if call.layers > 1
-                else [call]
-            )
-        )
-
-    return replace(manifest, programs={name: parted(calls) for name, calls in manifest.programs.items()})
-
-
-def test_a_call_may_begin_with_any_layer() -> None:
-    """Both halves together are the calls of the whole."""
-    manifest = whole_manifest()
-    parted = in_two_calls(manifest)
-    assert any(call.first_layer for calls in parted.programs.values() for call in calls)
-    assert resolve_video(parted) == resolve_video(manifest)
-    document = json.loads(manifest_json(parted))
-    assert read(document) == parted
-
-
-def test_layers_that_are_not_there_are_refused() -> None:
-    manifest = in_two_calls(whole_manifest())
-    (name, calls) = next((n, c) for n, c in manifest.programs.items() if any(call.first_layer for call in c))
-    beyond = tuple(replace(c, first_layer=c.first_layer + bool(c.first_layer)) for c in calls)
-    with pytest.raises(ManifestError, match=r"does not exist there|has no index"):
-        resolve_video(replace(manifest, programs={**manifest.programs, name: beyond}))
-    table = json.loads(manifest_json(manifest))
-    call = next(one for one in table["programs"][name] if one.get("first_layer"))
-    call["layers"] = 0
-    with pytest.raises(ManifestError, match="begins with layer 1, but has no layers"):
-        read(table)

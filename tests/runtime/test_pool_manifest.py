@@ -41,7 +41,7 @@ def test_the_manifest_of_a_pool_reads_back() -> None:
         (lambda m: replace(m, pool=replace(m.pool, buckets=(1, 2))), "unknown"),
         (
             lambda m: replace(m, buffers=tuple(b for b in m.buffers if b.name != "rows")),
-            "chunk buffer 'rows'",
+            "host buffer 'rows'",
         ),
         (
             lambda m: _with_ref(m, "step.2", "buffer:valid_tokens[bucket]", "buffer:valid_tokens"),

@@ -186,7 +186,7 @@ def test_a_session_with_half_a_prompt_is_not_stored(tmp_path: Path) -> None:
 
 def test_results_that_cannot_be_cut_into_rows_are_not_cached() -> None:
     manifest = whole_manifest(2)
-    shared = toy_whole.Buffer("shared", (1,), "float32", "prompt")
+    shared = toy_whole.Buffer("shared", (1,), "float32", "session")
     call = manifest.programs["prompt"][0]
     engine = next(one for one in manifest.engines if one.name == "prompt")
     engine = toy_whole.replace(
@@ -255,7 +255,7 @@ def test_a_cached_prompt_brings_nothing_that_another_input_went_into() -> None:
     manifest = replace(
         base,
         inputs=(InputSpec("picture", (toy.CHANNELS,), "float32", "input.picture", "prompt"),),
-        buffers=(*base.buffers, Buffer("input.picture", (2, toy.CHANNELS), "float32", "prompt")),
+        buffers=(*base.buffers, Buffer("input.picture", (2, toy.CHANNELS), "float32", "session")),
         engines=(
             *(engine for engine in base.engines if engine is not old),
             replace(old, inputs=(text, picture, mean)),

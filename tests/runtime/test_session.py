@@ -82,9 +82,7 @@ def test_the_pass_index_runs_over_the_denoise_passes_and_then_the_context() -> N
 def test_the_full_programs_run_once_every_row_has_filled_its_cache() -> None:
     manifest = toy.toy_manifest(2)
     full = tuple(
-        toy.Call(
-            "full_copy" if call.engine == "copy" else call.engine, call.inputs, call.outputs, call.layers
-        )
+        toy.Call("full_copy" if call.engine == "copy" else call.engine, call.inputs, call.outputs)
         for call in manifest.programs["denoise_full"]
     )
     copy = manifest.engines[-1]

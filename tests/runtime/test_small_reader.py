@@ -49,22 +49,20 @@ class SmallReader:
     def run(self, program: str, number: int = 0) -> None:
         values: dict[str, torch.Tensor] = {}
         for call in self.manifest["programs"][program]:  # 6
-            first = call.get("first_layer", 0)
-            for layer in range(first, first + max(1, call.get("layers", 0))):  # 7
-                given = [self.tensor(ref, values, layer, number) for ref in call["inputs"]]
-                made = self.engines[call["engine"]](*given)
-                for ref, result in zip(call["outputs"], made, strict=True):
-                    if ref.startswith("value:"):
-                        values[ref.removeprefix("value:")] = result
-                    else:
-                        self.tensor(ref, values, layer, number).copy_(result)
+            results = self.engines[call["engine"]](
+                *(self.tensor(ref, values, number) for ref in call["inputs"])
+            )
+            for ref, result in zip(call["outputs"], results, strict=True):
+                if ref.startswith("value:"):
+                    values[ref.removeprefix("value:")] = result
+                else:
+                    self.tensor(ref, values, number).copy_(result)
 
-    def tensor(self, ref: str, values: dict[str, torch.Tensor], layer: int, number: int) -> torch.Tensor:
+    def tensor(self, ref: str, values: dict[str, torch.Tensor], number: int) -> torch.Tensor:  # 7
         kind, name, indices = re.fullmatch(r"(\w+):([^\[]+)(.*)", ref).groups()  # type: ignore[union-attr]
-        found = {"weight": self.weights, "buffer": self.buffers, "value": values}[kind]
-        tensor = found[name.replace("{layer}", str(layer))]
+        tensor = {"weight": self.weights, "buffer": self.buffers, "value": values}[kind][name]
         for index in re.findall(r"\[(\w+)\]", indices):
-            tensor = tensor[{"layer": layer, "pass": number}[index]]
+            tensor = tensor[number if index == "pass" else int(index)]
         return tensor
 
     def chunk(self, first: int, seed: int) -> torch.Tensor:
@@ -117,7 +115,7 @@ def test_it_lists_engines_and_buffers(reader: SmallReader) -> None:
     for one in reader.manifest["buffers"]:
         roles.setdefault(one["role"], []).append(one["name"])
     assert {*roles["cache"]} == {"kv.k_codes", "kv.k_scales", "kv.v_codes", "kv.v_scales", "kv.slot_frames"}
-    assert {*roles} == {"cache", "prompt", "chunk", "state"}
+    assert {*roles} == {"cache", "session", "host", "state"}
 
 
 def test_it_makes_the_recorded_chunks(reader: SmallReader, small_artifact: Path) -> None:

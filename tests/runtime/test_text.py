@@ -77,7 +77,7 @@ def test_an_id_beyond_the_text_encoders_table_never_reaches_it() -> None:
 def test_a_tokenizer_that_fails_at_a_word_is_the_artifacts_fault() -> None:
     pytest.importorskip("tokenizers")
     document = tokenizer_json().replace(b'"unk_token": "?"', b'"unk_token": "none of its words"')
-    with pytest.raises(ArtifactError, match="cannot cut a prompt into ids") as caught:
+    with pytest.raises(ArtifactError, match="cannot cut a text into ids") as caught:
         PromptIds(TABLE, document).ids("a whale")
     assert caught.value.exit_code == 4
 

@@ -277,7 +277,7 @@ def test_what_a_replacement_took_back_is_told() -> None:
 
 def hearing(batch: int = 2) -> Voices:
     """Those of the toy's rows, with a window for each of a chunk's two latent frames."""
-    spec = InputSpec("audio", (1, CHUNK, WINDOW), "float32", "input.audio", kind=NORMALISED)
+    spec = InputSpec("audio", (1, CHUNK, WINDOW), "float32", "input.audio", "chunk", kind=NORMALISED)
     return Voices(replace(whole_manifest(batch), inputs=(spec,)))
 
 

@@ -91,16 +91,23 @@ def toy_manifest(batch: int = 1, *, layers: int = LAYERS, **changes: object) -> 
         TensorSpec("valid", (batch,), "int64"),
         TensorSpec("cache", cache, f32),
     )
-    refs = (
-        "weight:layers.{layer}.weight",
-        "weight:gain[pass]",
-        "buffer:prompt.mean",
-        "buffer:write_slots",
-        "buffer:valid_tokens",
-        "buffer:kv[layer]",
+    steps = tuple(
+        Call(
+            "step",
+            (
+                "value:hidden",
+                f"weight:layers.{layer}.weight",
+                "weight:gain[pass]",
+                "buffer:prompt.mean",
+                "buffer:write_slots",
+                "buffer:valid_tokens",
+                f"buffer:kv[{layer}]",
+            ),
+            ("value:hidden",),
+        )
+        for layer in range(layers)
     )
     load = Call("copy", ("buffer:latents",), ("value:hidden",))
-    steps = Call("step", ("value:hidden", *refs), ("value:hidden",), layers=layers)
     store = Call("copy", ("value:hidden",), ("buffer:latents",))
     drop = Call("copy", ("value:hidden",), ("value:nothing",))
     pool_bytes = layers * batch * CACHE * TOKENS * CHANNELS * 4
@@ -116,13 +123,13 @@ def toy_manifest(batch: int = 1, *, layers: int = LAYERS, **changes: object) -> 
         "kv": KvPool("fp32", pool_bytes, pool_bytes // 2, 32.0),
         "schedule": Schedule(PASSES, (1000.0, 500.0), (1.0, 0.5), 0.0, "toy"),
         "buffers": (
-            Buffer("kv", (layers, *cache), f32, "cache", layered=True),
-            Buffer("text.embeddings", (batch, TEXT_TOKENS, TEXT_DIM), f32, "prompt"),
-            Buffer("prompt.mean", (batch, CHANNELS), f32, "prompt"),
-            Buffer("seeds", (batch,), "int64", "chunk"),
-            Buffer("frames", (batch, CHUNK), "int64", "chunk"),
-            Buffer("write_slots", (batch, CHUNK), "int64", "chunk"),
-            Buffer("valid_tokens", (batch,), "int64", "chunk"),
+            Buffer("kv", (layers, *cache), f32, "cache", row_axis=1),
+            Buffer("text.embeddings", (batch, TEXT_TOKENS, TEXT_DIM), f32, "session"),
+            Buffer("prompt.mean", (batch, CHANNELS), f32, "session"),
+            Buffer("seeds", (batch,), "int64", "host"),
+            Buffer("frames", (batch, CHUNK), "int64", "host"),
+            Buffer("write_slots", (batch, CHUNK), "int64", "host"),
+            Buffer("valid_tokens", (batch,), "int64", "host"),
             Buffer("latents", latent, f32, "state"),
         ),
         "weights": (
@@ -164,8 +171,8 @@ def toy_manifest(batch: int = 1, *, layers: int = LAYERS, **changes: object) -> 
         "programs": {
             "prompt": (Call("prompt", ("buffer:text.embeddings", "buffer:prompt.mean"), ("value:sum",)),),
             "begin": (Call("begin", ("buffer:seeds", "buffer:frames", "weight:cell"), ("buffer:latents",)),),
-            "denoise": (load, steps, store),
-            "context": (load, steps, drop),
+            "denoise": (load, *steps, store),
+            "context": (load, *steps, drop),
         },
         "output": "latents",
         "golden": None,

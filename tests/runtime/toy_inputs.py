@@ -69,11 +69,11 @@ def input_manifest(sessions: int = toy_pool.SESSIONS, **changes: object) -> Vide
             programs[f"{role}.{b}"] = (load, tilt, *rest)
     buffers = (
         *base.buffers,
-        Buffer("input.camera", (most, CHANNELS), "float32", "chunk"),
-        Buffer("input.zoom", (most,), "bfloat16", "chunk"),
-        Buffer("input.key", (most,), "int64", "chunk"),
-        Buffer("input.gain", (RUNS, most, 2), "float32", "chunk"),
-        Buffer("input.place", (slots, CHANNELS), "float32", "prompt"),
+        Buffer("input.camera", (most, CHANNELS), "float32", "host"),
+        Buffer("input.zoom", (most,), "bfloat16", "host"),
+        Buffer("input.key", (most,), "int64", "host"),
+        Buffer("input.gain", (RUNS, most, 2), "float32", "host", row_axis=1),
+        Buffer("input.place", (slots, CHANNELS), "float32", "session"),
     )
     fields: dict[str, Any] = {
         "engines": tuple(engines),

@@ -173,31 +173,33 @@ def pool_manifest(
             "buffer:rows[bucket]",
         )
         load = Call(f"copy.{b}", ("buffer:latents[bucket]",), ("value:hidden",))
-        steps = Call(
-            f"step.{b}",
-            (
-                "value:hidden",
-                "weight:layers.{layer}.weight",
-                "weight:gain[pass]",
-                "buffer:prompt.mean",
-                "buffer:write_slots[bucket]",
-                "buffer:valid_tokens[bucket]",
-                "buffer:rows[bucket]",
-                "buffer:kv[layer]",
-            ),
-            ("value:hidden",),
-            layers=toy.LAYERS,
+        steps = tuple(
+            Call(
+                f"step.{b}",
+                (
+                    "value:hidden",
+                    f"weight:layers.{layer}.weight",
+                    "weight:gain[pass]",
+                    "buffer:prompt.mean",
+                    "buffer:write_slots[bucket]",
+                    "buffer:valid_tokens[bucket]",
+                    "buffer:rows[bucket]",
+                    f"buffer:kv[{layer}]",
+                ),
+                ("value:hidden",),
+            )
+            for layer in range(toy.LAYERS)
         )
         store = Call(f"store.{b}", ("value:hidden", *given_refs), ("buffer:latents[bucket]",))
-        full_steps = replace(steps, engine=f"step_full.{b}")
+        full_steps = tuple(replace(step, engine=f"step_full.{b}") for step in steps)
         drop = Call(f"copy.{b}", ("value:hidden",), ("value:nothing",))
         inputs = ("buffer:seeds[bucket]", "buffer:frames[bucket]", "weight:cell", *given_refs)
         programs |= {
             f"begin.{b}": (Call(f"begin.{b}", inputs, ("buffer:latents[bucket]",)),),
-            f"denoise.{b}": (load, steps, store),
-            f"context.{b}": (load, steps, drop),
-            f"denoise_full.{b}": (load, full_steps, store),
-            f"context_full.{b}": (load, full_steps, drop),
+            f"denoise.{b}": (load, *steps, store),
+            f"context.{b}": (load, *steps, drop),
+            f"denoise_full.{b}": (load, *full_steps, store),
+            f"context_full.{b}": (load, *full_steps, drop),
         }
     pool_bytes = toy.LAYERS * cache[0] * CHANNELS * 4
     fields: dict[str, Any] = {
@@ -211,26 +213,26 @@ def pool_manifest(
             for weight in base.weights
         ),
         "buffers": (
-            Buffer("kv", (toy.LAYERS, *cache), f32, "cache", layered=True),
-            Buffer("text.embeddings", (slots, TEXT_TOKENS, TEXT_DIM), f32, "prompt"),
-            Buffer("prompt.mean", (slots, CHANNELS), f32, "prompt"),
-            Buffer("seeds", (most,), i64, "chunk"),
-            Buffer("frames", (most, CHUNK), i64, "chunk"),
-            Buffer("write_slots", (most, CHUNK), i64, "chunk"),
-            Buffer("valid_tokens", (most,), i64, "chunk"),
-            Buffer("conditioning_frames", (most,), i64, "chunk"),
-            Buffer("rows", (most,), i64, "chunk"),
+            Buffer("kv", (toy.LAYERS, *cache), f32, "cache", row_axis=1),
+            Buffer("text.embeddings", (slots, TEXT_TOKENS, TEXT_DIM), f32, "session"),
+            Buffer("prompt.mean", (slots, CHANNELS), f32, "session"),
+            Buffer("seeds", (most,), i64, "host"),
+            Buffer("frames", (most, CHUNK), i64, "host"),
+            Buffer("write_slots", (most, CHUNK), i64, "host"),
+            Buffer("valid_tokens", (most,), i64, "host"),
+            Buffer("conditioning_frames", (most,), i64, "host"),
+            Buffer("rows", (most,), i64, "host"),
             Buffer("latents", (most, *latent), f32, "state"),
-            Buffer("text.ids", (1, TEXT_TOKENS), i64, "prompt"),
-            Buffer("text.encoded", (1, TEXT_TOKENS, TEXT_DIM), f32, "prompt"),
-            Buffer("image", picture, "uint8", "prompt"),
-            Buffer("image.latents", (CHANNELS, 1, ROWS, COLUMNS), f32, "prompt"),
-            Buffer("conditioning.latents", (slots, *latent), f32, "prompt"),
-            Buffer("decode.latents", (sessions, *latent), f32, "decode"),
-            Buffer("vae.cache.00", (sessions, 2, ROWS, COLUMNS, CHANNELS), f32, "decode"),
-            Buffer("vae.cache.01", (sessions, 1, 1, 1, CHANNELS), f32, "decode"),
-            Buffer("video.first", (sessions, FIRST_FRAMES, *picture), "uint8", "decode"),
-            Buffer("video", (sessions, CHUNK_VIDEO, *picture), "uint8", "decode"),
+            Buffer("text.ids", (1, TEXT_TOKENS), i64, "session"),
+            Buffer("text.encoded", (1, TEXT_TOKENS, TEXT_DIM), f32, "session"),
+            Buffer("image", picture, "uint8", "session"),
+            Buffer("image.latents", (CHANNELS, 1, ROWS, COLUMNS), f32, "session"),
+            Buffer("conditioning.latents", (slots, *latent), f32, "session"),
+            Buffer("decode.latents", (sessions, *latent), f32, "lane"),
+            Buffer("vae.cache.00", (sessions, 2, ROWS, COLUMNS, CHANNELS), f32, "lane"),
+            Buffer("vae.cache.01", (sessions, 1, 1, 1, CHANNELS), f32, "lane"),
+            Buffer("video.first", (sessions, FIRST_FRAMES, *picture), "uint8", "lane"),
+            Buffer("video", (sessions, CHUNK_VIDEO, *picture), "uint8", "lane"),
         ),
     }
     return toy.changed(base, **{**fields, **changes})

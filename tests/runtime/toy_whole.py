@@ -160,7 +160,7 @@ def whole_manifest(batch: int = 1, **changes: object) -> VideoManifest:
     picture = (HEIGHT, WIDTH, 3)
 
     def stored(calls: Sequence[Call]) -> tuple[Call, ...]:
-        return (*calls[:2], Call("store", ("value:hidden", *given_refs), ("buffer:latents",)))
+        return (*calls[:-1], Call("store", ("value:hidden", *given_refs), ("buffer:latents",)))
 
     programs = {
         **base.programs,
@@ -185,17 +185,17 @@ def whole_manifest(batch: int = 1, **changes: object) -> VideoManifest:
     fields: dict[str, Any] = {
         "buffers": (
             *base.buffers,
-            Buffer("conditioning_frames", (batch,), "int64", "chunk"),
-            Buffer("text.ids", (1, TEXT_TOKENS), "int64", "prompt"),
-            Buffer("text.encoded", (1, TEXT_TOKENS, TEXT_DIM), f32, "prompt"),
-            Buffer("image", picture, "uint8", "prompt"),
-            Buffer("image.latents", (CHANNELS, 1, ROWS, COLUMNS), f32, "prompt"),
-            Buffer("conditioning.latents", latent, f32, "prompt"),
-            Buffer("decode.latents", latent, f32, "decode"),
-            Buffer("vae.cache.00", (batch, *last), f32, "decode"),
-            Buffer("vae.cache.01", (batch, *total), f32, "decode"),
-            Buffer("video.first", (batch, FIRST_FRAMES, *picture), "uint8", "decode"),
-            Buffer("video", (batch, CHUNK_VIDEO, *picture), "uint8", "decode"),
+            Buffer("conditioning_frames", (batch,), "int64", "host"),
+            Buffer("text.ids", (1, TEXT_TOKENS), "int64", "session"),
+            Buffer("text.encoded", (1, TEXT_TOKENS, TEXT_DIM), f32, "session"),
+            Buffer("image", picture, "uint8", "session"),
+            Buffer("image.latents", (CHANNELS, 1, ROWS, COLUMNS), f32, "session"),
+            Buffer("conditioning.latents", latent, f32, "session"),
+            Buffer("decode.latents", latent, f32, "lane"),
+            Buffer("vae.cache.00", (batch, *last), f32, "lane"),
+            Buffer("vae.cache.01", (batch, *total), f32, "lane"),
+            Buffer("video.first", (batch, FIRST_FRAMES, *picture), "uint8", "lane"),
+            Buffer("video", (batch, CHUNK_VIDEO, *picture), "uint8", "lane"),
         ),
         "weights": (
             *base.weights,

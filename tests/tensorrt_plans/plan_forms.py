@@ -12,6 +12,7 @@ from onnx import ModelProto
 
 from seko_export.backends.tensorrt_plans import backend
 from seko_export.config.video import VideoBuild
+from seko_export.families.registry import graph_of
 from tests.export.media_files import TEXT, VAE
 from tests.onnx import forms
 from tests.shared import made_once
@@ -43,7 +44,7 @@ def form_of(config: VideoBuild, name: str) -> ModelProto:
 
     def make(folder: Path) -> None:
         folder.mkdir()
-        backend.export_form(same, name, str(folder / "form.onnx"))
+        backend.export_form(same, graph_of(same).pieces[name], folder / "form.onnx")
 
     return onnx.load(made_once(forms.folders[0], f"plan-form-{digest}-{name}", make) / "form.onnx")
 

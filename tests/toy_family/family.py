@@ -104,7 +104,12 @@ class CameraFamily(Family):
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""
         camera = InputSpec(
-            "camera", (config.workload.stream.chunk_frames, CAMERA), "float32", "input.camera", kind="pose"
+            "camera",
+            (config.workload.stream.chunk_frames, CAMERA),
+            "float32",
+            "input.camera",
+            "chunk",
+            kind="pose",
         )
         names = (camera.name,)
         choice = LayerChoice((camera,), CameraEmbed, names, CameraAttention, names)

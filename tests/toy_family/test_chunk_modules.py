@@ -86,7 +86,9 @@ class WorldFamily(CameraFamily):
         kept = (shape, config.target.dtype)
         view = ChunkModule("view", View, ("camera",), lambda _: {"view": kept})
         by_layer = {"scale": kept, "shift": kept}
-        camera = InputSpec("camera", (config.workload.stream.chunk_frames, CAMERA), "float32", "input.camera")
+        camera = InputSpec(
+            "camera", (config.workload.stream.chunk_frames, CAMERA), "float32", "input.camera", "chunk"
+        )
         choice = LayerChoice(
             (camera,),
             after_attention=Injector,

@@ -159,7 +159,7 @@ def manifest(**changes: Any) -> ToyManifest:
         "pool": Pool(BUCKETS),
         "buffers": (
             *(Buffer(spec.name, spec.shape, f32, "cache") for spec in state),
-            *(Buffer(name, shape, i64, "chunk") for name, shape in host.items()),
+            *(Buffer(name, shape, i64, "host") for name, shape in host.items()),
             Buffer("samples", (most, SAMPLES), f32, "state"),
             Buffer("stop", (most,), "uint8", "state"),
         ),

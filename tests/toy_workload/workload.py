@@ -27,7 +27,7 @@ from seko_runtime.sessions.snapshot import content_digest
 from seko_runtime.sessions.workload import RuntimeWorkload
 from tests.toy_workload.model import KIND, SAMPLES, ToyManifest
 
-ROLES = frozenset({"cache", "state", "chunk"})
+ROLES = frozenset({"cache", "state", "host"})
 Words = Sequence[int]
 Samples = NDArray[np.float32]
 
@@ -297,7 +297,7 @@ class ToyKind(RuntimeWorkload[ToyManifest]):
 def _check_host(manifest: ToyManifest, buffers: Mapping[str, Buffer]) -> None:
     calls, most = manifest.call_rows, manifest.workload.lengths[-1]
     host = {"words": (most,), "length": (1,), "row": (1,), "rows": (calls,), "positions": (calls,)}
-    found = {name: spec.shape for name, spec in buffers.items() if spec.role == "chunk"}
+    found = {name: spec.shape for name, spec in buffers.items() if spec.role == "host"}
     if found != host:
         raise ManifestError(f"the host fills {host}, the manifest has {found}")
 

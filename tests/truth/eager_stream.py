@@ -165,24 +165,22 @@ class EagerStream:
     def _run(self, calls: Sequence[Call], number: int) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}
         for call in calls:
-            for turn in range(max(1, call.layers)):
-                layer, place = call.first_layer + turn, call.first_place + turn
-                inputs = [self._look_up(ref, values, layer, number, place) for ref in call.inputs]
-                results = self.engines[call.engine](*inputs)
-                for ref, result in zip(call.outputs, results, strict=True):
-                    if ref.startswith("value:"):
-                        values[ref.removeprefix("value:")] = result
-                    else:
-                        self._look_up(ref, values, layer, number, place).copy_(result)
+            results = self.engines[call.engine](*(self._look_up(ref, values, number) for ref in call.inputs))
+            for ref, result in zip(call.outputs, results, strict=True):
+                if ref.startswith("value:"):
+                    values[ref.removeprefix("value:")] = result
+                else:
+                    self._look_up(ref, values, number).copy_(result)
         return values
 
-    def _look_up(self, ref: str, values: Mapping[str, Tensor], layer: int, number: int, place: int) -> Tensor:
-        kind, name = ref.replace("{layer}", str(layer)).replace("{pass}", str(number)).split(":", 1)
+    def _look_up(self, ref: str, values: Mapping[str, Tensor], number: int) -> Tensor:
+        kind, name = ref.split(":", 1)
+        name, *indices = name.replace("]", "").split("[")
         home: Mapping[str, Tensor] = {"weight": self.weights, "buffer": self.buffers, "value": values}[kind]
-        for mark, index in (("[layer]", layer), ("[place]", place), ("[pass]", number)):
-            if name.endswith(mark):
-                return home[name.removesuffix(mark)][index]
-        return home[name]
+        tensor = home[name]
+        for index in indices:
+            tensor = tensor[number if index == "pass" else int(index)]
+        return tensor
 
 
 def known_channels(model: ModelConfig) -> ChannelStatistics:

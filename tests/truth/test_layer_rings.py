@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from seko_export.families.layers.pieces import make_buffers, make_pieces, make_p
 from seko_export.goldens.record import eager_session
 from seko_export.roofline.predict import Wish, predict
 from seko_runtime.errors import ManifestError
+from seko_runtime.format.manifest import Call
 from seko_runtime.video.manifest import parse_video_manifest
 from tests.asked import resolved, wished
 from tests.export.test_pool_pieces import eager_pool
@@ -59,7 +61,7 @@ def test_each_layer_sees_its_own_window(rings, chunk, sink, pass_caches, worst):
 def test_the_pool_is_laid_out_by_kind(scheme):
     """Five layers of rings 2, 2, 5, 2, 2: one engine a group, each with the caches of its own layers."""
     config = config_of(scheme=scheme)
-    caches = {b.name: b.shape for b in make_buffers(config) if b.role == "cache" and b.layered}
+    caches = {b.name: b.shape for b in make_buffers(config) if b.role == "cache" and b.row_axis}
     assert {shape[0] for name, shape in caches.items() if ".ring2." in name} == {4}
     assert {shape[0] for name, shape in caches.items() if ".ring2." not in name} == {1}
     manifest = describe(config, export_backend("eager"), (), {})
@@ -67,11 +69,21 @@ def test_the_pool_is_laid_out_by_kind(scheme):
     numbers = 2 * config.model.dim * config.workload.stream.frame_tokens * (4 * 3 + 1 * 6)
     assert manifest.workload.kv.bf16_pool_bytes == 2 * numbers
     calls = [c for c in manifest.programs["denoise"] if c.engine.startswith("block")]
-    assert [(c.engine, c.first_layer, c.layers, c.first_place) for c in calls] == [
-        ("block_ring2", 0, 2, 0),
-        ("block", 2, 1, 0),
-        ("block_ring2", 3, 2, 2),
+    assert [visited(call) for call in calls] == [
+        ("block_ring2", 0, 0),
+        ("block_ring2", 1, 1),
+        ("block", 2, 0),
+        ("block_ring2", 3, 2),
+        ("block_ring2", 4, 3),
     ]
+
+
+def visited(call: Call) -> tuple[str, int, int]:
+    """The call's engine, its layer by its weights, and the layer's index in its caches."""
+    refs = " ".join(call.inputs)
+    (layer,) = set(re.findall(r"weight:blocks\.(\d+)\.", refs))
+    (place,) = set(re.findall(r"buffer:kv\.\S+\[(\d+)\]", refs))
+    return call.engine, int(layer), int(place)
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp4"])
@@ -122,14 +134,15 @@ def test_gpu_builds_have_engines_for_full_rows_of_each_kind():
     }
     programs = make_programs(pieces)
     assert [c.engine for c in programs["context_full"] if "block" in c.engine] == [
-        *("block_full_ring2", "block_full", "block_full_ring2"),
+        *("block_full_ring2", "block_full_ring2", "block_full", "block_full_ring2", "block_full_ring2"),
     ]
     fused = make_programs(make_pieces(config.changed(kv_scheme="fp4", fused=True, attention="fp8")))
-    assert [(c.engine, c.first_layer, c.layers, c.first_place) for c in fused["context"]][2:] == [
-        ("block_context_ring2", 0, 2, 0),
-        ("block_context", 2, 1, 0),
-        ("block_context_ring2", 3, 1, 2),
-        ("block_last", 4, 1, 3),
+    assert [visited(call) for call in fused["context"][2:]] == [
+        ("block_context_ring2", 0, 0),
+        ("block_context_ring2", 1, 1),
+        ("block_context", 2, 0),
+        ("block_context_ring2", 3, 2),
+        ("block_last", 4, 3),
     ]
 
 

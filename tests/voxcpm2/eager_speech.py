@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +87,7 @@ class EagerSpeech:
     ) -> None:
         """Run both language models over a prompt, in calls of ``tokens`` tokens; see `speech.prompts`."""
         ids, is_audio, patches = (torch.as_tensor(prompt[name]) for name in ("ids", "is_audio", "patches"))
-        made = prefill_pieces(self.config, self.layout, 1, tokens, length)
+        made = prefill_pieces(self.config, self.layout, tokens, length)
         self.rows[row] = held = Row(start, seed=seed, guidance=guidance)
         self.values[f"buffer:{p.VAE_STATES}"][row] = 0
         for first in range(0, len(ids), tokens):
@@ -94,11 +95,11 @@ class EagerSpeech:
             count = len(ids[part])
             padding = tokens - count
             fill = torch.nn.functional.pad
-            self._give(p.IDS, fill(ids[part], (0, padding), value=3)[None])
-            self._give(p.IS_AUDIO, fill(is_audio[part], (0, padding))[None])
-            shaped = fill(patches[part], (0, 0, 0, 0, 0, padding), value=0.5)[None]
+            self._give(p.IDS, fill(ids[part], (0, padding), value=3))
+            self._give(p.IS_AUDIO, fill(is_audio[part], (0, padding)))
+            shaped = fill(patches[part], (0, 0, 0, 0, 0, padding), value=0.5)
             self._give(p.PROMPT_PATCHES, shaped.to(self.layout.dtype))
-            self._give_rows([row], first=[held.position], count=[count])
+            self._give_rows([row], first=[held.position], count=[count], begin=f"{p.PREFILL}.")
             for piece in made.values():
                 self.run(piece)
             held.position += count
@@ -121,7 +122,7 @@ class EagerSpeech:
         made = self.begin(rows, length)
         self.run(made["noise"])
         if noise is not None:
-            self.values["value:patch"] = noise
+            self.values[f"buffer:{p.PATCH}"] = noise
         self.run(made["condition"])
         self.solve(made)
         for role in ("patch_tokens", "patch_layer", "patch_embedding", "positions", "base_layer", "fusion"):
@@ -131,7 +132,7 @@ class EagerSpeech:
         for row in rows:
             self.rows[row].position += 1
             self.rows[row].patches += 1
-        found = {"patch": self.values["value:patch"], "embedded": self.values["value:features"]}
+        found = {"patch": self.values[f"buffer:{p.PATCH}"], "embedded": self.values["value:features"]}
         found |= {name: self.values[f"buffer:{name}"] for name in (p.STOP, p.STOP_LOGITS, p.SAMPLES)}
         found |= {name: self.values[f"value:{name}"] for name in ("last_base", "last_residual")}
         return found
@@ -166,11 +167,11 @@ class EagerSpeech:
     def _give(self, name: str, value: Tensor) -> None:
         self.values[f"buffer:{name}"] = value
 
-    def _give_rows(self, rows: Sequence[int], *, first: list[int], count: list[int]) -> None:
-        self._give(p.ROWS, torch.tensor(rows))
-        self._give(p.STARTS, torch.tensor([self.rows[row].start for row in rows]))
-        self._give(p.FIRST, torch.tensor(first))
-        self._give(p.COUNT, torch.tensor(count))
+    def _give_rows(self, rows: Sequence[int], *, first: list[int], count: list[int], begin: str = "") -> None:
+        self._give(begin + p.ROWS, torch.tensor(rows))
+        self._give(begin + p.STARTS, torch.tensor([self.rows[row].start for row in rows]))
+        self._give(begin + p.FIRST, torch.tensor(first))
+        self._give(begin + p.COUNT, torch.tensor(count))
 
     @torch.no_grad()
     def run(self, piece: Piece, number: int = 0) -> None:
@@ -181,14 +182,14 @@ class EagerSpeech:
             tensors = []
             for argument in piece.signature:
                 ref = argument.ref.replace("{layer}", str(layer))
-                value = self.values[ref.replace("[layer]", "").replace("[pass]", "")]
-                value = value[layer] if ref.endswith("[layer]") else value
+                value = self.values[_unmarked(ref)]
+                value = value[layer] if argument.ref.endswith("[{layer}]") else value
                 value = value[number] if ref.endswith("[pass]") else value
                 assert (tuple(value.shape), value.dtype) == (argument.shape, argument.dtype), argument
                 tensors.append(value)
             for argument, made in zip(piece.outputs, module(*tensors), strict=True):
                 assert (tuple(made.shape), made.dtype) == (argument.shape, argument.dtype), argument
-                self.values[argument.ref] = made
+                self.values[_unmarked(argument.ref)] = made
 
     def _load(self, piece: Piece) -> None:
         """Read the weights of an engine that are not there yet."""
@@ -197,3 +198,8 @@ class EagerSpeech:
             return
         for name, tensor in model_weights({piece.name: piece}, self.source):
             self.values[f"weight:{name}"] = tensor
+
+
+def _unmarked(ref: str) -> str:
+    """Return a reference without its marks. Buffers are as long as the call under way, whatever its bucket."""
+    return re.sub(r"\[(\d+|pass|bucket)\]", "", ref)

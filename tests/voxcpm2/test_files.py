@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from scripts.make_checkpoint import main as make_checkpoint
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError, WeightKeysError
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.voxcpm2.keys import load_voxcpm2, voxcpm2_shapes
-from seko_export.families.voxcpm2.presets import PRESETS, TINY
+from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.families.voxcpm2.random_files import TOKENIZER_FILE, write_random_voxcpm2
 from seko_export.families.voxcpm2.recognise import recognise
-from seko_export.media.audio_vae.files import BOUNDARIES, load_audio_vae
+from seko_export.media.audio_vae.files import BOUNDARIES, AudioVaeTensors, load_audio_vae
+from seko_export.media.audio_vae.modules import DecodeChunk, state_size
 from seko_runtime.speech.tokens import SpeechTokenizer
 from tests.voxcpm2.oracle import original_model, weights_of
 
@@ -109,6 +111,19 @@ def test_a_random_folder_is_a_whole_checkpoint(tmp_path: Path) -> None:
         assert file.read_bytes() == (again / file.name).read_bytes()
     with pytest.raises(UsageError, match="exists"):
         write_random_voxcpm2(folder, CONFIG, seed=4)
+
+
+def test_a_random_audio_vae_makes_sound(tmp_path: Path) -> None:
+    """With the public sizes: neither silence nor sound that is cut off at -1 and 1, at any depth."""
+    config = replace(CONFIG, vae=PRESETS[FULL].vae)
+    write_random_voxcpm2(tmp_path / "model", config, seed=1)
+    stored = load_audio_vae(tmp_path / "model", config.vae)
+    tensors, decoder = AudioVaeTensors(stored, config.vae), DecodeChunk(config.vae)
+    decoder.load_state_dict({name: tensors[f"decoder.{name}"] for name, _ in decoder.named_parameters()})
+    latents = 1.5 * torch.randn(1, 8, config.latent_dim, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        sound, _ = decoder(latents, torch.zeros(1, state_size(decoder)))
+    assert 0.05 < sound.std() < 0.7
 
 
 def test_the_script_makes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,12 +15,12 @@ from seko_export.families.voxcpm2.pieces import SpeechLayout, prefill_pieces, st
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.lowering.trace import trace
 from tests.tolerances import STEP, relative_error
-from tests.voxcpm2.test_truth import scaled
+from tests.voxcpm2.models import scaled
 
 CONFIG = PRESETS[TINY]
 LAYOUT = SpeechLayout(rows=5, places=40, dtype=torch.float32)
 STEP_PIECES = step_pieces(CONFIG, LAYOUT, batch=2, length=16)
-PREFILL_PIECES = prefill_pieces(CONFIG, LAYOUT, batch=1, tokens=4, length=16)
+PREFILL_PIECES = prefill_pieces(CONFIG, LAYOUT, tokens=4, length=16)
 VOICE = voice_piece(CONFIG, LAYOUT)
 PIECES = {**STEP_PIECES, **PREFILL_PIECES, VOICE.name: VOICE}
 
@@ -45,7 +45,7 @@ def test_each_engine_is_traced_to_a_graph_that_can_be_replayed(name: str, dtype:
         layout = SpeechLayout(LAYOUT.rows, LAYOUT.places, dtype)
         made = {
             **step_pieces(scaled(CONFIG), layout, 2, 16),
-            **prefill_pieces(scaled(CONFIG), layout, 1, 4, 16),
+            **prefill_pieces(scaled(CONFIG), layout, 4, 16),
             VOICE.name: voice_piece(CONFIG, layout),
         }
         piece = made[name]
@@ -105,4 +105,4 @@ def test_layouts_that_make_no_call_are_refused() -> None:
     with pytest.raises(UsageError, match="at least 2"):
         SpeechLayout(rows=1, places=40, dtype=torch.float32)
     with pytest.raises(UsageError, match="as many read"):
-        prefill_pieces(CONFIG, LAYOUT, batch=1, tokens=32, length=16)
+        prefill_pieces(CONFIG, LAYOUT, tokens=32, length=16)

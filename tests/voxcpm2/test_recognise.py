@@ -18,8 +18,8 @@ from seko_export.families.voxcpm2.keys import voxcpm2_shapes
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.families.voxcpm2.recognise import config_json, read_config, recognise
 from seko_export.media.audio_vae.files import audio_vae_shapes
+from tests.voxcpm2.models import scaled
 from tests.voxcpm2.oracle import original, original_config
-from tests.voxcpm2.test_truth import scaled
 
 
 def public() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from seko_export.errors import UsageError
 from seko_export.families.layers.sampler import gaussian
 from seko_export.families.voxcpm2.modules import PatchNoise
-from seko_export.families.voxcpm2.pieces import SpeechLayout
+from seko_export.families.voxcpm2.pieces import PATCH, SpeechLayout
 from seko_export.families.voxcpm2.presets import FULL, PRESETS, TINY
 from seko_export.families.voxcpm2.solver import solver_tables, solver_times, still_steps
 from tests.tolerances import ORACLE, relative_error
@@ -103,7 +103,7 @@ def test_the_solver_is_the_originals_with_guidance_for_each_row(
         speech.rows[row].guidance = guidance[row]
     made = speech.begin([0, 1, 2], 8)
     speech.run(made["condition"])
-    speech.values["value:patch"] = noise
+    speech.values[f"buffer:{PATCH}"] = noise
     speech.solve(made)
     span = torch.linspace(1, 0, steps + 1)
     span = span + (torch.cos(torch.pi / 2 * span) - 1 + span)
@@ -118,7 +118,7 @@ def test_the_solver_is_the_originals_with_guidance_for_each_row(
                 last[one].transpose(1, 2).contiguous(),
                 guidance[row],
             )
-        error = relative_error(speech.values["value:patch"][row], wanted[0].T)
+        error = relative_error(speech.values[f"buffer:{PATCH}"][row], wanted[0].T)
         worst("VoxCPM2 solver", error)
         assert error <= BAR, row
 

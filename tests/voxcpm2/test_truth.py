@@ -4,57 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from seko_export.families.voxcpm2.config import LongRope, VoxCpm2Config
 from seko_export.families.voxcpm2.modules import Fsq
-from seko_export.families.voxcpm2.pieces import SpeechLayout
-from seko_export.families.voxcpm2.presets import PRESETS, TINY
 from tests.tolerances import ORACLE, relative_error
-from tests.voxcpm2.eager_speech import EagerSpeech
-from tests.voxcpm2.oracle import original_model, run_original, weights_of
+from tests.voxcpm2.models import PLAIN, ours, prompt, scaled
+from tests.voxcpm2.oracle import original_model, run_original
 
 BAR = ORACLE[torch.float32]
 FREE_BAR = 5e-5  # steps that feed on each other
-PLAIN = PRESETS[TINY]
-
-
-def scaled(config: VoxCpm2Config) -> VoxCpm2Config:
-    """The same sizes with everything on that the public model has off."""
-    depth = {
-        role: replace(getattr(config, role), scale_depth=1.4)
-        for role in ("base", "residual", "encoder", "decoder")
-    }
-    rope = config.rope
-    longer = LongRope(rope.theta, rope.short_factors, rope.long_factors, 2048, 64)
-    return replace(config, rope=longer, residual_rope=True, embed_scale=3.0, mean_mode=True, **depth)
-
-
 CONFIGS = {"plain": PLAIN, "scaled": scaled(PLAIN)}
-
-
-def prompt(config: VoxCpm2Config, tokens: int, *audio: range) -> dict[str, Tensor]:
-    """A prompt of random ids and patches; the tokens in ``audio`` are patches."""
-    generator = torch.Generator().manual_seed(tokens)
-    is_audio = torch.zeros(tokens, dtype=torch.bool)
-    for places in audio:
-        is_audio[list(places)] = True
-    patches = torch.randn(tokens, *config.patch_shape, generator=generator)
-    ids = torch.randint(config.vocab_size, (tokens,), generator=generator)
-    return {
-        "ids": torch.where(is_audio, 0, ids),
-        "is_audio": is_audio,
-        "patches": patches * is_audio[:, None, None],
-    }
-
-
-def ours(model: Any, config: VoxCpm2Config, *, places: int = 400) -> EagerSpeech:
-    layout = SpeechLayout(rows=4, places=places, dtype=torch.float32)
-    return EagerSpeech(config, layout, *weights_of(model))
 
 
 @pytest.mark.parametrize("named", CONFIGS)
@@ -110,6 +72,29 @@ def test_levels_are_the_originals() -> None:
     assert relative_error(made, wanted) <= BAR
 
 
+def test_bfloat16_is_the_originals_bfloat16(worst: Callable[[str, float], None]) -> None:
+    """Teacher-forced in bfloat16, whose roundings differ by the order of sums: much nearer than the same model in
+    float32, whose time tokens are others.
+    """
+    config = replace(PLAIN, dtype="bfloat16")
+    model, full = original_model(config, seed=3), original_model(PLAIN, seed=3)
+    given = prompt(config, 19, range(1, 5))
+    speech, wide = ours(model, config, dtype=torch.bfloat16), ours(full, PLAIN)
+    for pool in (speech, wide):
+        pool.prefill(0, given, start=7, tokens=16, length=48)
+    errors: dict[str, list[float]] = {"half": [], "full": []}
+    for step in run_original(model, **given, count=12):
+        for name, pool in (("half", speech), ("full", wide)):
+            dtype = pool.layout.dtype
+            states = (step.base[0], step.residual[0], step.last_patch[0])
+            pool.set_state(0, *(state.to(dtype) for state in states))
+            made = pool.step([0], 48, step.noise.to(dtype))
+            errors[name].append(relative_error(made["patch"], step.patch))
+    mean = {name: sum(found) / len(found) for name, found in errors.items()}
+    worst("VoxCPM2 in bfloat16, mean of steps", mean["half"])
+    assert mean["half"] < mean["full"] / 2
+
+
 @pytest.mark.parametrize("named", CONFIGS)
 def test_forty_free_steps_are_the_originals(named: str, worst: Callable[[str, float], None]) -> None:
     config = CONFIGS[named]
@@ -137,6 +122,21 @@ def test_a_thousand_positions_and_more() -> None:
         made = speech.step([2], 1024, step.noise)
         assert relative_error(made["patch"], step.patch) <= FREE_BAR, number
     assert speech.rows[2].position == 1010
+
+
+@pytest.mark.slow
+def test_a_thousand_steps_are_the_originals(worst: Callable[[str, float], None]) -> None:
+    """Teacher-forced from position 11 to 1,011, over caches that we filled step by step."""
+    config = PLAIN
+    model = original_model(config, seed=12)
+    given = prompt(config, 11, range(1, 4))
+    speech = ours(model, config, places=1200)
+    speech.prefill(0, given, start=100, tokens=16, length=1024)
+    for number, step in enumerate(run_original(model, **given, count=1000)):
+        speech.set_state(0, step.base[0], step.residual[0], step.last_patch[0])
+        error = relative_error(speech.step([0], 1024, step.noise)["patch"], step.patch)
+        worst("VoxCPM2, a thousand steps", error)
+        assert error <= BAR, number
 
 
 def test_rows_that_share_calls_are_as_alone(worst: Callable[[str, float], None]) -> None:

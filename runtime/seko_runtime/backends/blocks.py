@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from seko_runtime.format.safetensors_map import MappedTensor
 
 ALIGNMENT = 256  # bytes, as cudaMalloc gives
-CHUNKS_IN_FLIGHT = 4  # host blocks: the host may be that far ahead of the device
+CALLS_IN_FLIGHT = 4  # host blocks: the host may be that far ahead of the device
 UPLOAD_WINDOW = 8 << 20  # bytes of one staged copy
 UPLOAD_THREADS = 4  # copies into pinned memory run at about 8 GB/s a core; four reach the bus
 

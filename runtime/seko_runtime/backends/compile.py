@@ -85,7 +85,7 @@ class CompileBackend:
         if not self._told:
             self._told = True
             print(
-                f"seko_runtime: engines are compiled here, which takes a while before the first chunk: {reason}",
+                f"seko_runtime: engines are compiled here, which takes a while before the first call: {reason}",
                 file=sys.stderr,
             )
 

@@ -176,7 +176,7 @@ class CudaDriver:
         except DeviceMemoryError:
             raise DeviceMemoryError(
                 f"cuda:{self.index} has too little free memory for {nbytes} bytes, {self.free_bytes()} are free; close "
-                "other sessions and programs on it, or build with a smaller ring or --kv fp4"
+                "other sessions and programs on it"
             ) from None
 
     def free(self, address: int) -> None:

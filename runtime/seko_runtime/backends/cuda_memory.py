@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 
 from seko_runtime.backends.blocks import (
-    CHUNKS_IN_FLIGHT,
+    CALLS_IN_FLIGHT,
     UPLOAD_WINDOW,
     block_offsets,
     fill_window,
     upload_in_shares,
 )
 from seko_runtime.backends.cuda_streams import CudaCopies, borrow_stream, queued_on, return_stream
-from seko_runtime.backends.memory import CopyQueue, FrameBlocks, HostBlock, Lane, Parked
-from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostFrames, host_array, torch_dtype
+from seko_runtime.backends.memory import CopyQueue, HostBlock, Lane, Parked, ResultBlocks
+from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostResults, host_array, torch_dtype
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 
@@ -196,7 +196,7 @@ class CudaMemory(CpuMemory):
 class CudaLane:
     """A `seko_runtime.backends.memory.Lane`: a CUDA stream of its own if ``beside``, else the memory's.
 
-    Per chunk: the memory's stream waits for `_read`, copies, records `_fed`; the lane's stream waits for `_fed`, works,
+    Per call: the memory's stream waits for `_read`, copies, records `_fed`; the lane's stream waits for `_fed`, works,
     records `_read`. A wait takes the event as it was last recorded when the wait is queued, so one of each is enough.
     Nothing needs `record_stream`: what both streams touch is allocated once and freed after both were waited for.
     """
@@ -238,8 +238,8 @@ class CudaLane:
         replay: Callable[[], None] = graph.replay
         return replay
 
-    def frame_blocks(self, tensors: Mapping[str, torch.Tensor], depth: int) -> FrameBlocks:
-        return _PinnedFrames(tensors, depth, self._stream)
+    def result_blocks(self, tensors: Mapping[str, torch.Tensor], depth: int) -> ResultBlocks:
+        return _PinnedResults(tensors, depth, self._stream)
 
     def close(self) -> None:
         for graph in self._graphs:
@@ -278,8 +278,8 @@ def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:
         one.copy_(other, non_blocking=True)
 
 
-class _PinnedFrames(HostFrames):
-    """Pinned host blocks for video frames, filled by copies on a lane's CUDA stream."""
+class _PinnedResults(HostResults):
+    """Pinned host blocks for results, filled by copies on a lane's CUDA stream."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], depth: int, stream: torch.cuda.Stream) -> None:
         super().__init__(tensors, depth)
@@ -316,14 +316,14 @@ def _captured(work: Callable[[], None], device: torch.device, stream: Any, pool:
 
 
 class _PinnedBlock:
-    """Several pinned copies of a chunk's small tensors, and one on the device; a single copy moves all of them."""
+    """Several pinned copies of a call's small tensors, and one on the device; a single copy moves all of them."""
 
     def __init__(self, specs: Sequence[TensorSpec], device: torch.device, stream: torch.cuda.Stream) -> None:
         places, total = block_offsets({spec.name: spec.nbytes for spec in specs})
         self._stream = stream
         self._target = torch.zeros(total, dtype=torch.uint8, device=device)
-        self._sources = [pinned(torch.zeros(total, dtype=torch.uint8)) for _ in range(CHUNKS_IN_FLIGHT)]
-        self._copied = [_cuda.Event() for _ in range(CHUNKS_IN_FLIGHT)]
+        self._sources = [pinned(torch.zeros(total, dtype=torch.uint8)) for _ in range(CALLS_IN_FLIGHT)]
+        self._copied = [_cuda.Event() for _ in range(CALLS_IN_FLIGHT)]
         self._turn = 0
 
         def cut(block: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -340,7 +340,7 @@ class _PinnedBlock:
         ]
 
     def acquire(self) -> Mapping[str, NDArray[Any]]:
-        self._turn = (self._turn + 1) % CHUNKS_IN_FLIGHT
+        self._turn = (self._turn + 1) % CALLS_IN_FLIGHT
         if not self._copied[self._turn].query():  # true before the first record
             self._copied[self._turn].synchronize()
         return self._arrays[self._turn]

@@ -37,8 +37,7 @@ class CudaCopies:
         free = free_host_bytes()
         if spec.nbytes > free:
             raise DeviceMemoryError(
-                f"buffer {spec.name} takes {spec.nbytes} bytes of host memory, {free} are free; build with a smaller "
-                "ring or --kv fp4"
+                f"buffer {spec.name} takes {spec.nbytes} bytes of host memory, {free} are free; close other programs"
             )
         # Not torch's pinned memory: that rounds sizes up to powers of two and keeps them when they are freed. Pages of
         # their own: CUDA may refuse to lock one twice.
@@ -87,7 +86,7 @@ def queued_on(device: torch.device, stream: Any) -> Iterator[None]:
     except torch.cuda.OutOfMemoryError as error:
         raise DeviceMemoryError(
             f"{device} has too little free memory: {str(error).splitlines()[0][:200]}; "
-            "close other sessions and programs on it, or build with a smaller ring or --kv fp4"
+            "close other sessions and programs on it"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""A queue in parallel to a session's own on a CUDA device without torch, and the video frames it produces."""
+"""A queue in parallel to a session's own on a CUDA device without torch, and the results it produces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seko_runtime.backends.driver_blocks import (
     queued_on,
     to_host,
 )
-from seko_runtime.backends.memory import FrameBlocks
+from seko_runtime.backends.memory import ResultBlocks
 
 
 class DriverLane:
@@ -68,8 +68,8 @@ class DriverLane:
         self._graphs.append(graph)
         return partial(self._driver.launch_graph, graph, self.queue.stream)
 
-    def frame_blocks(self, tensors: Mapping[str, DeviceTensor], depth: int) -> FrameBlocks:
-        return _PinnedFrames(self._driver, self.queue.stream, tensors, depth)
+    def result_blocks(self, tensors: Mapping[str, DeviceTensor], depth: int) -> ResultBlocks:
+        return _PinnedResults(self._driver, self.queue.stream, tensors, depth)
 
     def close(self) -> None:
         for graph in self._graphs:
@@ -80,8 +80,8 @@ class DriverLane:
             self.queue.close()
 
 
-class _PinnedFrames:
-    """Pinned host blocks, filled by copies on a lane's stream; `seko_runtime.backends.memory.FrameBlocks`."""
+class _PinnedResults:
+    """Pinned host blocks, filled by copies on a lane's stream; `seko_runtime.backends.memory.ResultBlocks`."""
 
     def __init__(
         self, driver: CudaDriver, stream: int, tensors: Mapping[str, DeviceTensor], depth: int

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.blocks import (
     ALIGNMENT,
-    CHUNKS_IN_FLIGHT,
+    CALLS_IN_FLIGHT,
     UPLOAD_WINDOW,
     block_offsets,
     fill_window,
@@ -68,9 +68,9 @@ class DriverMemory:
         self._closed = False
 
     def allocate(self, spec: TensorSpec) -> DeviceTensor:
-        """Return a zero-filled tensor; layers and decoded rows are aligned as engines need it."""
+        """Return a zero-filled tensor; layers, and rows of lanes, are aligned as engines need it."""
         strides = contiguous_strides(spec.shape, spec.dtype)
-        by_part = isinstance(spec, Buffer) and (spec.layered or spec.role == "decode")
+        by_part = isinstance(spec, Buffer) and (spec.row_axis or spec.role == "lane")
         if by_part and len(spec.shape) > 1:
             strides = (-(-strides[0] // ALIGNMENT) * ALIGNMENT, *strides[1:])
         nbytes = strides[0] * spec.shape[0] if spec.shape else spec.nbytes
@@ -96,7 +96,7 @@ class DriverMemory:
         }
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
-        return _ChunkBlock(self.driver, self.queue.stream, specs)
+        return _CallBlock(self.driver, self.queue.stream, specs)
 
     def index(self, tensor: DeviceTensor, index: tuple[int, ...]) -> DeviceTensor:
         return tensor.at(index)
@@ -262,16 +262,16 @@ class ParkedCopies:
         return self.parts()
 
 
-class _ChunkBlock:
-    """Several pinned copies of a chunk's small tensors, and one on the device; a single copy moves all of them."""
+class _CallBlock:
+    """Several pinned copies of a call's small tensors, and one on the device; a single copy moves all of them."""
 
     def __init__(self, driver: CudaDriver, stream: int, specs: Sequence[TensorSpec]) -> None:
         places, self._total = block_offsets({spec.name: spec.nbytes for spec in specs})
         self._driver, self._stream, self._turn = driver, stream, 0
         self._target = Block(driver, self._total)
         driver.fill(self._target.address, 0, max(self._total, 1), stream)
-        self._sources = [PinnedBlock(driver, self._total) for _ in range(CHUNKS_IN_FLIGHT)]
-        self._copied = [Event(driver) for _ in range(CHUNKS_IN_FLIGHT)]
+        self._sources = [PinnedBlock(driver, self._total) for _ in range(CALLS_IN_FLIGHT)]
+        self._copied = [Event(driver) for _ in range(CALLS_IN_FLIGHT)]
         self.tensors: Mapping[str, DeviceTensor] = {
             spec.name: DeviceTensor(
                 self._target.address + places[spec.name],
@@ -295,7 +295,7 @@ class _ChunkBlock:
             )
 
     def acquire(self) -> Mapping[str, NDArray[Any]]:
-        self._turn = (self._turn + 1) % CHUNKS_IN_FLIGHT
+        self._turn = (self._turn + 1) % CALLS_IN_FLIGHT
         self._driver.wait_for(self._copied[self._turn].handle)  # no wait before its first record
         return self._arrays[self._turn]
 

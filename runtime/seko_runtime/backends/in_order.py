@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from seko_runtime.backends.memory import FrameBlocks, Memory, Tensor
+from seko_runtime.backends.memory import Memory, ResultBlocks, Tensor
 from seko_runtime.format.manifest import TensorSpec
 
 
@@ -16,12 +16,12 @@ class InOrderLane:
     ----------
     memory : Memory
         The lane's memory.
-    frames : callable
+    results : callable
         Makes its host blocks from the tensors and the depth.
     """
 
-    def __init__(self, memory: Memory, frames: Callable[[Mapping[str, Tensor], int], FrameBlocks]) -> None:
-        self._memory, self._frames = memory, frames
+    def __init__(self, memory: Memory, results: Callable[[Mapping[str, Tensor], int], ResultBlocks]) -> None:
+        self._memory, self._results = memory, results
 
     def feed(self, target: Tensor, source: Tensor) -> None:
         self._memory.copy(target, source)
@@ -38,8 +38,8 @@ class InOrderLane:
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         return self._memory.capture(work)
 
-    def frame_blocks(self, tensors: Mapping[str, Tensor], depth: int) -> FrameBlocks:
-        return self._frames(tensors, depth)
+    def result_blocks(self, tensors: Mapping[str, Tensor], depth: int) -> ResultBlocks:
+        return self._results(tensors, depth)
 
     def close(self) -> None:
         pass

@@ -18,14 +18,14 @@ Engine = Callable[[list[Tensor]], Sequence[Tensor]]  # takes its inputs as one f
 
 
 class HostBlock(Protocol):
-    """The small tensors that the host writes before each chunk, with room for several chunks."""
+    """The small tensors that the host writes before each call of a graph, with room for several calls."""
 
     tensors: Mapping[str, Tensor]
 
     def acquire(self) -> Mapping[str, NDArray[Any]]:
-        """Return arrays to fill for the next chunk, each with its tensor's `device_tensor.host_dtype`.
+        """Return arrays to fill for the next call, each with its tensor's `device_tensor.host_dtype`.
 
-        Waits only if the device is behind by all the chunks that there is room for.
+        Waits only if the device is behind by all the calls that there is room for.
         """
         ...
 
@@ -34,15 +34,15 @@ class HostBlock(Protocol):
         ...
 
 
-class FrameBlocks(Protocol):
-    """Host copies of the video frames of each row's last chunks."""
+class ResultBlocks(Protocol):
+    """Host copies of the results of each row's last calls."""
 
     def reserve(self, row: int) -> None:
         """Allocate a row's blocks if necessary; this may wait for the device."""
         ...
 
     def queue(self, row: int, turn: int, name: str) -> None:
-        """Queue the copy of a row's frames from the tensor ``name`` into its block number ``turn``, without
+        """Queue the copy of a row's result from the tensor ``name`` into its block number ``turn``, without
         waiting.
         """
         ...
@@ -133,7 +133,7 @@ class Lane(Protocol):
         """As `Memory.capture`. Graphs captured by lanes may run at the same time as the memory's."""
         ...
 
-    def frame_blocks(self, tensors: Mapping[str, Tensor], depth: int) -> FrameBlocks:
+    def result_blocks(self, tensors: Mapping[str, Tensor], depth: int) -> ResultBlocks:
         """Return host blocks, ``depth`` for each row, for uint8 tensors whose leading axis is the rows."""
         ...
 
@@ -145,8 +145,8 @@ class Lane(Protocol):
 class Memory(Protocol):
     """Tensors, order of work, and graph capture on one device; one object for each session."""
 
-    captures: bool  # whether `capture` can record a whole chunk
-    warm_up_runs: int  # how often each program is run at open, before a capture or the first chunk
+    captures: bool  # whether `capture` can record a whole call
+    warm_up_runs: int  # how often each program is run at open, before a capture or the first call
 
     def allocate(self, spec: TensorSpec) -> Tensor:
         """Return a zero-filled contiguous tensor."""
@@ -157,7 +157,7 @@ class Memory(Protocol):
         ...
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
-        """Return a block of tensors that the host fills before a chunk."""
+        """Return a block of tensors that the host fills before a call."""
         ...
 
     def index(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:
@@ -241,7 +241,7 @@ class Memory(Protocol):
         ...
 
     def lane(self, *, beside: bool) -> Lane:
-        """Return a queue of work for decoding: parallel to the memory's own if the device can, else the same."""
+        """Return a queue of work beside calls: parallel to the memory's own if the device can, else the same."""
         ...
 
     def wait(self) -> None:

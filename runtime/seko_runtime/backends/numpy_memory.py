@@ -32,7 +32,7 @@ class NumpyMemory:
         except MemoryError as error:
             raise DeviceMemoryError(
                 f"buffer {spec.name} takes {spec.nbytes} bytes, more than this machine gives; "
-                "build with a smaller ring or --kv fp4"
+                "close other programs"
             ) from error
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Array]:
@@ -112,7 +112,7 @@ class NumpyMemory:
         return free_host_bytes()
 
     def lane(self, *, beside: bool) -> Lane:  # noqa: ARG002 - work runs at once: there is no beside
-        return InOrderLane(self, _NumpyFrames)
+        return InOrderLane(self, _NumpyResults)
 
     def wait(self) -> None:
         pass
@@ -121,8 +121,8 @@ class NumpyMemory:
         pass
 
 
-class _NumpyFrames:
-    """Copies of each row's last pictures; `seko_runtime.backends.memory.FrameBlocks`."""
+class _NumpyResults:
+    """Copies of each row's last results; `seko_runtime.backends.memory.ResultBlocks`."""
 
     def __init__(self, tensors: Mapping[str, Array], depth: int) -> None:  # noqa: ARG002 - made when filled
         self._sources = dict(tensors)

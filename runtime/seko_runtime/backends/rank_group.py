@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from seko_runtime.format.manifest import RANK_GROUP
+from seko_runtime.format.manifest import CALL_GROUP
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -22,11 +22,11 @@ def join_ranks(
     ranks: int,
     meeting: Path,
     seconds: float,
-    groups: Sequence[str] = (RANK_GROUP,),
+    groups: Sequence[str] = (CALL_GROUP,),
 ) -> str:
     """Join the group of this artifact's processes, and run each kind of collective once.
 
-    Engines find the group by `RANK_GROUP`. It is this process's whole world: groups of other artifacts are other
+    Engines find the group by `CALL_GROUP`. It is this process's whole world: groups of other artifacts are other
     processes. What NCCL uses on this machine is left to NCCL and the environment.
 
     A further group has the same members and connections of its own, so that what is sent in it needs no order with
@@ -44,7 +44,7 @@ def join_ranks(
     seconds : float
         How long to wait for the others.
     groups : sequence of str
-        Names by which engines find groups, `RANK_GROUP` first.
+        Names by which engines find groups, `CALL_GROUP` first.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def join_ranks(
     ones = [1] * ranks
     collectives = torch.ops._c10d_functional
     for name in groups:
-        group = dist.group.WORLD if name == RANK_GROUP else dist.new_group(timeout=patience)
+        group = dist.group.WORLD if name == CALL_GROUP else dist.new_group(timeout=patience)
         registered._register_process_group(name, group)
         collectives.wait_tensor(collectives.all_to_all_single(sent, ones, ones, name))
         collectives.wait_tensor(collectives.all_gather_into_tensor(sent[:1], ranks, name))

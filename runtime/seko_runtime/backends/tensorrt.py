@@ -300,7 +300,7 @@ def load_plugins(library: PlanLibrary, name: str, files: Mapping[str, memoryview
 
 def caches_returned(manifest: Manifest) -> set[tuple[str, str]]:
     """Return engine and output of every cache that an engine gives back to where it came from."""
-    caches = {f"buffer:{one.name}" for one in manifest.buffers if one.role == "cache" and one.layered}
+    caches = {f"buffer:{one.name}" for one in manifest.buffers if one.role == "cache" and one.row_axis}
     specs = {engine.name: engine for engine in manifest.engines}
     return {
         (call.engine, output.name)

@@ -79,7 +79,7 @@ class RtxContexts(Contexts):
         """Raise an EngineRunError unless the engine can be captured on the stream."""
         if not context.is_stream_capturable(stream):
             raise EngineRunError(
-                f"engine {self._spec.name} cannot be captured on this GPU, says TensorRT for RTX: a chunk must be one "
+                f"engine {self._spec.name} cannot be captured on this GPU, says TensorRT for RTX: a call must be one "
                 "graph launch; rebuild the artifact with --backend aoti"
             )
 

@@ -34,7 +34,7 @@ class CpuMemory:
         except RuntimeError as error:  # what torch's CPU allocator raises
             raise DeviceMemoryError(
                 f"buffer {spec.name} takes {spec.nbytes} bytes, more than this machine gives: "
-                f"{str(error).splitlines()[0][:120]}; build with a smaller ring or --kv fp4"
+                f"{str(error).splitlines()[0][:120]}; close other programs"
             ) from error
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, torch.Tensor]:
@@ -112,7 +112,7 @@ class CpuMemory:
         return free_host_bytes()
 
     def lane(self, *, beside: bool) -> Lane:  # noqa: ARG002 - work runs at once: there is no beside
-        return InOrderLane(self, HostFrames)
+        return InOrderLane(self, HostResults)
 
     def wait(self) -> None:
         pass
@@ -135,8 +135,8 @@ class HostCopies:
         return {name: one.numpy() for name, one in self.tensors.items()}
 
 
-class HostFrames:
-    """Host tensors to which video frames are copied; `seko_runtime.backends.memory.FrameBlocks`."""
+class HostResults:
+    """Host tensors to which results are copied; `seko_runtime.backends.memory.ResultBlocks`."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], depth: int) -> None:
         self._sources, self._depth = dict(tensors), depth

@@ -9,8 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from seko_runtime.backends.memory import Memory, Tensor
-from seko_runtime.executor.layer_visits import Layer, device_seat, layer_visits
+from seko_runtime.executor.layer_visits import Layer, device_seat, first_visits, layer_number, layer_visits
 from seko_runtime.executor.resolved import Programs, Ref
 from seko_runtime.format.manifest import Manifest
 
@@ -26,9 +29,10 @@ class BoundVisit:
 
 
 class CacheOffload:
-    """The offloaded buffers of one session: all layers on the host ("homes"), a few places on the device ("seats").
+    """The offloaded buffers of one session: layers on the host ("homes"), a few places on the device ("seats").
 
-    A home always holds its layer's valid content; a seat holds a layer for one call. Between two runs of a `unit`,
+    A resident layer has a seat of its own and no home. Of the others a home always holds the valid content, and a
+    seat holds the layer for one call. Between two runs of a `unit`,
     the seats of the unit's first call hold its layers. Copies have a queue of their own: they run after all calls
     that were queued before them, and a call runs after the copies that were queued before the previous call. So no
     seat is overwritten while it is read or before it is stored, and a call does not wait for the layer that is
@@ -60,16 +64,17 @@ class CacheOffload:
         if not self._specs:
             return
         self._copies = memory.copy_queue()
-        self.homes = {name: self._copies.allocate(spec) for name, spec in self._specs.items()}
-        first = self._visits[units[0][0], 0]
-        self._first = self._fetched(first[min(first)].takes)
+        self.homes = {name: self._copies.allocate(spec.on_host) for name, spec in self._specs.items()}
+        self._first = self._fetched(first_visits(self._visits)[units[0][0]].takes)
         self._armed = True  # whether the first call's layers are in their seats; zeros there, zeros here
         self._unstored: Copies = ()
 
     def index(self, ref: Ref) -> tuple[int, ...]:
         """Return where a reference points in its tensor on the device."""
         spec = self._specs.get(ref.name) if ref.kind == "buffer" else None
-        return ref.index if spec is None else (device_seat(ref.index[0], spec), *ref.index[1:])
+        if spec is None:
+            return ref.index
+        return (device_seat(layer_number(ref.index, spec), spec), *ref.index[spec.row_axis :])
 
     def visits(self, program: str, number: int) -> dict[int, BoundVisit]:
         """Return the visits of one run of a program, by call number."""
@@ -113,11 +118,21 @@ class CacheOffload:
         def part(layer: Tensor) -> Tensor:
             return layer if row is None else self._memory.row(layer, 0, row, self._batch)
 
-        # The device writes them, in its own order. The first seat is their source, and holds the first layer after it.
-        zeros = part(self._memory.index(self._seats[buffer], (0,)))
-        self._memory.zero(zeros)
-        for layer in range(self._specs[buffer].shape[0]):
-            self._memory.copy(part(self._memory.index(self.homes[buffer], (layer,))), zeros)
+        # The device writes them, in its own order. Afterwards the first call's layers are in their seats.
+        spec = self._specs[buffer]
+        for seat in range(spec.device_layers):
+            self._memory.zero(part(self._memory.index(self._seats[buffer], (seat,))))
+        zeros = part(self._memory.index(self._seats[buffer], (spec.resident_layers,)))
+        for number in range(spec.resident_layers, spec.layers):
+            self._memory.copy(part(self._home(buffer, number)), zeros)
+
+    def sample(self, buffer: str, step: int) -> NDArray[np.float32]:
+        """Copy every ``step``-th entry of the axis of the rows of an offloaded buffer to the host; waits for it."""
+        spec = self._specs[buffer]
+        seats = self._memory.read(self._memory.every(self._seats[buffer], 1, step))[: spec.resident_layers]
+        homes = self._memory.read(self._memory.every(self.homes[buffer], 1, step))
+        layers = np.concatenate((seats, homes))
+        return layers.reshape(*spec.shape[: spec.row_axis], *layers.shape[1:])
 
     def drop(self) -> None:
         """Release all tensors."""
@@ -125,12 +140,15 @@ class CacheOffload:
         self._seats.clear()
         self._first = self._unstored = ()
 
+    def _home(self, buffer: str, layer: int) -> Tensor:
+        return self._memory.index(self.homes[buffer], (layer - self._specs[buffer].resident_layers,))
+
     def _fetched(self, layers: Sequence[Layer]) -> Copies:
         """Return the copies of these layers from their homes to their seats."""
         return [
             (
                 self._memory.index(self._seats[name], (device_seat(layer, self._specs[name]),)),
-                self._memory.index(self.homes[name], (layer,)),
+                self._home(name, layer),
             )
             for name, layer in layers
         ]

@@ -9,7 +9,6 @@ from seko_runtime.format.manifest import Buffer
 
 CALL_ROWS = "rows"  # a host buffer: the pool's row of each batch index of a call
 RANK = "rank"  # [1], a host buffer: the number of the process, where several run a call together
-HEADS_AXIS = 2  # of a layered cache buffer, where each of several ranks has a share
 
 
 @dataclass(frozen=True)

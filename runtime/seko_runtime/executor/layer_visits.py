@@ -12,7 +12,7 @@ from seko_runtime.errors import ManifestError
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.manifest import Buffer, EngineSpec, Manifest
 
-Layer = tuple[str, int]  # of which buffer, and its index there
+Layer = tuple[str, int]  # of which buffer, and its number there: `layer_number`
 Run = tuple[str, int]  # a program, and which of its runs
 
 
@@ -36,10 +36,23 @@ class Visit:
     stores: tuple[Layer, ...]
 
 
+def layer_number(index: tuple[int, ...], buffer: Buffer) -> int:
+    """Return the number of a layer, counted over all axes before the rows; ``index`` may go on behind them."""
+    number = 0
+    for size, position in zip(buffer.shape[: buffer.row_axis], index, strict=False):
+        number = number * size + position
+    return number
+
+
 def device_seat(layer: int, buffer: Buffer) -> int:
-    """Return the seat of a layer. Seats are used in turn, except that first and last layer never share one."""
-    seat = layer % buffer.device_layers
-    return 1 if layer and layer == buffer.shape[0] - 1 and seat == 0 else seat
+    """Return the seat of a layer. A resident one has its own; the others have the remaining seats in turn, except that
+    the first and the last of them never share one.
+    """
+    first = buffer.resident_layers
+    if layer < first:
+        return layer
+    seat = (layer - first) % (buffer.device_layers - first)
+    return first + (1 if layer > first and layer == buffer.layers - 1 and seat == 0 else seat)
 
 
 def layer_visits(
@@ -85,33 +98,41 @@ def layer_visits(
             stores = tuple(layer for layer in writes if layer not in later)
             later.update(writes)
             visits.setdefault(run, {})[at] = Visit(tuple(takes), tuple(fetches), stores)
-    first_run = (units[0][0] if units else "", 0)
-    if first_run not in visits:
+    begins = first_visits(visits)
+    if not units or units[0][0] not in begins:
         raise ManifestError(
-            f"the program {first_run[0]} takes nothing of the offloaded {', '.join(offloaded)}"
+            f"the first program of a unit takes nothing of the offloaded {', '.join(offloaded)}"
         )
     # Whatever runs next finds the layers of the first call there: a unit, or one of its programs alone.
-    starts = [of_run for (name, number), of_run in sorted(visits.items()) if not number]
-    firsts = [set(of_run[min(of_run)].takes) for of_run in starts]
+    firsts = [set(visit.takes) for visit in begins.values()]
     if any(first != firsts[0] for first in firsts):
         raise ManifestError(f"programs begin with different layers of an offloaded cache: {firsts}")
     _check_others(programs, offloaded, {name for name, _ in visits})
     return visits
 
 
+def first_visits(visits: Mapping[Run, Mapping[int, Visit]]) -> dict[str, Visit]:
+    """Return the first visit of each program, over all of its runs."""
+    begins: dict[str, Visit] = {}
+    for (program, _), of_run in sorted(visits.items()):
+        begins.setdefault(program, of_run[min(of_run)])
+    return begins
+
+
 def _layers_of(
     call: ResolvedCall, offloaded: Mapping[str, Buffer], positions: Sequence[int]
 ) -> Iterator[Layer]:
-    """Yield the offloaded layers among these inputs and the outputs, each once."""
+    """Yield the layers among these inputs and the outputs that come from the host, each once."""
     refs = [
         ref for ref in (*(call.inputs[n] for n in positions), *call.outputs) if _is_offloaded(ref, offloaded)
     ]
     for ref in refs:
-        if not ref.index:
+        if len(ref.index) < offloaded[ref.name].row_axis:
             raise ManifestError(
                 f"engine {call.engine} takes the offloaded buffer {ref.name} whole, expected a layer of it"
             )
-    return iter(dict.fromkeys((ref.name, ref.index[0]) for ref in refs))
+    layers = dict.fromkeys((ref.name, layer_number(ref.index, offloaded[ref.name])) for ref in refs)
+    return (layer for layer in layers if layer[1] >= offloaded[layer[0]].resident_layers)
 
 
 def _is_offloaded(ref: Ref, offloaded: Mapping[str, Buffer]) -> bool:
@@ -124,13 +145,13 @@ def _mutated(engine: EngineSpec) -> tuple[int, ...]:
 
 
 def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:
-    if buffer.role != "cache" or not buffer.layered:
+    if buffer.role != "cache" or not buffer.row_axis:
         raise ManifestError(
-            f"buffer {buffer.name} of role {buffer.role} is offloaded, only layered caches may be"
+            f"buffer {buffer.name} of role {buffer.role} is offloaded, only caches with layers may be"
         )
-    if not 2 <= buffer.device_layers < buffer.shape[0]:
+    if not 2 <= buffer.device_layers < buffer.layers:
         raise ManifestError(
-            f"buffer {buffer.name} has device_layers {buffer.device_layers}, expected 2 to {buffer.shape[0] - 1}, "
+            f"buffer {buffer.name} has device_layers {buffer.device_layers}, expected 2 to {buffer.layers - 1}, "
             "fewer than its layers"
         )
     if manifest.pool is not None:

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from seko_runtime.errors import ArtifactError, ManifestError
 from seko_runtime.executor.contract import Contract, ProgramRule
 from seko_runtime.executor.layer_visits import layer_visits
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
-from seko_runtime.format.budgets import MAX_DISTINCT_REFERENCES, MAX_RESOLVED_CALLS, MAX_RESOLVED_REFERENCES
+from seko_runtime.format.budgets import MAX_DISTINCT_REFERENCES, MAX_RESOLVED_REFERENCES
 from seko_runtime.format.json_fields import NAME_PATTERN
 from seko_runtime.format.manifest import Call, EngineSpec, Manifest, TensorSpec
 
 REF_PATTERN = re.compile(
-    r"(weight|buffer|value):([A-Za-z0-9_.{}\-]{1,255})((?:\[layer\]|\[place\]|\[pass\]|\[row\])*)(\[bucket\])?"
+    rf"(weight|buffer|value):({NAME_PATTERN.pattern})((?:\[(?:0|[1-9]\d{{0,8}}|pass|row)\])*)(\[bucket\])?"
 )
-_INDEX = re.compile(r"layer|place|pass|row")
-_MARK = re.compile(r"[{\[](layer|place|pass|row|bucket)[}\]]")
-
+_MARKS = ("[pass]", "[row]", "[bucket]")
 
 SpecT = TypeVar("SpecT", bound=TensorSpec | EngineSpec)
 _Form = tuple[tuple[int, ...], str]  # shape and dtype
-_Meaning = tuple["Ref", _Form | None]  # the form of a weight or buffer; a value's may change
-_NO_NUMBERS: Mapping[str, int | None] = dict.fromkeys(("layer", "place", "pass", "row", "bucket"))
+_Meaning = tuple[Ref, _Form | None]  # the form of a weight or buffer; a value's may change
 
 
 def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
-    """Expand every program for each layer and run, and check each call against its engine's signature.
+    """Fill in the pass, row and bucket of every run, and check each call against its engine's signature.
 
     AOTInductor accepts wrong shapes silently, so they must be found here.
 
@@ -59,64 +55,45 @@ def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
     resolved: dict[str, tuple[tuple[ResolvedCall, ...], ...]] = {}
     for program, calls in manifest.programs.items():
         rule = contract.programs[program]
-        base = {"bucket": rule.bucket} if rule.bucket else {}
         resolved[program] = tuple(
-            tables.resolve(
-                _Rules(program, rule, contract), calls, base | ({rule.counts: number} if rule.counts else {})
-            )
-            for number in rule.numbers
+            tables.resolve(_Run(program, rule, contract, number), calls) for number in rule.numbers
         )
     layer_visits(manifest, resolved, contract.units)  # for what it refuses
     return resolved
 
 
 def _check_size(manifest: Manifest, contract: Contract) -> None:
-    """Limit the number of calls and references that the programs expand to, before they are expanded."""
-    calls = references = 0
-    for program, written in manifest.programs.items():
-        runs = len(contract.programs[program].numbers)
-        calls += runs * max(1, sum(max(call.layers, 1) for call in written))
-        references += runs * sum(
-            max(call.layers, 1) * (len(call.inputs) + len(call.outputs)) for call in written
+    """Limit the number of references in all runs, before any is resolved. A call without any counts as one."""
+    count = sum(
+        len(contract.programs[program].numbers)
+        * sum(max(1, len(call.inputs) + len(call.outputs)) for call in calls)
+        for program, calls in manifest.programs.items()
+    )
+    if count > MAX_RESOLVED_REFERENCES:
+        raise ManifestError(
+            f"the runs of all programs have {count} references, more than {MAX_RESOLVED_REFERENCES}; rebuild the "
+            "artifact"
         )
-    for count, most, what in (
-        (calls, MAX_RESOLVED_CALLS, "calls"),
-        (references, MAX_RESOLVED_REFERENCES, "references"),
-    ):
-        if count > most:
-            raise ManifestError(f"programs expand to {count} {what}, more than {most}; rebuild the artifact")
 
 
-class _Rules(NamedTuple):
-    """A program's name, its rule, and the contract of which it is a part."""
+class _Run(NamedTuple):
+    """One run of a program: its name, its rule, the contract of which that is a part, and the run's number."""
 
     program: str
     rule: ProgramRule
     contract: Contract
-
-
-class _Written:
-    """A reference as written in the manifest, and its resolved meanings by the numbers that it uses."""
-
-    __slots__ = ("key", "meant", "parts", "text")
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.parts = REF_PATTERN.fullmatch(text)
-        self.key = itemgetter(*(dict.fromkeys(_MARK.findall(text)) or ["bucket"]))
-        self.meant: dict[object, _Meaning] = {}
+    number: int
 
 
 class _Tables:
-    """The manifest's tables by name, and every reference that was resolved."""
+    """The manifest's tables by name, and the references that were resolved."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.buffers = _by_name(manifest.buffers, "buffers")
         self.weights = _by_name(manifest.weights, "weights")
         self.engines = _by_name(manifest.engines, "engines")
         self._mutates = {engine.name: frozenset(engine.mutates) for engine in manifest.engines}
-        self._written: dict[str, _Written] = {}
-        self._distinct = 0
+        self._meanings: dict[object, _Meaning] = {}
         for engine in manifest.engines:
             inputs = _by_name(engine.inputs, f"engine {engine.name} inputs")
             _by_name(engine.outputs, f"engine {engine.name} outputs")
@@ -124,61 +101,39 @@ class _Tables:
                 if name not in inputs:
                     raise ManifestError(f"engine {engine.name} mutates {name!r}, which is none of its inputs")
 
-    def resolve(
-        self, rules: _Rules, calls: tuple[Call, ...], numbers: Mapping[str, int]
-    ) -> tuple[ResolvedCall, ...]:
-        program = rules.program
+    def resolve(self, run: _Run, calls: tuple[Call, ...]) -> tuple[ResolvedCall, ...]:
         values: dict[str, TensorSpec] = {}
-        out: list[ResolvedCall] = []
-        for call in calls:
-            if call.engine not in self.engines:
-                raise ManifestError(
-                    f"program {program} calls engine {call.engine!r}, which is not in the table"
-                )
-            engine = self.engines[call.engine]
-            for side, refs, specs in (
-                ("inputs", call.inputs, engine.inputs),
-                ("outputs", call.outputs, engine.outputs),
-            ):
-                if len(refs) != len(specs):
-                    raise ArtifactError(
-                        f"program {program} hands engine {engine.name} {len(refs)} {side}, "
-                        f"its signature has {len(specs)}; rebuild the artifact"
-                    )
-            takes = [(self._read(text), spec) for text, spec in zip(call.inputs, engine.inputs, strict=True)]
-            gives = [
-                (self._read(text), spec) for text, spec in zip(call.outputs, engine.outputs, strict=True)
-            ]
-            for turn in range(max(call.layers, 1)):
-                given = {**_NO_NUMBERS, **numbers}
-                if call.layers:
-                    given |= {"layer": call.first_layer + turn, "place": call.first_place + turn}
-                out.append(self._resolve_call(rules, engine, takes, gives, given, values))
-        return tuple(out)
+        return tuple(
+            self._resolve_call(
+                run, call, values, f"program {run.program}, call {number} of engine {call.engine}"
+            )
+            for number, call in enumerate(calls)
+        )
 
-    def _resolve_call(
-        self,
-        rules: _Rules,
-        engine: EngineSpec,
-        takes: Sequence[tuple[_Written, TensorSpec]],
-        gives: Sequence[tuple[_Written, TensorSpec]],
-        numbers: Mapping[str, int | None],
-        values: dict[str, TensorSpec],
-    ) -> ResolvedCall:
-        where = f"program {rules.program}, engine {engine.name}"
-        where += f", layer {numbers['layer']}" if numbers["layer"] is not None else ""
+    def _resolve_call(self, run: _Run, call: Call, values: dict[str, TensorSpec], where: str) -> ResolvedCall:
+        engine = self.engines.get(call.engine)
+        if engine is None:
+            raise ManifestError(f"{where}: the engine is not in the table")
+        for side, refs, specs in (
+            ("inputs", call.inputs, engine.inputs),
+            ("outputs", call.outputs, engine.outputs),
+        ):
+            if len(refs) != len(specs):
+                raise ArtifactError(
+                    f"{where}: it has {len(refs)} {side}, the engine's signature has {len(specs)}; rebuild the artifact"
+                )
         mutates = self._mutates[engine.name]
         inputs, outputs = [], []
-        for written, wanted in takes:
-            ref, form = written.meant.get(written.key(numbers)) or self._meaning(written, numbers, where)
+        for text, wanted in zip(call.inputs, engine.inputs, strict=True):
+            ref, form = self._meaning(run, text, where)
             inputs.append(ref)
             if ref.kind == "buffer":
-                self._check_role(rules, ref, where)
+                self._check_role(run, ref, where)
             _check_fit(form or _form(values.get(ref.name), ref, where), ref, wanted, where)
             if wanted.name in mutates:
-                self._check_writable(rules, ref, where)
-        for written, given in gives:
-            ref, form = written.meant.get(written.key(numbers)) or self._meaning(written, numbers, where)
+                self._check_writable(run, ref, where)
+        for text, given in zip(call.outputs, engine.outputs, strict=True):
+            ref, form = self._meaning(run, text, where)
             outputs.append(ref)
             if ref.kind == "value":
                 if ref.index:
@@ -186,50 +141,73 @@ class _Tables:
                 values[ref.name] = given
                 continue
             if ref.kind == "buffer":
-                self._check_role(rules, ref, where)
+                self._check_role(run, ref, where)
             _check_fit(form or _form(None, ref, where), ref, given, where)
-            self._check_writable(rules, ref, where)
+            self._check_writable(run, ref, where)
         return ResolvedCall(engine.name, tuple(inputs), tuple(outputs))
 
-    def _read(self, text: str) -> _Written:
-        if text not in self._written:
-            self._written[text] = _Written(text)
-        return self._written[text]
+    def _meaning(self, run: _Run, text: str, where: str) -> _Meaning:
+        """Return what a reference means in this run; one that means the same in all runs is resolved once."""
+        marked = any(mark in text for mark in _MARKS)
+        key = (text, run.rule.counts, run.number, run.rule.bucket) if marked else text
+        if key not in self._meanings:
+            if len(self._meanings) >= MAX_DISTINCT_REFERENCES:
+                raise ManifestError(
+                    f"{where}: the runs of all programs have more than {MAX_DISTINCT_REFERENCES} different references; "
+                    "rebuild the artifact"
+                )
+            self._meanings[key] = self._resolve(run, text, where)
+        return self._meanings[key]
 
-    def _meaning(self, written: _Written, numbers: Mapping[str, int | None], where: str) -> _Meaning:
-        """Resolve a reference for these numbers, and remember the result."""
-        self._distinct += 1
-        if self._distinct > MAX_DISTINCT_REFERENCES:
+    def _resolve(self, run: _Run, text: str, where: str) -> _Meaning:
+        parts = REF_PATTERN.fullmatch(text)
+        if parts is None:
             raise ManifestError(
-                f"{where}: programs expand to more than {MAX_DISTINCT_REFERENCES} different references; "
-                "rebuild the artifact"
+                f"{where}: {text[:80]!r} is no reference like 'weight:NAME' or 'buffer:NAME[3]'"
             )
-        ref = _parse_ref(written, numbers, where)
-        form = None
-        if ref.kind != "value":
-            table: Mapping[str, TensorSpec] = self.weights if ref.kind == "weight" else self.buffers
-            form = _form(table.get(ref.name), ref, where)
-        meaning = written.meant[written.key(numbers)] = (ref, form)
-        return meaning
+        kind, name, marks, bucket = parts.groups()
+        indices = marks[1:-1].split("][") if marks else []
+        if "pass" in indices and run.rule.counts != "pass":
+            raise ManifestError(f"{where}: {text[:80]!r} names a pass outside the programs that run by pass")
+        if bucket and not run.rule.bucket:
+            raise ManifestError(f"{where}: {text[:80]!r} names a bucket outside the programs of one")
+        table: Mapping[str, TensorSpec] = self.weights if kind == "weight" else self.buffers
+        if "row" in indices:
+            buffer = self.buffers.get(name) if kind == "buffer" else None
+            at_row = buffer is not None and indices.index("row") == buffer.row_axis == len(indices) - 1
+            if run.rule.counts != "row" or not at_row:
+                raise ManifestError(
+                    f"{where}: {text[:80]!r} names a row; only buffers of programs that run by row have one, as their "
+                    "last index, on the axis of the rows"
+                )
+        ref = Ref(
+            kind,
+            name,
+            tuple(run.number if index in ("pass", "row") else int(index) for index in indices),
+            by_pass="pass" in indices and (kind != "buffer" or self.buffers[name].role != "cache"),
+            by_row="row" in indices,
+            leading=run.rule.bucket if bucket else 0,
+        )
+        return ref, None if kind == "value" else _form(table.get(name), ref, where)
 
-    def _check_writable(self, rules: _Rules, ref: Ref, where: str) -> None:
+    def _check_writable(self, run: _Run, ref: Ref, where: str) -> None:
         if ref.kind != "buffer":
             raise ManifestError(
                 f"{where}: writes {ref.kind} {ref.name} in place, only buffers may be written"
             )
-        role, allowed = self.buffers[ref.name].role, rules.rule.writes
+        role, allowed = self.buffers[ref.name].role, run.rule.writes
         if role not in allowed:  # else a failed call could leave a row or what the host fills half written
             raise ManifestError(
                 f"{where}: writes buffer {ref.name} of role {role}, may write {' or '.join(sorted(allowed))}"
             )
-        if ref.name in rules.contract.fed:
+        if ref.name in run.contract.fed:
             raise ManifestError(f"{where}: writes buffer {ref.name}, which the host fills")
 
-    def _check_role(self, rules: _Rules, ref: Ref, where: str) -> None:
+    def _check_role(self, run: _Run, ref: Ref, where: str) -> None:
         """Check that programs that run at the same time, or one program's runs that do, share no buffer."""
-        if ref.name in rules.contract.anywhere:
+        if ref.name in run.contract.anywhere:
             return
-        role, rule = self.buffers[ref.name].role, rules.rule
+        role, rule = self.buffers[ref.name].role, run.rule
         if role not in rule.reads:
             raise ManifestError(
                 f"{where}: buffer {ref.name} of role {role} runs beside it; the program takes buffers of role "
@@ -239,36 +217,6 @@ class _Tables:
             raise ManifestError(
                 f"{where}: buffer {ref.name} is taken whole, expected 'buffer:{ref.name}[row]'"
             )
-
-
-def _parse_ref(written: _Written, numbers: Mapping[str, int | None], where: str) -> Ref:
-    text = written.text
-    if written.parts is None:
-        raise ManifestError(
-            f"{where}: {text[:80]!r} is no reference like 'weight:NAME' or 'buffer:NAME[layer]'"
-        )
-    kind, name, marks, bucket = written.parts.groups()
-    if numbers["layer"] is None and ("{layer}" in name or "[layer]" in marks or "[place]" in marks):
-        raise ManifestError(f"{where}: {text[:80]!r} names a layer, but the call has no layers")
-    if numbers["pass"] is None and ("{pass}" in name or "[pass]" in marks):
-        raise ManifestError(f"{where}: {text[:80]!r} names a pass outside the programs that run by pass")
-    leading = numbers["bucket"] or 0
-    if bucket and not leading:
-        raise ManifestError(f"{where}: {text[:80]!r} names a bucket outside the programs of one")
-    if "{" in name:
-        name = name.replace("{layer}", str(numbers["layer"])).replace("{pass}", str(numbers["pass"]))
-    if not NAME_PATTERN.fullmatch(name):
-        raise ManifestError(f"{where}: {name[:80]!r} is no name")
-    if not marks:
-        return Ref(kind, name, leading=leading if bucket else 0)
-    by_row = marks in ("[row]", "[layer][row]")
-    if "[row]" in marks and (numbers["row"] is None or kind != "buffer" or not by_row):
-        raise ManifestError(
-            f"{where}: {text[:80]!r} names a row; only buffers of programs that run by row have one, as their first "
-            "index or behind the layer's"
-        )
-    index = tuple(number for mark in _INDEX.findall(marks) if (number := numbers[mark]) is not None)
-    return Ref(kind, name, index, "[pass]" in marks, by_row, leading if bucket else 0)
 
 
 def _form(spec: TensorSpec | None, ref: Ref, where: str) -> _Form:

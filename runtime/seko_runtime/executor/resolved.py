@@ -1,4 +1,4 @@
-"""Programs with layers, passes and rows filled in: which tensors each engine call takes and returns."""
+"""Programs with passes, rows and buckets filled in: which tensors each engine call takes and returns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from dataclasses import dataclass
 class Ref:
     """A tensor of a call: `weight`, `buffer` or `value`, indexed along its leading axes.
 
-    With ``leading``, only so many entries of the axis after the indices: what a small bucket uses of the largest
-    one's buffer.
+    Parameters
+    ----------
+    kind, name, index
+        The tensor, and an index for each of its leading axes.
+    by_pass, by_row : bool
+        Whether it is a table's entry for the pass; whether it is a row. A cache of the pass is no such entry: an
+        engine that writes it must know its address as a constant.
+    leading : int
+        If not 0, only so many entries of the axis after the indices: what a small bucket uses of the largest one's
+        buffer.
     """
 
     kind: str
@@ -24,7 +32,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedCall:
-    """A call with its layer and pass filled in."""
+    """A call with its pass, row and bucket filled in."""
 
     engine: str
     inputs: tuple[Ref, ...]

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 from seko_runtime.errors import ManifestError
 
-MAX_BUFFERS = 1 << 12  # 147
+MAX_BUFFERS = 1 << 10  # 62
 MAX_BUFFER_BYTES = 1 << 45  # of all of them, 2.1e12
-MAX_WEIGHTS = 1 << 15  # 1,779
+MAX_WEIGHTS = 1 << 15  # 1,767
 MAX_ENGINES = 1 << 10  # 62
-MAX_SIGNATURE_TENSORS = 1 << 15  # of all engines' inputs and outputs, 2,416
-MAX_FILES = 1 << 13  # 434
+MAX_SIGNATURE_TENSORS = 1 << 15  # of all engines' inputs and outputs, 2,280
+MAX_FILES = 1 << 13  # 153
 MAX_FILE_BYTES = 1 << 44  # of all of them, 8e10
 MAX_HELD_BYTES = 1 << 32  # of engines, golden, tokenizer and compiler's cache together, 8e8
 MAX_PATH_PARTS = 16  # 2
 MAX_BUCKETS = 1 << 8  # 4
-MAX_ENTRIES = 1 << 10  # of `producer`, of `extra`, and rings, 10
-MAX_PIXELS = 1 << 26  # of one picture, 921,600
+MAX_ENTRIES = 1 << 10  # of `producer`, of `extra`, of the workload's objects, 10
 MAX_INPUTS = 1 << 8  # 1
-MAX_CALLS = 1 << 13  # as they stand in the document, 370
-MAX_REFERENCES = 1 << 18  # of all these calls, 15,736
-MAX_RESOLVED_CALLS = 1 << 18  # after layers, passes and rows are put in, 4,846
-MAX_RESOLVED_REFERENCES = 3 << 19  # of all those calls, 131,258
-MAX_DISTINCT_REFERENCES = 7 << 14  # among them, 10,246
+MAX_CALLS = 1 << 13  # 409
+MAX_REFERENCES = 1 << 18  # of all these calls, 16,048
+MAX_RESOLVED_REFERENCES = 3 << 19  # of the calls of all runs, 116,906
+MAX_DISTINCT_REFERENCES = 1 << 17  # among them, 12,768
 
 
 class Budget:

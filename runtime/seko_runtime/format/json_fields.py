@@ -12,12 +12,12 @@ from typing import TypeVar
 from seko_runtime.errors import ManifestError
 from seko_runtime.format.budgets import Budget
 
-MAX_JSON_BYTES = 16 << 20  # the largest that `budgets` has in mind is 1.3 MB
-MAX_JSON_VALUES = 5 << 17  # it has 60,000; counted by commas and brackets, those in strings too
-MAX_JSON_TABLES = 1 << 18  # of them arrays and objects, which take the most memory; it has 23,000
+MAX_JSON_BYTES = 16 << 20  # the largest that `budgets` has in mind is 1.0 MB
+MAX_JSON_VALUES = 5 << 17  # it has 50,000; counted by commas and brackets, those in strings too
+MAX_JSON_TABLES = 1 << 18  # of them arrays and objects, which take the most memory; it has 14,000
 MAX_JSON_DEPTH = 64  # it has 6
 MAX_KEY_LETTERS = 1024  # as long as a path may be
-MAX_TEXT_LETTERS = 1 << 20  # a prompt
+MAX_TEXT_LETTERS = 1 << 20  # a sentence
 MAX_INTEGER = 1 << 62  # keeps sums and products of a few of them meaningful, and numpy's int64 safe
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,254}")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\ud800-\udfff]")

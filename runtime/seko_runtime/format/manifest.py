@@ -10,7 +10,7 @@ from typing import Annotated
 from seko_runtime.errors import ManifestError
 from seko_runtime.format.json_fields import MAX_INTEGER, as_integer, as_name, as_text
 from seko_runtime.format.paths import as_path
-from seko_runtime.format.records import Limit, Mark, one_of, within
+from seko_runtime.format.records import Limit, Mark, OneOf, Within
 
 FORMAT_VERSION = 1  # the only one: no format was released before
 GPU_SEPARATOR = "-"  # between the GPUs of a `Target.arch`
@@ -29,13 +29,11 @@ DTYPE_BYTES = {
 }
 PLUGINS_KEY = "tensorrt_plugins"  # there: the library of native code that plans are loaded with
 CACHE_KEY = "compiler_cache"  # in `Manifest.extra`: the file of `torch.compiler.save_cache_artifacts`
-ROLES = ("cache", "prompt", "chunk", "state", "decode")
-HOST_ROLE = "chunk"  # of a buffer that the host fills before each call
-PERIODS = ("session", "prompt", "chunk", "pass")  # how often an input may change
+ROLES = ("cache", "session", "host", "state", "lane")
 SOURCES = ("host", "caller")
 DEFAULTS = ("zeros", "required", "hold")
-# Names of the process groups in engines of several ranks: of a chunk, and of decoding, which runs beside the next one.
-RANK_GROUP, DECODE_GROUP = "seko.ranks", "seko.ranks.decode"
+# Names of the process groups in engines of several ranks: of calls, and of lanes, which run beside them.
+CALL_GROUP, LANE_GROUP = "seko.calls", "seko.lanes"
 MAX_RANK = 16
 UNKNOWN_WORD = "this runtime knows {}; update it"
 
@@ -49,14 +47,16 @@ def as_shape(value: object, where: str) -> tuple[int, ...]:
     return tuple(as_integer(size, f"{where}[{axis}]", minimum=1) for axis, size in enumerate(value))
 
 
-def _as_device(value: object, where: str) -> str:
+def as_device(value: object, where: str) -> str:
+    """Read the name of a kind of device."""
     device = as_text(value, where)
     if device not in ("cpu", "cuda"):
         raise ManifestError(f"{where} is {device[:40]!r}, expected 'cpu' or 'cuda'")
     return device
 
 
-def _as_sha256(value: object, where: str) -> str:
+def as_sha256(value: object, where: str) -> str:
+    """Read a SHA-256 in hexadecimal digits."""
     digits = as_text(value, where)
     if len(digits) != 64 or set(digits) - set("0123456789abcdef"):
         raise ManifestError(f"{where} is {digits[:80]!r}, expected 64 lower-case hexadecimal digits")
@@ -66,9 +66,9 @@ def _as_sha256(value: object, where: str) -> str:
 Name = Annotated[str, as_name]
 FilePath = Annotated[str, as_path]
 Shape = Annotated[tuple[int, ...], as_shape]
-Dtype = Annotated[str, one_of(tuple(DTYPE_BYTES))]
-Count = Annotated[int, within(1, 1 << 31)]
-Layers = Annotated[int, within(0, 4096)]
+Dtype = Annotated[str, OneOf(tuple(DTYPE_BYTES))]
+Count = Annotated[int, Within(1, 1 << 31)]
+Layers = Annotated[int, Within(0, 4096)]
 
 _TENSORS = Limit("MAX_SIGNATURE_TENSORS", "tensors of engine signatures")
 _REFERENCES = Limit("MAX_REFERENCES", "references")
@@ -96,39 +96,58 @@ class Buffer(TensorSpec):
     Parameters
     ----------
     role : str
-        ``cache`` (the KV pool), ``prompt``, ``chunk`` (written by the host), ``state``, or ``decode`` (decoding of
-        finished latents).
-    layered : bool
-        Whether the leading axis counts layers; the next axis then holds the rows of the batch.
+        ``cache``: a row's memory, written by calls. ``session``: a row's too, written between calls. ``host``: filled
+        by the host before a call. ``state``: scratch of a call. ``lane``: of programs that run beside calls.
+    row_axis : int
+        The axis that holds the rows. Calls index the axes before it, such as passes and layers; all of these axes
+        together count the buffer's layers.
     device_layers : int
-        0: all layers lie on the device. n: the buffer lies on the host, and the device holds n layers at a time.
+        0: all layers lie on the device. n: the device holds n layers at a time, and the host those that are not
+        `resident_layers`.
     rank_axis : int
-        Of a ``decode`` buffer: the axis of which each of several ranks has a share, in their order; 0: each has all.
+        The axis of which each of several ranks has a share, in their order; 0: each has all.
     """
 
-    role: Annotated[str, one_of(ROLES), Mark.REQUIRED] = "state"
-    layered: bool = False
+    role: Annotated[str, OneOf(ROLES), Mark.REQUIRED] = "state"
+    row_axis: Annotated[int, Within(0, MAX_RANK)] = 0
     device_layers: Layers = 0
-    rank_axis: Annotated[int, within(0, MAX_RANK)] = 0
+    rank_axis: Annotated[int, Within(0, MAX_RANK)] = 0
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has: 1 where nothing comes before its rows."""
+        return math.prod(self.shape[: self.row_axis])
+
+    @property
+    def resident_layers(self) -> int:
+        """The first layers, which an offloaded buffer has on the device at all times: all seats but three."""
+        return max(0, self.device_layers - 3)
+
+    @property
+    def on_host(self) -> Buffer:
+        """The layers of an offloaded buffer that lie on the host, on one axis."""
+        shape = (self.layers - self.resident_layers, *self.shape[self.row_axis :])
+        return replace(self, shape=shape, row_axis=1, device_layers=0)
 
     @property
     def on_device(self) -> Buffer:
-        """The part of it that lies on the device."""
+        """The part of it that lies on the device: of an offloaded buffer some layers, on one axis."""
         if not self.device_layers:
             return self
-        return replace(self, shape=(self.device_layers, *self.shape[1:]), device_layers=0)
+        shape = (self.device_layers, *self.shape[self.row_axis :])
+        return replace(self, shape=shape, row_axis=1, device_layers=0)
 
 
 @dataclass(frozen=True)
 class InputSpec(TensorSpec):
-    """An input of the model that changes while a stream runs; ``shape`` is one row's.
+    """An input of the model that changes while a session runs; ``shape`` is one row's.
 
     Parameters
     ----------
     buffer : str
         The buffer from which the programs read it.
     per : str
-        How often it may change: one of `PERIODS`. For ``pass``, axis 0 of the shape counts the passes of a chunk.
+        How often it may change, in a word of the workload's.
     source : str
         ``host``: the runtime fills it, as the buffer's name says. ``caller``: the caller of the session supplies it.
     default : str
@@ -138,10 +157,10 @@ class InputSpec(TensorSpec):
         What it is, for helpers that make the array from a user's input.
     """
 
-    buffer: Annotated[Name, Mark.REQUIRED] = ""
-    per: Annotated[str, one_of(PERIODS, complaint=UNKNOWN_WORD), Mark.REQUIRED] = "chunk"
-    source: Annotated[str, one_of(SOURCES, complaint=UNKNOWN_WORD), Mark.REQUIRED] = "caller"
-    default: Annotated[str, one_of(DEFAULTS, complaint=UNKNOWN_WORD), Mark.REQUIRED] = "required"
+    buffer: Name
+    per: Name
+    source: Annotated[str, OneOf(SOURCES, complaint=UNKNOWN_WORD), Mark.REQUIRED] = "caller"
+    default: Annotated[str, OneOf(DEFAULTS, complaint=UNKNOWN_WORD), Mark.REQUIRED] = "required"
     kind: Name | None = None
 
 
@@ -165,18 +184,11 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a program. With ``layers`` 0 the engine is called once, with n for n layers from ``first_layer``
-    on.
-
-    ``first_place`` is the index of that layer among the layers of its buffers.
-    """
+    """One call of an engine: a reference for each tensor of its signature."""
 
     engine: Name
     inputs: Annotated[tuple[str, ...], _REFERENCES]
     outputs: Annotated[tuple[str, ...], _REFERENCES]
-    layers: Layers = 0
-    first_layer: Layers = 0
-    first_place: Layers = 0
 
 
 @dataclass(frozen=True)
@@ -196,7 +208,7 @@ class Target:
         The kernel's name of the host's architecture; not checked if missing.
     """
 
-    device: Annotated[str, _as_device]
+    device: Annotated[str, as_device]
     arch: Name
     torch: str
     cuda: str | None = None
@@ -231,7 +243,7 @@ class Pool:
 class FileEntry:
     """Hash and size of one file of the artifact."""
 
-    sha256: Annotated[str, _as_sha256]
+    sha256: Annotated[str, as_sha256]
     size: int
 
 
@@ -280,9 +292,9 @@ class Manifest:
     extra: Annotated[Mapping[str, str], Limit("MAX_ENTRIES", "entries"), Mark.REQUIRED] = field(
         default_factory=dict
     )
-    format_version: Annotated[int, within(FORMAT_VERSION, FORMAT_VERSION), Mark.REQUIRED] = FORMAT_VERSION
+    format_version: Annotated[int, Within(FORMAT_VERSION, FORMAT_VERSION), Mark.REQUIRED] = FORMAT_VERSION
     pool: Pool | None = None
-    ranks: Annotated[int, within(1, 64)] = 1
+    ranks: Annotated[int, Within(1, 64)] = 1
     inputs: Annotated[tuple[InputSpec, ...], Limit("MAX_INPUTS", "inputs"), Mark.REQUIRED] = ()
 
     @property

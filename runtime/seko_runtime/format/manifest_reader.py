@@ -14,7 +14,6 @@ from seko_runtime.format.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
     SIGNATURE_FILE,
-    Call,
     Manifest,
     Pool,
     TensorSpec,
@@ -86,12 +85,6 @@ def _check_tensor(spec: TensorSpec, where: str) -> None:
         )
 
 
-def _check_call(call: Call, where: str) -> None:
-    first = max(call.first_layer, call.first_place)
-    if first and not call.layers:
-        raise ManifestError(f"{where} begins with layer {first}, but has no layers")
-
-
 def _check_pool(pool: Pool, where: str) -> None:
     if not pool.buckets or any(low >= high for low, high in pairwise((0, *pool.buckets))):
         raise ManifestError(f"{where}.buckets are {list(pool.buckets)}, expected rising numbers from 1 on")
@@ -99,6 +92,5 @@ def _check_pool(pool: Pool, where: str) -> None:
 
 _CHECKS: Mapping[type, Check] = {
     TensorSpec: _check_tensor,
-    Call: _check_call,
     Pool: _check_pool,
 }

@@ -14,7 +14,7 @@ class ProgramKey:
     Parameters
     ----------
     role : str
-        ``prompt``, ``begin``, ``denoise``, ``context``, ``text``, ``encode``, ``decode_first`` or ``decode``.
+        What the program does, in the workload's word.
     bucket : int or None
         Rows of the pool calls for which it is; None without a pool.
     full : bool
@@ -27,7 +27,7 @@ class ProgramKey:
 
     @property
     def name(self) -> str:
-        """The program's name in the manifest: ``denoise``, ``denoise_full``, ``denoise.4``, ``denoise_full.4``."""
+        """The program's name in the manifest: ``step``, ``step_full``, ``step.4``, ``step_full.4``."""
         stem = f"{self.role}{_FULL}" if self.full else self.role
         return stem if self.bucket is None else f"{stem}.{self.bucket}"
 

@@ -53,21 +53,31 @@ class Limit:
     what: str
 
 
-def within(minimum: int, maximum: int) -> Read:
-    """Return a reader for integers within bounds."""
-    return lambda value, where: as_integer(value, where, minimum, maximum)
+@dataclass(frozen=True)
+class Within:
+    """Reads an integer within bounds."""
+
+    minimum: int
+    maximum: int
+
+    def __call__(self, value: object, where: str) -> int:
+        """Return the integer."""
+        return as_integer(value, where, self.minimum, self.maximum)
 
 
-def one_of(known: tuple[str, ...], *, complaint: str = "expected one of {}") -> Read:
-    """Return a reader for one of several words."""
+@dataclass(frozen=True)
+class OneOf:
+    """Reads one of several words."""
 
-    def read(value: object, where: str) -> str:
+    words: tuple[str, ...]
+    complaint: str = "expected one of {}"
+
+    def __call__(self, value: object, where: str) -> str:
+        """Return the word."""
         text = as_text(value, where)
-        if text not in known:
-            raise ManifestError(f"{where} is {text[:40]!r}, {complaint.format(', '.join(known))}")
+        if text not in self.words:
+            raise ManifestError(f"{where} is {text[:40]!r}, {self.complaint.format(', '.join(self.words))}")
         return text
-
-    return read
 
 
 class Document:

@@ -1,6 +1,6 @@
 """A tokenizer's JSON file of the library `tokenizers`, which is imported for the first sentence.
 
-No error quotes a text: prompts are private, and errors end up in logs.
+No error quotes a text: texts are private, and errors end up in logs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def open_tokenizer(document: bytes | memoryview, name: str) -> Any:
         import tokenizers
     except ImportError:
         raise EnvironmentLacksError(
-            "a prompt needs the library tokenizers, which is not installed; "
+            "a sentence needs the library tokenizers, which is not installed; "
             "pip install tokenizers, or give text embeddings in place of a sentence"
         ) from None
     text = bytes(document).decode("utf-8", errors="replace")
@@ -61,7 +61,7 @@ def cut_text(tokenizer: Any, text: str, name: str, *, marks: bool = True) -> Any
     except BaseException as error:  # its message is not told: it may quote the text
         _raise_foreign(error)
         raise ArtifactError(
-            f"{name} cannot cut a prompt into ids ({type(error).__name__}); rebuild the artifact"
+            f"{name} cannot cut a text into ids ({type(error).__name__}); rebuild the artifact"
         ) from None
 
 

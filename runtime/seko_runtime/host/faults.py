@@ -106,8 +106,7 @@ def of_machine(fault: Exception) -> SekoRuntimeError | None:
     kinds = {kind.__name__ for kind in type(fault).__mro__}
     if _DEVICE_MEMORY in kinds:
         return DeviceMemoryError(
-            f"the device has too little free memory: {told(fault)}; close other sessions and programs on it, or build "
-            "with a smaller ring or --kv fp4"
+            f"the device has too little free memory: {told(fault)}; close other sessions and programs on it"
         )
     if _DEVICE_FAULT in kinds:
         return DeviceFaultError(f"the device failed: {told(fault)}; the process lost it, start it again")

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from seko_runtime.backends.host import check_device
 from seko_runtime.errors import EnvironmentLacksError, RankLostError, UsageError
-from seko_runtime.format.manifest import DECODE_GROUP, RANK_GROUP, Manifest
+from seko_runtime.format.manifest import CALL_GROUP, LANE_GROUP, Manifest
 from seko_runtime.opening.checked_artifact import place_golden, read_file
 from seko_runtime.parallel.group import RankGroup
 from seko_runtime.parallel.torchrun import meeting_of_torchrun
@@ -152,8 +152,8 @@ def rank_facts(
 
 def rank_groups(manifest: Manifest) -> list[str]:
     """Return the names of the process groups that the engines take."""
-    shares_beside = any(buffer.rank_axis for buffer in manifest.buffers)
-    return [RANK_GROUP, DECODE_GROUP] if shares_beside else [RANK_GROUP]
+    shares_beside = any(buffer.rank_axis and buffer.role == "lane" for buffer in manifest.buffers)
+    return [CALL_GROUP, LANE_GROUP] if shares_beside else [CALL_GROUP]
 
 
 def rank_devices(manifest: Manifest, device: str) -> list[str]:

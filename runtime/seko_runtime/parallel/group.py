@@ -284,7 +284,7 @@ class RankGroup:
 
     def _check(self) -> None:
         if self._over is not None:
-            raise self._over.with_traceback(None)  # else each raise would keep its frames in the error
+            raise self._over.with_traceback(None)  # else each raise would keep its traceback in the error
 
     def _lose(self, error: SekoRuntimeError) -> None:
         """End the group with an error, which every call from now on raises."""

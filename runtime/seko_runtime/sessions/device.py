@@ -9,7 +9,7 @@ from typing import Any
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.executor.cache_offload import CacheOffload
 from seko_runtime.executor.program import BoundProgram, BoundTensors
-from seko_runtime.format.manifest import HOST_ROLE, Manifest
+from seko_runtime.format.manifest import Manifest
 from seko_runtime.host.faults import captured
 from seko_runtime.sessions.loaded import Loaded
 
@@ -43,10 +43,10 @@ class Device:
     def __init__(self, loaded: Loaded[Any], memory: Memory, units: Sequence[Sequence[str]]) -> None:
         manifest: Manifest = loaded.manifest
         self._state_rows, self._memory = manifest.state_rows, memory
-        self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == HOST_ROLE])
+        self.host = memory.host_block([spec for spec in manifest.buffers if spec.role == "host"])
         self.specs = {spec.name: spec for spec in manifest.buffers}
         self.buffers: dict[str, Tensor] = {
-            spec.name: memory.allocate(spec.on_device) for spec in manifest.buffers if spec.role != HOST_ROLE
+            spec.name: memory.allocate(spec.on_device) for spec in manifest.buffers if spec.role != "host"
         }
         self.buffers.update(self.host.tensors)
         self.layers = CacheOffload(manifest, loaded.programs, units, self.buffers, memory)
@@ -74,12 +74,12 @@ class Device:
     def row_of(self, buffer: str, row: int) -> Tensor:
         """Return a view of a row's part of a buffer; layers, if any, stay the leading axis."""
         spec = self.specs[buffer]
-        return self._memory.row(self.buffers[buffer], int(spec.layered), row, self._state_rows)
+        return self._memory.row(self.buffers[buffer], spec.row_axis, row, self._state_rows)
 
     def has_rows(self, buffer: str) -> bool:
         """Return whether a buffer can be split into rows."""
         spec = self.specs[buffer]
-        axis = int(spec.layered)
+        axis = spec.row_axis
         return len(spec.shape) > axis and not spec.shape[axis] % self._state_rows
 
     def run_all(self, programs: Sequence[BoundProgram]) -> None:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import SekoRuntimeError, SessionClosedError
-from seko_runtime.executor.contract import HEADS_AXIS
 from seko_runtime.format.json_fields import Fields
 from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.sessions.call_lock import CallLock
@@ -271,10 +270,8 @@ class RankCommands:
 
 def split_axes(manifest: Manifest) -> dict[str, int]:
     """Return the axis of a row's tensor of which each rank has a share, by name."""
-    axes = {
-        buffer.name: HEADS_AXIS for buffer in manifest.buffers if buffer.role == "cache" and buffer.layered
-    }
-    return axes | {buffer.name: buffer.rank_axis - 1 for buffer in manifest.buffers if buffer.rank_axis}
+    shared = [buffer for buffer in manifest.buffers if buffer.rank_axis]
+    return {buffer.name: buffer.rank_axis - (buffer.role == "lane") for buffer in shared}
 
 
 def state_to_message(

@@ -19,6 +19,7 @@ from seko_runtime.video.contract import TEXT_BUFFER, made_of
 from seko_runtime.video.golden import ChunkError
 from seko_runtime.video.inputs import Inputs
 from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.memory_advice import memory_advice
 from seko_runtime.video.options import PROMPT_CACHE, VideoOptions
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.recording import Recording
@@ -43,6 +44,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         super().__init__(files, engines)
         self._recording = Recording(files.manifest, files.golden)
 
+    @memory_advice()
     @machine_faults()
     @under_lock
     def open_session(
@@ -114,6 +116,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         self._keep(session)
         return session
 
+    @memory_advice()
     @machine_faults()
     @under_lock
     def open_pool(

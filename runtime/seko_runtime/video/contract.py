@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from seko_runtime.errors import ManifestError
-from seko_runtime.executor.contract import CALL_ROWS, HEADS_AXIS, RANK, Contract, ProgramRule
+from seko_runtime.executor.contract import CALL_ROWS, RANK, Contract, ProgramRule
 from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import ROLES, Buffer, InputSpec
@@ -40,7 +40,7 @@ def saved_input(name: str) -> str:
 
 
 def group_buffer(name: str, group: str) -> str:
-    """Return the chunk buffer of a layer group; ``""`` is the group with the largest ring. See `Stream.rings`."""
+    """Return the host buffer of a layer group; ``""`` is the group with the largest ring. See `Stream.rings`."""
     return f"{name}.{group}" if group else name
 
 
@@ -58,7 +58,7 @@ def video_contract(manifest: VideoManifest) -> Contract:
     """
     passes = manifest.workload.schedule.denoise_passes
     buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
-    calls = frozenset(ROLES) - {"decode"}
+    calls = frozenset(ROLES) - {"lane"}
     rules: dict[str, ProgramRule] = {}
     units: list[tuple[str, ...]] = []
     for bucket in buckets:
@@ -71,15 +71,15 @@ def video_contract(manifest: VideoManifest) -> Contract:
                 unit.append(ProgramKey("context", bucket, full).name)
                 rules[unit[1]] = of_chunk("pass", range(passes, passes + 1), required=not full)
             units.append(tuple(unit))
-    of_prompt = partial(ProgramRule, calls, frozenset({"prompt"}))
+    of_prompt = partial(ProgramRule, calls, frozenset({"session"}))
     prompt = manifest.programs.get("prompt", ())
     if any("[row]" in ref for call in prompt for ref in (*call.inputs, *call.outputs)):
         rules["prompt"] = of_prompt("row", range(manifest.rows))
     else:
         rules["prompt"] = of_prompt()
     rules |= {name: of_prompt(required=False) for name in ENCODER_PROGRAMS}
-    decode = frozenset({"decode"})
-    decoding = ProgramRule(decode, decode, "row", range(manifest.rows), by_row=True, required=False)
+    lane = frozenset({"lane"})
+    decoding = ProgramRule(lane, lane, "row", range(manifest.rows), by_row=True, required=False)
     rules |= dict.fromkeys(DECODE_PROGRAMS, decoding)
     return Contract(
         programs=rules,
@@ -114,12 +114,12 @@ def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
     _check_chunk_inputs(manifest, buffers)
     for buffer in buffers.values():
         shared = buffer.name in OF_ONE_PROMPT or buffer.name.startswith(_OF_ONE_PICTURE)
-        own = buffer.role == "prompt" and manifest.pool is not None and not shared
+        own = buffer.role == "session" and manifest.pool is not None and not shared
         if buffer.role == "cache" or own:
             _check_row_axis(buffer, batch)
-        if buffer.role == "decode" and (not buffer.shape or buffer.shape[0] != manifest.rows):
+        if buffer.role == "lane" and (not buffer.shape or buffer.shape[0] != manifest.rows):
             raise ManifestError(
-                f"decode buffer {buffer.name} {list(buffer.shape)}: axis 0 is not the {manifest.rows} rows of the batch"
+                f"lane buffer {buffer.name} {list(buffer.shape)}: axis 0 is not the {manifest.rows} rows of the batch"
             )
     _check_shares(manifest, buffers)
     caches = [buffer for buffer in buffers.values() if buffer.role == "cache"]
@@ -165,25 +165,23 @@ def _check_chunk_inputs(manifest: VideoManifest, buffers: Mapping[str, Buffer]) 
     if manifest.pool is not None:
         host[CALL_ROWS] = (rows,)
         if CALL_ROWS not in buffers:
-            raise ManifestError(
-                f"the pool's programs need the chunk buffer {CALL_ROWS!r}, which is not there"
-            )
+            raise ManifestError(f"the pool's programs need the host buffer {CALL_ROWS!r}, which is not there")
     if manifest.ranks > 1:
         host[RANK] = (1,)
         if RANK not in buffers:
             raise ManifestError(
-                f"programs of {manifest.ranks} ranks need the chunk buffer {RANK!r}, which is not there"
+                f"programs of {manifest.ranks} ranks need the host buffer {RANK!r}, which is not there"
             )
     for buffer in buffers.values():
-        if buffer.role != "chunk" or buffer.name in given:
+        if buffer.role != "host" or buffer.name in given:
             continue
         if buffer.name not in host:
             raise ManifestError(
-                f"chunk buffer {buffer.name!r} is not one that the host fills: {', '.join(host)}, nor of an input"
+                f"host buffer {buffer.name!r} is not one that the host fills: {', '.join(host)}, nor of an input"
             )
         if buffer.shape != host[buffer.name] or buffer.dtype != "int64":
             raise ManifestError(
-                f"chunk buffer {buffer.name} is {buffer.dtype} {list(buffer.shape)}, "
+                f"host buffer {buffer.name} is {buffer.dtype} {list(buffer.shape)}, "
                 f"the host writes int64 {list(host[buffer.name])}"
             )
 
@@ -209,9 +207,9 @@ def _check_inputs(
         if one.per in ("session", "prompt"):
             if one.default == "hold":
                 raise ManifestError(f"{where} is per {one.per} and always held, expected zeros or required")
-            _expect(buffers, one.buffer, "prompt", (manifest.state_rows, *one.shape), one.dtype)
+            _expect(buffers, one.buffer, "session", (manifest.state_rows, *one.shape), one.dtype)
         elif one.per == "chunk":
-            _expect(buffers, one.buffer, "chunk", (manifest.call_rows, *one.shape), one.dtype)
+            _expect(buffers, one.buffer, "host", (manifest.call_rows, *one.shape), one.dtype)
         else:
             passes = manifest.workload.schedule.denoise_passes + manifest.has_context
             if one.shape[:1] != (passes,):
@@ -219,7 +217,7 @@ def _check_inputs(
                     f"{where} has shape {list(one.shape)}, expected [{passes}, ...]: a pass each"
                 )
             shape = (passes, manifest.call_rows, *one.shape[1:])
-            _expect(buffers, one.buffer, "chunk", shape, one.dtype)
+            _expect(buffers, one.buffer, "host", shape, one.dtype, row_axis=1)
     for name in names:
         stem, _, slot = name.rpartition(".")
         if saved_input(name) in buffers or (stem in names and slot.isdecimal()):
@@ -228,8 +226,8 @@ def _check_inputs(
 
 
 def _check_row_axis(buffer: Buffer, batch: int) -> None:
-    """Check that the axis after the layers divides into the rows, so that one row can be cleared or moved."""
-    axis = int(buffer.layered)
+    """Check that the axis of the rows divides into them, so that one row can be cleared or moved."""
+    axis = buffer.row_axis
     if len(buffer.shape) <= axis or buffer.shape[axis] % batch:
         raise ManifestError(
             f"{buffer.role} buffer {buffer.name} {list(buffer.shape)}: axis {axis} cannot be cut into the {batch} rows "
@@ -245,9 +243,11 @@ def _check_cache_frames(stream: Stream, batch: int, caches: Sequence[Buffer]) ->
     told = f"{pinned} frames before the ring and rings of {', '.join(map(str, sorted(rings)))}"
     held: set[int] = set()
     for buffer in caches:
-        entries = buffer.shape[int(buffer.layered)] // batch  # of a row: tokens, or frames if not of a layer
+        entries = buffer.shape[buffer.row_axis] // batch  # of a row: tokens, or frames if not of a layer
         frames, rest = divmod(entries, stream.frame_tokens)
-        found = wanted & ({frames} if not rest else set()) | wanted & (set() if buffer.layered else {entries})
+        found = wanted & ({frames} if not rest else set()) | wanted & (
+            set() if buffer.row_axis else {entries}
+        )
         if not found:
             raise ManifestError(
                 f"cache buffer {buffer.name} holds {entries} entries a row, the stream has {told}, each frame of "
@@ -271,7 +271,7 @@ def text_vocabulary(manifest: VideoManifest) -> int | None:
         spec.shape[0]
         for call in manifest.programs.get("text", ())
         if f"buffer:{TEXT_IDS}" in call.inputs
-        for ref, spec in zip(call.inputs, specs[call.engine], strict=True)
+        for ref, spec in zip(call.inputs, specs.get(call.engine, ()), strict=False)  # not compared yet
         if ref.startswith("weight:") and len(spec.shape) == 2
     ]
     return max(tables, default=None)
@@ -280,11 +280,11 @@ def text_vocabulary(manifest: VideoManifest) -> int | None:
 def _check_text(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     batch, text = manifest.state_rows, buffers.get(TEXT_BUFFER)
     if text is not None and (
-        text.role != "prompt" or text.layered or len(text.shape) != 3 or text.shape[0] != batch
+        text.role != "session" or text.row_axis or len(text.shape) != 3 or text.shape[0] != batch
     ):
-        layered = "layered " * text.layered
         raise ManifestError(
-            f"{TEXT_BUFFER} is a {layered}{text.role} buffer {list(text.shape)}, expected prompt [{batch}, n, n]"
+            f"{TEXT_BUFFER} is a {text.role} buffer {list(text.shape)} with row_axis {text.row_axis}, expected session "
+            f"[{batch}, n, n] with row_axis 0"
         )
     if ("text" in manifest.programs) != (manifest.workload.text is not None):
         raise ManifestError("the table text and the program text belong together, expected both or none")
@@ -292,8 +292,8 @@ def _check_text(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
         return
     if text is None:
         raise ManifestError(f"the program text needs the buffer {TEXT_BUFFER}, which is not there")
-    _expect(buffers, TEXT_IDS, "prompt", (1, manifest.workload.text.tokens), "int64")
-    _expect(buffers, TEXT_ENCODED, "prompt", (1, *text.shape[1:]), text.dtype)
+    _expect(buffers, TEXT_IDS, "session", (1, manifest.workload.text.tokens), "int64")
+    _expect(buffers, TEXT_ENCODED, "session", (1, *text.shape[1:]), text.dtype)
 
 
 def _check_given(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
@@ -303,9 +303,9 @@ def _check_given(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None
         )
     if CONDITIONING_LATENTS in buffers:
         _expect(
-            buffers, CONDITIONING_LATENTS, "prompt", _latent_shape(manifest, manifest.state_rows), "float32"
+            buffers, CONDITIONING_LATENTS, "session", _latent_shape(manifest, manifest.state_rows), "float32"
         )
-        _expect(buffers, CONDITIONING_FRAMES, "chunk", (manifest.call_rows,), "int64")
+        _expect(buffers, CONDITIONING_FRAMES, "host", (manifest.call_rows,), "int64")
     if "encode" not in manifest.programs:
         return
     if CONDITIONING_LATENTS not in buffers:
@@ -313,8 +313,8 @@ def _check_given(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None
     channels, rows, columns = manifest.workload.stream.latent_shape
     image = buffers.get(IMAGE)
     height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
-    _expect(buffers, IMAGE, "prompt", (height, width, PICTURE_CHANNELS), "uint8")
-    _expect(buffers, IMAGE_LATENTS, "prompt", (channels, 1, rows, columns), "float32")
+    _expect(buffers, IMAGE, "session", (height, width, PICTURE_CHANNELS), "uint8")
+    _expect(buffers, IMAGE_LATENTS, "session", (channels, 1, rows, columns), "float32")
 
 
 def picture_input(manifest: VideoManifest) -> InputSpec | None:
@@ -342,8 +342,8 @@ def _check_condition(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> 
         return
     image = buffers.get(PICTURE_LEVELS)
     height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
-    _expect(buffers, PICTURE_LEVELS, "prompt", (height, width, PICTURE_CHANNELS), "float32")
-    _expect(buffers, PICTURE_CONDITION, "prompt", spec.shape, spec.dtype)
+    _expect(buffers, PICTURE_LEVELS, "session", (height, width, PICTURE_CHANNELS), "float32")
+    _expect(buffers, PICTURE_CONDITION, "session", spec.shape, spec.dtype)
 
 
 def _check_reference(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
@@ -352,7 +352,7 @@ def _check_reference(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> 
         return
     channels, rows, columns = stream.latent_shape
     shape = (manifest.state_rows, channels, stream.reference_frames, rows, columns)
-    _expect(buffers, REFERENCE_LATENTS, "prompt", shape, "float32")
+    _expect(buffers, REFERENCE_LATENTS, "session", shape, "float32")
     if not manifest.has_context and CONDITIONING_FRAMES not in buffers:
         raise ManifestError(
             f"reference frames of a cache for each pass need the buffer {CONDITIONING_FRAMES}, which is not there"
@@ -361,17 +361,12 @@ def _check_reference(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> 
 
 def _check_shares(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
     """Check that what ranks share has the axis along which they do."""
-    ranks = manifest.ranks
-    for one in buffers.values():
-        if ranks > 1 and one.role == "cache" and one.layered and len(one.shape) <= HEADS_AXIS:
+    for buffer in buffers.values():
+        axis, shared = buffer.rank_axis, buffer.role in ("cache", "lane") and manifest.ranks > 1
+        if axis and not (shared and buffer.row_axis < axis < len(buffer.shape)):
             raise ManifestError(
-                f"cache buffer {one.name} {list(one.shape)} has no axis of heads, expected layers, tokens and heads "
-                f"where {ranks} ranks share them"
-            )
-        if one.rank_axis and (ranks == 1 or one.role != "decode" or not 1 <= one.rank_axis < len(one.shape)):
-            raise ManifestError(
-                f"{one.role} buffer {one.name} {list(one.shape)} has rank_axis {one.rank_axis}, expected an axis after "
-                f"the rows of a decode buffer of several ranks; there are {ranks}"
+                f"{buffer.role} buffer {buffer.name} {list(buffer.shape)} has rank_axis {axis}, expected an axis after "
+                f"the rows of a cache or lane buffer of several ranks; there are {manifest.ranks}"
             )
 
 
@@ -391,20 +386,28 @@ def _check_video(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None
                 f"share of axis {share} of both"
             )
     picture = (height, video.width, PICTURE_CHANNELS)
-    _expect(buffers, DECODE_LATENTS, "decode", _latent_shape(manifest, rows), "float32")
-    _expect(buffers, VIDEO_FIRST, "decode", (rows, video.first_frames, *picture), "uint8")
-    _expect(buffers, VIDEO, "decode", (rows, video.chunk_frames, *picture), "uint8")
+    _expect(buffers, DECODE_LATENTS, "lane", _latent_shape(manifest, rows), "float32")
+    _expect(buffers, VIDEO_FIRST, "lane", (rows, video.first_frames, *picture), "uint8")
+    _expect(buffers, VIDEO, "lane", (rows, video.chunk_frames, *picture), "uint8")
 
 
-def _expect(buffers: Mapping[str, Buffer], name: str, role: str, shape: tuple[int, ...], dtype: str) -> None:
+def _expect(
+    buffers: Mapping[str, Buffer],
+    name: str,
+    role: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    *,
+    row_axis: int = 0,
+) -> None:
     found = buffers.get(name)
     if found is None:
         raise ManifestError(f"buffer {name} is not there, expected {role} {dtype} {list(shape)}")
-    if (found.role, found.shape, found.dtype, found.layered) != (role, shape, dtype, False):
-        layered = "layered " * found.layered
+    if (found.role, found.shape, found.dtype, found.row_axis) != (role, shape, dtype, row_axis):
+        axes = f" with row_axis {found.row_axis}, expected {row_axis}" if found.row_axis != row_axis else ""
         raise ManifestError(
-            f"buffer {name} is {layered}{found.role} {found.dtype} {list(found.shape)}, expected {role} "
-            f"{dtype} {list(shape)}"
+            f"buffer {name} is {found.role} {found.dtype} {list(found.shape)}, expected {role} {dtype} "
+            f"{list(shape)}{axes}"
         )
 
 

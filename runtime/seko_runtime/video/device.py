@@ -80,7 +80,7 @@ class VideoDevice(Device):
         ]
         self.decoder: Decoder | None = None
         if manifest.workload.video is not None:
-            decode_buffers = [spec.name for spec in manifest.buffers if spec.role == "decode"]
+            decode_buffers = [spec.name for spec in manifest.buffers if spec.role == "lane"]
             self.decoder = Decoder(
                 self.programs["decode_first"],
                 self.programs["decode"],
@@ -177,10 +177,12 @@ class VideoDevice(Device):
         sample = {}
         for spec in self._manifest.buffers:
             if spec.role == "cache":
-                axis = int(spec.layered)
+                axis = spec.row_axis
                 tokens = spec.shape[axis] // self._manifest.state_rows * self._manifest.call_rows
-                whole = self.layers.homes.get(spec.name, self.buffers[spec.name])
-                read = self._memory.read(self._memory.every(whole, axis, step))
+                if spec.device_layers:
+                    read = self.layers.sample(spec.name, step)
+                else:
+                    read = self._memory.read(self._memory.every(self.buffers[spec.name], axis, step))
                 sample[spec.name] = read[(slice(None),) * axis + (slice(-(-tokens // step)),)]
         return sample
 
@@ -332,7 +334,7 @@ class VideoDevice(Device):
         for spec in self._manifest.buffers:
             if spec.role == "cache" or spec.name in own:
                 state[spec.name] = self.row_of(spec.name, row)
-            elif spec.role == "decode":
+            elif spec.role == "lane":
                 state[spec.name] = self._row(self.buffers[spec.name], row)
         return state | {f"kept.{place}": self._row(kept, row) for place, kept in enumerate(self._kept)}
 

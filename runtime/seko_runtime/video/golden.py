@@ -85,21 +85,20 @@ def relative_error(found: NDArray[np.generic], recorded: NDArray[np.generic]) ->
 
 
 def cache_error(
-    found: NDArray[np.float32], recorded: NDArray[np.float32], dtype: str, *, layered: bool
+    found: NDArray[np.float32], recorded: NDArray[np.float32], dtype: str, *, row_axis: int
 ) -> float:
     """Return the worst error of one cache token; a token in a wrong slot or layer counts as wrong.
 
     Parameters
     ----------
     found, recorded : numpy.ndarray
-        [L, S, ...] if ``layered``, else [S, ...]: S sampled tokens.
+        [..., S, ...]: S sampled tokens on axis ``row_axis``, behind passes and layers.
     dtype : str
         The buffer's. Numbers of several bytes: ||found - recorded|| of a token over the greater of the two norms (a
         slot that should be empty is wrong by 1); so of int8 codes, which are numbers over a scale of their own.
         uint8 is bits: the share of bytes that differ.
     """
-    axes = 2 if layered else 1
-    a, b = (part.reshape(*part.shape[:axes], -1).astype(np.float64) for part in (found, recorded))
+    a, b = (part.reshape(*part.shape[: row_axis + 1], -1).astype(np.float64) for part in (found, recorded))
     if dtype == "uint8":
         return float((a != b).mean(axis=-1).max())
     norm = np.maximum(np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1))
@@ -137,7 +136,7 @@ def worst_cache_error(
             found[buffer.name],
             recorded[cache_tensor(buffer.name, chunk)].to_numpy().astype(np.float32),
             buffer.dtype,
-            layered=buffer.layered,
+            row_axis=buffer.row_axis,
         )
         for buffer in buffers
         if buffer.role == "cache"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from seko_runtime.errors import ManifestError, UsageError
-from seko_runtime.format import budgets
 from seko_runtime.format.budgets import Budget
 from seko_runtime.format.manifest import (
     UNKNOWN_WORD,
     Count,
     FilePath,
+    InputSpec,
     Manifest,
     Name,
     Workload,
@@ -20,14 +20,18 @@ from seko_runtime.format.manifest import (
 )
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.format.program_key import ProgramKey
-from seko_runtime.format.records import Check, Limit, Mark, one_of, within
+from seko_runtime.format.records import Check, Limit, Mark, OneOf, Within
 
 KIND = "video"
+# How often an input may change. Of one per pass axis 0 counts the passes of a chunk.
+PERIODS = ("session", "prompt", "chunk", "pass")
 CLEANINGS = ("wan",)  # how a prompt is cleaned before it is cut into tokens; `text` does it
+MAX_PIXELS = 1 << 26  # of one picture; the largest artifact in mind has 921,600
 MAX_SEED = (1 << 62) - 1  # as a session takes them
 
 
-def _as_latent_shape(value: object, where: str) -> tuple[int, ...]:
+def as_latent_shape(value: object, where: str) -> tuple[int, ...]:
+    """Read channels, rows and columns."""
     shape = as_shape(value, where)
     if len(shape) != 3:
         raise ManifestError(f"{where} has {len(shape)} sizes, expected channels, rows, columns")
@@ -43,16 +47,16 @@ class Stream:
     """
 
     chunk_frames: Count
-    sink_frames: Annotated[int, within(0, 1 << 31)]
+    sink_frames: Annotated[int, Within(0, 1 << 31)]
     ring_frames: Count
     frame_tokens: Count
-    latent_shape: Annotated[tuple[int, int, int], _as_latent_shape]
+    latent_shape: Annotated[tuple[int, int, int], as_latent_shape]
     height: Count
     width: Count
-    video_frames_per_latent: Annotated[int, within(1, 1 << 16)]
+    video_frames_per_latent: Annotated[int, Within(1, 1 << 16)]
     fps: Count
     rings: Annotated[Mapping[str, int], Limit("MAX_ENTRIES", "entries")] = field(default_factory=dict)
-    reference_frames: Annotated[int, within(0, 1 << 16)] = 0
+    reference_frames: Annotated[int, Within(0, 1 << 16)] = 0
 
     @property
     def cache_frames(self) -> int:
@@ -77,7 +81,7 @@ class Schedule:
     ``shift`` is the warp with which the timesteps were made, if any; a session's own ``steps`` use it.
     """
 
-    denoise_passes: Annotated[int, within(1, 1024)]
+    denoise_passes: Annotated[int, Within(1, 1024)]
     timesteps: tuple[float, ...]
     sigmas: tuple[float, ...]
     context_timestep: float
@@ -104,10 +108,10 @@ class Text:
     """
 
     tokenizer: FilePath
-    tokens: Annotated[int, within(1, 1 << 20)]
-    pad_id: Annotated[int, within(0, 1 << 31)]
+    tokens: Annotated[int, Within(1, 1 << 20)]
+    pad_id: Annotated[int, Within(0, 1 << 31)]
     truncate: bool
-    cleaning: Annotated[str, one_of(CLEANINGS, complaint=UNKNOWN_WORD)]
+    cleaning: Annotated[str, OneOf(CLEANINGS, complaint=UNKNOWN_WORD)]
 
 
 @dataclass(frozen=True)
@@ -142,8 +146,8 @@ class Golden:
     """
 
     file: FilePath
-    seeds: tuple[Annotated[int, within(-MAX_SEED, MAX_SEED)], ...]
-    chunks: tuple[Annotated[int, within(0, 100_000)], ...]
+    seeds: tuple[Annotated[int, Within(-MAX_SEED, MAX_SEED)], ...]
+    chunks: tuple[Annotated[int, Within(0, 100_000)], ...]
     tolerance: float
     text: Name | None = None
     cache_step: int = 0
@@ -161,7 +165,7 @@ class Golden:
 class VideoWorkload(Workload):
     """What a video artifact says beside the core's tables. ``output`` names the buffer of a chunk's latents."""
 
-    kind: Annotated[str, one_of((KIND,), complaint=UNKNOWN_WORD)]
+    kind: Annotated[str, OneOf((KIND,), complaint=UNKNOWN_WORD)]
     stream: Stream
     kv: KvPool
     schedule: Schedule
@@ -191,7 +195,7 @@ class VideoManifest(Manifest):
     @property
     def shares_decoding(self) -> bool:
         """Whether each of several ranks decodes some rows of a picture; otherwise each that is asked decodes all."""
-        return any(buffer.rank_axis for buffer in self.buffers)
+        return any(buffer.rank_axis and buffer.role == "lane" for buffer in self.buffers)
 
 
 def parse_video_manifest(document: bytes) -> VideoManifest:
@@ -207,7 +211,7 @@ def video_manifest(manifest: Manifest) -> VideoManifest:
 
 
 def _check_stream(stream: Stream, where: str) -> None:
-    Budget(budgets.MAX_PIXELS, "pixels").take(stream.height * stream.width, where)
+    Budget(MAX_PIXELS, "pixels").take(stream.height * stream.width, where)
     if stream.chunk_frames > stream.ring_frames:
         raise ManifestError(
             f"{where}.chunk_frames {stream.chunk_frames} is larger than ring_frames {stream.ring_frames}: "
@@ -242,10 +246,16 @@ def _check_golden(golden: Golden, where: str) -> None:
 
 
 def _check_video(video: Video, where: str) -> None:
-    Budget(budgets.MAX_PIXELS, "pixels").take(video.height * video.width, where)
+    Budget(MAX_PIXELS, "pixels").take(video.height * video.width, where)
+
+
+def _check_input(spec: InputSpec, where: str) -> None:
+    if spec.per not in PERIODS:
+        raise ManifestError(f"{where}.per is {spec.per!r}, {UNKNOWN_WORD.format(', '.join(PERIODS))}")
 
 
 CHECKS: Mapping[type, Check] = {
+    InputSpec: _check_input,
     Stream: _check_stream,
     Schedule: _check_schedule,
     Golden: _check_golden,

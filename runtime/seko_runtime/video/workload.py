@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from seko_runtime.executor.contract import HEADS_AXIS, Contract
+from seko_runtime.executor.contract import Contract
 from seko_runtime.format.manifest import Buffer, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor, check_tensor
 from seko_runtime.sessions.artifact import OpenedFiles
@@ -148,11 +148,11 @@ def _check_beginning(manifest: VideoManifest, golden: Golden, tensors: Tensors) 
 def _check_cache_sample(
     tensors: Tensors, manifest: VideoManifest, golden: Golden, buffer: Buffer, chunk: int
 ) -> None:
-    axis = int(buffer.layered)
+    axis = buffer.row_axis
     shape = list(buffer.shape)
     shape[axis] = -(-(shape[axis] // manifest.state_rows * manifest.call_rows) // golden.cache_step)
-    if manifest.ranks > 1 and buffer.layered:  # the golden holds the heads of all
-        shape[HEADS_AXIS] *= manifest.ranks
+    if buffer.rank_axis:  # the golden holds the shares of all ranks
+        shape[buffer.rank_axis] *= manifest.ranks
     name = cache_tensor(buffer.name, chunk)
     dtype = tensors[name].dtype if name in tensors else buffer.dtype  # any dtype that converts
     check_tensor(tensors, TensorSpec(name, tuple(shape), dtype), golden.file)

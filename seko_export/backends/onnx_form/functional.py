@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.base import ModelGraph
+from seko_runtime.format.manifest import Call
 
 
 def functional_piece(piece: Piece) -> Piece:
@@ -24,15 +25,16 @@ def functional_piece(piece: Piece) -> Piece:
 def functional_graph(graph: ModelGraph) -> ModelGraph:
     """Return the graph of a build whose engines return what they write; its programs store the results back."""
     written = {
-        name: tuple(a.ref for a in piece.inputs if a.name in piece.mutates)
+        name: [at for at, argument in enumerate(piece.signature) if argument.name in piece.mutates]
         for name, piece in graph.pieces.items()
     }
+
+    def functional(call: Call) -> Call:
+        return replace(call, outputs=(*call.outputs, *(call.inputs[at] for at in written[call.engine])))
+
     return ModelGraph(
         {name: functional_piece(piece) for name, piece in graph.pieces.items()},
-        {
-            name: tuple(replace(call, outputs=call.outputs + written[call.engine]) for call in calls)
-            for name, calls in graph.programs.items()
-        },
+        {name: tuple(map(functional, calls)) for name, calls in graph.programs.items()},
         graph.buffers,
         graph.inputs,
     )

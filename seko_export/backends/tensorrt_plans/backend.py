@@ -85,22 +85,12 @@ def check_can_build(library: TensorRt) -> None:
     tensorrt_headers(library)
 
 
-def export_form(config: VideoBuild, name: str, path: str) -> float:
-    """Translate one piece to its plan form (ONNX), in a child process. Returns the seconds.
+def export_form(config: VideoBuild, piece: Piece, path: Path) -> None:  # noqa: ARG001
+    """Translate one piece to its plan form (ONNX).
 
     Functions that kernels of ours or TensorRT's own attention stand for get no bodies: those take minutes to make.
-
-    Raises
-    ------
-    LoweringError
-        If the piece has no ONNX form.
     """
-    from seko_export.families.registry import graph_of
-
-    started = time.monotonic()
-    model = form_of(graph_of(config).pieces[name])
-    Path(path).write_bytes(model.SerializeToString(deterministic=True))
-    return time.monotonic() - started
+    path.write_bytes(form_of(piece).SerializeToString(deterministic=True))
 
 
 def form_of(piece: Piece) -> ModelProto:
@@ -182,7 +172,7 @@ def build_plans(
 
 def kv_caches(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
     """Return, for each piece, the caches of layers that it writes."""
-    caches = {f"buffer:{one.name}" for one in graph.buffers if one.role == "cache" and one.layered}
+    caches = {f"buffer:{one.name}" for one in graph.buffers if one.role == "cache" and one.row_axis}
     return {
         name: tuple(
             a.name for a in piece.inputs if a.name in piece.mutates and a.ref.partition("[")[0] in caches

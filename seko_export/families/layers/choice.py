@@ -11,7 +11,7 @@ from torch import nn
 from seko_export.config.model import ModelConfig
 from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
-from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
+from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_meta
 from seko_export.errors import UsageError
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.layers.fused_block import set_fp8
@@ -232,9 +232,9 @@ def prompt_module_pieces(config: VideoBuild, choice: LayerChoice) -> list[Piece]
 def input_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
     """Return the buffers of the caller's inputs."""
     return [
-        Buffer(one.buffer, (config.workload.call_rows, *one.shape), one.dtype, "chunk", False)
+        Buffer(one.buffer, (config.workload.call_rows, *one.shape), one.dtype, "host")
         if one.per == "chunk"
-        else Buffer(one.buffer, (config.workload.state_rows, *one.shape), one.dtype, "prompt", False)
+        else Buffer(one.buffer, (config.workload.state_rows, *one.shape), one.dtype, "session")
         for one in choice.inputs
     ]
 
@@ -244,13 +244,15 @@ def module_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
     kept = []
     for role, buffer_role, rows, modules in (
         (CHUNK, "state", config.workload.call_rows, choice.chunk_modules),
-        (PROMPT, "prompt", config.workload.state_rows, choice.prompt_modules),
+        (PROMPT, "session", config.workload.state_rows, choice.prompt_modules),
     ):
         for module in modules:
             layers = (config.model.layers,) if module.per_layer else ()
             for name, (shape, dtype) in module.outputs(config).items():
                 whole = (*layers, rows, *shape)
-                kept.append(Buffer(f"{role}.{name}", whole, dtype_name(dtype), buffer_role, module.per_layer))
+                kept.append(
+                    Buffer(f"{role}.{name}", whole, dtype_name(dtype), buffer_role, int(module.per_layer))
+                )
     return kept
 
 
@@ -283,7 +285,7 @@ def _arguments(
     config: VideoBuild, role: str, module: FamilyModule, rows: tuple[int, ...], part: str
 ) -> dict[str, Argument]:
     """Return a module's outputs as arguments of what takes them; ``part`` selects the rows of their buffers."""
-    layer = "[layer]" if module.per_layer else ""
+    layer = OF_LAYER if module.per_layer else ""
     return {
         name: Argument(f"given.{name}", f"buffer:{role}.{name}{layer}{part}", (*rows, *shape), dtype)
         for name, (shape, dtype) in module.outputs(config).items()

@@ -12,7 +12,7 @@ from torch import nn
 from seko_export.config.stream import LayerGroup
 from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
-from seko_export.engines.piece import Argument, Piece, on_meta
+from seko_export.engines.piece import OF_LAYER, OF_PLACE, Argument, Piece, on_meta
 from seko_export.families.layers.block import Block
 from seko_export.families.layers.choice import LAYER, LayerChoice, caller_arguments
 from seko_export.families.layers.fused_block import (
@@ -29,6 +29,7 @@ from seko_export.families.layers.ring_positions import RingPositions
 from seko_export.families.layers.rotary import side_channels
 
 SLOT_FRAMES = "kv.slot_frames"
+OF_PASS = "[pass]"  # behind a cache: that of the pass, if each pass has one
 # Roles of engines: a layer; the residual between the last fused layer and the head; a chunk's positions in the caches;
 # what fills a layer's resident window. These names, and `places.` and `given.` in front of an engine's inputs, stand in
 # the manifest: the format is frozen.
@@ -72,15 +73,15 @@ class LayerArguments:
         m, s, kv = config.model, self._config.workload.stream, self._config.kv
         b, f, held = bucket or s.batch, s.chunk_frames, config.workload.state_rows
         part, i64, f32 = "" if bucket is None else "[bucket]", torch.int64, torch.float32
-        name, place = group.own, "[place]" if self._among else "[layer]"
-        of_pass = "{pass}" if s.pass_caches else None
+        name, place = group.own, OF_PLACE if self._among else OF_LAYER
+        of_pass = OF_PASS if s.pass_caches else ""
         self.write_slots = Argument("write_slots", f"buffer:{name('write_slots')}{part}", (b, f), i64)
         self.token_index = Argument("token_index", f"value:{name('token_index')}", (b * s.chunk_tokens,), i64)
         self._valid = Argument("valid_tokens", f"buffer:{name('valid_tokens')}{part}", (b,), i64)
         self._caches = tuple(
             Argument(
                 f"caches.{c.name}",
-                f"buffer:{cache_name(c.name, group, of_pass)}{place}",
+                f"buffer:{cache_name(c.name, group)}{of_pass}{place}",
                 (held * self._config.row_tokens(c.part), *c.token_shape),
                 c.dtype,
             )
@@ -279,6 +280,6 @@ def resident_windows(config: VideoBuild, group: LayerGroup, rows: int) -> list[t
     return [(name, group.own(f"window.{name}"), tensor) for name, tensor in one._asdict().items()]
 
 
-def cache_name(name: str, group: LayerGroup, of_pass: str | None) -> str:
-    """Return the buffer name of a cache tensor of a layer group, and of a pass if each pass has a cache."""
-    return ".".join(("kv", *((of_pass,) if of_pass else ()), *((group.name,) if group.name else ()), name))
+def cache_name(name: str, group: LayerGroup) -> str:
+    """Return the buffer name of a cache tensor of a layer group."""
+    return ".".join(("kv", *((group.name,) if group.name else ()), name))

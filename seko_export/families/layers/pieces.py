@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 
 import torch
 
 from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
-from seko_export.engines.piece import Argument, FlatModule, Piece, dtype_name, on_meta
+from seko_export.engines.piece import OF_LAYER, Argument, FlatModule, Piece, dtype_name, on_meta
 from seko_export.families.layers.causal_dit import Embed, Head, Prompt, PromptKv
 from seko_export.families.layers.choice import (
     CHUNK,
@@ -34,6 +33,7 @@ from seko_export.families.layers.layer_pieces import (
     FULL,
     LAST,
     LAST_UPDATE,
+    OF_PASS,
     RING_POSITIONS,
     SLOT_FRAMES,
     WIDE,
@@ -96,8 +96,8 @@ def _prompt_pieces(config: VideoBuild) -> list[Piece]:
             m.layers,
             (context,),
             (
-                Argument("text_k", f"buffer:text.k[layer]{row}", kv, dtype),
-                Argument("text_v", f"buffer:text.v[layer]{row}", kv, dtype),
+                Argument("text_k", f"buffer:text.k{OF_LAYER}{row}", kv, dtype),
+                Argument("text_v", f"buffer:text.v{OF_LAYER}{row}", kv, dtype),
             ),
         ),
     ]
@@ -125,8 +125,8 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
     velocity = Argument("velocity", "value:velocity", (b, m.out_channels, *latent[1:]), f32)
     draw = Argument("draw", "weight:schedule.draw[pass]", (1,), i64)
     text_kv = (
-        Argument("text_k", "buffer:text.k[layer]", text, dtype),
-        Argument("text_v", "buffer:text.v[layer]", text, dtype),
+        Argument("text_k", f"buffer:text.k{OF_LAYER}", text, dtype),
+        Argument("text_v", f"buffer:text.v{OF_LAYER}", text, dtype),
     )
     modulation = Argument("modulation", "value:modulation", (b, f, 6, m.dim), f32)
     rope_cos_sin = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
@@ -253,12 +253,12 @@ def _chunk_programs(
             continue
         block = pieces[EngineKey(BLOCK, bucket=bucket, variant=variant)]
         update = pieces.get(EngineKey(LAST_UPDATE, bucket=bucket))
-        end = () if update is None else (update.call(update.served[0], 1),)
+        end = () if update is None else update.calls()
         head = _calls(pieces, EngineKey("head", bucket=bucket), EngineKey("advance", bucket=bucket))
         denoise = _through_layers(pieces, layers(*variant))
         made[ProgramKey("denoise", bucket, full)] = (*embed, *denoise, *end, *head)
         if not any(
-            "{pass}" in argument.ref for argument in block.inputs
+            argument.name.startswith("caches.") and OF_PASS in argument.ref for argument in block.inputs
         ):  # else each pass writes its own cache
             # Engines that return what they write mutate nothing.
             writes = block.mutates or any(one.name.startswith("caches.") for one in block.outputs)
@@ -275,15 +275,16 @@ def _chunk_programs(
 
 
 def _calls(pieces: Mapping[EngineKey, Piece], *keys: EngineKey) -> tuple[Call, ...]:
-    return tuple(pieces[key].call() for key in keys)
+    return tuple(call for key in keys for call in pieces[key].calls())
 
 
 def _through_layers(pieces: Mapping[EngineKey, Piece], keys: Sequence[EngineKey]) -> tuple[Call, ...]:
     """Return the calls through all layers; each layer uses the last of these engines that serves it."""
     there = [pieces[key] for key in keys if key in pieces]
-    by_layer = [[piece for piece in there if layer in piece.served][-1] for layer in range(there[0].layers)]
-    runs = [(piece, [*run]) for piece, run in groupby(range(len(by_layer)), by_layer.__getitem__)]
-    return tuple(piece.call(run[0], len(run)) for piece, run in runs)
+    return tuple(
+        [piece for piece in there if layer in piece.served][-1].call(layer)
+        for layer in range(there[0].layers)
+    )
 
 
 def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffer, ...]:
@@ -293,17 +294,22 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
     latent = (m.out_channels, f, s.latent_height, s.latent_width)
     text = (m.layers, held, m.text_tokens, m.heads, m.head_dim)
     reference = (held, m.out_channels, s.reference_frames, s.latent_height, s.latent_width)
-    passes = map(str, range(len(config.workload.schedule.timesteps))) if s.pass_caches else (None,)
+    passes = (config.workload.cache_passes,) if s.pass_caches else ()
     caches = tuple(
         Buffer(
-            cache_name(c.name, group, of_pass),
-            (len(group.layers), held * config.of_layer_group(group).row_tokens(c.part), *c.token_shape),
+            cache_name(c.name, group),
+            (
+                *passes,
+                len(group.layers),
+                held * config.of_layer_group(group).row_tokens(c.part),
+                *c.token_shape,
+            ),
             dtype_name(c.dtype),
             "cache",
-            True,
-            group.device_layers if s.offload_cache else 0,
+            row_axis=len(passes) + 1,
+            device_layers=config.device_layers(group) if s.offload_cache else 0,
+            rank_axis=len(passes) + 2 if config.target.ranks > 1 else 0,  # the heads
         )
-        for of_pass in passes
         for group in config.layer_groups
         for c in config.kv.cache_tensors
     )
@@ -314,31 +320,30 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
                 (held * (s.pinned_frames + group.ring_frames),),
                 "int64",
                 "cache",
-                False,
             )
             for group in config.layer_groups
         )
     return (
         *caches,
-        Buffer("text.embeddings", (held, m.text_tokens, m.text_dim), dtype, "prompt", False),
-        Buffer("text.k", text, dtype, "prompt", True),
-        Buffer("text.v", text, dtype, "prompt", True),
-        Buffer("seeds", (b,), "int64", "chunk", False),
-        Buffer("frames", (b, f), "int64", "chunk", False),
-        *(Buffer(group.own("write_slots"), (b, f), "int64", "chunk", False) for group in config.layer_groups),
-        *(Buffer(group.own("valid_tokens"), (b,), "int64", "chunk", False) for group in config.layer_groups),
-        Buffer(CONDITIONING_FRAMES, (b,), "int64", "chunk", False),
-        *([] if config.workload.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "chunk", False)]),
-        *([] if config.target.ranks == 1 else [Buffer(RANK, (1,), "int64", "chunk", False)]),
+        Buffer("text.embeddings", (held, m.text_tokens, m.text_dim), dtype, "session"),
+        Buffer("text.k", text, dtype, "session", row_axis=1),
+        Buffer("text.v", text, dtype, "session", row_axis=1),
+        Buffer("seeds", (b,), "int64", "host"),
+        Buffer("frames", (b, f), "int64", "host"),
+        *(Buffer(group.own("write_slots"), (b, f), "int64", "host") for group in config.layer_groups),
+        *(Buffer(group.own("valid_tokens"), (b,), "int64", "host") for group in config.layer_groups),
+        Buffer(CONDITIONING_FRAMES, (b,), "int64", "host"),
+        *([] if config.workload.pool is None else [Buffer(CALL_ROWS, (b,), "int64", "host")]),
+        *([] if config.target.ranks == 1 else [Buffer(RANK, (1,), "int64", "host")]),
         *input_buffers(config, choice),
         *module_buffers(config, choice),
-        Buffer(CONDITIONING_LATENTS, (held, *latent), "float32", "prompt", False),
-        *([Buffer(REFERENCE_LATENTS, reference, "float32", "prompt", False)] if s.reference_frames else []),
+        Buffer(CONDITIONING_LATENTS, (held, *latent), "float32", "session"),
+        *([Buffer(REFERENCE_LATENTS, reference, "float32", "session")] if s.reference_frames else []),
         *(
-            Buffer(name, (len(group.layers), *one.shape), dtype_name(one.dtype), "state", True)
+            Buffer(name, (len(group.layers), *one.shape), dtype_name(one.dtype), "state", row_axis=1)
             for group in config.layer_groups
             for _, name, one in resident_windows(config, group, b)
         ),
-        Buffer("latents", (b, *latent), "float32", "state", False),
+        Buffer("latents", (b, *latent), "float32", "state"),
         *media_buffers(config),
     )

@@ -2,7 +2,7 @@
 
 A rank is one process with one GPU. Every rank has the same share of each latent frame's tokens, so that what is given
 per frame needs no change, and the same share of the heads, in order. The collectives are functional, which
-`torch.export` traces; engines find the ranks' process group by `RANK_GROUP`. All ranks run the same engines: which
+`torch.export` traces; engines find the ranks' process group by `CALL_GROUP`. All ranks run the same engines: which
 tokens are a rank's own is selected by a tensor that holds its number.
 
 Inside attention the tokens stand in the ranks' order: all tokens of rank 0, then all of rank 1, and so on. An exchange
@@ -29,7 +29,7 @@ from torch import Tensor
 from seko_export.config.video import VideoBuild
 from seko_export.engines.collectives import RANK_ARGUMENT, gathered
 from seko_export.engines.piece import Argument
-from seko_runtime.format.manifest import RANK_GROUP
+from seko_runtime.format.manifest import CALL_GROUP
 
 
 @dataclass(frozen=True)
@@ -135,13 +135,13 @@ class RankSplit:
     def _exchanged(self, x: Tensor) -> Tensor:
         """Send part r of axis 0 to rank r; return what each rank sent here, in the ranks' order."""
         ones = [1] * self.ranks
-        sent = torch.ops._c10d_functional.all_to_all_single(x.contiguous(), ones, ones, RANK_GROUP)
+        sent = torch.ops._c10d_functional.all_to_all_single(x.contiguous(), ones, ones, CALL_GROUP)
         received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
         return received
 
     def _gathered(self, x: Tensor) -> Tensor:
         """Return x of every rank as [R, *x.shape], in the ranks' order."""
-        return gathered(x, self.ranks, RANK_GROUP)
+        return gathered(x, self.ranks, CALL_GROUP)
 
 
 def rank_split(config: VideoBuild) -> RankSplit | None:

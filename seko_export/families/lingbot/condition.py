@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
-from seko_export.engines.piece import Argument, Piece, dtype_name, on_meta
+from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_meta
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.lingbot.model import MASK_CHANNELS
 from seko_export.media.pieces import VAE_ENCODE, VAE_WEIGHTS
@@ -111,7 +111,7 @@ def picture_pieces(config: VideoBuild, vae: WanVaeConfig) -> list[Piece]:
         for slot, shape in enumerate(_cache_shapes(config, vae))
     )
     first = Argument("latents", f"buffer:{_FIRST}", latent, f32)
-    grey = Argument("latents", f"buffer:{_LATER}[layer]", latent, f32)
+    grey = Argument("latents", f"buffer:{_LATER}{OF_LAYER}", latent, f32)
     return [
         Piece(
             EngineKey(VAE_ENCODE, variant=("first",)),
@@ -126,7 +126,7 @@ def picture_pieces(config: VideoBuild, vae: WanVaeConfig) -> list[Piece]:
             EngineKey(VAE_ENCODE, variant=("grey",)),
             on_meta(lambda: EncodeGrey(vae, s.height, s.width, config.target.dtype)),
             VAE_WEIGHTS,
-            0,
+            TABLE_FRAMES - 1,
             caches,
             (grey, *caches),
             positional=True,
@@ -152,8 +152,7 @@ def picture_pieces(config: VideoBuild, vae: WanVaeConfig) -> list[Piece]:
 
 def picture_program(pieces: list[Piece]) -> tuple[Call, ...]:
     """Return the program condition: the second engine runs for each grey latent frame."""
-    first, grey, table = pieces
-    return first.call(), grey.call(layers=TABLE_FRAMES - 1), table.call()
+    return tuple(call for piece in pieces for call in piece.calls())
 
 
 def picture_buffers(config: VideoBuild, vae: WanVaeConfig) -> tuple[Buffer, ...]:
@@ -162,14 +161,14 @@ def picture_buffers(config: VideoBuild, vae: WanVaeConfig) -> tuple[Buffer, ...]
     latent = (z, 1, s.latent_height, s.latent_width)
     whole = (MASK_CHANNELS + z, TABLE_FRAMES, *latent[2:])
     return (
-        Buffer(PICTURE_LEVELS, (s.height, s.width, PICTURE_CHANNELS), "float32", "prompt"),
+        Buffer(PICTURE_LEVELS, (s.height, s.width, PICTURE_CHANNELS), "float32", "session"),
         *(
-            Buffer(_cache_name(slot), shape, dtype_name(config.target.dtype), "prompt")
+            Buffer(_cache_name(slot), shape, dtype_name(config.target.dtype), "session")
             for slot, shape in enumerate(_cache_shapes(config, vae))
         ),
-        Buffer(_FIRST, latent, "float32", "prompt"),
-        Buffer(_LATER, (TABLE_FRAMES - 1, *latent), "float32", "prompt", True),
-        Buffer(PICTURE_CONDITION, whole, "float32", "prompt"),
+        Buffer(_FIRST, latent, "float32", "session"),
+        Buffer(_LATER, (TABLE_FRAMES - 1, *latent), "float32", "session", row_axis=1),
+        Buffer(PICTURE_CONDITION, whole, "float32", "session"),
     )
 
 

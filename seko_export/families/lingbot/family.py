@@ -126,9 +126,16 @@ def layer_choice(config: VideoBuild) -> LayerChoice:
         return LayerChoice((table,), condition.ConditionedEmbed, (condition.ROWS,), chunk_modules=(picture,))
     inputs = (
         table,
-        InputSpec(camera.POSES, (s.chunk_frames, 3, 4), "float32", "input.camera", kind="camera_poses"),
         InputSpec(
-            camera.INTRINSICS, (s.chunk_frames, 4), "float32", "input.intrinsics", kind="camera_intrinsics"
+            camera.POSES, (s.chunk_frames, 3, 4), "float32", "input.camera", "chunk", kind="camera_poses"
+        ),
+        InputSpec(
+            camera.INTRINSICS,
+            (s.chunk_frames, 4),
+            "float32",
+            "input.intrinsics",
+            "chunk",
+            kind="camera_intrinsics",
         ),
     )
     kept = ((rank_tokens(config), model.dim), dtype)

@@ -138,7 +138,7 @@ def layer_choice(config: VideoBuild) -> LayerChoice:
     voices = (model.speakers, s.chunk_frames)
     heads = (model.heads, model.head_dim)
     features = (*voices, model.audio_frames, model.audio_dim)
-    heard = InputSpec(audio.AUDIO, features, "float32", f"input.{audio.AUDIO}", kind=FEATURES)
+    heard = InputSpec(audio.AUDIO, features, "float32", f"input.{audio.AUDIO}", "chunk", kind=FEATURES)
     encoder: tuple[ChunkModule, ...] = ()
     if config.workload.audio is not None:
         encoded = {audio.HEARD: (features, dtype)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from seko_export.config.build import ModelIdentity
 from seko_export.errors import UsageError
 from seko_export.media.audio_vae.config import AudioVaeConfig
 
@@ -110,13 +111,13 @@ class NetConfig:
 
 
 @dataclass(frozen=True)
-class VoxCpm2Config:
+class VoxCpm2Config(ModelIdentity):
     """Dimensions of a VoxCPM2 model.
 
     Parameters
     ----------
     name : str
-        For reports.
+        Preset name, for reports.
     vocab_size : int
         Text tokens.
     base, residual : NetConfig
@@ -141,6 +142,8 @@ class VoxCpm2Config:
         Compute dtype of the authors: ``bfloat16``, ``float16`` or ``float32``.
     vae : AudioVaeConfig
         Samples to latents and back.
+    family : str
+        The family that builds it.
 
     Raises
     ------
@@ -148,7 +151,6 @@ class VoxCpm2Config:
         If two of them contradict each other.
     """
 
-    name: str
     vocab_size: int
     base: NetConfig
     residual: NetConfig
@@ -164,6 +166,7 @@ class VoxCpm2Config:
     max_length: int = 8192
     dtype: str = "bfloat16"
     vae: AudioVaeConfig = field(default_factory=AudioVaeConfig)
+    family: str = field(default="voxcpm2", kw_only=True)
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "patch_size", "fsq_dim", "fsq_scale", "max_length"):

@@ -5,7 +5,8 @@ at the last position and the last patch. A step makes the next patch of them, en
 over it. The prefill runs both over the prompt. So the two end alike, and every patch is made by a step.
 
 Shapes: B rows of a call, R rows of the pool, T tokens, d and e width of the language models and of the local encoder,
-w width of the local transformer, P latents of a patch, C their channels, 2B rows with and without guidance.
+w width of the local transformer, P latents of a patch, C their channels. The local transformer has two rows for each
+of a call: with the condition, and without it for guidance.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class PatchTokens(nn.Module):
         self.in_proj = nn.Linear(config.latent_dim, width, dtype=dtype)
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Return [N, 1 + P, e] of ``patches`` [..., P, C], N of them."""
-        tokens = self.in_proj(patches.flatten(0, -3))
+        """Return [N, 1 + P, e] of ``patches`` [N, P, C]."""
+        tokens = self.in_proj(patches)
         return torch.cat((self.special_token.expand(tokens.shape[0], -1, -1), tokens), dim=1)
 
 
@@ -73,21 +74,21 @@ class PromptTokens(nn.Module):
         Parameters
         ----------
         ids : Tensor
-            [B, T] int64; those of patches are any ids.
+            [T] int64; those of patches are any ids.
         is_audio : Tensor
-            [B, T] bool, whether a token is a patch.
+            [T] bool, whether a token is a patch.
         embedded : Tensor
-            [B*T, 1, d], the embedding of each token's patch.
+            [T, 1, d], the embedding of each token's patch.
 
         Returns
         -------
         hidden, features : Tensor
-            [B, T, d] each; ``features`` are zeros where a token is text.
+            [1, T, d] each; ``features`` are zeros where a token is text.
         """
-        text = self.embed_tokens(ids)
+        text = self.embed_tokens(ids)[None]
         text = text if self.scale == 1 else text * self.scale
         patches = embedded.view_as(text)
-        is_audio = is_audio[..., None]
+        is_audio = is_audio[:, None]
         return torch.where(is_audio, patches, text), torch.where(is_audio, patches, 0)
 
 
@@ -130,11 +131,11 @@ class Fusion(nn.Module):
         hidden, features : Tensor
             [B, T, d]: behind the last layer, and the embedding of each token's patch, zeros for text.
         is_audio : Tensor, optional
-            [B, T] bool: text is not quantised. Without it all tokens are patches.
+            [T] bool, of a single row: text is not quantised. Without it all tokens are patches.
         """
         states = self.norm(hidden)
         quantised = self.fsq(states)
-        states = quantised if is_audio is None else torch.where(is_audio[..., None], quantised, states)
+        states = quantised if is_audio is None else torch.where(is_audio[:, None], quantised, states)
         return states, self.fusion(torch.cat((states, features), dim=-1))
 
 
@@ -165,7 +166,7 @@ class KeepState(nn.Module):
         base : Tensor
             [B, T, d], as `Fusion` returns the base net's hidden states.
         patches : Tensor
-            [B, T, P, C], or without the axis of a single token; zeros where a token is text.
+            [B*T, P, C]; zeros where a token is text.
         count : Tensor
             [B] int64: how many of a row's tokens are no padding.
         rows : Tensor
@@ -179,8 +180,7 @@ class KeepState(nn.Module):
         kept_residual = self.norm(hidden.flatten(0, 1).index_select(0, last))
         base_state.index_copy_(0, rows, kept)
         residual_state.index_copy_(0, rows, kept_residual)
-        of_tokens = patches.reshape(batch * tokens, *last_patch.shape[1:])
-        last_patch.index_copy_(0, rows, of_tokens.index_select(0, last))
+        last_patch.index_copy_(0, rows, patches.index_select(0, last))
         return kept, kept_residual
 
 
@@ -210,9 +210,9 @@ class Condition(nn.Module):
         Returns
         -------
         mu : Tensor
-            [2B, 2, w]: the tokens of the hidden states, then as many zeros: rows without guidance.
+            [B, 2, 2, w]: the tokens of the two hidden states, and zeros instead of them.
         cond : Tensor
-            [2B, P, w]: the tokens of the last patch, twice.
+            [B, 2, P, w]: the tokens of the last patch, twice.
         stop_logits : Tensor
             [B, 2] float32.
         stop : Tensor
@@ -225,7 +225,8 @@ class Condition(nn.Module):
         cond = self.cond_proj(patch.to(mu.dtype))
         logits = self.stop_head(F.silu(self.stop_proj(base)))
         stop = (logits[:, 1] > logits[:, 0]).to(torch.uint8)
-        return torch.cat((mu, torch.zeros_like(mu))), torch.cat((cond, cond)), logits.float(), stop
+        mus, conds = torch.stack((mu, torch.zeros_like(mu)), dim=1), torch.stack((cond, cond), dim=1)
+        return mus, conds, logits.float(), stop
 
 
 class PatchNoise(nn.Module):
@@ -255,8 +256,8 @@ class SolverTokens(nn.Module):
     def forward(self, patch: Tensor, mu: Tensor, time: Tensor, cond: Tensor) -> Tensor:
         """Return [2B, 3 + 2P, w], of ``patch`` [B, P, C], ``time`` [w], and ``mu`` and ``cond`` of `Condition`."""
         tokens = self.in_proj(patch)
-        times = time.expand(mu.shape[0], 1, -1)
-        return torch.cat((mu, times, cond, torch.cat((tokens, tokens))), dim=1)
+        times = time.expand(*mu.shape[:2], 1, -1)
+        return torch.cat((mu, times, cond, torch.stack((tokens, tokens), dim=1)), dim=2).flatten(0, 1)
 
 
 class SolverStep(nn.Module):
@@ -285,8 +286,9 @@ class SolverStep(nn.Module):
             [1], how far the time moves.
         """
         velocities: Tensor = self.out_proj(self.norm(tokens[:, tokens.shape[1] - self.latents :]))
-        told, free = velocities.chunk(2)
+        told, free = velocities.unflatten(0, (-1, 2)).unbind(1)
         product = (told * free).sum((1, 2), keepdim=True)
         free = free * (product / (free.square().sum((1, 2), keepdim=True) + _SCALE_EPS))
         guided = free + (guidance[:, None, None] * (told - free).float()).to(free.dtype)
-        return patch - size * guided
+        moved: Tensor = patch - size * guided
+        return moved

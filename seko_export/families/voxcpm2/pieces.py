@@ -1,6 +1,6 @@
 """The engines of a VoxCPM2 build: those of a step, of a prefill, and of the voice encoder.
 
-A step calls, in this order (a number is how often):
+A step calls, in this order:
 
     noise, condition
     solver_tokens, solver_layer x layers, solver_step       for each solver step with a velocity
@@ -9,6 +9,10 @@ A step calls, in this order (a number is how often):
     decode
 
 A prefill: patch_tokens to patch_embedding over all tokens, prompt_tokens, then from positions to keep_state.
+
+The three parts of a step are programs of their own, as the second has a run for each solver step; what one hands to
+the next lies in buffers. Buffers of a step are as long as the largest call, ``[bucket]`` takes its leading rows; those
+of a prefill are of one row, and ``[bucket]`` takes the leading tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import torch
 from torch import nn
 
 from seko_export.engines.key import EngineKey
-from seko_export.engines.piece import Argument, Piece, on_meta
+from seko_export.engines.piece import OF_LAYER, Argument, Piece, on_meta
 from seko_export.errors import UsageError
 from seko_export.families.voxcpm2 import modules, weights
 from seko_export.families.voxcpm2.config import NetConfig, VoxCpm2Config
@@ -29,9 +33,11 @@ from seko_export.families.voxcpm2.layers import CachedLayer, LocalLayer, Positio
 from seko_export.media.audio_vae.modules import DecodeRows, EncodeChunk, state_size
 
 I64, F32 = torch.int64, torch.float32
+PREFILL = "prefill"  # in the names of a prefill's engines and host buffers
 ROWS, STARTS, FIRST, COUNT = "rows", "starts", "first", "count"
 SEEDS, PATCH_NUMBERS, TEMPERATURE, GUIDANCE = "seeds", "patch_numbers", "temperature", "guidance"
 IDS, IS_AUDIO, PROMPT_PATCHES = "prompt.ids", "prompt.is_audio", "prompt.patches"
+PATCH, MU, COND = "patch", "mu", "cond"  # of the step under way
 STOP, STOP_LOGITS, SAMPLES = "stop", "stop_logits", "samples"
 BASE_STATE, RESIDUAL_STATE, LAST_PATCH = "state.base", "state.residual", "state.patch"
 VAE_STATES, VOICE, VOICE_STATES, VOICE_LATENTS = "vae.states", "voice", "voice.states", "voice.latents"
@@ -72,20 +78,15 @@ def step_pieces(config: VoxCpm2Config, layout: SpeechLayout, batch: int, length:
     return {piece.name: piece for piece in (*made.solver(), *made.local_encoder(), *made.models())}
 
 
-def prefill_pieces(
-    config: VoxCpm2Config, layout: SpeechLayout, batch: int, tokens: int, length: int
-) -> dict[str, Piece]:
-    """Return the engines of a prefill of ``tokens`` tokens for each of ``batch`` rows, by name.
+def prefill_pieces(config: VoxCpm2Config, layout: SpeechLayout, tokens: int, length: int) -> dict[str, Piece]:
+    """Return the engines of a prefill of ``tokens`` tokens of one row, by name.
 
     ``length`` is at least the positions before the call plus ``tokens``; a long prompt may take several calls.
     """
     if tokens < 2 or length < tokens:
         raise UsageError(f"a prefill of {tokens} tokens that reads {length}: at least 2, and as many read")
-    made = _Pieces(config, layout, batch, tokens, length, "prefill")
-    return {
-        piece.name: piece
-        for piece in (*made.local_encoder(), made.prompt_tokens(), *made.models(prompt=True))
-    }
+    made = _Pieces(config, layout, 1, tokens, length, PREFILL)
+    return {piece.name: piece for piece in (*made.local_encoder(), made.prompt_tokens(), *made.models())}
 
 
 def voice_piece(config: VoxCpm2Config, layout: SpeechLayout) -> Piece:
@@ -122,15 +123,13 @@ class _Pieces:
     ) -> None:
         self.config, self.layout, self.dtype = config, layout, layout.dtype
         self.batch, self.tokens, self.length = batch, tokens, length
-        self.variant = (variant, str(tokens)) if variant else ()
+        self.variant = (variant,) if variant else ()
         d = config.base.dim
         self.hidden = Argument("hidden", "value:hidden", (batch, tokens, d), self.dtype)
         self.features = Argument("features", "value:features", (batch, tokens, d), self.dtype)
         self.embedded = Argument("embedded", "value:embedded", (batch * tokens, 1, d), self.dtype)
-        self.rows = Argument("rows", f"buffer:{ROWS}", (batch,), I64)
-        self.count = Argument("count", f"buffer:{COUNT}", (batch,), I64)
-        shape = (batch, *config.patch_shape)
-        self.patch = Argument("patch", "value:patch", shape, self.dtype)
+        self.rows, self.count = self._of_rows("rows", ROWS), self._of_rows("count", COUNT)
+        self.patch = Argument("patch", f"buffer:{PATCH}[bucket]", (batch, *config.patch_shape), self.dtype)
         self.states = (
             Argument("base_state", f"buffer:{BASE_STATE}", (layout.rows, d), self.dtype),
             Argument("residual_state", f"buffer:{RESIDUAL_STATE}", (layout.rows, d), self.dtype),
@@ -141,26 +140,26 @@ class _Pieces:
         """Return the engines that make a patch and its samples of the rows' states."""
         config, dtype, b = self.config, self.dtype, self.batch
         width = config.decoder.dim
-        mu = Argument("mu", "value:mu", (2 * b, 2, width), dtype)
-        cond = Argument("cond", "value:cond", (2 * b, config.patch_size, width), dtype)
+        mu = Argument("mu", f"buffer:{MU}[bucket]", (b, 2, 2, width), dtype)
+        cond = Argument("cond", f"buffer:{COND}[bucket]", (b, 2, config.patch_size, width), dtype)
         tokens = Argument("hidden", "value:tokens", (2 * b, config.solver_tokens, width), dtype)
         time = Argument("time", f"weight:{weights.TIMES}[pass]", (width,), dtype)
         size = Argument("size", f"weight:{weights.SIZES}[pass]", (1,), dtype)
-        guidance = Argument("guidance", f"buffer:{GUIDANCE}", (b,), F32)
         drawn = (
-            Argument("seeds", f"buffer:{SEEDS}", (b,), I64),
-            Argument("patch_numbers", f"buffer:{PATCH_NUMBERS}", (b,), I64),
-            Argument("temperature", f"buffer:{TEMPERATURE}", (b,), F32),
+            self._of_rows("seeds", SEEDS),
+            self._of_rows("patch_numbers", PATCH_NUMBERS),
+            self._of_rows("temperature", TEMPERATURE, F32),
         )
         stop = (
-            Argument("stop_logits", f"buffer:{STOP_LOGITS}", (b, 2), F32),
-            Argument("stop", f"buffer:{STOP}", (b,), torch.uint8),
+            Argument("stop_logits", f"buffer:{STOP_LOGITS}[bucket]", (b, 2), F32),
+            Argument("stop", f"buffer:{STOP}[bucket]", (b,), torch.uint8),
         )
         module = on_meta(lambda: DecodeRows(config.vae))
         assert isinstance(module, DecodeRows)
         states = Argument("states", f"buffer:{VAE_STATES}", (self.layout.rows, state_size(module)), F32)
-        samples = Argument("samples", f"buffer:{SAMPLES}", (b, config.patch_samples), F32)
-        step = [Argument("tokens", tokens.ref, tokens.shape, dtype), self.patch, guidance, size]
+        samples = Argument("samples", f"buffer:{SAMPLES}[bucket]", (b, config.patch_samples), F32)
+        guidance = self._of_rows("guidance", GUIDANCE, F32)
+        step = (Argument("tokens", tokens.ref, tokens.shape, dtype), self.patch, guidance, size)
         return [
             self._piece("noise", modules.PatchNoise, drawn, (self.patch,)),
             self._piece("condition", modules.Condition, (self.rows, *self.states), (mu, cond, *stop)),
@@ -194,24 +193,18 @@ class _Pieces:
 
     def prompt_tokens(self) -> Piece:
         """Return the engine that makes the language models' tokens of a prompt."""
-        shape = (self.batch, self.tokens)
+        ids = Argument("ids", f"buffer:{IDS}[bucket]", (self.tokens,), I64)
+        made = (self.hidden, self.features)
         return self._piece(
-            "prompt_tokens",
-            modules.PromptTokens,
-            (
-                Argument("ids", f"buffer:{IDS}", shape, I64),
-                Argument("is_audio", f"buffer:{IS_AUDIO}", shape, torch.bool),
-                self.embedded,
-            ),
-            (self.hidden, self.features),
+            "prompt_tokens", modules.PromptTokens, (ids, self._is_audio(), self.embedded), made
         )
 
-    def models(self, *, prompt: bool = False) -> list[Piece]:
+    def models(self) -> list[Piece]:
         """Return the engines that run both language models over the call's tokens."""
         config, dtype, b, t = self.config, self.dtype, self.batch, self.tokens
         layout, pairs = self.layout, len(config.rope.factors)
         base = Argument("base", "value:base", self.hidden.shape, dtype)
-        of_tokens = tuple(Argument(name, f"buffer:{name}", (b,), I64) for name in (STARTS, FIRST))
+        of_tokens = (self._of_rows("starts", STARTS), self._of_rows("first", FIRST), self.count)
         tables = (
             Argument("inverse_factors", f"weight:{weights.INVERSE_FACTORS}", (pairs,), F32),
             Argument("frequencies", f"weight:{weights.FREQUENCIES}", (pairs,), F32),
@@ -222,7 +215,7 @@ class _Pieces:
             Argument("mask", "value:mask", (b, t, self.length), torch.bool),
         )
         rotary = tuple(Argument(name, f"value:{name}", (b, t, 2 * pairs), F32) for name in ("cos", "sin"))
-        audio = (Argument("is_audio", f"buffer:{IS_AUDIO}", (b, t), torch.bool),) if prompt else ()
+        audio = (self._is_audio(),) if self.variant else ()
         positions = Positions(t, self.length, layout.places, config.rope.amplitude)
         return [
             Piece(
@@ -230,7 +223,7 @@ class _Pieces:
                 positions,
                 "",
                 0,
-                (*of_tokens, self.count, *tables),
+                (*of_tokens, *tables),
                 (*places, *rotary),
             ),
             self._cached("base_layer", "base_lm", config.base, places, rotary),
@@ -256,10 +249,17 @@ class _Pieces:
 
     def _patches(self) -> Argument:
         """Return the patches of the call's tokens: the prompt's, or the one that the step made."""
-        if not self.variant:
-            return Argument("patches", self.patch.ref, self.patch.shape, self.dtype)
-        shape = (self.batch, self.tokens, *self.config.patch_shape)
-        return Argument("patches", f"buffer:{PROMPT_PATCHES}", shape, self.dtype)
+        ref = f"buffer:{PROMPT_PATCHES}[bucket]" if self.variant else self.patch.ref
+        return Argument("patches", ref, (self.batch * self.tokens, *self.config.patch_shape), self.dtype)
+
+    def _is_audio(self) -> Argument:
+        """Return whether each token of a prompt is a patch."""
+        return Argument("is_audio", f"buffer:{IS_AUDIO}[bucket]", (self.tokens,), torch.bool)
+
+    def _of_rows(self, name: str, buffer: str, dtype: torch.dtype = I64) -> Argument:
+        """Return what the host fills for each row of a call; a prefill has buffers of its own, of one row."""
+        ref = f"buffer:{PREFILL}.{buffer}" if self.variant else f"buffer:{buffer}[bucket]"
+        return Argument(name, ref, (self.batch,), dtype)
 
     def _local(
         self, role: str, prefix: str, net: NetConfig, hidden: Argument, names: tuple[str, str]
@@ -283,7 +283,7 @@ class _Pieces:
     ) -> Piece:
         shape = (self.layout.places, net.kv_heads, net.head_dim)
         caches = tuple(
-            Argument(f"{part}_cache", f"buffer:{prefix}.{part}[layer]", shape, self.dtype) for part in "kv"
+            Argument(f"{part}_cache", f"buffer:{prefix}.{part}{OF_LAYER}", shape, self.dtype) for part in "kv"
         )
         return Piece(
             self._key(role, reads=True),
@@ -299,13 +299,14 @@ class _Pieces:
         self,
         role: str,
         make: Callable[[VoxCpm2Config, torch.dtype], nn.Module],
-        inputs: tuple[Argument, ...] | list[Argument],
+        inputs: tuple[Argument, ...],
         outputs: tuple[Argument, ...],
         mutates: tuple[str, ...] = (),
     ) -> Piece:
         module = on_meta(lambda: make(self.config, self.dtype))
-        return Piece(self._key(role), module, f"{role}.", 0, tuple(inputs), outputs, mutates)
+        return Piece(self._key(role), module, f"{role}.", 0, inputs, outputs, mutates)
 
     def _key(self, role: str, *, reads: bool = False) -> EngineKey:
         length = (str(self.length),) if reads else ()
-        return EngineKey(role, bucket=self.batch, variant=(*self.variant, *length))
+        bucket = self.tokens if self.variant else self.batch
+        return EngineKey(role, bucket=bucket, variant=(*self.variant, *length))

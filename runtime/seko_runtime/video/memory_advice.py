@@ -1,0 +1,17 @@
+"""What a build can do about too little memory for a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from seko_runtime.errors import DeviceMemoryError
+
+
+@contextmanager
+def memory_advice() -> Iterator[None]:
+    """Context or decorator that adds, to an error of too little memory on the device, how a build needs less of it."""
+    try:
+        yield
+    except DeviceMemoryError as error:
+        raise DeviceMemoryError(f"{error}, or build with a smaller ring or --kv fp4") from error

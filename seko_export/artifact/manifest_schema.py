@@ -1,0 +1,146 @@
+"""The JSON schema of the manifest, made from the dataclasses that the runtime reads it with.
+
+    python -m seko_export.artifact.manifest_schema        writes it into the runtime's package
+
+The schema has types, bounds and required fields. What compares two fields, or a field with a file, only the runtime
+checks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import seko_runtime.video.manifest
+from seko_runtime.executor.programs_check import REF_PATTERN
+from seko_runtime.format import budgets
+from seko_runtime.format.json_fields import (
+    MAX_INTEGER,
+    MAX_KEY_LETTERS,
+    MAX_TEXT_LETTERS,
+    NAME_PATTERN,
+    as_name,
+)
+from seko_runtime.format.manifest import MAX_RANK, Call, as_device, as_sha256, as_shape
+from seko_runtime.format.paths import as_path
+from seko_runtime.format.records import Limit, Mark, OneOf, Within
+from seko_runtime.video.manifest import VideoManifest, as_latent_shape
+
+SCHEMA_PATH = Path(seko_runtime.video.manifest.__file__).with_name("manifest.schema.json")
+Schema = dict[str, Any]
+
+_TEXT = r"^[^\u0000-\u001f]*$"
+_SIZES: Schema = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": MAX_INTEGER}}
+_PLAIN: Mapping[object, Schema] = {
+    str: {"type": "string", "pattern": _TEXT, "maxLength": MAX_TEXT_LETTERS},
+    int: {"type": "integer", "minimum": 0, "maximum": MAX_INTEGER},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    object: {},
+}
+_READERS: Mapping[Callable[..., Any], Schema] = {
+    as_name: {"type": "string", "pattern": f"^{NAME_PATTERN.pattern}$"},
+    as_path: {
+        "type": "string",
+        "pattern": r"^(?!.*(?:^|/)\.{0,2}(?:/|$))[^\\\u0000-\u001f\u007f]+$",
+        "maxLength": 1024,
+    },
+    as_shape: _SIZES | {"maxItems": MAX_RANK},
+    as_latent_shape: _SIZES | {"minItems": 3, "maxItems": 3},
+    as_device: {"enum": ["cpu", "cuda"]},
+    as_sha256: {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+}
+
+
+def manifest_schema(kind: type = VideoManifest) -> Schema:
+    """Return the JSON schema (draft 2020-12) of a manifest's dataclass and those in it."""
+    definitions: dict[str, Schema] = {}
+    reference = _object(kind, definitions)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "manifest.json of a Seko artifact",
+        **reference,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def schema_text() -> str:
+    """Return the schema as the runtime's package holds it."""
+    return json.dumps(manifest_schema(), indent=1) + "\n"
+
+
+def _object(kind: type, definitions: dict[str, Schema]) -> Schema:
+    """Add a dataclass to the definitions, and return a reference to it."""
+    if kind.__name__ not in definitions:
+        definition: Schema = {"type": "object", "description": _first_paragraph(kind)}
+        definitions[kind.__name__] = definition
+        hints, described = get_type_hints(kind, include_extras=True), _described(kind)
+        properties, required = {}, []
+        for field in fields(kind):
+            hint = hints[field.name]
+            properties[field.name] = _value(hint, definitions) | described.get(field.name, {})
+            has_default = field.default is not MISSING or field.default_factory is not MISSING
+            if not has_default or Mark.REQUIRED in getattr(hint, "__metadata__", ()):
+                required.append(field.name)
+        if kind is Call:
+            for side in ("inputs", "outputs"):
+                properties[side]["items"] = {"type": "string", "pattern": f"^{REF_PATTERN.pattern}$"}
+        definition |= {"properties": properties, "required": required}
+    return {"$ref": f"#/$defs/{kind.__name__}"}
+
+
+def _value(hint: Any, definitions: dict[str, Schema]) -> Schema:
+    """Return the schema of a value of this type."""
+    notes: tuple[Any, ...] = ()
+    if get_origin(hint) is Annotated:
+        hint, notes = get_args(hint)[0], hint.__metadata__
+    if get_origin(hint) in (Union, UnionType):
+        (inner,) = (part for part in get_args(hint) if part is not NoneType)
+        return {"anyOf": [_value(inner, definitions), {"type": "null"}]}
+    for note in notes:
+        if isinstance(note, Within):
+            return {"type": "integer", "minimum": note.minimum, "maximum": note.maximum}
+        if isinstance(note, OneOf):
+            return {"enum": list(note.words)}
+        if callable(note):
+            return dict(_READERS[note])
+    if hint in _PLAIN:
+        return dict(_PLAIN[hint])
+    if is_dataclass(hint):
+        return _object(hint, definitions)  # type: ignore[arg-type]  # a class, not an instance
+    limits = [getattr(budgets, note.constant) for note in notes if isinstance(note, Limit)]
+    if get_origin(hint) is tuple:
+        made = {"type": "array", "items": _value(get_args(hint)[0], definitions)}
+        return made | ({"maxItems": limits[0]} if limits else {})
+    made = {
+        "type": "object",
+        "additionalProperties": _value(get_args(hint)[1], definitions),
+        "propertyNames": {"maxLength": MAX_KEY_LETTERS},
+    }
+    return made | ({"maxProperties": limits[0]} if limits else {})
+
+
+def _first_paragraph(kind: type) -> str:
+    return " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split())
+
+
+def _described(kind: type) -> dict[str, Schema]:
+    """Return the descriptions of a dataclass's fields, from its docstring's parameters."""
+    _, _, parameters = inspect.cleandoc(kind.__doc__ or "").partition("Parameters\n----------\n")
+    found = {}
+    for names, text in re.findall(
+        r"^([\w, ]+)(?: : .*)?\n((?:    .*\n?|\n(?=    ))+)", parameters, re.MULTILINE
+    ):
+        for name in names.split(", "):
+            found[name] = {"description": " ".join(text.split())}
+    return found
+
+
+if __name__ == "__main__":
+    SCHEMA_PATH.write_text(schema_text(), encoding="utf-8")

@@ -1,0 +1,5 @@
+"""Serves seko artifacts: live sessions over HTTP and WebSocket, and a page that shows them."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

@@ -1,0 +1,5 @@
+"""`python -m seko_serve`."""
+
+from seko_serve.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,66 @@
+"""The command `seko-serve`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from seko_serve.security.keys import ENVIRONMENT, read_keys
+from seko_serve.settings import Settings
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = argparse.ArgumentParser("seko-serve", description="Serve an artifact as live video in a browser.")
+    made.add_argument("artifact", type=Path, help="folder of the artifact")
+    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    where = made.add_argument_group("where it listens")
+    where.add_argument("--host", default="127.0.0.1", help="address (default: this machine alone)")
+    where.add_argument("--port", type=int, default=8000)
+    where.add_argument("--uds", type=Path, help="a Unix socket instead")
+    where.add_argument("--ssl-keyfile", type=Path)
+    where.add_argument("--ssl-certfile", type=Path)
+    where.add_argument("--root-path", default="", help="path under which a proxy serves it")
+    who = made.add_argument_group("who may call")
+    who.add_argument(
+        "--api-key-file", type=Path, help=f"one key a line, mode 0600; {ENVIRONMENT} holds one too"
+    )
+    who.add_argument("--allowed-origins", nargs="*", default=[], help="origins of pages on other hosts")
+    much = made.add_argument_group("how much")
+    much.add_argument("--max-sessions", type=int, help="sessions at a time (default: the artifact's rows)")
+    much.add_argument("--lease", type=float, default=60.0, help="seconds that a session outlives its socket")
+    made.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    return made
+
+
+def settings(arguments: argparse.Namespace) -> Settings:
+    """Return the settings of a command line; ValueError if they cannot be."""
+    return Settings(
+        artifact=arguments.artifact,
+        device=arguments.device,
+        host=arguments.host,
+        port=arguments.port,
+        uds=arguments.uds,
+        keys=tuple(read_keys([], arguments.api_key_file, os.environ)),
+        allowed_origins=frozenset(arguments.allowed_origins),
+        tls_key=arguments.ssl_keyfile,
+        tls_certificate=arguments.ssl_certfile,
+        root_path=arguments.root_path,
+        max_sessions=arguments.max_sessions,
+        lease_s=arguments.lease,
+        log_level=arguments.log_level,
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until a signal ends the process; returns the exit code."""
+    try:
+        chosen = settings(parser().parse_args(arguments))
+    except (ValueError, OSError) as error:
+        print(f"seko-serve: {error}", file=sys.stderr)
+        return 2
+    from seko_serve.run import serve  # with the server's libraries
+
+    return serve(chosen)

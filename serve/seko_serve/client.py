@@ -1,0 +1,169 @@
+"""A client of the server: opens a session, yields what comes, sends controls, comes back after a lost socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Any, Self
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
+
+from seko_serve.errors import KINDS, ServeError
+from seko_serve.protocol import RESUME_PREFIX, SUBPROTOCOL, TICKET_PREFIX, Media, message
+
+MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
+
+
+class AsyncClient:
+    """One session of a server, used as an asynchronous context.
+
+    Parameters
+    ----------
+    url : str
+        The server's address, such as ``http://localhost:8000``.
+    api_key : str, optional
+        Where the server has keys.
+
+    Attributes
+    ----------
+    ready : dict
+        The server's first message: size, rate, codec, inputs.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self._url, self._key = url.rstrip("/"), api_key
+        self._socket: ClientConnection | None = None
+        self._id, self._resume, self._serial = "", "", 0
+        self._codecs: Sequence[str] = ()
+        self._controls = 0
+        self.ready: dict[str, Any] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._socket is not None:
+            await self._socket.close()
+
+    async def open(
+        self, *, codecs: Sequence[str] = ("h264", "vp8"), buffer: int = 1, **session: object
+    ) -> Self:
+        """Open a session and its socket.
+
+        Parameters
+        ----------
+        codecs : sequence of str
+            Video codecs in the order of preference.
+        buffer : int
+            Chunks that the viewer collects before it plays.
+        **session
+            Fields of ``POST /v1/sessions``: prompt, seed, fps.
+
+        Raises
+        ------
+        ServeError
+            As the server says.
+        """
+        opened = self._post("/v1/sessions", session)
+        self._id = str(opened["id"])
+        await self._connect(f"{TICKET_PREFIX}{opened['ticket']}", codecs, buffer)
+        return self
+
+    async def resume(self, *, buffer: int = 1) -> None:
+        """Come back after the socket was lost: what was missed is sent again."""
+        await self._connect(f"{RESUME_PREFIX}{self._resume}.{self._serial}", self._codecs, buffer)
+
+    async def _connect(self, entrance: str, codecs: Sequence[str], buffer: int) -> None:
+        parts = urlsplit(self._url)
+        scheme = "wss" if parts.scheme == "https" else "ws"
+        if self._socket is not None:
+            await self._socket.close()
+        self._codecs = codecs
+        self._socket = await connect(
+            f"{scheme}://{parts.netloc}{parts.path}/v1/sessions/{self._id}/stream",
+            subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(entrance)],
+            max_size=MOST_BYTES,
+            compression=None,
+        )
+        with suppress(ConnectionClosed):  # by a refusal, which is read next
+            await self._socket.send(message("hello", codecs=list(codecs), buffer=buffer))
+        self.ready = self._told(await self._socket.recv())
+        self._resume = str(self.ready["resume"])
+
+    async def messages(self) -> AsyncIterator[Media | dict[str, Any]]:
+        """Yield media and JSON messages as they come, until the socket closes.
+
+        Raises
+        ------
+        ServeError
+            If the server ends the session with an error.
+        """
+        if self._socket is None:
+            raise RuntimeError("open the session first")
+        try:
+            async for received in self._socket:
+                if isinstance(received, bytes):
+                    media = Media.parse(received)
+                    self._serial = max(self._serial, media.serial)
+                    yield media
+                else:
+                    yield self._told(received)
+        except ConnectionClosed:
+            return
+
+    async def send(self, kind: str, **fields: object) -> str:
+        """Send a control; return its id, which its receipts name."""
+        if self._socket is None:
+            raise RuntimeError("open the session first")
+        self._controls += 1
+        name = str(self._controls)
+        await self._socket.send(message(kind, id=name, **fields))
+        return name
+
+    async def acknowledge(self, chunk: int) -> None:
+        """Say that all chunks up to this number were shown: the server makes further ones."""
+        if self._socket is not None:
+            await self._socket.send(message("ack", chunk=chunk))
+
+    async def drop(self) -> None:
+        """Close the socket without ending the session, as a lost network does."""
+        if self._socket is not None:
+            self._socket.transport.abort()
+            await self._socket.wait_closed()
+
+    async def close(self) -> None:
+        """End the session."""
+        if self._socket is not None:
+            with suppress(ConnectionClosed):
+                await self._socket.send(message("close"))
+            await self._socket.close()
+
+    def _post(self, path: str, table: dict[str, object]) -> dict[str, Any]:
+        headers = {"content-type": "application/json"}
+        if self._key is not None:
+            headers["authorization"] = f"Bearer {self._key}"
+        request = Request(self._url + path, json.dumps(table).encode(), headers, method="POST")
+        try:
+            with urlopen(request, timeout=30) as answer:
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except HTTPError as refused:
+            raise _error(json.load(refused)["error"]) from None
+
+    @staticmethod
+    def _told(received: str | bytes) -> dict[str, Any]:
+        table: dict[str, Any] = json.loads(received)
+        if table["type"] == "error":
+            raise _error(table)
+        return table
+
+
+def _error(table: dict[str, Any]) -> ServeError:
+    code = table["code"] if table["code"] in KINDS else "internal"
+    return ServeError(code, str(table["message"]), retry_after=table.get("retry_after"))

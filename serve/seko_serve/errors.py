@@ -1,0 +1,111 @@
+"""Errors that a client sees: a code, an HTTP status, a close code of the socket, and whether to try again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One line of the table of errors.
+
+    Parameters
+    ----------
+    code : str
+        What a program compares.
+    status : int
+        HTTP status.
+    close : int
+        Close code of a socket that ends with it.
+    retryable : bool
+        Whether the same request may succeed later.
+    meaning : str
+        One sentence for the documentation.
+    """
+
+    code: str
+    status: int
+    close: int
+    retryable: bool
+    meaning: str
+
+
+POLICY, LATER, RESTART, BROKEN = 1008, 1013, 1012, 1011  # close codes of RFC 6455 and its registry
+
+_KINDS = (
+    Kind("bad_request", 400, POLICY, False, "A field is missing, of another type, or out of range."),
+    Kind("unauthorized", 401, POLICY, False, "The API key, ticket or resume token is missing or wrong."),
+    Kind("forbidden", 403, POLICY, False, "The origin or the key may not do this."),
+    Kind("not_found", 404, POLICY, False, "There is no such session, video or model."),
+    Kind("conflict", 409, POLICY, False, "The session is not in a state in which this can be done."),
+    Kind("too_large", 413, POLICY, False, "A message, text, picture or sound is larger than the limit."),
+    Kind(
+        "unsupported",
+        415,
+        POLICY,
+        False,
+        "The artifact does not take this, or no codec is common to both sides.",
+    ),
+    Kind(
+        "too_many_requests", 429, POLICY, True, "More controls, sessions or sockets a second than the limit."
+    ),
+    Kind("internal", 500, BROKEN, True, "The server failed; its log has an entry with the error's number."),
+    Kind(
+        "full",
+        503,
+        LATER,
+        True,
+        "No row is free, or another session would make others late; see retry_after.",
+    ),
+    Kind(
+        "stopping",
+        503,
+        RESTART,
+        True,
+        "The server is shutting down; resume at the same address after a moment.",
+    ),
+    Kind("lost", 410, POLICY, False, "The session's lease is over and no snapshot of it is left."),
+)
+KINDS = {kind.code: kind for kind in _KINDS}
+
+
+class ServeError(Exception):
+    """An error that a client is told.
+
+    Parameters
+    ----------
+    code : str
+        One of `KINDS`.
+    message : str
+        A sentence: what was found, what was expected. It holds no path, key, token or text of a user.
+    retry_after : float, optional
+        Seconds after which to try again.
+    facts : dict, optional
+        Further fields of the answer, such as the place in the queue.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        facts: dict[str, object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = KINDS[code]
+        self.message = message
+        self.retry_after = retry_after
+        self.facts = dict(facts or {})
+
+    def body(self) -> dict[str, object]:
+        """Return the error as a JSON object, as HTTP answers and sockets send it."""
+        table: dict[str, object] = {
+            "code": self.kind.code,
+            "message": self.message,
+            "retryable": self.kind.retryable,
+            **self.facts,
+        }
+        if self.retry_after is not None:
+            table["retry_after"] = round(self.retry_after, 3)
+        return table

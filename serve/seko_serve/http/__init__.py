@@ -1,0 +1,1 @@
+"""HTTP and sockets: routes, middleware, and the socket of a stream."""

@@ -1,0 +1,66 @@
+"""When a viewer's next chunk is due, and whether it may be made: at most two chunks are ahead of what was shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CREDIT = 2  # chunks that were made and not shown yet
+
+
+@dataclass
+class Pace:
+    """The viewer's clock of one session. Times are seconds of one monotonic clock.
+
+    Parameters
+    ----------
+    fps : float
+        Video frames that the viewer shows a second.
+    buffer : int
+        Chunks that the viewer collects before it begins to play.
+    """
+
+    fps: float
+    buffer: int = 1
+    chunks: int = 0
+    """Chunks made."""
+    frames: int = 0
+    """Video frames in them."""
+    shown: int = 0
+    """Chunks that the viewer acknowledged."""
+    late: int = 0
+    """Chunks that came after they were due."""
+    begun: float | None = None
+    """When frame 0 was shown, or would have been without the viewer's stalls; None while it collects chunks."""
+    collected: int = 0
+    """Chunks that the viewer has collected since it last stopped."""
+    first: int = 0
+    """The first frame that it shows when it plays again."""
+
+    def may_run(self) -> bool:
+        """Return whether the next chunk may be made."""
+        return self.chunks - self.shown < CREDIT + self.buffer - 1
+
+    def due(self, now: float) -> float:
+        """Return when the next chunk must be there: when the frames of all chunks before it were shown."""
+        return now if self.begun is None else self.begun + self.frames / self.fps
+
+    def made(self, frames: int, now: float) -> float:
+        """Count a chunk that is there now; return the seconds by which it is late, 0 if it is in time."""
+        lateness = 0.0 if self.begun is None else max(0.0, now - self.due(now))
+        if self.begun is not None and lateness > 0:
+            self.late += 1
+            self.begun += lateness  # the viewer stood still for so long
+        self.chunks += 1
+        self.frames += frames
+        self.collected += 1
+        if self.begun is None and self.collected >= self.buffer:
+            self.begun = now - self.first / self.fps
+        return lateness
+
+    def acknowledge(self, chunk: int) -> None:
+        """Note that the viewer has shown all chunks up to number ``chunk``; what was never made is ignored."""
+        self.shown = max(self.shown, min(chunk + 1, self.chunks))
+
+    def stop(self) -> None:
+        """Stop the viewer's clock: a pause or a lost socket. It collects chunks again before it plays on."""
+        self.begun, self.collected, self.first = None, 0, self.frames

@@ -1,0 +1,1 @@
+"""Coding of video frames and sound for clients."""

@@ -1,0 +1,177 @@
+"""Encoders of sound: samples go in as they come, packets of a fixed number of samples come out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from fractions import Fraction
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_serve.errors import ServeError
+from seko_serve.protocol import SOUND_CODECS, Codec
+
+Samples = NDArray[np.float32]
+
+
+class SoundEncoder(ABC):
+    """Encodes one channel of sound in order.
+
+    Parameters
+    ----------
+    rate : int
+        Samples a second that go in.
+    """
+
+    codec: Codec
+
+    def __init__(self, rate: int) -> None:
+        self.rate = rate
+
+    @abstractmethod
+    def encode(self, samples: Samples) -> list[tuple[bytes, int]]:
+        """Encode samples.
+
+        Parameters
+        ----------
+        samples : numpy.ndarray
+            float32 [n] in -1..1; what is beyond is clipped.
+
+        Returns
+        -------
+        list of (bytes, int)
+            Each packet that is complete, and the samples in it at the encoder's own `packet_rate`.
+        """
+
+    @abstractmethod
+    def finish(self) -> list[tuple[bytes, int]]:
+        """Return the packets of what is left at the end, filled up with silence."""
+
+    @property
+    def packet_rate(self) -> int:
+        """Samples a second in the packets; a library may want another rate than what goes in."""
+        return self.rate
+
+
+class PcmEncoder(SoundEncoder):
+    """Signed 16-bit samples, little endian."""
+
+    codec = Codec.PCM
+
+    def encode(self, samples: Samples) -> list[tuple[bytes, int]]:
+        """Return the samples as they are; see `SoundEncoder.encode`."""
+        if not samples.size:
+            return []
+        whole = np.rint(np.clip(samples, -1.0, 1.0) * 32767).astype("<i2")
+        return [(whole.tobytes(), whole.size)]
+
+    def finish(self) -> list[tuple[bytes, int]]:
+        """Return nothing: no sample waits."""
+        return []
+
+
+class _LibraryEncoder(SoundEncoder):
+    """An encoder of FFmpeg's libraries, with the resampling that it needs."""
+
+    _name: str
+    _layout = "mono"
+    _bit_rate: int
+
+    def __init__(self, rate: int) -> None:
+        super().__init__(rate)
+        context = av.CodecContext.create(self._name, "w")
+        if not isinstance(context, av.AudioCodecContext):  # pragma: no cover - the names are of sound codecs
+            raise TypeError(self._name)
+        context.layout, context.bit_rate = self._layout, self._bit_rate
+        context.sample_rate = self.packet_rate
+        context.format = self._format
+        context.time_base = Fraction(1, self.packet_rate)
+        context.open()
+        self._context = context
+        self._resampler = av.AudioResampler(self._format, self._layout, self.packet_rate, context.frame_size)
+        self._given = 0
+
+    @property
+    def _format(self) -> str:
+        return "fltp"
+
+    def encode(self, samples: Samples) -> list[tuple[bytes, int]]:
+        """Encode samples; see `SoundEncoder.encode`."""
+        if not samples.size:
+            return []
+        clipped = np.clip(np.ascontiguousarray(samples, np.float32), -1.0, 1.0)[None]
+        frame = av.AudioFrame.from_ndarray(clipped, format="fltp", layout=self._layout)
+        frame.sample_rate, frame.time_base, frame.pts = self.rate, Fraction(1, self.rate), self._given
+        self._given += samples.size
+        return list(self._packets(self._resampler.resample(frame)))
+
+    def finish(self) -> list[tuple[bytes, int]]:
+        """Return what is left; see `SoundEncoder.finish`."""
+        made = list(self._packets(self._resampler.resample(None)))
+        return [
+            *made,
+            *(
+                (self._packed(bytes(packet)), self._context.frame_size)
+                for packet in self._context.encode(None)
+            ),
+        ]
+
+    def _packets(self, frames: list[av.AudioFrame]) -> Iterator[tuple[bytes, int]]:
+        for frame in frames:
+            for packet in self._context.encode(frame):
+                yield self._packed(bytes(packet)), self._context.frame_size
+
+    def _packed(self, payload: bytes) -> bytes:
+        return payload
+
+
+class OpusEncoder(_LibraryEncoder):
+    """Opus at 48 kHz, 20 ms a packet."""
+
+    codec = Codec.OPUS
+    _name, _bit_rate = "libopus", 48_000
+
+    @property
+    def _format(self) -> str:
+        return "flt"
+
+    @property
+    def packet_rate(self) -> int:
+        """48 kHz, the only rate of Opus here."""
+        return 48_000
+
+
+class AacEncoder(_LibraryEncoder):
+    """AAC-LC, 1,024 samples a packet, each behind an ADTS header so that a decoder can begin with any."""
+
+    codec = Codec.AAC
+    _name, _bit_rate = "aac", 96_000
+    _RATES = (96_000, 88_200, 64_000, 48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8_000)
+
+    def __init__(self, rate: int) -> None:
+        if rate not in self._RATES:
+            raise ServeError("unsupported", f"AAC has no rate of {rate} samples a second")
+        super().__init__(rate)
+
+    def _packed(self, payload: bytes) -> bytes:
+        size, rate = len(payload) + 7, self._RATES.index(self.rate)
+        # Sync word and MPEG-4 without a checksum; LC profile, rate, one channel; size; a full buffer; one block.
+        bits = 0xFFF1 << 40 | 1 << 38 | rate << 34 | 1 << 30 | size << 13 | 0x7FF << 2
+        return bits.to_bytes(7, "big") + payload
+
+
+ENCODERS: dict[Codec, type[SoundEncoder]] = {
+    encoder.codec: encoder for encoder in (PcmEncoder, OpusEncoder, AacEncoder)
+}
+
+
+def chosen_codec(offered: tuple[str, ...]) -> Codec:
+    """Return the first codec of a client's list that there is an encoder for; ServeError if there is none."""
+    for name in offered:
+        codec = SOUND_CODECS.get(name)
+        if codec in ENCODERS:
+            return codec
+    known = ", ".join(SOUND_CODECS)
+    raise ServeError("unsupported", f"none of the client's sound codecs is known, expected one of {known}")

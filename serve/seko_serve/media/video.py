@@ -1,0 +1,240 @@
+"""Encoders of video frames: each frame is one packet, at once."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_serve.errors import ServeError
+from seko_serve.protocol import VIDEO_CODECS, Codec
+
+Frame = NDArray[np.uint8]
+MICROSECONDS = 1_000_000
+GOP = 1 << 16  # frames between key frames that nobody asked for: a key frame costs ten others
+
+
+@dataclass(frozen=True)
+class Packet:
+    """One coded video frame.
+
+    Parameters
+    ----------
+    payload : bytes
+        Its bytes.
+    key : bool
+        Whether a decoder can begin with it.
+    """
+
+    payload: bytes
+    key: bool
+
+
+class VideoEncoder(ABC):
+    """Encodes the frames of one viewer in order.
+
+    Parameters
+    ----------
+    width, height : int
+        Size of the frames in pixels; both even.
+    fps : int
+        Frames a second.
+    """
+
+    codec: Codec
+
+    def __init__(self, width: int, height: int, fps: int) -> None:
+        self.width, self.height, self.fps = width, height, fps
+        self._number = 0
+        self._wants_key = True
+
+    def request_key(self) -> None:
+        """Make the next frame a key frame: for a viewer that joins, or whose decoder lost its place."""
+        self._wants_key = True
+
+    def encode(self, frame: Frame) -> Packet:
+        """Encode one frame.
+
+        Parameters
+        ----------
+        frame : numpy.ndarray
+            uint8 [height, width, 3], RGB.
+        """
+        if frame.shape != (self.height, self.width, 3) or frame.dtype != np.uint8:
+            raise ValueError(
+                f"a frame is {frame.dtype} {list(frame.shape)}, expected uint8 [{self.height}, {self.width}, 3]"
+            )
+        key, self._wants_key = self._wants_key, False
+        packet = self._encode(np.ascontiguousarray(frame), key)
+        self._number += 1
+        return packet
+
+    @abstractmethod
+    def _encode(self, frame: Frame, key: bool) -> Packet:
+        """Encode a frame, as a key frame if so asked."""
+
+
+class _LibraryEncoder(VideoEncoder):
+    """An encoder of FFmpeg's libraries."""
+
+    _name: str
+    _options: ClassVar[dict[str, str]]
+
+    def __init__(self, width: int, height: int, fps: int) -> None:
+        super().__init__(width, height, fps)
+        context = av.CodecContext.create(self._name, "w")
+        if not isinstance(context, av.VideoCodecContext):  # pragma: no cover - the names are of video codecs
+            raise TypeError(self._name)
+        context.width, context.height, context.pix_fmt = width, height, "yuv420p"
+        context.time_base, context.framerate = Fraction(1, fps), Fraction(fps)
+        context.gop_size, context.max_b_frames, context.thread_count = GOP, 0, 1
+        context.options = dict(self._options)
+        self._context = context
+
+    def _encode(self, frame: Frame, key: bool) -> Packet:
+        picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
+        picture.pts, picture.time_base = self._number, Fraction(1, self.fps)
+        picture.pict_type = av.video.frame.PictureType.I if key else av.video.frame.PictureType.NONE
+        packets = list(self._context.encode(picture))
+        if len(packets) != 1:
+            raise RuntimeError(f"{self._name} gave {len(packets)} packets for a frame, expected one at once")
+        return Packet(bytes(packets[0]), packets[0].is_keyframe)
+
+
+class H264Encoder(_LibraryEncoder):
+    """H.264 as Annex B, with parameter sets in each key frame."""
+
+    codec = Codec.H264
+    _name = "libx264"
+    _options: ClassVar = {
+        "preset": "superfast",
+        "tune": "zerolatency",
+        "profile": "baseline",
+        "crf": "21",
+        "forced-idr": "1",
+        "x264-params": "repeat-headers=1:annexb=1:scenecut=0",
+    }
+
+
+class Vp8Encoder(_LibraryEncoder):
+    """VP8 in real time."""
+
+    codec = Codec.VP8
+    _name = "libvpx"
+    _options: ClassVar = {
+        "deadline": "realtime",
+        "cpu-used": "8",
+        "lag-in-frames": "0",
+        "error-resilient": "1",
+        "b": "2M",
+        "crf": "12",
+    }
+
+
+class RawEncoder(VideoEncoder):
+    """Frames as they are, 3 bytes a pixel."""
+
+    codec = Codec.RGB24
+
+    def _encode(self, frame: Frame, key: bool) -> Packet:
+        del key
+        return Packet(frame.tobytes(), True)
+
+
+class MjpegEncoder(VideoEncoder):
+    """One JPEG a frame."""
+
+    codec = Codec.MJPEG
+
+    def _encode(self, frame: Frame, key: bool) -> Packet:
+        del key
+        context = av.CodecContext.create("mjpeg", "w")
+        if not isinstance(context, av.VideoCodecContext):  # pragma: no cover - it is a video codec
+            raise TypeError("mjpeg")
+        context.width, context.height, context.pix_fmt = self.width, self.height, "yuvj420p"
+        context.time_base, context.options = Fraction(1, self.fps), {"qmin": "3", "qmax": "3"}
+        picture = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(format="yuvj420p")
+        return Packet(b"".join(bytes(packet) for packet in _all_packets(context, picture)), True)
+
+
+class Fmp4Encoder(VideoEncoder):
+    """Segments of fragmented MP4 with H.264, for MediaSource, which works where a page is not secure.
+
+    A frame's segment comes with the next frame: FFmpeg writes it once it knows how long the frame is shown.
+    """
+
+    codec = Codec.FMP4
+
+    def __init__(self, width: int, height: int, fps: int) -> None:
+        super().__init__(width, height, fps)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._file = io.BytesIO()
+        options = {
+            "movflags": "empty_moov+default_base_moof+frag_every_frame+omit_tfhd_offset",
+            "flush_packets": "1",
+        }
+        self._container = av.open(self._file, "w", format="mp4", options=options)
+        self._stream = self._container.add_stream("libx264", rate=self.fps)
+        self._stream.width, self._stream.height, self._stream.pix_fmt = self.width, self.height, "yuv420p"
+        self._stream.codec_context.gop_size, self._stream.codec_context.max_b_frames = GOP, 0
+        self._stream.codec_context.thread_count = 1
+        self._stream.codec_context.options = {
+            "preset": "superfast",
+            "tune": "zerolatency",
+            "profile": "baseline",
+            "crf": "21",
+            "forced-idr": "1",
+        }
+        self._first = self._number
+
+    def _encode(self, frame: Frame, key: bool) -> Packet:
+        if key and self._number > self._first:  # a player that joins needs the initialisation again
+            self._container.close()  # what FFmpeg writes at the end is not sent
+            self._begin()
+        picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
+        picture.pts, picture.time_base = self._number, Fraction(1, self.fps)
+        picture.pict_type = av.video.frame.PictureType.I if key else av.video.frame.PictureType.NONE
+        for packet in self._stream.encode(picture):
+            self._container.mux(packet)
+        payload = self._file.getvalue()
+        self._file.seek(0)
+        self._file.truncate()
+        return Packet(payload, key)
+
+
+ENCODERS: dict[Codec, type[VideoEncoder]] = {
+    encoder.codec: encoder for encoder in (H264Encoder, Vp8Encoder, RawEncoder, MjpegEncoder, Fmp4Encoder)
+}
+
+
+def chosen_codec(offered: tuple[str, ...]) -> Codec:
+    """Return the first codec of a client's list that there is an encoder for; ServeError if there is none."""
+    for name in offered:
+        codec = VIDEO_CODECS.get(name)
+        if codec in ENCODERS:
+            return codec
+    raise ServeError(
+        "unsupported",
+        f"none of the client's video codecs is known, expected one of {', '.join(VIDEO_CODECS)}",
+    )
+
+
+def pts_us(frame: int, fps: int) -> int:
+    """Return when a frame is shown, in microseconds from the stream's start."""
+    return frame * MICROSECONDS // fps
+
+
+def _all_packets(
+    context: av.VideoCodecContext, picture: av.VideoFrame
+) -> Iterator[av.Packet[av.VideoStream]]:
+    yield from context.encode(picture)
+    yield from context.encode(None)

@@ -1,0 +1,312 @@
+"""Messages of the stream's socket: subprotocols, JSON controls and binary media. Pure functions, for both ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from seko_serve.errors import ServeError
+
+SUBPROTOCOL = "seko.v1"
+TICKET_PREFIX, RESUME_PREFIX = "seko.ticket.", "seko.resume."
+VERSION = 1
+HEADER = struct.Struct("<BBBBIIIQII")
+MAX_CONTROL_BYTES = 64 << 10  # a JSON message of a client
+MAX_ID_LETTERS, MAX_KEYS = 64, 32
+_UNSIGNED_32, _UNSIGNED_64 = (1 << 32) - 1, (1 << 64) - 1
+
+
+class Codec(IntEnum):
+    """What a binary message holds."""
+
+    H264 = 1  # Annex B, parameter sets inside each key frame
+    VP8 = 2
+    RGB24 = 3  # [frames, height, width, 3] uint8
+    MJPEG = 4  # one JPEG
+    FMP4 = 5  # a segment of fragmented MP4; the first one begins with the initialisation
+    PCM = 16  # signed 16 bits, little endian, one channel
+    AAC = 17  # ADTS
+    OPUS = 18
+
+
+VIDEO_CODECS = {codec.name.lower(): codec for codec in Codec if codec < Codec.PCM}
+SOUND_CODECS = {codec.name.lower(): codec for codec in Codec if codec >= Codec.PCM}
+
+
+@dataclass(frozen=True)
+class Media:
+    """One binary message.
+
+    Parameters
+    ----------
+    codec : Codec
+        What the payload is.
+    serial : int
+        Rises by one with each binary message of a session, across reconnects.
+    chunk : int
+        Number of the chunk that it belongs to.
+    first : int
+        Number of its first video frame, or of its first sample of sound, in the stream.
+    pts_us : int
+        When it is shown or heard, in microseconds from the stream's start.
+    count : int
+        Video frames or samples in it.
+    payload : bytes
+        The coded media.
+    key : bool
+        Whether a decoder can begin with it.
+    discontinuity : bool
+        Whether the stream begins anew with it.
+    last : bool
+        Whether it is the chunk's last message of its kind.
+    """
+
+    codec: Codec
+    serial: int
+    chunk: int
+    first: int
+    pts_us: int
+    count: int
+    payload: bytes
+    key: bool = False
+    discontinuity: bool = False
+    last: bool = False
+
+    def pack(self) -> bytes:
+        """Return the message: a header of `HEADER`'s 32 bytes and the payload."""
+        flags = self.key | self.discontinuity << 1 | self.last << 2
+        header = HEADER.pack(
+            VERSION,
+            self.codec,
+            flags,
+            0,
+            self.serial & _UNSIGNED_32,
+            self.chunk & _UNSIGNED_32,
+            self.first & _UNSIGNED_32,
+            self.pts_us & _UNSIGNED_64,
+            self.count,
+            len(self.payload),
+        )
+        return header + self.payload
+
+    @classmethod
+    def parse(cls, message: bytes) -> Media:
+        """Parse a binary message; ServeError if it is none of this version."""
+        if len(message) < HEADER.size:
+            raise ServeError(
+                "bad_request", f"a binary message has {len(message)} bytes, expected {HEADER.size} or more"
+            )
+        version, codec, flags, _, serial, chunk, first, pts_us, count, size = HEADER.unpack_from(message)
+        if version != VERSION or codec not in Codec._value2member_map_ or size != len(message) - HEADER.size:
+            raise ServeError(
+                "bad_request",
+                f"a binary message of version {version} and codec {codec} says {size} bytes and has "
+                f"{len(message) - HEADER.size}; expected version {VERSION}",
+            )
+        return cls(
+            Codec(codec),
+            serial,
+            chunk,
+            first,
+            pts_us,
+            count,
+            message[HEADER.size :],
+            key=bool(flags & 1),
+            discontinuity=bool(flags & 2),
+            last=bool(flags & 4),
+        )
+
+
+# -- controls -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Control:
+    """A JSON message of a client whose fields were checked.
+
+    Parameters
+    ----------
+    type : str
+        One of `CONTROLS`.
+    id : str
+        What its receipts name; empty where it has none.
+    fields : mapping of str to object
+        Its other fields, by name.
+    """
+
+    type: str
+    id: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+Check = Callable[[object, str], Any]
+
+
+def _text(most: int) -> Check:
+    def check(value: object, name: str) -> str:
+        if not isinstance(value, str):
+            raise ServeError("bad_request", f"{name} is of type {type(value).__name__}, expected a text")
+        if len(value) > most:
+            raise ServeError("too_large", f"{name} has {len(value)} letters, at most {most} are taken")
+        return value
+
+    return check
+
+
+def _whole(least: int, most: int) -> Check:
+    def check(value: object, name: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ServeError("bad_request", f"{name} is no whole number from {least} to {most}")
+        return value
+
+    return check
+
+
+def _number(value: object, name: str) -> float:
+    finite = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        number = float(value) if finite else math.nan  # type: ignore[arg-type]
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ServeError("bad_request", f"{name} is no finite number")
+    return number
+
+
+def _flag(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ServeError("bad_request", f"{name} is of type {type(value).__name__}, expected true or false")
+    return value
+
+
+def _list_of(check: Check, most: int) -> Check:
+    def check_all(value: object, name: str) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise ServeError("bad_request", f"{name} is of type {type(value).__name__}, expected a list")
+        if len(value) > most:
+            raise ServeError("too_large", f"{name} has {len(value)} entries, at most {most} are taken")
+        return tuple(check(item, f"{name}[{number}]") for number, item in enumerate(value))
+
+    return check_all
+
+
+def _pose(value: object, name: str) -> tuple[float, ...]:
+    pose: tuple[float, ...] = _list_of(_number, 16)(value, name)
+    if len(pose) != 16:
+        raise ServeError("bad_request", f"{name} has {len(pose)} numbers, expected 16: a matrix by rows")
+    return pose
+
+
+MAX_PROMPT_LETTERS = 4_000
+MAX_POSES = 256
+_ID = ("id", _text(MAX_ID_LETTERS))
+_SEED = _whole(-((1 << 62) - 1), (1 << 62) - 1)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The fields of one control: those that must be there and those that may, each with its check."""
+
+    required: tuple[tuple[str, Check], ...] = ()
+    optional: tuple[tuple[str, Check], ...] = ()
+
+
+CONTROLS: Mapping[str, Shape] = {
+    "hello": Shape(
+        (("codecs", _list_of(_text(16), 16)),),
+        (("audio", _list_of(_text(16), 16)), ("buffer", _whole(1, 8))),
+    ),
+    "ack": Shape((("chunk", _whole(0, _UNSIGNED_32)),)),
+    "prompt": Shape((_ID, ("text", _text(MAX_PROMPT_LETTERS))), (("recache", _flag),)),
+    "keys": Shape((_ID, ("held", _list_of(_text(32), MAX_KEYS)))),
+    "poses": Shape((_ID, ("poses", _list_of(_pose, MAX_POSES)))),
+    "audio_end": Shape((_ID,)),
+    "text": Shape((_ID, ("text", _text(MAX_PROMPT_LETTERS))), (("last", _flag),)),
+    "seed": Shape((_ID, ("value", _SEED))),
+    "pause": Shape((_ID,)),
+    "play": Shape((_ID,)),
+    "restart": Shape((_ID,), (("seed", _SEED),)),
+    "ping": Shape((("t", _number),)),
+    "close": Shape(),
+}
+
+
+def parse_control(message: str | bytes) -> Control:
+    """Parse a client's JSON message.
+
+    Raises
+    ------
+    ServeError
+        If it is too long, no JSON object, of an unknown type, or a field is missing, unknown or of another type.
+    """
+    size = len(message.encode()) if isinstance(message, str) else len(message)
+    if size > MAX_CONTROL_BYTES:
+        raise ServeError("too_large", f"a control has {size} bytes, at most {MAX_CONTROL_BYTES} are taken")
+    try:
+        table = json.loads(message, parse_constant=_no_constant)
+    except (ValueError, RecursionError):  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        raise ServeError("bad_request", "a control is no JSON object") from None
+    if not isinstance(table, dict):
+        raise ServeError("bad_request", f"a control is of type {type(table).__name__}, expected an object")
+    kind = table.pop("type", None)
+    shape = CONTROLS.get(kind) if isinstance(kind, str) else None
+    if shape is None:
+        raise ServeError("bad_request", f"unknown type of control, expected one of {', '.join(CONTROLS)}")
+    found: dict[str, Any] = {}
+    for name, check in (*shape.required, *shape.optional):
+        if name in table:
+            found[name] = check(table.pop(name), f"{kind}.{name}")
+        elif (name, check) in shape.required:
+            raise ServeError("bad_request", f"{kind}.{name} is missing")
+    if table:
+        raise ServeError("bad_request", f"{kind} has unknown fields; it takes {_names(shape)}")
+    return Control(str(kind), found.pop("id", ""), found)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _names(shape: Shape) -> str:
+    return ", ".join(name for name, _ in (*shape.required, *shape.optional)) or "none"
+
+
+def message(kind: str, **fields: object) -> str:
+    """Return a JSON message of the server: its type and fields."""
+    return json.dumps({"type": kind, **fields}, separators=(",", ":"), allow_nan=False)
+
+
+# -- subprotocols ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """What a client offers in its subprotocols: a ticket, or a resume token with the last serial that it saw.
+
+    A browser can set no other header of a socket.
+    """
+
+    ticket: str = ""
+    resume: str = ""
+    last_serial: int = 0
+
+
+def parse_subprotocols(offered: Sequence[str]) -> Entrance:
+    """Return the entrance that a client's subprotocols offer; ServeError if there is none, or two."""
+    if SUBPROTOCOL not in offered:
+        raise ServeError("bad_request", f"the socket's subprotocols lack {SUBPROTOCOL}")
+    tickets = [name[len(TICKET_PREFIX) :] for name in offered if name.startswith(TICKET_PREFIX)]
+    resumes = [name[len(RESUME_PREFIX) :] for name in offered if name.startswith(RESUME_PREFIX)]
+    if len(tickets) + len(resumes) != 1:
+        raise ServeError("unauthorized", f"expected one {TICKET_PREFIX}TICKET or {RESUME_PREFIX}TOKEN.SERIAL")
+    if tickets:
+        return Entrance(ticket=tickets[0])
+    token, _, serial = resumes[0].rpartition(".")
+    if not token or not (serial.isascii() and serial.isdecimal() and len(serial) < 11):
+        raise ServeError("unauthorized", f"expected {RESUME_PREFIX}TOKEN.SERIAL")
+    return Entrance(resume=token, last_serial=int(serial))

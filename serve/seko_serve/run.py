@@ -1,0 +1,62 @@
+"""Starts and stops the server's process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from functools import partial
+
+import uvicorn
+
+from seko_runtime.errors import SekoRuntimeError
+from seko_serve.http.app import Application
+from seko_serve.live.device import Device, pool_of
+from seko_serve.live.house import House
+from seko_serve.settings import LOOPBACK, Settings
+
+SERVER_LIMITS = {
+    "ws_max_size": 1 << 20,
+    "ws_per_message_deflate": False,  # video is compressed already
+    "timeout_keep_alive": 15,
+    "h11_max_incomplete_event_size": 64 << 10,
+    "timeout_graceful_shutdown": 10,
+    "server_header": False,
+    "access_log": False,  # paths hold the ids of sessions
+}
+
+
+def server(settings: Settings) -> uvicorn.Server:
+    """Return the server of these settings, not started."""
+    house = House(settings, Device(partial(pool_of, settings.artifact, settings.device)))
+    config = uvicorn.Config(
+        Application(settings, house).app(),
+        host=settings.host,
+        port=settings.port,
+        uds=None if settings.uds is None else str(settings.uds),
+        root_path=settings.root_path,
+        log_level=settings.log_level,
+        ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
+        ssl_certfile=None if settings.tls_certificate is None else str(settings.tls_certificate),
+        **SERVER_LIMITS,  # type: ignore[arg-type]
+    )
+    return uvicorn.Server(config)
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal comes; return the exit code."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    scheme = "http" if settings.tls_key is None else "https"
+    where = f"unix:{settings.uds}" if settings.uds else f"{scheme}://{settings.host}:{settings.port}/"
+    print(f"seko-serve: opening {settings.artifact}; the page will be at {where}", file=sys.stderr)
+    if not settings.keys and settings.uds is None and settings.host in LOOPBACK:
+        print("seko-serve: no API key, so only this machine is answered", file=sys.stderr)
+    made = server(settings)
+    try:
+        asyncio.run(made.serve())
+    except SekoRuntimeError as error:
+        print(f"seko-serve: {error}", file=sys.stderr)
+        return 3
+    except KeyboardInterrupt:
+        return 0
+    return 0 if made.started else 3

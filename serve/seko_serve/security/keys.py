@@ -1,0 +1,82 @@
+"""API keys: kept as SHA-256, compared in constant time. A key is a tenant: others never see its sessions."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from seko_serve.errors import ServeError
+
+LEAST_LETTERS = 16
+ENVIRONMENT = "SEKO_SERVE_API_KEY"
+ANYONE = "local"  # the tenant of a server without keys, which listens on loopback only
+
+
+def digest(secret: str) -> str:
+    """Return the SHA-256 of a secret, as hexadecimal digits."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class ApiKeys:
+    """The keys of a server.
+
+    Parameters
+    ----------
+    keys : iterable of str
+        Each at least `LEAST_LETTERS` letters; none: anyone may call.
+
+    Raises
+    ------
+    ValueError
+        If a key is too short.
+    """
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._digests = []
+        for key in keys:
+            if len(key) < LEAST_LETTERS:
+                raise ValueError(f"an API key has {len(key)} letters, expected {LEAST_LETTERS} or more")
+            self._digests.append(digest(key))
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def tenant(self, authorization: str | None) -> str:
+        """Return the tenant of a request's ``Authorization`` header: ``Bearer KEY``.
+
+        Raises
+        ------
+        ServeError
+            If there are keys and the header has none of them.
+        """
+        if not self._digests:
+            return ANYONE
+        scheme, _, key = (authorization or "").partition(" ")
+        given = digest(key.strip())
+        # All are compared, so that the time does not say which one was nearly right.
+        matches = [hmac.compare_digest(given, known) for known in self._digests]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise ServeError(
+                "unauthorized", "the header Authorization has no known key: send Bearer and the key"
+            )
+        return f"key-{given[:16]}"
+
+
+def read_keys(given: Iterable[str], file: Path | None, environment: Mapping[str, str]) -> list[str]:
+    """Return the keys of the command line, of a file with one a line, and of the environment.
+
+    Raises
+    ------
+    ValueError
+        If the file may be read by other users.
+    """
+    keys = [*given]
+    if file is not None:
+        if file.stat().st_mode & 0o077:
+            raise ValueError(f"--api-key-file {file.name} may be read by other users; give it mode 0600")
+        keys += [line.strip() for line in file.read_text().splitlines() if line.strip()]
+    if environment.get(ENVIRONMENT):
+        keys.append(environment[ENVIRONMENT])
+    return keys

@@ -1,0 +1,30 @@
+"""Origins: a browser tells which page opens a socket, and pages of other sites are refused. CORS covers no sockets."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from seko_serve.errors import ServeError
+
+
+def check_origin(origin: str | None, host: str | None, allowed: frozenset[str]) -> None:
+    """Raise a ServeError for a page of another site.
+
+    Parameters
+    ----------
+    origin : str or None
+        The header ``Origin``; programs that are no browser send none.
+    host : str or None
+        The header ``Host``.
+    allowed : frozenset of str
+        Further origins, such as ``https://example.org``; ``*`` allows all.
+    """
+    if origin is None or "*" in allowed or origin in allowed:
+        return
+    try:
+        parts = urlsplit(origin)
+        same = parts.scheme in ("http", "https") and bool(host) and parts.netloc == host
+    except ValueError:
+        same = False
+    if not same:
+        raise ServeError("forbidden", "the page's origin is not this server's; add it to --allowed-origins")

@@ -1,0 +1,44 @@
+"""The interface of a store of snapshots, and the names that it takes."""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,119}")
+
+
+class StoreError(Exception):
+    """A snapshot cannot be written or read."""
+
+
+class ExistsError(StoreError):
+    """A name was written before: another process has this session."""
+
+
+class Store(Protocol):
+    """Files by name. A name is written once: whoever is second has lost the session to the first."""
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a file that appears whole or not at all.
+
+        Raises
+        ------
+        ExistsError
+            If the name was written before.
+        StoreError
+            If it cannot be written.
+        """
+
+    def get(self, name: str) -> bytes | None:
+        """Return a file's content, or None if there is none; StoreError if it cannot be read."""
+
+    def delete(self, name: str) -> None:
+        """Remove a file; nothing if there is none. StoreError if it cannot be removed."""
+
+
+def checked_name(name: str) -> str:
+    """Return a name without path separators; ValueError otherwise."""
+    if not NAME.fullmatch(name) or ".." in name:
+        raise ValueError("a name of a snapshot has letters, digits, dots and hyphens only")
+    return name

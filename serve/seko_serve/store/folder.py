@@ -1,0 +1,79 @@
+"""Snapshots in a folder of this machine: files of mode 0600 that appear whole."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from seko_serve.store.base import ExistsError, StoreError, checked_name
+
+
+class FolderStore:
+    """Files of one folder, which only this user may read.
+
+    Parameters
+    ----------
+    folder : Path
+        Made with mode 0700 if it is not there.
+
+    Raises
+    ------
+    StoreError
+        If it cannot be made, or others may use it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = folder.stat()
+        except OSError as fault:
+            raise StoreError(f"the folder of snapshots cannot be made: {fault.strerror}") from fault
+        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise StoreError("others may use the folder of snapshots; give it mode 0700")
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a file; see `Store.put`. It is on the disk when this returns."""
+        target = self._folder / checked_name(name)
+        try:
+            descriptor, temporary = tempfile.mkstemp(prefix=".writing-", dir=self._folder)  # of mode 0600
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.link(temporary, target)  # unlike a renaming, it fails where the name is taken
+            finally:
+                os.unlink(temporary)
+            self._sync()
+        except FileExistsError:
+            raise ExistsError(f"{name} was written before") from None
+        except OSError as fault:
+            raise StoreError(f"{name} cannot be written: {fault.strerror}") from fault
+
+    def get(self, name: str) -> bytes | None:
+        """Return a file's content; see `Store.get`."""
+        try:
+            return (self._folder / checked_name(name)).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as fault:
+            raise StoreError(f"{name} cannot be read: {fault.strerror}") from fault
+
+    def delete(self, name: str) -> None:
+        """Remove a file; see `Store.delete`."""
+        try:
+            with suppress(FileNotFoundError):
+                (self._folder / checked_name(name)).unlink()
+            self._sync()
+        except OSError as fault:
+            raise StoreError(f"{name} cannot be removed: {fault.strerror}") from fault
+
+    def _sync(self) -> None:
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,125 @@
+"""Drives Debian's headless Chromium by its debugging protocol. No tests."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from websockets.sync.client import ClientConnection, connect
+
+NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
+START_S, WAIT_S = 60.0, 60.0
+
+
+def browser_path() -> str | None:
+    """The browser's program, where there is one."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Page:
+    """One page of a browser."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket, self._number = socket, 0
+        self.problems: list[str] = []  # errors of the console and uncaught exceptions
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: object) -> dict[str, Any]:
+        """Call a method of the protocol and return its result."""
+        self._number += 1
+        self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
+        while True:
+            told = json.loads(self._socket.recv(timeout=WAIT_S))
+            if told.get("id") == self._number:
+                if "error" in told:
+                    raise RuntimeError(f"{method}: {told['error']}")
+                result: dict[str, Any] = told["result"]
+                return result
+            self._note(told)
+
+    def _note(self, told: dict[str, Any]) -> None:
+        method, parameters = told.get("method"), told.get("params", {})
+        if method == "Runtime.exceptionThrown":
+            self.problems.append(json.dumps(parameters["exceptionDetails"])[:500])
+        elif method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.problems.append(parameters["entry"]["text"])
+
+    def value(self, expression: str) -> Any:
+        """The value of an expression of JavaScript; a promise is awaited."""
+        found = self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, userGesture=True
+        )
+        if "exceptionDetails" in found:
+            raise RuntimeError(json.dumps(found["exceptionDetails"])[:800])
+        return found["result"].get("value")
+
+    def until(self, expression: str) -> Any:
+        """Wait until an expression is true; return its value."""
+        end = time.monotonic() + WAIT_S
+        while not (value := self.value(expression)):
+            if time.monotonic() > end:
+                raise AssertionError(f"not in {WAIT_S:.0f} s: {expression}; the page says {self.problems}")
+            time.sleep(0.05)
+        return value
+
+    def key(self, code: str, *, down: bool) -> None:
+        """Press or release a key."""
+        kind = "keyDown" if down else "keyUp"
+        self.call("Input.dispatchKeyEvent", type=kind, code=code, key=code.removeprefix("Key").lower())
+
+    def screenshot(self, path: Path, width: int = 1000, height: int = 1200) -> None:
+        """Write a picture of the page."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
+
+
+@contextmanager
+def open_page(url: str, *options: str) -> Iterator[Page]:
+    """Open a page in a browser of its own."""
+    path = browser_path()
+    assert path is not None
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [path, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
+        command += [
+            f"--user-data-dir={profile}",
+            "--autoplay-policy=no-user-gesture-required",
+            *options,
+            "about:blank",
+        ]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                port = _port(Path(profile, "DevToolsActivePort"))
+                with urlopen(f"http://127.0.0.1:{port}/json/list", timeout=WAIT_S) as answer:
+                    target = next(entry for entry in json.load(answer) if entry["type"] == "page")
+                with connect(target["webSocketDebuggerUrl"], max_size=64 << 20, compression=None) as socket:
+                    page = Page(socket)
+                    page.call("Page.navigate", url=url)
+                    page.until("document.readyState === 'complete'")
+                    yield page
+            finally:
+                process.terminate()
+                process.wait(30)
+
+
+def _port(file: Path) -> int:
+    end = time.monotonic() + START_S
+    while not (file.exists() and (lines := file.read_text().splitlines()) and lines[0]):
+        assert time.monotonic() < end, "the browser does not start"
+        time.sleep(0.05)
+    return int(lines[0])

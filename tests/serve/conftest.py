@@ -1,0 +1,71 @@
+"""A server on loopback over the toy model's pool, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from seko_runtime import Pool
+from seko_serve.http.app import Application
+from seko_serve.live.device import Device
+from seko_serve.live.house import House
+from seko_serve.run import SERVER_LIMITS
+from seko_serve.settings import Settings
+from tests.runtime import toy_pool
+
+
+@contextmanager
+def toy_opener() -> Iterator[Pool]:
+    with toy_pool.open_pool() as pool:
+        yield pool
+
+
+class Running:
+    """A server that answers at `url`."""
+
+    def __init__(self, server: uvicorn.Server, thread: threading.Thread, house: House) -> None:
+        self._server, self._thread, self.house = server, thread, house
+
+    @property
+    def url(self) -> str:
+        (listener,) = self._server.servers
+        return f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+Starter = Callable[..., Running]
+
+
+@pytest.fixture
+def start() -> Iterator[Starter]:
+    """Start servers with settings; they end with the test."""
+    running: list[Running] = []
+
+    def started(**changes: object) -> Running:
+        settings = Settings(Path("toy"), port=0, **changes)  # type: ignore[arg-type]
+        house = House(settings, Device(toy_opener))
+        config = uvicorn.Config(
+            Application(settings, house).app(), host="127.0.0.1", port=0, log_level="warning", **SERVER_LIMITS
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+        thread.start()
+        while not server.started and thread.is_alive():
+            thread.join(0.01)
+        assert thread.is_alive()
+        running.append(Running(server, thread, house))
+        return running[-1]
+
+    yield started
+    for server in running:
+        server.stop()

@@ -1,0 +1,115 @@
+"""The page in a real browser: it plays, prompts and pauses work, a lost socket comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .browser import browser_path, open_page
+from .conftest import Starter
+
+pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
+FRAMES = "Number(document.body.dataset.painted || 0)"
+BEGIN = "document.getElementById('prompt').value = 'a b'; document.getElementById('start').click(); true"
+
+
+def test_it_plays_and_frames_come_in_order(start: Starter, tmp_path: Path) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        assert page.value("'VideoDecoder' in window")
+        page.value(
+            "window.seen = []; new MutationObserver(() => seen.push(Number(document.body.dataset.frame)))"
+            ".observe(document.body, {attributes: true, attributeFilter: ['data-frame']}); true"
+        )
+        page.value(BEGIN)
+        page.until(f"{FRAMES} > 40")
+        assert page.value("document.getElementById('state').textContent") == "Live"
+        seen = page.value("seen")
+        assert seen == sorted(set(seen))
+        assert page.value("Number(document.getElementById('chunk').textContent)") > 2
+        page.screenshot(tmp_path / "page.png")
+        assert page.problems == []
+        (session,) = server.house.sessions.values()
+        assert session._encoder is not None
+        assert session._encoder.codec.name == "H264"
+        page.value("document.getElementById('stop').click(); true")
+        page.until("document.getElementById('start').textContent === 'Start'")
+    assert not server.house.sessions
+
+
+def test_a_prompt_is_applied_and_its_time_to_the_picture_told(start: Starter) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.value(BEGIN)
+        page.until(f"{FRAMES} > 5")
+        page.value(
+            "document.getElementById('prompt').value = 'c a'; document.getElementById('start').click(); true"
+        )
+        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+        assert page.value("[...document.querySelectorAll('#history button')].map((b) => b.textContent)") == [
+            "c a",
+            "a b",
+        ]
+
+
+def test_pause_stops_the_picture_and_play_goes_on(start: Starter) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.value(BEGIN)
+        page.until(f"{FRAMES} > 5")
+        page.value("document.getElementById('pause').click(); true")
+        page.until("document.getElementById('state').textContent === 'Paused'")
+        page.until("Number(document.getElementById('buffered').textContent) === 0")
+        stood = page.value(FRAMES)
+        page.value("document.getElementById('pause').click(); true")
+        page.until(f"{FRAMES} > {stood} + 20")
+
+
+def test_a_page_that_is_not_secure_plays_without_webcodecs(start: Starter) -> None:
+    server = start()
+    port = server.url.rsplit(":", 1)[1]
+    with open_page(f"http://lan.test:{port}/", "--host-resolver-rules=MAP lan.test 127.0.0.1") as page:
+        assert not page.value("'VideoDecoder' in window")
+        page.value(BEGIN)
+        page.until(f"{FRAMES} > 20")
+        (session,) = server.house.sessions.values()
+        assert session._encoder is not None
+        assert session._encoder.codec.name == "MJPEG"
+
+
+def test_a_lost_socket_is_told_and_comes_back(start: Starter) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.value(
+            "window.sockets = []; const Known = WebSocket; window.WebSocket = class extends Known "
+            "{ constructor(...given) { super(...given); sockets.push(this); } }; true"
+        )
+        page.value(BEGIN)
+        page.until(f"{FRAMES} > 5")
+        stood = page.value(FRAMES)
+        page.value("sockets.at(-1).close(); true")
+        page.until(f"sockets.length > 1 && {FRAMES} > {stood} + 30")
+        assert page.value("document.getElementById('state').textContent") == "Live"
+
+
+def test_a_full_server_is_told_in_words(start: Starter) -> None:
+    server = start(max_sessions=1)
+    with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
+        first.value(BEGIN)
+        first.until(f"{FRAMES} > 5")
+        second.value(BEGIN)
+        second.until("document.getElementById('state').textContent.includes('all 1 sessions are taken')")
+        assert second.value("document.getElementById('state').classList.contains('error')")
+
+
+def test_it_fits_a_phone_and_can_be_used_by_the_keyboard(start: Starter, tmp_path: Path) -> None:
+    server = start()
+    with open_page(f"{server.url}/") as page:
+        page.screenshot(tmp_path / "phone.png", 390, 844)
+        assert page.value("document.documentElement.scrollWidth <= 390")
+        unnamed = page.value(
+            "[...document.querySelectorAll('button, input, textarea, canvas')].filter((e) => !(e.textContent.trim() "
+            "|| e.getAttribute('aria-label') || e.labels?.length)).map((e) => e.id)"
+        )
+        assert unnamed == []

@@ -1,0 +1,148 @@
+"""Keys, tickets, resume tokens, rates and origins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seko_serve.errors import ServeError
+from seko_serve.security.keys import ApiKeys, read_keys
+from seko_serve.security.origins import check_origin
+from seko_serve.security.rates import MOST_CALLERS, Rate
+from seko_serve.security.tokens import TICKET_S, ResumeToken, Tickets
+
+KEYS = ("a-key-of-the-first-tenant", "a-key-of-the-second-tenant")
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_each_key_is_a_tenant_and_none_other_gets_in() -> None:
+    keys = ApiKeys(KEYS)
+    first, second = (keys.tenant(f"Bearer {key}") for key in KEYS)
+    assert first != second
+    assert not any(key in tenant for key in KEYS for tenant in (first, second))
+    for header in (None, "", "Bearer", f"Basic {KEYS[0]}", f"Bearer {KEYS[0]}x", f"bearer {KEYS[0][:-1]}"):
+        with pytest.raises(ServeError) as caught:
+            keys.tenant(header)
+        assert caught.value.kind.status == 401
+        assert KEYS[0] not in caught.value.message
+
+
+def test_without_keys_anyone_is_one_tenant() -> None:
+    assert not ApiKeys()
+    assert ApiKeys().tenant(None) == ApiKeys().tenant("Bearer x")
+
+
+def test_a_short_key_is_refused() -> None:
+    with pytest.raises(ValueError, match="7 letters, expected 16"):
+        ApiKeys(["too-bad"])
+
+
+def test_keys_come_from_the_line_a_private_file_and_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{KEYS[0]}\n\n{KEYS[1]}\n")
+    file.chmod(0o644)
+    with pytest.raises(ValueError, match="mode 0600"):
+        read_keys([], file, {})
+    file.chmod(0o600)
+    assert read_keys(["x"], file, {"SEKO_SERVE_API_KEY": "y"}) == ["x", *KEYS, "y"]
+
+
+def test_a_ticket_opens_one_session_once_and_soon() -> None:
+    clock = Clock()
+    tickets = Tickets(clock)
+    for session, wait in (("other", 0.0), ("mine", TICKET_S)):
+        ticket = tickets.issue("mine")
+        clock.now += wait
+        with pytest.raises(ServeError, match="unknown, used, or older"):
+            tickets.redeem(ticket, session)
+    ticket = tickets.issue("mine")
+    tickets.redeem(ticket, "mine")
+    with pytest.raises(ServeError):
+        tickets.redeem(ticket, "mine")
+    older, newer = tickets.issue("mine"), tickets.issue("mine")
+    tickets.issue("other")
+    with pytest.raises(ServeError):
+        tickets.redeem(older, "mine")
+    tickets.redeem(newer, "mine")
+
+
+def test_only_the_newest_resume_token_is_one() -> None:
+    token = ResumeToken()
+    with pytest.raises(ServeError):
+        token.check("")
+    first, second = token.rotate(), token.rotate()
+    with pytest.raises(ServeError):
+        token.check(first)
+    token.check(second)
+    ResumeToken.of_hash(token.hashed).check(second)
+    assert second not in token.hashed
+
+
+@given(st.lists(st.floats(0, 3), max_size=60))
+def test_a_rate_lets_through_what_its_bucket_holds(waits: list[float]) -> None:
+    clock = Clock()
+    rate = Rate(2.0, 3.0, "calls", clock)
+    taken: list[float] = []
+    for wait in waits:
+        clock.now += wait
+        try:
+            rate.take("caller")
+        except ServeError as error:
+            retry_after = error.retry_after
+        else:
+            taken.append(clock.now)
+            continue
+        assert retry_after is not None
+        clock.now += retry_after + 1e-9
+        rate.take("caller")
+        taken.append(clock.now)
+    for begin in range(len(taken)):
+        for end in range(begin, len(taken)):
+            assert end - begin + 1 <= 3 + 2.0 * (taken[end] - taken[begin]) + 1e-6
+
+
+def test_callers_have_buckets_of_their_own_and_quiet_ones_are_forgotten() -> None:
+    rate = Rate(1.0, 1.0, "calls", Clock())
+    for caller in range(MOST_CALLERS + 5):
+        rate.take(str(caller))
+    with pytest.raises(ServeError, match="more calls than the limit"):
+        rate.take(str(MOST_CALLERS))
+    assert len(rate._left) <= MOST_CALLERS
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "allowed", "taken"),
+    [
+        (None, "localhost:8000", set(), True),
+        ("http://localhost:8000", "localhost:8000", set(), True),
+        ("https://me.example", "me.example", set(), True),
+        ("http://localhost:8001", "localhost:8000", set(), False),
+        ("https://evil.example", "localhost:8000", set(), False),
+        ("https://good.example", "localhost:8000", {"https://good.example"}, True),
+        ("https://evil.example", "localhost:8000", {"*"}, True),
+        ("null", "localhost:8000", set(), False),
+        ("file://localhost:8000", "localhost:8000", set(), False),
+        ("http://[", "localhost:8000", set(), False),
+        ("", "", set(), False),
+    ],
+)
+def test_pages_of_other_sites_are_refused(
+    origin: str | None, host: str, allowed: set[str], *, taken: bool
+) -> None:
+    if taken:
+        check_origin(origin, host, frozenset(allowed))
+    else:
+        with pytest.raises(ServeError, match="--allowed-origins"):
+            check_origin(origin, host, frozenset(allowed))

@@ -1,0 +1,295 @@
+"""The whole server over loopback: sessions, the stream's order, receipts, pace, resuming, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from seko_serve.client import AsyncClient
+from seko_serve.errors import ServeError
+from seko_serve.protocol import Media
+from tests.runtime import toy_pool, toy_whole
+
+from .conftest import Running, Starter
+
+PROMPT = "a b"
+LIMIT_S = 60.0
+
+
+def run(test: Callable[[Callable[[], AsyncClient]], Awaitable[None]], server: Running) -> None:
+    """Run a test with a maker of clients, which are closed at its end."""
+
+    async def bounded() -> None:
+        async with AsyncExitStack() as stack:
+            clients = []
+
+            def client() -> AsyncClient:
+                clients.append(AsyncClient(server.url))
+                stack.push_async_exit(clients[-1])
+                return clients[-1]
+
+            await asyncio.wait_for(test(client), LIMIT_S)
+
+    asyncio.run(bounded())
+
+
+def http(url: str, method: str = "GET", table: object = None, key: str = "") -> tuple[int, Any]:
+    body = None if table is None else table if isinstance(table, bytes) else json.dumps(table).encode()
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        with urlopen(Request(url, body, headers, method=method), timeout=20) as answer:
+            content = answer.read()
+            return answer.status, json.loads(content) if content[:1] in b"{[" and content else content
+    except HTTPError as refused:
+        return refused.code, json.loads(refused.read())
+
+
+async def watch(
+    client: AsyncClient, chunks: int, *, acknowledge: bool = True
+) -> tuple[list[Media], list[dict[str, Any]]]:
+    """Take so many chunks; return media and JSON in the order in which they came."""
+    media, told = [], []
+    async for received in client.messages():
+        if isinstance(received, Media):
+            media.append(received)
+            continue
+        told.append(received)
+        if received["type"] == "chunk":
+            if acknowledge:
+                await client.acknowledge(received["chunk"])
+            chunks -= 1
+            if not chunks:
+                break
+    return media, told
+
+
+def alone(chunks: int, prompts: dict[int, str]) -> np.ndarray:
+    """Video frames of the runtime's own session, prompts set before the chunks of these numbers."""
+    with toy_pool.open_pool() as pool, pool.open_session(seed=3, prompt=prompts[0]) as session:
+        frames = []
+        for number in range(chunks):
+            if number and number in prompts:
+                session.set_prompt(prompts[number])
+            frames.append(session.run_chunk().video()[0])
+        return np.concatenate(frames)
+
+
+def pictures(media: list[Media]) -> np.ndarray:
+    shape = (toy_whole.HEIGHT, toy_whole.WIDTH, 3)
+    return np.stack([np.frombuffer(one.payload, np.uint8).reshape(shape) for one in media])
+
+
+def test_the_stream_is_that_of_the_runtime_alone_frame_by_frame(start: Starter) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 5)
+        await client.close()
+        assert [one.serial for one in media] == list(range(len(media)))
+        assert [one.first for one in media] == list(range(len(media)))
+        assert np.array_equal(pictures(media), alone(5, {0: PROMPT}))
+
+    run(test, server)
+
+
+def test_a_prompt_has_two_receipts_and_changes_the_chunk_that_it_names(start: Starter) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 2)
+        name = await client.send("prompt", text="c a")
+        more, told = await watch(client, 4)
+        await client.close()
+        kinds = [(one["type"], one.get("id")) for one in told if one.get("id") == name]
+        assert kinds == [("received", name), ("applied", name)]
+        (chunk,) = [one["chunk"] for one in told if one["type"] == "applied"]
+        assert np.array_equal(pictures(media + more), alone(6, {0: PROMPT, chunk: "c a"}))
+
+    run(test, server)
+
+
+def test_a_viewer_that_acknowledges_nothing_gets_two_chunks_and_another_one_goes_on(start: Starter) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        quiet = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+        await watch(quiet, 2, acknowledge=False)
+        other = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+        await watch(other, 8)
+        facts = {one["id"]: one["chunks"] for one in http(f"{server.url}/v1/sessions")[1]["data"]}
+        assert facts[quiet._id] == 2
+        assert facts[other._id] >= 8
+        await quiet.acknowledge(1)
+        await watch(quiet, 2)
+
+    run(test, server)
+
+
+def test_a_lost_socket_comes_back_without_a_frame_lost_or_twice(start: Starter) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 2)
+        stale = client._resume
+        await client.drop()
+        while http(f"{server.url}/v1/sessions/{client._id}")[1]["attached"]:
+            await asyncio.sleep(0.01)
+        await client.resume()
+        assert client._resume != stale
+        more, _ = await watch(client, 3)
+        seen = [one.serial for one in media + more]
+        assert seen == list(range(len(seen)))
+        together = pictures(media + more)
+        assert np.array_equal(together, alone(6, {0: PROMPT})[: len(together)])
+        await client.drop()
+        client._resume = stale
+        while http(f"{server.url}/v1/sessions/{client._id}")[1]["attached"]:
+            await asyncio.sleep(0.01)
+        with pytest.raises(ServeError, match="resume token"):
+            await client.resume()
+
+    run(test, server)
+
+
+def test_pause_and_play_stop_and_go_on_where_it_stood(start: Starter) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 1)
+        await client.send("pause")
+        async for received in client.messages():
+            if isinstance(received, Media):
+                media.append(received)
+            elif received["type"] == "chunk":
+                await client.acknowledge(received["chunk"])
+            elif received["type"] == "state":
+                assert received["paused"]
+                break
+        await client.send("play")
+        more, _ = await watch(client, 3)
+        assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
+
+    run(test, server)
+
+
+def test_rows_are_freed_and_a_full_server_says_when_to_come_back(start: Starter) -> None:
+    server = start(max_sessions=2)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        clients = [await new_client().open(prompt=PROMPT) for _ in range(2)]
+        status, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
+        assert (status, answer["error"]["code"], answer["error"]["retryable"]) == (503, "full", True)
+        await clients[0].close()
+        status, opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
+        assert status == 201
+        assert http(f"{server.url}/v1/sessions/{opened['id']}", "DELETE")[0] == 204
+        assert http(f"{server.url}/v1/sessions/{opened['id']}")[0] == 404
+
+    run(test, server)
+
+
+def test_a_session_whose_viewer_is_gone_ends_with_its_lease(start: Starter) -> None:
+    server = start(lease_s=0.5)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(prompt=PROMPT)
+        await watch(client, 1)
+        await client.drop()
+        while http(f"{server.url}/v1/sessions")[1]["data"]:
+            await asyncio.sleep(0.05)
+        with pytest.raises(ServeError, match="no such session"):
+            await client.resume()
+
+    run(test, server)
+
+
+def test_keys_are_asked_for_and_tenants_do_not_see_each_other(start: Starter) -> None:
+    first, second = "a-key-of-the-first-tenant", "a-key-of-the-second-tenant"
+    server = start(keys=(first, second))
+    assert http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[0] == 401
+    assert http(f"{server.url}/v1/models")[0] == 401
+    status, opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT}, first)
+    assert status == 201
+    url = f"{server.url}/v1/sessions/{opened['id']}"
+    assert http(url, key=first)[0] == 200
+    for method in ("GET", "PATCH", "DELETE"):
+        assert http(url, method, {} if method == "PATCH" else None, second)[0] == 404
+    assert http(f"{server.url}/v1/sessions", key=second)[1]["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("table", "status", "code"),
+    [
+        ({}, 400, "bad_request"),
+        ({"prompt": 1}, 400, "bad_request"),
+        ({"prompt": PROMPT, "seed": 1.5}, 400, "bad_request"),
+        ({"prompt": PROMPT, "seed": 1 << 62}, 400, "bad_request"),
+        ({"prompt": PROMPT, "fps": 0}, 400, "bad_request"),
+        ({"prompt": PROMPT, "more": 1}, 400, "bad_request"),
+        ({"prompt": PROMPT, "model": "other"}, 404, "not_found"),
+        ({"prompt": "x" * 5_000}, 413, "too_large"),
+        (b"[1]", 400, "bad_request"),
+        (b"{", 400, "bad_request"),
+        (b" " * (1 << 21), 413, "too_large"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_and_takes_no_row(
+    start: Starter, table: object, status: int, code: str
+) -> None:
+    server = start()
+    found, answer = http(f"{server.url}/v1/sessions", "POST", table)
+    assert (found, answer["error"]["code"]) == (status, code)
+    assert http(f"{server.url}/ready")[1]["free"] == server.house.capacity
+
+
+def test_sockets_without_a_ticket_hello_or_codec_are_told_and_closed(start: Starter) -> None:
+    server = start()
+
+    async def refused(entrance: list[str], first: str, name: str) -> tuple[dict[str, Any], int]:
+        from websockets.asyncio.client import connect
+
+        url = f"{server.url.replace('http', 'ws')}/v1/sessions/{name}/stream"
+        async with connect(url, subprotocols=["seko.v1", *entrance]) as socket:  # type: ignore[list-item]
+            with suppress(ConnectionClosed):  # a refusal, which is read next
+                await socket.send(first)
+            told = json.loads(await socket.recv())
+            await socket.wait_closed()
+            return told, socket.close_code or 0
+
+    async def test(_: Callable[[], AsyncClient]) -> None:
+        hello = json.dumps({"type": "hello", "codecs": ["h264"]})
+        told, code = await refused(["seko.ticket.x"], hello, "nothing")
+        assert (told["type"], told["code"], code) == ("error", "unauthorized", 1008)
+        for first, expected in (
+            ('{"type": "ack", "chunk": 1}', "bad_request"),
+            ("{", "bad_request"),
+            (json.dumps({"type": "hello", "codecs": ["av1"]}), "unsupported"),
+        ):
+            _, opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
+            told, code = await refused([f"seko.ticket.{opened['ticket']}"], first, opened["id"])
+            assert (told["code"], code) == (expected, 1008)
+            http(f"{server.url}/v1/sessions/{opened['id']}", "DELETE")
+
+    run(test, server)
+
+
+def test_answers_carry_the_policy_that_keeps_other_sites_out(start: Starter) -> None:
+    server = start()
+    with urlopen(f"{server.url}/", timeout=20) as answer:
+        assert b"<title>" in answer.read()
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in answer.headers

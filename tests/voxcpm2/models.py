@@ -1,0 +1,50 @@
+"""Models and prompts that several files of tests use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seko_export.families.voxcpm2.config import LongRope, VoxCpm2Config
+from seko_export.families.voxcpm2.pieces import SpeechLayout
+from seko_export.families.voxcpm2.presets import PRESETS, TINY
+from tests.voxcpm2.eager_speech import EagerSpeech
+from tests.voxcpm2.oracle import weights_of
+
+PLAIN = PRESETS[TINY]
+
+
+def scaled(config: VoxCpm2Config) -> VoxCpm2Config:
+    """The same sizes with everything on that the public model has off."""
+    depth = {
+        role: replace(getattr(config, role), scale_depth=1.4)
+        for role in ("base", "residual", "encoder", "decoder")
+    }
+    rope = config.rope
+    longer = LongRope(rope.theta, rope.short_factors, rope.long_factors, 2048, 64)
+    return replace(config, rope=longer, residual_rope=True, embed_scale=3.0, mean_mode=True, **depth)
+
+
+def prompt(config: VoxCpm2Config, tokens: int, *audio: range) -> dict[str, Tensor]:
+    """A prompt of random ids and patches; the tokens in ``audio`` are patches."""
+    generator = torch.Generator().manual_seed(tokens)
+    is_audio = torch.zeros(tokens, dtype=torch.bool)
+    for places in audio:
+        is_audio[list(places)] = True
+    patches = torch.randn(tokens, *config.patch_shape, generator=generator)
+    ids = torch.randint(config.vocab_size, (tokens,), generator=generator)
+    return {
+        "ids": torch.where(is_audio, 0, ids),
+        "is_audio": is_audio,
+        "patches": patches * is_audio[:, None, None],
+    }
+
+
+def ours(
+    model: Any, config: VoxCpm2Config, *, places: int = 400, dtype: torch.dtype = torch.float32
+) -> EagerSpeech:
+    """A pool of three rows and the spare one, with the original's weights."""
+    return EagerSpeech(config, SpeechLayout(rows=4, places=places, dtype=dtype), *weights_of(model))
