@@ -11,13 +11,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from seko_export.host.progress import Progress, silent
 from seko_export.options.declaration import BuildOptions
 
 if TYPE_CHECKING:
-    from seko_export.build_steps import BuildResult
+    from seko_export.video.workload import VideoBuildResult
 
 __all__ = ["BuildOptions", "build", "inspect", "plan"]
 
@@ -31,7 +31,7 @@ def build(
     compiler_cache: bool = True,
     progress: Progress = silent,
     note: Callable[[str], None] = warnings.warn,
-) -> BuildResult:
+) -> VideoBuildResult:
     """Build one artifact and verify it in a process of its own before it gets its name.
 
     Parameters
@@ -54,7 +54,7 @@ def build(
 
     Returns
     -------
-    BuildResult
+    VideoBuildResult
 
     Raises
     ------
@@ -79,7 +79,7 @@ def build(
         note(sentence)
     seed = options.random_weights or 0
     with opened_checkpoint(resolved.checkpoint, resolved.config.model, note, seed=seed) as checkpoint:
-        return build_artifact(
+        result = build_artifact(
             resolved.config,
             checkpoint,
             goal,
@@ -91,13 +91,14 @@ def build(
             replace=replace,
             progress=progress,
         )
+    return cast("VideoBuildResult", result)
 
 
 def plan(
     options: BuildOptions, gpu: str, *, steps: int | None = None, fps: int | None = None
 ) -> dict[str, Any]:
     """Estimate memory and time of a build on a GPU that need not be present; see
-    `seko_export.roofline.predict.predict`.
+    `seko_export.video.plan.predict.predict`.
 
     Parameters
     ----------
@@ -121,7 +122,7 @@ def plan(
     find_gpu(gpu)
     check_options(options)  # both before torch is loaded
 
-    from seko_export.roofline.predict import Wish, predict
+    from seko_export.video.plan.predict import Wish, predict
 
     return predict(Wish(options, gpu, steps, fps))
 

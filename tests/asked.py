@@ -10,7 +10,7 @@ from typing import Any
 from seko_export.host.environment import Target
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import SAMPLE_FOLDER, ResolvedBuild, resolve_build
-from seko_export.roofline.predict import Wish
+from seko_export.video.plan.predict import Wish
 
 NO_LAYOUT: Mapping[str, Any] = {}
 

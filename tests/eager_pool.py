@@ -13,7 +13,7 @@ from seko_export.backends import EAGER
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import dtype_name
 from seko_export.families.registry import graph_of
-from seko_export.goldens.record import eager_engine
+from seko_export.video.recording import eager_engine
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.manifest import VideoManifest

@@ -23,7 +23,8 @@ from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import ResolvedBuild, resolve_build
-from seko_export.roofline.predict import Wish, predict
+from seko_export.video.media import open_media
+from seko_export.video.plan.predict import Wish, predict
 from seko_runtime.cli.commands import main as run_command
 from tests.export.media_files import TEXT, write_text_encoder, write_tokenizer, write_vae
 
@@ -135,7 +136,7 @@ def test_a_build_finds_its_files(line: str, published: Path, monkeypatch: pytest
     assert resolved.config.model.layers == SMALL.layers
     assert resolved.media.tokenizer is not None
     assert resolved.media.tokenizer.is_file()
-    media = resolved.media.open(resolved.config)  # every key and shape
+    media = open_media(resolved.media, resolved.config)  # every key and shape
     assert media.text is not None
     assert media.vae is not None
 

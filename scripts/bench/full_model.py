@@ -36,13 +36,13 @@ from seko_export.config.video import VideoBuild  # noqa: E402
 from seko_export.engines.piece import dtype_name  # noqa: E402
 from seko_export.families.base import MediaTensors  # noqa: E402
 from seko_export.families.registry import family_of, graph_of  # noqa: E402
-from seko_export.goldens.calibration import layer_constants  # noqa: E402
-from seko_export.goldens.record import eager_engine, golden_inputs, golden_reference, golden_text  # noqa: E402
 from seko_export.host.progress import silent  # noqa: E402
 from seko_export.lowering.trace import trace  # noqa: E402
 from seko_export.media.pieces import AUDIO_ENCODER  # noqa: E402
 from seko_export.media.wan_vae.config import WanVaeConfig  # noqa: E402
 from seko_export.media.wan_vae.modules import latent_statistics  # noqa: E402
+from seko_export.video.calibration import layer_constants  # noqa: E402
+from seko_export.video.recording import eager_engine, golden_inputs, golden_reference, golden_text  # noqa: E402
 from seko_kernels.kv_formats import ChannelStatistics  # noqa: E402
 from seko_runtime.backends import open_backend  # noqa: E402
 from seko_runtime.backends.aoti import torch_memory  # noqa: E402

@@ -21,9 +21,9 @@ from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
-from seko_export.goldens import record as golden
-from seko_export.goldens.bounds import difference
 from seko_export.host.progress import silent
+from seko_export.video import recording as golden
+from seko_export.video.bounds import difference
 from seko_runtime.video.ring import Ring
 
 

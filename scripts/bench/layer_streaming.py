@@ -26,7 +26,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
 from seko_export.options.resolve import resolve_build
-from seko_export.roofline.offload import chunk_offload_bytes, home_bytes
+from seko_export.video.plan.offload import chunk_offload_bytes, home_bytes
 from seko_runtime import open_artifact
 
 PRESET = "self-forcing-1.3b"

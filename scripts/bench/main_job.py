@@ -187,8 +187,8 @@ def _eager_chunk_ms(checkpoint: Path, scheme: str, chunks: int) -> dict[str, flo
     from seko_export.families.layers.pieces import make_pieces
     from seko_export.families.layers.weights import model_weights
     from seko_export.families.model_files import load_checkpoint
-    from seko_export.goldens.record import KvStatistics, eager_session, golden_text
     from seko_export.options.resolve import resolve_build
+    from seko_export.video.recording import KvStatistics, eager_session, golden_text
 
     options = BuildOptions(checkpoint, preset=PRESET, kv=scheme, kernels="plain", no_vae=True, no_text=True)
     config = resolve_build(options).config

@@ -86,7 +86,7 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
     from seko_export.backends.aoti import attention_backends
     from seko_export.engines.piece import dtype_name
     from seko_export.families.registry import graph_of
-    from seko_export.goldens.record import eager_engine, golden_inputs, golden_text
+    from seko_export.video.recording import eager_engine, golden_inputs, golden_text
     from seko_runtime.backends import open_backend
     from seko_runtime.backends.aoti import torch_memory
     from seko_runtime.format.manifest import Weight

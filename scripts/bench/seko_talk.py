@@ -38,8 +38,8 @@ from seko_export import BuildOptions
 from seko_export.config.media import HubertConfig
 from seko_export.config.video import VideoBuild
 from seko_export.families.seko_talk.presets import FULL, HYBRID, TINY, evenly
-from seko_export.goldens.record import golden_inputs, golden_reference, golden_text
 from seko_export.options.resolve import resolve_build
+from seko_export.video.recording import golden_inputs, golden_reference, golden_text
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.pooled_session import PooledSession
 

@@ -12,8 +12,8 @@ from scripts.kv_quality.streams import Places, Scales, first_full_chunk, places,
 from scripts.kv_quality.trial_formats import TrialKv
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.block import attention
-from seko_export.goldens.calibration import KvStatistics
-from seko_export.goldens.record import GOLDEN_PROMPT, eager_session
+from seko_export.video.calibration import KvStatistics
+from seko_export.video.recording import GOLDEN_PROMPT, eager_session
 from seko_kernels.kv_formats import ChannelStatistics, KvFormat
 
 

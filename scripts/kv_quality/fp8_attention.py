@@ -28,8 +28,8 @@ from scripts.train_sample.judge import judge
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.video import VideoBuild
 from seko_export.families.wan_layout.keys import spread
-from seko_export.goldens.calibration import layer_constants
 from seko_export.media.wan_vae.modules import VaeDecode
+from seko_export.video.calibration import layer_constants
 
 BAR_DB = 0.5
 ERROR_UNIT = "relative, against exact, mean of prompts"

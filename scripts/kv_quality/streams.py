@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from scripts.kv_quality.sample import Sample
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.rotary import key_rotary_tables, rotary_tables, rotate
-from seko_export.goldens.record import eager_session
+from seko_export.video.recording import eager_session
 from seko_kernels.kv_formats import KvFormat
 from seko_runtime.video.ring import Ring
 

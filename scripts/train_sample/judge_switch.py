@@ -33,7 +33,7 @@ from scripts.train_sample.shapes import draw_scenes
 from scripts.train_sample.shipped import CHECKPOINT, PASSES, REPORT, SAMPLE, SHIFT, load_student
 from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_vae import FrozenVae
-from seko_export.goldens.record import eager_session
+from seko_export.video.recording import eager_session
 
 SINGLE_SEED, PAIR_SEED = 123_000, 456_000  # the first as `evaluate.py` has it
 SWITCH_CHUNK = 10

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from seko_export.config.media import TOKENIZER_FILE
 from seko_export.engines.piece import dtype_name
 from seko_runtime.format.manifest import FileEntry, Weight
 
@@ -80,11 +78,3 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         if told is None:
             raise
         raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from fault
-
-
-def write_tokenizer(folder: Path, tokenizer: Path | None) -> None:
-    """Copy the text encoder's tokenizer, if there is one, into an artifact's folder."""
-    if tokenizer is not None:
-        goal = folder / TOKENIZER_FILE
-        goal.parent.mkdir()
-        shutil.copyfile(tokenizer, goal)

@@ -13,8 +13,7 @@ import torch._inductor.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seko_export.backends.base import Capabilities, ExportBackend
-from seko_export.backends.workers import SLOW_ROLES
-from seko_export.config.video import VideoBuild
+from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Piece, engine_spec
 from seko_export.host.compiler_cache import CACHE_VARIABLE, use_private_cache
 from seko_export.lowering import patches
@@ -23,7 +22,6 @@ from seko_export.lowering.package import slim_package
 from seko_export.lowering.patches.patch import applied
 from seko_export.lowering.rank_group import stand_in_group
 from seko_export.lowering.trace import trace
-from seko_export.media.pieces import MEDIA_PROGRAMS
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, tensors_text
 
 # The backend of attention is chosen when the engine is compiled. Torch's own order would take FlashAttention-2,
@@ -35,10 +33,10 @@ CUDA_ATTENTION = (
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 )
-BLOCK_THREADS = max(1, len(os.sched_getaffinity(0)) // 3)
+LARGE_PIECE_THREADS = max(1, len(os.sched_getaffinity(0)) // 3)
 
 
-def compile_piece(config: VideoBuild, piece: Piece, package: Path) -> None:
+def compile_piece(config: BuildConfig, piece: Piece, package: Path) -> None:
     """Trace, check and compile one piece into a ``.pt2`` package; the compiler's other files stay beside it.
 
     Raises
@@ -51,7 +49,7 @@ def compile_piece(config: VideoBuild, piece: Piece, package: Path) -> None:
     use_private_cache()
     # By default each compiler process starts a pool as large as the machine: with a process a piece, that is cores
     # times pieces interpreters that import torch. Only blocks and the VAE have kernels enough to share out.
-    torch._inductor.config.compile_threads = BLOCK_THREADS if piece.key.role in SLOW_ROLES else 1
+    torch._inductor.config.compile_threads = LARGE_PIECE_THREADS if piece.large else 1
     if config.target.device == "cuda":
         # Finding out what vector code the compiler can make takes half a minute, for a host side that has no loops.
         torch._inductor.config.cpp.vec_isa_ok = False
@@ -65,7 +63,7 @@ def compile_piece(config: VideoBuild, piece: Piece, package: Path) -> None:
         with applied(*patches.AOTI), outputs_beside, carried:
             torch._inductor.aoti_compile_and_package(program, package_path=str(package))
     slim_package(package, [*local_prefixes(), package.parent])
-    if piece.key.role in MEDIA_PROGRAMS.values():
+    if not piece.recorded:
         with attention_backends(config.target.device), stand_in_group(config.target.ranks):
             check_agrees(piece, package, config.target.device)
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from seko_export.config.build import BuildConfig
 from seko_export.errors import UsageError
 from seko_export.host.progress import Progress
+from seko_export.workloads.registry import workload_of
+from seko_runtime.format.manifest import Manifest
 
 if TYPE_CHECKING:
-    from seko_export.config.video import VideoBuild
     from seko_export.engines.piece import Piece
-    from seko_runtime.video.manifest import VideoManifest
+
+OFFLOADING = "--offload-cache"  # the option of a `Need` that `Capabilities.offloaded_cache` answers
 
 # Takes a build, one of its pieces, and the path of the file to write, in a folder of its own. Runs in a child process:
 # compilers are not thread-safe, and several engines compile at the same time. LoweringError if there is no such engine.
-EngineMaker = Callable[["VideoBuild", "Piece", Path], None]
+EngineMaker = Callable[[Any, "Piece", Path], None]
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,12 @@ class Capabilities:
         Cache formats that its engines can write and read, as ``--kv`` spells them; without it all.
     ranks : bool
         Collectives within engines, for several ranks.
-    pools, pass_caches, layer_rings, window_positions, reference_frames : bool
-        The options of these names.
+    pools : bool
+        Engines for calls of several sizes, of sessions that share them.
+    lacks : tuple of str
+        Options of workloads that its engines do not support, as `workloads.base.Need` names them.
+    workloads : tuple of str, optional
+        The workloads whose engines it makes; without it all.
     """
 
     devices: tuple[str, ...] = ("cpu", "cuda")
@@ -60,10 +67,8 @@ class Capabilities:
     kv_schemes: tuple[str, ...] | None = None
     ranks: bool = False
     pools: bool = True
-    pass_caches: bool = True
-    layer_rings: bool = True
-    window_positions: bool = True
-    reference_frames: bool = True
+    lacks: tuple[str, ...] = ()
+    workloads: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,9 @@ class Unfinished:
     ----------
     folder : Path
         The artifact's folder.
-    manifest : VideoManifest
+    config : BuildConfig
+        The build.
+    manifest : Manifest
         As written so far.
     progress : callable
         Called at every step.
@@ -83,7 +90,8 @@ class Unfinished:
     """
 
     folder: Path
-    manifest: VideoManifest
+    config: BuildConfig
+    manifest: Manifest
     progress: Progress
     compiler_cache: bool
 
@@ -117,6 +125,8 @@ class ExportBackend:
         Packages to list in the bill of materials, besides torch.
     extra_files : mapping of str to str
         Entries of the manifest's ``extra``: the file that each names, listed if the artifact has that file.
+    program_file : str, optional
+        Name of the file of a whole program, with ``{}`` for the program; the workload says of which there are files.
     versions : callable
         Entries of ``extra``: library versions, which the runtime compares with its own when it opens the artifact, and
         how the build was made.
@@ -140,12 +150,13 @@ class ExportBackend:
     named_kernels: str | None = None
     packages: tuple[str, ...] = ()
     extra_files: Mapping[str, str] = field(default_factory=dict)
-    versions: Callable[[VideoBuild], dict[str, str]] = lambda _: {}
+    program_file: str | None = None
+    versions: Callable[[Any], dict[str, str]] = lambda _: {}
     form: tuple[str, str] | None = None
-    build_engines: Callable[[VideoBuild, Path, Path, Progress], dict[str, float]] | None = None
+    build_engines: Callable[[BuildConfig, Path, Path, Progress], dict[str, float]] | None = None
     finish: Callable[[Unfinished], bool] | None = None
 
-    def check_build(self, config: VideoBuild) -> None:
+    def check_build(self, config: BuildConfig) -> None:
         """Refuse a build that this backend cannot make, before any file is read.
 
         Raises
@@ -159,40 +170,43 @@ class ExportBackend:
         self.check()
 
 
-def refuse_uncarried(backend: ExportBackend, config: VideoBuild) -> None:
+def refuse_uncarried(backend: ExportBackend, config: BuildConfig) -> None:
     """Refuse a build that asks for more than a backend's capabilities, naming the option."""
-    can, stream = backend.capabilities, config.workload.stream
-    if config.target.device not in can.devices:
+    can, target, workload = backend.capabilities, config.target, workload_of(config)
+    if can.workloads is not None and workload.name not in can.workloads:
+        raise UsageError(
+            f"--backend {backend.name} makes engines for the workload {' or '.join(can.workloads)}, and this build is "
+            f"of {workload.name}: take another backend"
+        )
+    if target.device not in can.devices:
         kinds = " and ".join({"cpu": "CPUs", "cuda": "GPUs"}[device] for device in can.devices)
         named = "cpu" if can.devices == ("cpu",) else "auto"
         if can.cross_targets:
             named = f"one of {', '.join(can.cross_targets)}, which need not be here"
         raise UsageError(
-            f"--backend {backend.name} builds for {kinds}, and this build is for {config.target.device}: give --target "
+            f"--backend {backend.name} builds for {kinds}, and this build is for {target.device}: give --target "
             f"{named}, or take another backend"
         )
-    scheme = "bf16" if config.workload.kv_scheme == config.exact_scheme else config.workload.kv_scheme
-    if can.kv_schemes is not None and scheme not in can.kv_schemes:
+    scheme = workload.cache_format(config)
+    if can.kv_schemes is not None and scheme is not None and scheme not in can.kv_schemes:
         raise UsageError(
             f"--backend {backend.name} has no functions for a cache of --kv {scheme}: give --kv "
             f"{' or --kv '.join(can.kv_schemes)}, or take another backend"
         )
-    if can.attentions is not None and config.target.attention not in can.attentions:
+    if can.attentions is not None and target.attention not in can.attentions:
         raise UsageError(
-            f"--backend {backend.name} has no attention {config.target.attention}: give --attention "
+            f"--backend {backend.name} has no attention {target.attention}: give --attention "
             f"{' or --attention '.join(can.attentions)}, or take another backend"
         )
+    lacks = can.lacks if can.offloaded_cache else (*can.lacks, OFFLOADING)
+    needs = {need.option: need.what for need in workload.needs(config)}
     for carried, asked, what, option in (
-        (can.fused_kernels, config.target.fused, "fused kernels", "--kernels fused"),
-        (can.fp8_matmuls, config.target.fp8, "fp8 matmuls", "--fp8"),
-        (can.resident_window, config.target.resident_window, "resident windows", "--resident-window"),
-        (can.offloaded_cache, stream.offload_cache, "offloaded caches", "--offload-cache"),
-        (can.ranks, config.target.ranks > 1, "engines for several ranks", "--ranks"),
-        (can.pools, config.workload.pool is not None, "pools", "--sessions"),
-        (can.pass_caches, stream.pass_caches, "caches of each pass", "--pass-caches"),
-        (can.layer_rings, bool(stream.layer_rings), "layers of different rings", "--layer-rings"),
-        (can.window_positions, stream.window_positions, "positions within the window", "--window-positions"),
-        (can.reference_frames, bool(stream.reference_frames), "reference frames", "--reference-frames"),
+        (can.fused_kernels, target.fused, "fused kernels", "--kernels fused"),
+        (can.fp8_matmuls, target.fp8, "fp8 matmuls", "--fp8"),
+        (can.resident_window, target.resident_window, "resident windows", "--resident-window"),
+        (can.ranks, target.ranks > 1, "engines for several ranks", "--ranks"),
+        (can.pools, config.workload.buckets is not None, "pools", "--sessions"),
+        *((option not in lacks, True, what, option) for option, what in needs.items()),
     ):
         if asked and not carried:
             raise UsageError(

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from seko_export.backends.base import Capabilities, ExportBackend, Unfinished
 from seko_export.backends.onnx_form.translate import piece_model, require_onnx
 from seko_export.errors import MachineError
+from seko_export.workloads.registry import workload_of
 
 if TYPE_CHECKING:
-    from seko_export.config.video import VideoBuild
+    from seko_export.config.build import BuildConfig
     from seko_export.engines.piece import Piece
 
 
-PASS_FILES = {"denoise": "denoise.onnx", "context": "context.onnx"}  # one whole pass in a file each
+PROGRAM_FILE = "{}.onnx"  # one whole program, such as a pass
 
 
 def check_can_build() -> None:
@@ -37,19 +38,23 @@ def check_can_build() -> None:
         ) from None
 
 
-def export_piece(config: VideoBuild, piece: Piece, path: Path) -> None:  # noqa: ARG001
+def export_piece(config: BuildConfig, piece: Piece, path: Path) -> None:  # noqa: ARG001
     """Translate one piece to ONNX and save it."""
     path.write_bytes(piece_model(piece).SerializeToString(deterministic=True))
 
 
 def finish(artifact: Unfinished) -> bool:
-    """Write each pass as one ONNX file that refers to the artifact's weights; see `onnx_form.passes`."""
-    from seko_export.backends.onnx_form.passes import write_pass
+    """Write the workload's whole programs as one ONNX file each, which refers to the artifact's weights; see
+    `onnx_form.passes`.
+    """
+    from seko_export.backends.onnx_form.passes import write_program
 
     artifact.progress("writing whole passes", 0, 1)
-    for program, file in PASS_FILES.items():
-        write_pass(artifact.folder, artifact.manifest, program, file)
-    return True
+    workload = workload_of(artifact.config)
+    programs = workload.resolve(artifact.manifest)
+    for program in workload.whole_programs:
+        write_program(artifact.folder, artifact.manifest, programs[program][0], PROGRAM_FILE.format(program))
+    return bool(workload.whole_programs)
 
 
 BACKEND = ExportBackend(
@@ -58,15 +63,12 @@ BACKEND = ExportBackend(
         devices=("cpu",),
         kv_schemes=("bf16", "fp4"),
         pools=False,
-        pass_caches=False,
-        layer_rings=False,
-        window_positions=False,
-        reference_frames=False,
+        lacks=("--pass-caches", "--layer-rings", "--window-positions", "--reference-frames"),
     ),
     export_piece,
     suffix=".onnx",
     check=check_can_build,
     functional=True,
-    extra_files={f"onnx_{program}": file for program, file in PASS_FILES.items()},
+    program_file=PROGRAM_FILE,
     finish=finish,
 )

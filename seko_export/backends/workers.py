@@ -19,19 +19,14 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from seko_export.backends.base import EngineMaker, ExportBackend
-from seko_export.config.video import VideoBuild
+from seko_export.config.build import BuildConfig
 from seko_export.engines.key import ENGINES_FOLDER, engine_file
 from seko_export.errors import ExportError
-from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.registry import graph_of
 from seko_export.host.progress import Progress
 from seko_export.host.workshop import workshop
-from seko_export.media.pieces import VAE_DECODE, VAE_DECODE_FIRST, VAE_ENCODE
 from seko_runtime.host.end_signals import held_signals
 from seko_runtime.host.faults import told_by_the_system
-
-# Roles of the engines with kernels enough to compile for long: these begin first.
-SLOW_ROLES = (BLOCK, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE)
 
 COMPILING = "compiling the engines"
 # Variables that modules, libraries or Python read once.
@@ -39,18 +34,20 @@ _READ_AT_IMPORT = ("TORCH", "AOT_INDUCTOR", "TRITON", "CUDA", "PYTHON", "OMP_", 
 # Bytes that a Unix socket's path may have, and of what multiprocessing puts behind the folder for temporary files.
 _SOCKET_PATH, _SOCKET_NAME = 107, len("/pymp-12345678/listener-12345678")
 _settings_of_server: dict[str, dict[str, str]] = {}
-_SLOW_COST = 5.0  # seconds of an engine of `SLOW_ROLES`, in those of another; assumed, for an estimate of the time left
+_SLOW_COST = (
+    5.0  # seconds of a `Piece.large` engine, in those of another; assumed, for an estimate of the time left
+)
 
 
 @contextmanager
 def compiled_beside(
-    config: VideoBuild, backend: ExportBackend, artifact: Path, progress: Progress
+    config: BuildConfig, backend: ExportBackend, artifact: Path, progress: Progress
 ) -> Iterator[Callable[[], dict[str, float]]]:
     """Compile every engine in child processes while the caller's block runs.
 
     Parameters
     ----------
-    config : VideoBuild
+    config : BuildConfig
         The build.
     backend : ExportBackend
         Its `compile_piece` makes one engine file in a worker.
@@ -73,12 +70,12 @@ def compiled_beside(
     """
     folder, suffix = backend.form or (ENGINES_FOLDER, backend.suffix)
     (artifact / folder).mkdir()
-    keys = [piece.key for piece in graph_of(config).pieces.values()]
-    workers = min(len(keys), len(os.sched_getaffinity(0)))
+    pieces = graph_of(config).pieces
+    workers = min(len(pieces), len(os.sched_getaffinity(0)))
     pool = ProcessPoolExecutor(
         workers, _started_by(backend), initializer=_quiet_worker, initargs=(dict(os.environ),)
     )
-    costs = {key.name: _SLOW_COST if key.role in SLOW_ROLES else 1.0 for key in keys}
+    costs = {name: _SLOW_COST if piece.large else 1.0 for name, piece in pieces.items()}
     by_cost = dict(sorted(costs.items(), key=lambda pair: -pair[1]))
     finished = False
     with workshop("seko-") as bench:
@@ -127,14 +124,14 @@ def _started_by(backend: ExportBackend) -> BaseContext:
     return server
 
 
-def make_engine(make: EngineMaker, config: VideoBuild, name: str, path: Path) -> float:
+def make_engine(make: EngineMaker, config: BuildConfig, name: str, path: Path) -> float:
     """Make the file of one engine of a build; return the seconds that it took, without the start of the process."""
     started = time.monotonic()
     make(config, graph_of(config).pieces[name], path)
     return time.monotonic() - started
 
 
-def _told(make: EngineMaker | None, config: VideoBuild, name: str, workplace: Path, goal: Path) -> float:
+def _told(make: EngineMaker | None, config: BuildConfig, name: str, workplace: Path, goal: Path) -> float:
     """Make one engine in a worker. A compiler's exception is returned as text, since it may not be picklable."""
     try:
         if make is None:

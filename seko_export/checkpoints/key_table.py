@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seko_export.checkpoints.sources import Companion, Layout, OpenedFiles, shown
+from seko_export.config.build import ModelIdentity
 from seko_export.config.model import ModelConfig
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -132,7 +133,7 @@ class RandomForm:
     prefix: str = ""
     parts: tuple[str, ...] = ()
     subfolder: str | None = None
-    config: Callable[[ModelConfig], Mapping[str, Any]] | None = None
+    config: Callable[[Any], Mapping[str, Any]] | None = None
 
 
 def plain_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
@@ -185,7 +186,7 @@ class KeyTable:
     """
 
     formats: str
-    shapes: Callable[[ModelConfig], dict[str, tuple[int, ...]]]
+    shapes: Callable[[Any], dict[str, tuple[int, ...]]]
     namings: tuple[Naming, ...]
     dimensions: tuple[Dimension, ...]
     landmark: str
@@ -264,7 +265,7 @@ class KeyTable:
         )
         return next(same, None)
 
-    def hints(self, opened: OpenedFiles, wanted: ModelConfig | None = None) -> list[str]:
+    def hints(self, opened: OpenedFiles, wanted: ModelIdentity | None = None) -> list[str]:
         """Return sentences on what a file that lacks the family's (or the ``wanted``) weights probably is."""
         keys = [source.key for source in opened.sources]
         hints = [hint for parts, hint in self.telltales if any(part in key for part in parts for key in keys)]

@@ -8,13 +8,13 @@ from pathlib import Path
 from seko_export.checkpoints.errors import WeightKeysError
 from seko_export.checkpoints.key_table import KeyTable, Naming
 from seko_export.checkpoints.sources import OpenedFiles, TensorSource, shown
-from seko_export.config.model import ModelConfig
+from seko_export.config.build import ModelIdentity
 
 SHOWN_KEYS = 20  # of each sort in a message; the error's attributes hold all
 
 
 def match_sources(
-    path: Path, opened: OpenedFiles, config: ModelConfig, keys: KeyTable
+    path: Path, opened: OpenedFiles, config: ModelIdentity, keys: KeyTable
 ) -> tuple[str, Mapping[str, TensorSource]]:
     """Find the stored tensor of every key of the model; any difference is an error.
 
@@ -24,7 +24,7 @@ def match_sources(
         Where the checkpoint lies, for the message.
     opened : OpenedFiles
         The tensors found there.
-    config : ModelConfig
+    config : ModelIdentity
         The model that is expected.
     keys : KeyTable
         The family's key table.

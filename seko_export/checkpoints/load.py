@@ -13,7 +13,7 @@ from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
-from seko_export.config.model import ModelConfig
+from seko_export.config.build import ModelIdentity
 from seko_export.errors import CheckpointError, UsageError
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -96,7 +96,7 @@ class Checkpoint:
 
 def load_model(
     path: Path,
-    config: ModelConfig,
+    config: ModelIdentity,
     keys: KeyTable,
     *,
     use_ema: bool = True,
@@ -110,7 +110,7 @@ def load_model(
     path : Path
         A `.pt`, a safetensors file, or a folder with one (sharded by an index, or in a pipeline's subfolder). The
         content decides which it is.
-    config : ModelConfig
+    config : ModelIdentity
         The model that is expected.
     keys : KeyTable
         Key table of its family; `seko_export.families.model_files.load_checkpoint` finds it.

@@ -19,7 +19,7 @@ import torch
 
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.key_table import KeyTable, RandomForm, plain_spread
-from seko_export.config.model import ModelConfig
+from seko_export.config.build import ModelIdentity
 from seko_export.errors import MachineError, UsageError
 from seko_runtime.host.faults import told_by_the_system
 
@@ -33,7 +33,7 @@ _DRAWN = (torch.float32, torch.bfloat16)
 
 def write_random_model(
     path: Path,
-    config: ModelConfig,
+    config: ModelIdentity,
     keys: KeyTable,
     *,
     format: str,
@@ -48,7 +48,7 @@ def write_random_model(
     path : Path
         The file to write, or the folder for formats that are folders. It must not exist. It appears complete or not
         at all.
-    config : ModelConfig
+    config : ModelIdentity
         The model.
     keys : KeyTable
         Key table of its family; `seko_export.families.model_files.write_random_checkpoint` finds it.
@@ -224,7 +224,7 @@ class _Stored:
 class _RandomWeights:
     """The weights of one model, drawn on demand."""
 
-    config: ModelConfig
+    config: ModelIdentity
     keys: KeyTable
     form: RandomForm
     shapes: Mapping[str, tuple[int, ...]]

@@ -20,7 +20,7 @@ from seko_export.roofline.gpus import GPUS
 from seko_runtime.cli.output import note
 
 if TYPE_CHECKING:
-    from seko_export.build_steps import BuildResult
+    from seko_export.video.workload import VideoBuildResult
 
 
 @click.group(cls=SekoGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -119,7 +119,7 @@ def build(
     say(*_told(result))
 
 
-def _told(result: BuildResult) -> Iterator[str]:
+def _told(result: VideoBuildResult) -> Iterator[str]:
     """Yield what a build made, as lines for a reader."""
     kv = result.kv
     yield f"artifact  {result.artifact}  ({result.digest[:16]}, built in {result.build_s:.1f} s)"
@@ -158,7 +158,7 @@ def _told(result: BuildResult) -> Iterator[str]:
 def plan(gpu: str, steps: int | None, fps: int | None, as_json: bool, **asked: Any) -> None:
     """Predict memory and time of a build on a GPU: does it fit, is it real-time, for how many sessions."""
     import seko_export
-    from seko_export.roofline.table import show
+    from seko_export.video.plan.table import show
 
     report = seko_export.plan(BuildOptions(**asked), gpu, steps=steps, fps=fps)
     if as_json:

@@ -197,6 +197,8 @@ class VaeConfig(ABC):
     """Whether there is an encoder, for start pictures; a VAE that only decodes says False."""
     shares_rows: ClassVar[bool] = False
     """Whether ranks can decode some rows of a picture each: `Vae.shared_decoder`."""
+    encodes_on: ClassVar[bool] = False
+    """Whether the encoder can go on behind a picture, with frames of grey: `Vae.picture_encoder`."""
 
     @property
     @abstractmethod

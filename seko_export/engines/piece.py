@@ -66,6 +66,10 @@ class Piece:
     among : tuple of int
         The layers of its layer group, if there are several groups: a layer's index here is its index in the group's
         caches.
+    large : bool
+        Whether it has kernels enough to compile for long: such engines begin first, each with processes of its own.
+    recorded : bool
+        Whether goldens show what it computes; the build compares other engines with their modules.
     """
 
     key: EngineKey
@@ -78,6 +82,8 @@ class Piece:
     positional: bool = False
     only: tuple[int, ...] | None = None
     among: tuple[int, ...] = ()
+    large: bool = False
+    recorded: bool = True
 
     @property
     def name(self) -> str:

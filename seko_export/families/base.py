@@ -10,32 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from seko_export.config.model import ModelConfig
-from seko_export.config.schedule import Schedule
-from seko_export.config.stream import StreamConfig
-from seko_export.errors import UsageError
+from seko_export.config.build import BuildConfig
 
 if TYPE_CHECKING:  # presets are looked at before torch is loaded
     from torch import Tensor
 
     from seko_export.checkpoints.key_table import KeyTable
-    from seko_export.checkpoints.sources import OpenedFiles
-    from seko_export.config.video import VideoBuild
     from seko_export.engines.piece import Piece
     from seko_export.engines.weight_source import WeightSource
-    from seko_export.families.recognition import Recognised
     from seko_runtime.format.manifest import Buffer, Call, InputSpec
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A named default: a model, the stream layout that its authors use, and its passes if they are its own."""
-
-    model: ModelConfig
-    stream: StreamConfig
-    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +36,7 @@ class ModelGraph:
     buffers : tuple of Buffer
         What the runtime allocates for a session.
     inputs : tuple of InputSpec
-        Inputs that the caller supplies while a stream runs. Each lies in one of the buffers; `layers.pieces` makes
+        Inputs that the caller supplies while a session runs. Each lies in one of the buffers; `layers.pieces` makes
         those.
     """
 
@@ -59,25 +44,6 @@ class ModelGraph:
     programs: Mapping[str, tuple[Call, ...]]
     buffers: tuple[Buffer, ...]
     inputs: tuple[InputSpec, ...] = ()
-
-
-@dataclass(frozen=True)
-class CacheProbe:
-    """Where calibration can read the keys and values that are written to the cache.
-
-    Parameters
-    ----------
-    role : str
-        Role of the engines that write the cache, called once for each layer and pass. They take ``token_index``, the
-        caches ``caches.k`` and ``caches.v`` and, if keys are stored before RoPE, ``cos`` and ``sin``. Calibration
-        watches the engine without bucket and variant, whose name is this role.
-    perturbed : str
-        Name of the engine that begins each pass. To measure the effect of rounding alone, the last bit of its first
-        output is changed.
-    """
-
-    role: str
-    perturbed: str
 
 
 @dataclass(frozen=True)
@@ -90,8 +56,11 @@ class MediaTensors:
     image: WeightSource | None = None
 
 
-class Family(ABC):
-    """One model family.
+Build = TypeVar("Build", bound=BuildConfig)  # a workload's own kind of build
+
+
+class Family(ABC, Generic[Build]):
+    """One model family, of any workload.
 
     A subclass is stateless: the same object serves every build, in every process. Processes that compile engines import
     it by `name`.
@@ -99,92 +68,31 @@ class Family(ABC):
 
     name: str
     """``wan``, or for a family outside this package ``MODULE:ATTRIBUTE``, where Python finds the object."""
-    splits_over_ranks: bool = False
-    """Whether its layers can share a chunk over the GPUs of a box (`layers.rank_split`)."""
-
-    @property
-    @abstractmethod
-    def presets(self) -> Mapping[str, Preset]:
-        """Named defaults, for ``--preset``."""
 
     @property
     @abstractmethod
     def keys(self) -> KeyTable:
         """Key names and shapes of the family's checkpoints, and the files in which they come."""
 
-    def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
-        """Return what a checkpoint tells about its model, or None if it is not of this family.
-
-        A family that no file tells by its content, as one outside this package, leaves it as it is: its models are
-        named by the caller.
-
-        Shapes tell first. ``told``, the content of the config.json beside the weights, decides what shapes cannot:
-        heads, eps, window, sink, shift. What the family may assume where neither tells is marked so; what it may not
-        is left out, and the user is asked for it. ``where`` names the checkpoint in messages.
-
-        Raises
-        ------
-        CheckpointError
-            If the two say different things, with both values.
-        NotACheckpointError
-            If config.json has a field of another type than it should.
-        """
-        del where, opened, told
-        return None
-
-    def is_config(self, told: Mapping[str, Any]) -> bool:
-        """Return whether a config.json beside weights may be of this family, rather than of a VAE or text encoder."""
-        del told
-        return False
-
     @abstractmethod
-    def graph(self, config: VideoBuild) -> ModelGraph:
+    def graph(self, config: Build) -> ModelGraph:
         """Return engines, programs and buffers of a build. Called once for each build and process; see `graph_of`."""
 
     @abstractmethod
     def weights(
         self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the artifact's weights by name, contiguous on the CPU, in the order in which a chunk uses them.
+        """Yield the artifact's weights by name, contiguous on the CPU, in their order of use.
 
         Fusing, casting and quantising is done here. ``pieces`` determine which weights there are; ``media`` holds
         those of the models around the transformer.
         """
 
-    def tables(self, config: VideoBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
-        """Return weights that layers index by pass, ``of_times.NAME`` [passes, ...] on the CPU.
+    def tables(self, config: Build, checkpoint: WeightSource) -> Mapping[str, Tensor]:
+        """Return constants that are made of the checkpoint and the build's configuration, by name, on the CPU.
 
-        They are made of the checkpoint and the times; a session whose passes have other times is refused. A family
-        without such tables need not define this.
+        In video they are weights ``of_times.NAME`` [passes, ...] that layers index by pass; a session whose passes
+        have other times is refused. A family without such tables need not define this.
         """
         del config, checkpoint
         return {}
-
-    def run_config(self, where: str, told: Mapping[str, Any]) -> tuple[Mapping[str, Any], Schedule]:
-        """Return the fields of the stream's layout and the schedule that a run configuration asks for.
-
-        Such a file (``where``, its content ``told``) belongs to the code that the family's models come from. A family
-        without them need not define this.
-
-        Raises
-        ------
-        UsageError
-            If there are none, or it asks for what is not built.
-        """
-        del told
-        raise UsageError(
-            f"--run-config {where}: the family {self.name!r} has no run configurations; leave it out"
-        )
-
-    def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
-        """Return the inputs of a golden chunk for the graph's inputs, by name, [B, *shape] on the CPU.
-
-        With None instead of a chunk: the inputs per session or prompt. They should affect the model as real ones
-        would, and be the same in every call. A family without inputs need not define this.
-        """
-        del config, chunk
-        return {}
-
-    @abstractmethod
-    def cache_probe(self, config: VideoBuild) -> CacheProbe:
-        """Return where calibration reads keys and values."""

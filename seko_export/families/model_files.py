@@ -20,11 +20,11 @@ from seko_export.checkpoints.load import Checkpoint, load_model
 from seko_export.checkpoints.random import write_random_model
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, shown
-from seko_export.config.model import ModelConfig
+from seko_export.config.build import ModelIdentity
 from seko_export.errors import CheckpointError, UsageError
-from seko_export.families.base import Family
 from seko_export.families.recognition import Recognised
 from seko_export.families.registry import families, family_named
+from seko_export.families.video import VideoFamily
 
 _SHOWN_KEYS = 5
 _SPEAKERS = "speakers"
@@ -54,7 +54,7 @@ class ModelFile:
 
 def load_checkpoint(
     path: Path,
-    config: ModelConfig,
+    config: ModelIdentity,
     *,
     use_ema: bool = True,
     dtype: torch.dtype | None = None,
@@ -67,7 +67,7 @@ def load_checkpoint(
 
 def write_random_checkpoint(
     path: Path,
-    config: ModelConfig,
+    config: ModelIdentity,
     *,
     seed: int,
     format: str | None = None,
@@ -145,7 +145,7 @@ def _check_speakers(path: Path, told: Mapping[str, Any] | None, found: Recognise
 
 
 def _config_of(
-    path: Path, layout: Layout, family: Family
+    path: Path, layout: Layout, family: VideoFamily
 ) -> tuple[Mapping[str, Any] | None, Path | None, Path | None]:
     """Return the config.json of a checkpoint's folder, read; its path; or the path of one that is of something else."""
     beside = path.parent / CONFIG_FILE

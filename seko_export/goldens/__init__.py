@@ -1,1 +1,1 @@
-"""Recorded chunks (goldens) and the constants of lossy caches, both from the eager model."""
+"""The eager model while goldens are recorded: its engines, their rounding, and where its buffers lie."""

@@ -2,8 +2,8 @@
 
 A number near the border between two codes falls to either side by its last bit. The other code is a full step away
 and changes everything that reads it, so more codes flip, pass by pass. With random weights the effect dies out. A
-trained model amplifies it: in a sample model before distillation, one last bit of the input changed chunk 0 by a
-third. No engine can be closer to the eager model than the eager model is to itself.
+trained model amplifies it: in a sample model before distillation, one last bit of the input changed the first call's
+result by a third. No engine can be closer to the eager model than the eager model is to itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compares a compiled engine with its module, for engines that no recorded chunk covers.
+"""Compares a compiled engine with its module, for engines that goldens do not cover.
 
 For graphs like the VAE's, torch 2.13's CPU compiler has given wrong results: a part of a concatenation that was also
 an output had another layer's numbers (`media/wan_vae/layers.py`).
@@ -19,7 +19,7 @@ from seko_runtime.executor.contract import RANK
 
 # |engine - module| / |module| of an output of random inputs: thirty layers summed in another order.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-# The same of pictures, as root mean square difference in levels of 255: near a half, rounding falls either way.
+# The same of bytes, as root mean square difference in levels of 255: near a half, rounding falls either way.
 LEVELS = {torch.float32: 0.1, torch.bfloat16: 6.0}
 _TOKENS = 64  # token numbers are drawn below it, and below the vocabulary
 
@@ -52,7 +52,7 @@ def check_agrees(piece: Piece, package: Path, device: str) -> None:
         if argument.dtype == torch.uint8:
             error, allowed = float(difference) / math.sqrt(theirs.numel()), LEVELS[dtype]
         else:
-            size = theirs.double().norm()  # 0 of a constant, such as the grey frames that an encoder keeps
+            size = theirs.double().norm()  # 0 of a constant, such as the grey that an encoder keeps
             error, allowed = float(difference / size if size else difference), TOLERANCES[dtype]
         if not error <= allowed:
             raise NumericError(

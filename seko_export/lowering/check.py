@@ -1,7 +1,7 @@
 """Refuses traced graphs that cannot be replayed; each finding names the op, the file and the line.
 
 Four rules: no symbolic shapes; no op that synchronises with the host or whose result size depends on data; no part of
-a cache selected by Python numbers (right for one chunk only); no op without a kernel in the engine. `trace.py`
+a cache selected by Python numbers (right for one call only); no op without a kernel in the engine. `trace.py`
 reports what `torch.export` itself refuses.
 """
 
@@ -52,7 +52,7 @@ WHOLE_COPY_OPS = frozenset(
     )
 )
 TRITON_HIGHER_ORDER_OPS = frozenset({"triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"})
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\s*(?P<source>.*)')
+_STACK_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\s*(?P<source>.*)')
 _TORCH = str(Path(torch.__file__).parent)
 _COLLECTIVES = "_c10d_functional"  # torch's functional collectives, whose kernels are torch's own
 
@@ -249,15 +249,15 @@ def _has_kernel(node: Node) -> bool:
 
 
 def _where(node: Node) -> str:
-    """Return ``file:line in function (source)`` of the innermost recorded frame outside torch.
+    """Return ``file:line in function (source)`` of the innermost recorded line outside torch.
 
-    `torch.export` records only frames named ``forward``. An op in a helper gets the line of the ``forward`` that
-    calls it; the source text shows which helper that is.
+    `torch.export` records only lines of functions named ``forward``. An op in a helper gets the line of the
+    ``forward`` that calls it; the source text shows which helper that is.
     """
     if node.op == "placeholder":
         return "the piece's inputs"
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    own = [f for f in frames if not f["file"].startswith((_TORCH, "<"))] or frames
+    stack = list(_STACK_LINE.finditer(node.meta.get("stack_trace") or ""))
+    own = [line for line in stack if not line["file"].startswith((_TORCH, "<"))] or stack
     if not own:
         return "unknown place"
     last = own[-1]

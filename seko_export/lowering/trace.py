@@ -58,7 +58,7 @@ def trace(piece: Piece, device: str) -> ExportedProgram:
 
 
 def _raised_at(fault: Exception) -> str:
-    """Return ``file:line in function (source)`` of the innermost frame outside torch."""
+    """Return ``file:line in function (source)`` of the innermost line outside torch."""
     library = str(Path(torch.__file__).parent)
     own = [f for f in traceback.extract_tb(fault.__traceback__) if not f.filename.startswith((library, "<"))]
     return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name} ({own[-1].line})"

@@ -132,6 +132,7 @@ def _text_piece(config: VideoBuild, text: TextEncoderConfig) -> Piece:
                 "encoded", f"buffer:{TEXT_ENCODED}", (*shape, config.model.text_dim), config.target.dtype
             ),
         ),
+        recorded=False,
     )
 
 
@@ -155,7 +156,17 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
         decoded = (frames, s.height // ranks, *picture[1:])
         pictures = Argument("video", f"buffer:{video}[row]", decoded, torch.uint8)
         inputs = (latents, *rank, *(() if first else caches))
-        return Piece(EngineKey(role), module, VAE_WEIGHTS, 0, inputs, (pictures, *caches), positional=True)
+        return Piece(
+            EngineKey(role),
+            module,
+            VAE_WEIGHTS,
+            0,
+            inputs,
+            (pictures, *caches),
+            positional=True,
+            large=True,
+            recorded=False,
+        )
 
     pieces = [
         decode(VAE_DECODE_FIRST, VIDEO_FIRST, first=True),
@@ -171,6 +182,8 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
         (Argument("image", f"buffer:{IMAGE}", picture, torch.uint8),),
         (Argument("latents", f"buffer:{IMAGE_LATENTS}", _latent_shape(config, 1), torch.float32),),
         positional=True,
+        large=True,
+        recorded=False,
     )
     return [*pieces, encode]
 

@@ -105,6 +105,23 @@ class Vae(ABC, Generic[C]):
         """
         raise NotImplementedError(f"{type(self).__name__} has no encoder")
 
+    def picture_encoder(self, config: C, *, dtype: torch.dtype) -> nn.Module:
+        """Return the module that encodes a picture that frames of grey follow.
+
+        It takes levels [H, W, 3] float32 of 0 to 255, and beyond where a resize left that range. It returns latents
+        [C, 1, h, w] float32 and the caches for `grey_encoder`, with the shapes of `encoder_cache_shapes`. Called, as
+        the two below, if the config says that it ``encodes_on``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
+
+    def grey_encoder(self, config: C, *, height: int, width: int, dtype: torch.dtype) -> nn.Module:
+        """Return the module that encodes one latent frame of grey behind others: from caches to latents and caches."""
+        raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
+
+    def encoder_cache_shapes(self, config: C, rows: int, columns: int) -> list[tuple[int, ...]]:
+        """Return the shape of each cache of these two, for latents of this size."""
+        raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
+
     @abstractmethod
     def cache_shapes(self, config: C, rows: int, columns: int) -> list[tuple[int, ...]]:
         """Return the shape of each cache of one row's decoder, for latents of this size; [] if it has none.

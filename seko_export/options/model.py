@@ -14,10 +14,10 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import CheckpointError, UsageError
-from seko_export.families.base import Preset
 from seko_export.families.model_files import ModelFile, recognise_checkpoint
 from seko_export.families.recognition import CHOSEN, NAMES, Fact, Recognised, Source
-from seko_export.families.registry import family_named
+from seko_export.families.registry import video_family_named
+from seko_export.families.video import Preset
 from seko_export.options.declaration import BuildOptions
 
 HEADS = "--heads"
@@ -160,7 +160,7 @@ def with_run_config(chosen: ChosenModel, options: BuildOptions) -> ChosenModel:
     file = options.run_config
     if file is None:
         return chosen
-    told, schedule = family_named(chosen.model.family).run_config(str(file), read_json_object(file))
+    told, schedule = video_family_named(chosen.model.family).run_config(str(file), read_json_object(file))
     return replace(chosen, stream=replace(chosen.stream, **{**told, **options.layout}), schedule=schedule)
 
 
@@ -263,7 +263,7 @@ def _recognised(options: BuildOptions, checkpoint: Path) -> ModelFile:
     adapter = options.audio_adapter
     file = recognise_checkpoint(checkpoint, use_ema=not options.no_ema, companion=adapter)
     family = file.recognised.family
-    if adapter is not None and not family_named(family).keys.companions:
+    if adapter is not None and not video_family_named(family).keys.companions:
         raise UsageError(
             f"--audio-adapter {adapter}: {checkpoint} is of {family}, which has none; leave it out"
         )

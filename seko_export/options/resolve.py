@@ -17,15 +17,16 @@ from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig, exact_scheme_of
 from seko_export.engines.kernel_table import attention_tiles, bf16_is_faster
 from seko_export.errors import UsageError
-from seko_export.families.base import Preset
-from seko_export.families.registry import family_of
 from seko_export.families.registry import presets as all_presets
+from seko_export.families.registry import video_family_of
+from seko_export.families.video import Preset
 from seko_export.host.environment import Target, has_fp8, local_gpu_arch, resolve_target
 from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
+from seko_export.media.sources import MediaSources
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.vaes import vae_config_of
-from seko_export.options.build_files import MediaSources, find_tokenizer
+from seko_export.options.build_files import find_tokenizer
 from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of, with_sample
 from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
 from seko_export.options.model import (
@@ -112,7 +113,7 @@ def resolve_build(
     chosen = with_speakers(with_camera(chosen, options.camera), options.speakers)
     chosen = with_aspect(chosen, options.aspect)
     check_sink(chosen.stream)
-    if image_encoder is None and options.image_encoder and not getattr(chosen.model, "image_dim", 0):
+    if image_encoder is None and options.image_encoder and chosen.model.picture_features is None:
         found = (
             *found,
             f"{options.image_encoder.name} is not used: {chosen.model.name} has no picture branch",
@@ -139,7 +140,7 @@ def resolve_build(
             ranks=options.ranks,
         ),
     )
-    if config.target.ranks > 1 and not family_of(config).splits_over_ranks:
+    if config.target.ranks > 1 and not video_family_of(config).splits_over_ranks:
         raise UsageError(
             f"--ranks {options.ranks}: models of the family {config.model.family!r} run on one GPU so far; leave it out"
         )

@@ -14,9 +14,10 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.registry import presets
+from seko_export.media.sources import MediaSources
 from seko_export.media.umt5.dimensions import text_config
 from seko_export.media.vaes import vae_config
-from seko_export.options.build_files import TOKENIZER, MediaSources
+from seko_export.options.build_files import TOKENIZER
 from seko_export.options.checks import SAMPLE_CONFIG, SAMPLE_FOLDER
 from seko_export.options.declaration import SAMPLE
 

@@ -308,8 +308,7 @@ class _CountedKv:
 
     def __init__(self, block: BlockWeights | KeysAndValues, recorder: _Recorder) -> None:
         self._kv, self._model, self._recorder = block.kv, block.model, recorder
-        split = getattr(block, "split", None)
-        self._heads = block.model.heads // (1 if split is None else split.ranks)  # of this rank
+        self._heads = block.model.heads // (1 if block.split is None else block.split.ranks)  # of this rank
 
     @property
     def keys_before_rope(self) -> bool:

@@ -152,7 +152,7 @@ class CountedOps(LayerOps):
         v_out: Tensor,
         rotation: KeyRotation | None = None,
     ) -> None:
-        """Count `scratch.fp8_expand`: reads and writes everything except the chunk's own tokens."""
+        """Count `scratch.fp8_expand`: reads and writes everything except the call's own tokens."""
         del frame_tokens
         past = k_out.shape[0] * k_out.shape[1]  # of tokens
         caches = (x[:past] for x in (k_codes, k_scales, v_codes, v_scales))

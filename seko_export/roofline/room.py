@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from seko_export.config.video import VideoBuild
+from seko_export.config.build import BuildConfig
 from seko_export.errors import MachineError
 from seko_export.families.registry import family_of, graph_of
-from seko_export.goldens.cache_room import device_bytes
-from seko_export.roofline.memory import weight_sizes
+from seko_export.roofline.work import weight_sizes
+from seko_export.workloads.registry import workload_of
 from seko_runtime.backends.host import free_host_bytes
 
 # Assumed, not measured: what a process that has loaded torch and its compiler holds beside tensors.
@@ -43,25 +43,19 @@ class Room:
     temporary: int = 0
 
 
-def room_of(config: VideoBuild, *, random_weights: bool) -> Room:
+def room_of(config: BuildConfig, *, random_weights: bool) -> Room:
     """Return what a build needs of its machine."""
-    graph = graph_of(config)
-    weights = weight_sizes(config, graph.pieces)
-    exact = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}
-    eager = (weight_sizes(config, exact) if config.target.fp8 else {}) | weights
-    cache = (
-        0
-        if config.target.eager_device == "cuda"
-        else device_bytes(graph_of(config.as_exact.as_batch).buffers)
-    )
-    temporary = 0
+    graph, workload = graph_of(config), workload_of(config)
+    tables = {name: table.nbytes for name, table in workload.tables(config).items()}
+    sizes = weight_sizes(graph.pieces) | tables
+    weights, temporary = sum(sizes.values()), 0
     if random_weights:
         shapes = family_of(config).keys.shapes(config.model)
         temporary = _CHECKPOINT_NUMBER * sum(map(prod, shapes.values()))
     processes = 1 + min(len(graph.pieces), len(os.sched_getaffinity(0)))
     return Room(
-        memory=max(sum(eager.values()) + cache, temporary) + processes * PROCESS_BYTES,
-        disk=sum(weights.values()) + len(graph.pieces) * ENGINE_BYTES,
+        memory=max(weights + workload.recording_bytes(config), temporary) + processes * PROCESS_BYTES,
+        disk=weights + len(graph.pieces) * ENGINE_BYTES,
         temporary=temporary,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from seko_export.config.video import VideoBuild
+from seko_export.config.build import BuildConfig
 from seko_export.engines.piece import Argument, Piece
 from seko_export.families.registry import graph_of
 from seko_export.roofline.gpus import CONVOLUTION_SCRATCH
@@ -24,7 +24,7 @@ class Work:
     counts: Mapping[str, PieceCount]
 
     @classmethod
-    def of(cls, config: VideoBuild) -> Work:
+    def of(cls, config: BuildConfig) -> Work:
         """Count the work of every engine of a build for a GPU."""
         graph = graph_of(config)
         counts = {name: count_piece(one) for name, one in graph.pieces.items()}
@@ -50,3 +50,16 @@ class Work:
 def nbytes(argument: Argument) -> int:
     """Return the bytes of an engine's input or output."""
     return prod(argument.shape) * argument.dtype.itemsize
+
+
+def weight_sizes(pieces: Mapping[str, Piece]) -> dict[str, int]:
+    """Return the bytes of every weight of these engines, with tables and scales, by the artifact's names."""
+    sizes: dict[str, int] = {}
+    for piece in pieces.values():
+        for argument in piece.signature:
+            pattern = argument.ref.partition("[")[0]
+            for layer in piece.served or (0,):
+                kind, _, name = pattern.replace("{layer}", str(layer)).partition(":")
+                if kind == "weight" and name not in sizes:
+                    sizes[name] = nbytes(argument)
+    return sizes

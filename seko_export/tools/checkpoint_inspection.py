@@ -15,9 +15,9 @@ from seko_export.checkpoints.errors import AmbiguousCheckpointError, MissingGene
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
-from seko_export.families.base import Preset
 from seko_export.families.recognition import CHOSEN, Fact
 from seko_export.families.registry import family_named, presets
+from seko_export.families.video import Preset
 from seko_export.media.load import load_text_encoder, load_vae
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.umt5.layout import TEXT_LAYOUT

@@ -26,7 +26,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from seko_export.backends.aoti import local_prefixes
-from seko_export.build_steps import BuildResult
 from seko_export.cli.commands import _told
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
@@ -35,13 +34,14 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
-from seko_export.goldens.bounds import CACHE_TOLERANCES, TOLERANCES
-from seko_export.goldens.record import eager_session, golden_text
 from seko_export.host.compiler_cache import (
     CACHE_VARIABLE,
     private_cache,
 )
 from seko_export.host.workshop import workshop
+from seko_export.video.bounds import CACHE_TOLERANCES, TOLERANCES
+from seko_export.video.recording import eager_session, golden_text
+from seko_export.video.workload import VideoBuildResult
 from seko_runtime import open_artifact
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, packed_name, tensors_text
 from seko_runtime.video.manifest import parse_video_manifest
@@ -96,7 +96,7 @@ def test_report_says_what_is_on_disk(fp4):
 
 def test_the_error_of_the_engines_stands_beside_that_of_rounding(fp4):
     """Without it a reader cannot tell whether 1e-2 of a model in bfloat16 is a fault."""
-    made = BuildResult(**fp4.report | {"golden_error": 1.17e-2, "golden_rounding": 1.05e-2})
+    made = VideoBuildResult(**fp4.report | {"golden_error": 1.17e-2, "golden_rounding": 1.05e-2})
     *_, engines, rounding = _told(made)
     assert engines.startswith("verified  engines against the eager model: relative error 1.17e-02")
     assert rounding.strip() == "other last bits alone move the eager model by 1.05e-02"

@@ -33,10 +33,10 @@ from seko_export.families.layers.fused_block import RowFusedBlock
 from seko_export.families.layers.pieces import make_pieces, make_programs
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
-from seko_export.goldens import record as golden
-from seko_export.goldens.calibration import KvStatistics, layer_constants
 from seko_export.lowering.trace import trace
 from seko_export.options.declaration import numbers
+from seko_export.video import recording as golden
+from seko_export.video.calibration import KvStatistics, layer_constants
 from seko_kernels.scratch import scratch_constants
 from seko_runtime import open_artifact
 from tests.asked import resolved

@@ -20,12 +20,12 @@ from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.families.wan.presets import PRESETS
-from seko_export.goldens import bounds as golden_bounds
-from seko_export.goldens import record as golden
 from seko_export.host.environment import has_fp8, resolve_target
 from seko_export.media.load import load_vae
+from seko_export.media.sources import MediaSources
 from seko_export.media.wan_vae.modules import VaeDecode
-from seko_export.options.build_files import MediaSources
+from seko_export.video import bounds as golden_bounds
+from seko_export.video import recording as golden
 from seko_runtime import OpenArtifact, open_artifact
 from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae
 from tests.tolerances import FP8_MATMULS_PASS, relative_error

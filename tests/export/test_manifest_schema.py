@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from seko_export.artifact.manifest_schema import SCHEMA_PATH, schema_text
+from seko_export.video.manifest_schema import SCHEMA_PATH, schema_text
 from seko_runtime.errors import ArtifactError
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import parse_video_manifest
@@ -19,7 +19,7 @@ from tests.runtime.test_manifest import JUNK, PLACES, as_table, with_video
 
 
 def test_the_runtimes_package_holds_the_schema_of_its_dataclasses() -> None:
-    """If not: python -m seko_export.artifact.manifest_schema."""
+    """If not: python -m seko_export.video.manifest_schema."""
     assert SCHEMA.samefile(SCHEMA_PATH)
     assert SCHEMA_PATH.read_text(encoding="utf-8") == schema_text()
     Draft202012Validator.check_schema(json.loads(schema_text()))

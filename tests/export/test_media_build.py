@@ -19,11 +19,11 @@ from seko_export.engines.piece import FlatModule
 from seko_export.errors import NumericError
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
-from seko_export.goldens.bounds import TOLERANCES, VIDEO_TOLERANCES
-from seko_export.goldens.record import GOLDEN_PROMPT, eager_session, encoded_text, video_step
 from seko_export.lowering.agree import LEVELS, check_agrees, random_inputs
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
-from seko_export.options.build_files import prompt_ids
+from seko_export.video.bounds import TOLERANCES, VIDEO_TOLERANCES
+from seko_export.video.media import prompt_ids
+from seko_export.video.recording import GOLDEN_PROMPT, eager_session, encoded_text, video_step
 from seko_runtime import open_artifact
 from seko_runtime.video.manifest import parse_video_manifest
 from tests.export.media_files import TEXT, VAE, write_tokenizer

@@ -23,6 +23,7 @@ from seko_export.families.registry import presets
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.model_folder import find_files
 from seko_export.options.resolve import resolve_build
+from seko_export.video.media import open_media
 from tests.export.media_files import TEXT, VAE, write_text_encoder, write_tokenizer, write_vae
 from tests.seko_talk.streams import write_hubert
 
@@ -67,7 +68,7 @@ def test_a_build_takes_them_all_and_says_so(whole: Path) -> None:
     assert made.config.workload.text.dim == TEXT.dim
     assert made.config.workload.audio is not None
     assert (made.media.vae, made.media.audio_encoder) == (whole / "vae", whole / HUBERT)
-    made.media.open(made.config)
+    open_media(made.media, made.config)
     assert any(
         str(whole / HUBERT) in note and str(whole / "vae") in note and "umt5.pth" in note
         for note in made.notes

@@ -16,7 +16,7 @@ from seko_export.config.pool import PoolConfig
 from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_buffers
-from seko_export.goldens.record import eager_session
+from seko_export.video.recording import eager_session
 from seko_runtime import Session
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from seko_export import BuildOptions, build
-from seko_export.build_steps import BuildResult
+from seko_export.workloads.base import BuildResult
 from seko_runtime import open_artifact
 from seko_runtime.video.pool import Pool, PooledSession
 from tests.no_host_sync import no_host_sync

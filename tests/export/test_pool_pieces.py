@@ -22,10 +22,10 @@ from seko_export.engines.piece import dtype_name
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
-from seko_export.goldens import record as golden
-from seko_export.goldens.calibration import KvStatistics
-from seko_export.goldens.record import eager_engine, eager_session, golden_text
 from seko_export.options.declaration import numbers
+from seko_export.video import recording as golden
+from seko_export.video.calibration import KvStatistics
+from seko_export.video.recording import eager_engine, eager_session, golden_text
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.pool import Pool, PooledSession

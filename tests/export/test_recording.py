@@ -23,12 +23,13 @@ from seko_export.errors import MachineError
 from seko_export.families.layers.pieces import make_buffers, make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.wan.presets import PRESETS
-from seko_export.goldens import cache_room
-from seko_export.goldens import record as golden
-from seko_export.goldens.cache_room import BUFFER_SHARE, device_bytes, home_bytes, placed_buffers
+from seko_export.goldens import eager, placement
+from seko_export.goldens.placement import BUFFER_SHARE, device_bytes, home_bytes
 from seko_export.host.progress import silent
 from seko_export.roofline.gpus import GPUS
-from seko_export.roofline.memory import weight_bytes
+from seko_export.video import recording as golden
+from seko_export.video.plan.memory import weight_bytes
+from seko_export.video.recording import placed_buffers
 from seko_runtime.backends.in_order import InOrderCopies
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import TensorSpec
@@ -131,7 +132,7 @@ def recorded(config: VideoBuild, room: int | None) -> Recorded:
         return made
 
     with pytest.MonkeyPatch.context() as patch, live:
-        patch.setattr(golden, "torch_memory", lambda _: TwoMemories(live))
+        patch.setattr(eager, "torch_memory", lambda _: TwoMemories(live))
         patch.setattr(golden, "buffer_room", lambda *_: room)
         patch.setattr(golden, "run_eager", watched)
         record = golden.record(config, weights, lambda step, *_: told.append(step))
@@ -221,7 +222,7 @@ def equal_tensors(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.T
 
 def test_14b_with_fp4_and_a_cache_a_pass_is_recorded_on_one_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 480x832 and 34,320 tokens; the ops of a layer run on the meta device, so their sizes are true ones."""
-    monkeypatch.setattr(cache_room, "free_host_bytes", lambda: 50 * GB)
+    monkeypatch.setattr(placement, "free_host_bytes", lambda: 50 * GB)
     stream = replace(PRESETS["wan-14b"].stream, sink_frames=1, pass_caches=True)
     config = VideoBuild(
         PRESETS["wan-14b"].model, VideoConfig(stream, Schedule.warped(), "fp4"), TargetConfig("cuda")
@@ -265,7 +266,7 @@ def test_caches_for_which_the_host_has_no_room_are_refused_with_the_numbers(
 ) -> None:
     exact = config_of("fp4", pass_caches=True).as_exact
     whole = device_bytes(make_buffers(exact))
-    monkeypatch.setattr(cache_room, "free_host_bytes", lambda: 1000)
+    monkeypatch.setattr(placement, "free_host_bytes", lambda: 1000)
     assert placed_buffers(exact, whole) == make_buffers(exact)
     with pytest.raises(
         MachineError, match=r"fp32 cache .* must lie on the host, where 0\.0 GB are free; end other"
@@ -275,7 +276,7 @@ def test_caches_for_which_the_host_has_no_room_are_refused_with_the_numbers(
 
 def test_on_a_cpu_nothing_is_moved() -> None:
     exact = config_of("fp4", pass_caches=True).as_exact
-    room = cache_room.buffer_room(exact, CpuMemory())
+    room = placement.buffer_room(exact, CpuMemory())
     assert placed_buffers(exact, room) == make_buffers(exact)
 
 

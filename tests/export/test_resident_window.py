@@ -21,10 +21,11 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_buffers, make_pieces
 from seko_export.families.wan.presets import PRESETS
-from seko_export.goldens import bounds as golden_bounds
-from seko_export.goldens.cache_room import device_bytes, placed_buffers
+from seko_export.goldens.placement import device_bytes
 from seko_export.lowering.trace import trace
-from seko_export.roofline.predict import Wish, predict
+from seko_export.video import bounds as golden_bounds
+from seko_export.video.plan.predict import Wish, predict
+from seko_export.video.recording import placed_buffers
 from seko_kernels.attention import key_tiles, v_columns
 from seko_runtime import open_artifact
 from seko_runtime.video.contract import TEXT_BUFFER

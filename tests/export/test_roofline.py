@@ -21,9 +21,9 @@ from seko_export.roofline.gpus import GPUS, HOST_LINK_SHARE, Gpu
 from seko_export.roofline.op_count import (
     count_piece,
 )
-from seko_export.roofline.predict import Wish, config_of, predict
 from seko_export.roofline.seconds import launch_seconds
-from seko_export.roofline.table import show
+from seko_export.video.plan.predict import Wish, config_of, predict
+from seko_export.video.plan.table import show
 from tests.asked import wished
 from tests.export.planned import on_gpu
 

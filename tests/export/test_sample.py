@@ -15,10 +15,12 @@ from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.families.registry import presets
-from seko_export.goldens import record as golden
 from seko_export.host.progress import silent
-from seko_export.options.build_files import MediaSources, find_tokenizer, prompt_ids
+from seko_export.media.sources import MediaSources
+from seko_export.options.build_files import find_tokenizer
 from seko_export.options.sample import SAMPLE_FOLDER, read_sample
+from seko_export.video import recording as golden
+from seko_export.video.media import open_media, prompt_ids
 from tests.asked import resolved
 from tests.export.media_files import (
     SAMPLE_MODEL,
@@ -113,7 +115,7 @@ def test_it_makes_video_of_a_sentence(folder):
     ids = prompt_ids(folder / "tokenizer.json", config, golden.GOLDEN_PROMPT)
     pieces = make_pieces(config)
     source = load_checkpoint(made.checkpoint, config.model)
-    weights = dict(model_weights(pieces, source, made.media.open(config)))
+    weights = dict(model_weights(pieces, source, open_media(made.media, config)))
     wanted = {
         a.ref.replace("{layer}", "0").removeprefix("weight:") for p in pieces.values() for a in p.parameters
     }
@@ -170,7 +172,7 @@ def test_sources_that_contradict_the_build_are_refused(folder):
     with pytest.raises(UsageError, match="expected both or none"):
         MediaSources(text_encoder=folder / "text.safetensors")
     with pytest.raises(UsageError, match="a VAE: True, a file of it is named: None"):
-        MediaSources(None, made.media.text_encoder, made.media.tokenizer).open(made.config)
+        open_media(MediaSources(None, made.media.text_encoder, made.media.tokenizer), made.config)
 
 
 def test_the_shipped_sample_is_whole():
@@ -178,7 +180,7 @@ def test_the_shipped_sample_is_whole():
     sample = read_sample()
     made = plan(SAMPLE_FOLDER)
     load_checkpoint(made.checkpoint, sample.model)
-    made.media.open(made.config)
+    open_media(made.media, made.config)
     ids = prompt_ids(SAMPLE_FOLDER / "tokenizer.json", made.config, golden.GOLDEN_PROMPT)
     assert ids is not None
     assert torch.count_nonzero(ids == 2) == 0  # every word of the golden's prompt is known

@@ -7,7 +7,9 @@ import torch
 
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
-from seko_export.goldens.bounds import (
+from seko_export.goldens.sensitivity import perturbed
+from seko_export.host.progress import silent
+from seko_export.video.bounds import (
     CACHE_TOLERANCES,
     MOST_CODES,
     TOLERANCES,
@@ -16,9 +18,7 @@ from seko_export.goldens.bounds import (
     difference,
     golden_bound,
 )
-from seko_export.goldens.record import run_eager
-from seko_export.goldens.sensitivity import perturbed
-from seko_export.host.progress import silent
+from seko_export.video.recording import run_eager
 from seko_runtime.video.manifest import GoldenBound
 from tests.truth.eager_stream import known_channels, random_text, random_wan_weights, same_bytes, small_config
 

@@ -10,8 +10,8 @@ from scripts.kv_quality.streams import run_stream
 from scripts.train_sample.captions import parse
 from scripts.train_sample.evaluate import CLIP_LATENTS
 from scripts.train_sample.judge import judge, look
-from seko_export.goldens.record import eager_session
 from seko_export.options.sample import SAMPLE_FOLDER
+from seko_export.video.recording import eager_session
 
 # One shape each: that is what the sample does in more than nine of ten, so one of four may miss.
 PROMPTS = [

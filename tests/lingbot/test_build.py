@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from seko_export.build_steps import build_artifact
-from seko_export.goldens.record import eager_session, golden_text
+from seko_export.video.recording import eager_session, golden_text
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError
 from seko_runtime.video.conditioning import KeyboardCamera

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from seko_export.families.lingbot.condition import (
-    ROWS,
-    TABLE,
-    TABLE_FRAMES,
-    ConditionFrames,
-    condition_table,
-)
+from seko_export.families.lingbot.condition import ROWS, TABLE, TABLE_FRAMES, ConditionFrames
 from seko_export.media.wan_vae.modules import VaeEncode
 from tests.export.vae_oracle import SMALL, VaeOracle, stream
+from tests.lingbot.condition_table import condition_table
 from tests.lingbot.streams import lingbot_config
 from tests.tolerances import VAE, relative_error
 

@@ -24,13 +24,13 @@ from seko_export.engines.piece import dtype_name
 from seko_export.errors import NumericError
 from seko_export.errors import UsageError as BuildUsageError
 from seko_export.families.base import MediaTensors
-from seko_export.families.lingbot.condition import TABLE_FRAMES, condition_table, picture_pieces
+from seko_export.families.lingbot.condition import TABLE_FRAMES, picture_pieces
 from seko_export.families.lingbot.family import FAMILY
 from seko_export.families.registry import graph_of
-from seko_export.goldens.record import eager_engine, golden_text
 from seko_export.lowering import agree
 from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.media.wan_vae.modules import VaeEncode, latent_statistics
+from seko_export.video.recording import eager_engine, golden_text
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.camera import camera_inputs
 from seko_runtime.cli.conditioning import Conditioning, fit_conditioning
@@ -41,6 +41,7 @@ from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.session import Session
 from tests.asked import resolved
 from tests.export.vae_oracle import SMALL
+from tests.lingbot.condition_table import condition_table
 from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint
 from tests.stacked import stacked_session
 from tests.tolerances import ORACLE, relative_error

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import save_file
 
 from seko_export.build_steps import build_artifact
-from seko_export.options.build_files import MediaSources
+from seko_export.media.sources import MediaSources
 from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from seko_runtime.video.conditioning import KeyboardCamera

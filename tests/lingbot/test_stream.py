@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seko_export.config.pool import PoolConfig
 from seko_export.config.video import VideoBuild
-from seko_export.goldens.record import eager_session, golden_text
+from seko_export.video.recording import eager_session, golden_text
 from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
 from seko_runtime.video.pool import Pool
 from tests.eager_pool import eager_pool

@@ -15,14 +15,14 @@ from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_vae import FrozenVae
 from scripts.train_sample.world import STEP, captions_of
 from scripts.train_sample.world_pool import OWN_ROWS, Walks, draw_walks, picture_rows
-from seko_export.families.lingbot.condition import condition_table
 from seko_export.families.lingbot.model import MASK_CHANNELS
 from seko_export.families.model_files import load_checkpoint
-from seko_export.goldens.record import eager_session
 from seko_export.media.wan_vae.modules import VaeEncode, VaeTensors
 from seko_export.options.sample import SAMPLE_FOLDER, read_sample
+from seko_export.video.recording import eager_session
 from seko_runtime.video.conditioning import KeyboardCamera
 from tests.asked import resolved
+from tests.lingbot.condition_table import condition_table
 from tests.lingbot.streams import weights_of
 
 WORLD = Path(__file__).parents[2] / "artifacts" / "world-sample"

@@ -24,7 +24,7 @@ from seko_export.families.layers.rank_split import RankSplit, rank_split
 from seko_export.families.lingbot import condition
 from seko_export.families.registry import family_of, presets
 from seko_export.families.seko_talk import audio
-from seko_export.goldens.calibration import layer_constants, uncalibrated_scales
+from seko_export.video.calibration import layer_constants, uncalibrated_scales
 from seko_kernels.fused_reference import FP8
 from tests.parallel.in_threads import InThreads, Meeting
 from tests.tolerances import STEP, relative_error

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from seko_export.errors import UsageError as ExportUsageError
-from seko_export.goldens.record import eager_session, golden_text
 from seko_export.tools.profile_ranks import profile_artifact
+from seko_export.video.recording import eager_session, golden_text
 from seko_runtime import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.cli.commands import main as runtime_command
 from seko_runtime.errors import EnvironmentLacksError, StaleChunkError, UsageError

@@ -15,7 +15,7 @@ from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.registry import presets
-from seko_export.goldens.bounds import TOLERANCES, VIDEO_TOLERANCES
+from seko_export.video.bounds import TOLERANCES, VIDEO_TOLERANCES
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.rows import Beginning

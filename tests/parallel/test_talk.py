@@ -18,9 +18,9 @@ from seko_export.config.video import VideoBuild
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
-from seko_export.goldens.record import golden_text
 from seko_export.media.hubert.files import hubert_config_of
-from seko_export.options.build_files import MediaSources
+from seko_export.media.sources import MediaSources
+from seko_export.video.recording import golden_text
 from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.backends import runtime_backend
 from seko_runtime.video.pool import Pool, PooledSession

@@ -22,8 +22,8 @@ from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece, dtype_name
 from seko_export.families.layers.rank_split import rank_split
 from seko_export.families.registry import graph_of
-from seko_export.goldens.record import eager_engine
 from seko_export.media.wan_vae.rows import DecodeShare
+from seko_export.video.recording import eager_engine
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Weight
 from seko_runtime.parallel.channel import channel_pair, inherited_channel

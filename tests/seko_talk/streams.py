@@ -21,7 +21,7 @@ from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.keys import seko_shapes, spread, to_theirs
 from seko_export.families.seko_talk.presets import PRESETS, TINY
-from seko_export.goldens.calibration import layer_constants
+from seko_export.video.calibration import layer_constants
 from seko_runtime.video.pool import Pool
 from tests.eager_pool import eager_pool
 from tests.truth.eager_stream import EagerStream, known_channels

@@ -18,10 +18,10 @@ from seko_export.build_steps import build_artifact
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
-from seko_export.goldens.record import eager_session, golden_reference, golden_text
 from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
-from seko_export.options.build_files import MediaSources
+from seko_export.media.sources import MediaSources
+from seko_export.video.recording import eager_session, golden_reference, golden_text
 from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.cli.audio import read_audio
 from seko_runtime.cli.commands import main

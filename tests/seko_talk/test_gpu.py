@@ -11,7 +11,7 @@ from seko_export.build_steps import build_artifact
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
-from seko_export.options.build_files import MediaSources
+from seko_export.media.sources import MediaSources
 from seko_runtime import open_artifact
 from tests.seko_talk.streams import talk_config, write_clip, write_hubert
 

@@ -9,9 +9,9 @@ import pytest
 from seko_export.config.media import HubertConfig
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.options.declaration import BuildOptions
-from seko_export.roofline.memory import weight_bytes
-from seko_export.roofline.predict import Wish, config_of, predict
-from seko_export.roofline.table import show
+from seko_export.video.plan.memory import weight_bytes
+from seko_export.video.plan.predict import Wish, config_of, predict
+from seko_export.video.plan.table import show
 from tests.seko_talk.streams import talk_config
 
 

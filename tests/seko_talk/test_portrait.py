@@ -18,13 +18,14 @@ from seko_export.families.base import MediaTensors
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
-from seko_export.goldens.record import eager_session, golden_text
 from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.clip.files import clip_config_of, clip_shapes, load_clip
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
-from seko_export.roofline.memory import weight_bytes
-from seko_export.roofline.predict import Wish, config_of
+from seko_export.video.media import open_media
+from seko_export.video.plan.memory import weight_bytes
+from seko_export.video.plan.predict import Wish, config_of
+from seko_export.video.recording import eager_session, golden_text
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from tests.seko_talk.streams import (
     opened,
@@ -138,7 +139,7 @@ def test_a_model_folder_has_it_and_a_model_without_the_branch_leaves_it(
         assert resolved.media.image_encoder == (kept if width else None)
         assert resolved.config.workload.image == (clip_config_of(kept) if width else None)
         assert any("has no picture branch" in note for note in resolved.notes) == (not width)
-        resolved.media.open(resolved.config)
+        open_media(resolved.media, resolved.config)
     with pytest.raises(UsageError, match="takes no features of a picture"):
         resolve_build(
             BuildOptions(tmp_path / "blind", window_positions=True, image_encoder=clip[0], target="cpu")

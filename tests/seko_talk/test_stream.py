@@ -22,7 +22,7 @@ from seko_export.families.layers.sampler import ADVANCE, Noise, in_bfloat16_step
 from seko_export.families.seko_talk import audio
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.presets import evenly
-from seko_export.goldens.record import eager_session, golden_text
+from seko_export.video.recording import eager_session, golden_text
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.video.pool import Pool, PooledSession
 from tests.seko_talk.streams import (

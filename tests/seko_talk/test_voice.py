@@ -29,9 +29,9 @@ from seko_export.families.base import MediaTensors
 from seko_export.families.seko_talk import audio
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.keys import PROJECTOR
-from seko_export.goldens.record import eager_session, golden_text
 from seko_export.media.hubert.encoder import HubertFeatures
 from seko_export.media.hubert.files import hubert_config_of, hubert_shapes, load_hubert
+from seko_export.video.recording import eager_session, golden_text
 from seko_runtime.cli.audio import fit_audio, mask_inputs, read_masks
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from seko_runtime.format.manifest import InputSpec, Weight

@@ -27,6 +27,7 @@ from seko_export.errors import MachineError, UsageError
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.host.progress import Progress
 from seko_export.host.tensorrt_library import DATA_CENTRE, RTX, TensorRt
+from seko_export.video.workload import VideoExport
 from seko_runtime.format.manifest import FileEntry, Weight
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import parse_video_manifest
@@ -183,14 +184,12 @@ def test_a_build_turns_its_forms_into_plans_and_leaves_no_form(
     monkeypatch.setattr(
         build, "family_of", lambda _: SimpleNamespace(weights=lambda *_: [], tables=lambda *_: {})
     )
-    monkeypatch.setattr(build, "_exact_weights", lambda *_: {})
     monkeypatch.setattr(build, "write_weights", lambda *_: ())
     monkeypatch.setattr(
         build, "_verify", lambda _: {"digest": "0", "worst": {"golden": 0.0}, "errors": [{"cache": 0.0}]}
     )
-    record = SimpleNamespace(scales={}, table=None, exact=False, error_vs_exact=(), rounding=None)
-    monkeypatch.setattr(build.golden, "record", lambda *_: record)
-    monkeypatch.setattr(build.golden, "write", lambda *_: None)
+    recording = SimpleNamespace(scales={}, table=None, exact=False, rounding=None, write=lambda _: None)
+    monkeypatch.setattr(VideoExport, "record", lambda *_: recording)
 
     @contextmanager
     def beside(config: Any, maker: Any, artifact: Path, _: Any) -> Iterator[Any]:

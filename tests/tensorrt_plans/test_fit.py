@@ -6,7 +6,7 @@ import pytest
 
 from seko_export import BuildOptions, plan
 from seko_export.config.model import ModelConfig
-from seko_export.families.base import Preset
+from seko_export.families.video import Preset
 from seko_export.families.wan.presets import PRESETS
 
 SIZE = ModelConfig(name="5b-size", layers=30, dim=3072, heads=24, ffn_dim=14336)

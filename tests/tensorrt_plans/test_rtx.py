@@ -23,9 +23,9 @@ from seko_export.config.stream import StreamConfig
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import dtype_name
 from seko_export.errors import LoweringError, UsageError
-from seko_export.families.base import Preset
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.registry import graph_of
+from seko_export.families.video import Preset
 from seko_export.families.wan.presets import PRESETS
 from seko_export.host import environment
 from seko_export.host.progress import silent

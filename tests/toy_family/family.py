@@ -21,7 +21,7 @@ from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
-from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
+from seko_export.families.base import MediaTensors, ModelGraph
 from seko_export.families.layers.block import attention
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.layers.choice import LayerChoice
@@ -29,6 +29,7 @@ from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.weights import BEFORE
 from seko_export.families.recognition import NAMES, Fact, Recognised, Source, stream_facts
+from seko_export.families.video import CacheProbe, Preset, VideoFamily
 from seko_runtime.format.manifest import InputSpec
 
 NAME = "tests.toy_family.family:FAMILY"
@@ -78,7 +79,7 @@ class CameraAttention(nn.Module):
         return hidden + self.out(seen)
 
 
-class CameraFamily(Family):
+class CameraFamily(VideoFamily):
     """The family object."""
 
     name = NAME

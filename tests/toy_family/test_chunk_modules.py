@@ -20,7 +20,7 @@ from seko_export.families.base import ModelGraph
 from seko_export.families.layers.choice import ChunkModule, LayerChoice, PromptModule
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.registry import graph_of
-from seko_export.goldens.record import eager_session, golden_text
+from seko_export.video.recording import eager_session, golden_text
 from seko_runtime.format.manifest import InputSpec
 from tests.eager_pool import eager_pool
 from tests.tolerances import relative_error

@@ -21,8 +21,8 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families import registry
 from seko_export.families.model_files import recognise_checkpoint
 from seko_export.families.registry import family_of, graph_of
-from seko_export.goldens.record import eager_session, golden_text
 from seko_export.tools.profile_ranks import profile_artifact
+from seko_export.video.recording import eager_session, golden_text
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError
 from tests.eager_pool import eager_pool

@@ -20,7 +20,7 @@ from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.errors import UsageError
 from seko_export.media import vaes
-from seko_export.options.build_files import MediaSources
+from seko_export.media.sources import MediaSources
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from tests.shared import UNCOMPILED

@@ -20,7 +20,7 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule
 from seko_export.families.registry import family_of
 from seko_export.families.wan_layout.keys import wan_shapes
-from seko_export.goldens.calibration import layer_constants
+from seko_export.video.calibration import layer_constants
 from seko_kernels.kv_formats import ChannelStatistics
 from seko_runtime.format.manifest import Call
 from seko_runtime.video.ring import Ring

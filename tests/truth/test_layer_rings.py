@@ -19,8 +19,8 @@ from seko_export.config.stream import StreamConfig
 from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
-from seko_export.goldens.record import eager_session
-from seko_export.roofline.predict import Wish, predict
+from seko_export.video.plan.predict import Wish, predict
+from seko_export.video.recording import eager_session
 from seko_runtime.errors import ManifestError
 from seko_runtime.format.manifest import Call
 from seko_runtime.video.manifest import parse_video_manifest

@@ -14,9 +14,9 @@ from seko_export.config.pool import PoolConfig
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.weights import model_weights
-from seko_export.goldens import record as golden
-from seko_export.goldens.calibration import KvStatistics
-from seko_export.goldens.record import eager_session, golden_text
+from seko_export.video import recording as golden
+from seko_export.video.calibration import KvStatistics
+from seko_export.video.recording import eager_session, golden_text
 from seko_runtime.errors import UsageError
 from seko_runtime.video.schedule import rescheduled
 from tests.tolerances import STEP, relative_error

@@ -18,7 +18,7 @@ from seko_export.config.pool import PoolConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError as BuildUsageError
-from seko_export.goldens.record import eager_session
+from seko_export.video.recording import eager_session
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import FileEntry
 from seko_runtime.video.manifest import parse_video_manifest

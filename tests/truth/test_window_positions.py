@@ -14,8 +14,8 @@ from seko_export import BuildOptions
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.ring_positions import window_positions
-from seko_export.goldens.record import eager_session
-from seko_export.roofline.predict import Wish, predict
+from seko_export.video.plan.predict import Wish, predict
+from seko_export.video.recording import eager_session
 from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.ring import Ring
 from tests.asked import resolved

@@ -18,8 +18,8 @@ from scripts.bench.peers.network import RandomWan, device_weights
 from scripts.bench.peers.peers import Stream
 from scripts.bench.peers.shapes import Shape
 from seko_export.config.stream import StreamConfig
-from seko_export.goldens.bounds import CACHE_TOLERANCES, TOLERANCES
-from seko_export.goldens.record import eager_session, golden_text
+from seko_export.video.bounds import CACHE_TOLERANCES, TOLERANCES
+from seko_export.video.recording import eager_session, golden_text
 from seko_runtime.video.ring import Ring
 
 # An engine over a 4-bit cache: rounding to 4 bits moves a token by about a tenth (a step of a third of the spread, over

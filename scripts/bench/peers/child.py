@@ -41,7 +41,7 @@ def peer(job: dict[str, Any]) -> dict[str, Any]:
     from scripts.bench.peers.network import RandomWan, device_weights, make_network
     from scripts.bench.peers.peers import PEERS, Compiler
     from scripts.bench.peers.shapes import SHAPES
-    from seko_export.goldens.record import golden_text
+    from seko_export.video.recording import golden_text
 
     shape, kind = SHAPES[job["shape"]], PEERS[job["peer"]]
     config = shape.config(_device())

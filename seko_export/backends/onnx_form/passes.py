@@ -1,4 +1,4 @@
-"""A whole pass as one ONNX file: every call of a program in one graph, weights referenced in the artifact's files.
+"""A whole program, such as a pass, as one ONNX file: its calls in one graph, weights in the artifact's files.
 
 Each engine is a function in the domain ``seko.piece``, stored once and called for each layer, so the file does not
 grow with depth. Caches are inputs and outputs of one layer each: the pool is never copied, and each output may alias
@@ -7,7 +7,7 @@ its input.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,26 +18,24 @@ from seko_export.backends.onnx_form.form_check import check_shapes, infer_shapes
 from seko_export.backends.onnx_form.translate import NEXT, as_function
 from seko_export.errors import LoweringError
 from seko_runtime.executor.resolved import Ref, ResolvedCall
-from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.format.manifest import Manifest, TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor, map_safetensors
-from seko_runtime.video.contract import resolve_video
-from seko_runtime.video.manifest import VideoManifest
 
 PIECE_DOMAIN = "seko.piece"
 
 
-def write_pass(folder: Path, manifest: VideoManifest, program: str, file: str) -> None:
-    """Write one pass of an artifact as one ONNX file, and check it together with the weights that it refers to.
+def write_program(folder: Path, manifest: Manifest, calls: Sequence[ResolvedCall], file: str) -> None:
+    """Write a whole program of an artifact as one ONNX file, and check it together with the weights that it refers to.
 
     Parameters
     ----------
     folder : Path
         The artifact, with engines and weights. The file is written into it, because ONNX permits no paths that lead
         upwards.
-    manifest : VideoManifest
+    manifest : Manifest
         Of backend ``onnx``.
-    program : str
-        ``denoise`` or ``context``.
+    calls : sequence of ResolvedCall
+        One run of the program, such as a pass.
     file : str
         The file's name.
 
@@ -46,18 +44,20 @@ def write_pass(folder: Path, manifest: VideoManifest, program: str, file: str) -
     LoweringError
         If ONNX's checks refuse it.
     """
-    model = _pass_model(folder, manifest, program)
     path = folder / file
+    model = _program_model(folder, manifest, calls, path.stem)
     onnx.save(model, path)
     try:
         checker.check_model(str(path), full_check=True)
     except (checker.ValidationError, shape_inference.InferenceError) as fault:
-        raise LoweringError(f"{program!r}: {str(fault).strip()}") from fault
+        raise LoweringError(f"{path.stem!r}: {str(fault).strip()}") from fault
 
 
-def _pass_model(folder: Path, manifest: VideoManifest, program: str) -> ModelProto:
-    graph = _PassGraph(manifest)
-    for call in resolve_video(manifest)[program][0]:
+def _program_model(
+    folder: Path, manifest: Manifest, calls: Sequence[ResolvedCall], program: str
+) -> ModelProto:
+    graph = _ProgramGraph(manifest)
+    for call in calls:
         graph.add(call)
     shards = {
         weight.file: map_safetensors(memoryview((folder / weight.file).read_bytes()), weight.file)
@@ -85,10 +85,10 @@ def _pass_model(folder: Path, manifest: VideoManifest, program: str) -> ModelPro
     return model
 
 
-class _PassGraph:
+class _ProgramGraph:
     """Nodes and names of one pass; every tensor reference of its calls becomes a value of the graph."""
 
-    def __init__(self, manifest: VideoManifest) -> None:
+    def __init__(self, manifest: Manifest) -> None:
         self.specs = {engine.name: engine for engine in manifest.engines}
         self.nodes: list[NodeProto] = []
         self.inputs: dict[str, ValueInfoProto] = {}

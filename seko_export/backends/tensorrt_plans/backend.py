@@ -52,10 +52,8 @@ def plan_backend(library: TensorRt) -> ExportBackend:
             resident_window=False,
             kv_schemes=("bf16", "fp4"),  # written in place by TensorRT's own layer or by plugins
             pools=False,
-            pass_caches=False,
-            layer_rings=False,
-            window_positions=False,
-            reference_frames=False,
+            workloads=("video",),  # their layers and plugins write its caches
+            lacks=("--pass-caches", "--layer-rings", "--window-positions", "--reference-frames"),
         ),
         export_form,
         suffix=PLAN_SUFFIX,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.attention_waves import cut_attention, waves_on
-from seko_export.families.layers.rank_split import RankSplit
+from seko_export.families.layers.rank_split import Ranked
 from seko_export.families.layers.ring_positions import (
     rows_of,
     token_index_of_call,
@@ -23,7 +23,7 @@ from seko_export.families.layers.rotary import rotate
 from seko_kernels.kv_formats import KvFormat
 
 
-class BlockWeights(nn.Module):
+class BlockWeights(Ranked):
     """The parameters of one transformer layer, shared by its plain and fused implementations.
 
     Attributes
@@ -33,8 +33,6 @@ class BlockWeights(nn.Module):
         with the tensors that `LayerChoice` names for it, [B, ...] each, to the next hidden state.
     beside_text : tuple of str
         Names of keys and values that cross-attention attends to beside the text, or nothing.
-    split : RankSplit or None
-        How ranks share a chunk.
     """
 
     groups: tuple[str, ...] = ("caches", "scales", "places", "given")  # arguments that are mappings
@@ -61,7 +59,12 @@ class BlockWeights(nn.Module):
         self.after_attention: nn.Module | None = None
         self.tail: nn.Module | None = None
         self.beside_text: tuple[str, ...] = ()
-        self.split: RankSplit | None = None
+
+    def add(
+        self, after_attention: nn.Module | None, tail: nn.Module | None, beside_text: tuple[str, ...]
+    ) -> None:
+        """Take what a family puts into its layers."""
+        self.after_attention, self.tail, self.beside_text = after_attention, tail, beside_text
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Return [..., H, D] from [..., d]."""

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH, StreamConfig
 from seko_export.families.layers.block import RmsNormWeight, modulate, rms_norm
-from seko_export.families.layers.rank_split import RankSplit
+from seko_export.families.layers.rank_split import Ranked
 from seko_export.families.layers.ring_positions import (
     chunk_positions,
     of_rank,
 )
 
 
-class Embed(nn.Module):
+class Embed(Ranked):
     """Patch, time and position embeddings shared by all blocks of one pass.
 
     Parameters
@@ -46,7 +46,6 @@ class Embed(nn.Module):
     """
 
     groups = ("given",)
-    split: RankSplit | None = None
 
     def __init__(
         self,
@@ -160,7 +159,7 @@ class Embed(nn.Module):
         return torch.where(is_conditioning(conditioning_frames, frames.shape[1]), context_timestep, timestep)
 
 
-class Head(nn.Module):
+class Head(Ranked):
     """The last norm, the projection to latent patches, and unpatchifying.
 
     Attributes
@@ -168,8 +167,6 @@ class Head(nn.Module):
     split : RankSplit or None
         How ranks share a chunk. Each projects its own tokens; then all get the whole velocity.
     """
-
-    split: RankSplit | None = None
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_
 from seko_export.errors import UsageError
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.layers.fused_block import set_fp8
-from seko_export.families.layers.rank_split import rank_argument, rank_split
+from seko_export.families.layers.rank_split import Ranked, rank_argument, rank_split
 from seko_runtime.format.manifest import Buffer, InputSpec
 from seko_runtime.video.schedule import OF_TIMES
 
@@ -68,8 +68,8 @@ class ChunkModule(FamilyModule):
         Whether it also takes ``frames`` [B, F] int64, the absolute latent-frame numbers, and in a pool ``rows`` [B]
         int64. Only such a module takes inputs per session: they lie there for all rows of the pool.
     split : bool
-        Whether, of several ranks, each makes the outputs of its own tokens. Then the module has a `split` (see
-        `rank_split`) and takes ``rank`` [1] int64, and ``outputs`` gives the shapes of a rank.
+        Whether, of several ranks, each makes the outputs of its own tokens. Then the module is a `Ranked` and takes
+        ``rank`` [1] int64, and ``outputs`` gives the shapes of a rank.
     """
 
     numbered: bool = False
@@ -268,7 +268,9 @@ def _piece(
         if module.per_layer and config.target.fp8 and not config.target.fp8_except:
             set_fp8(made)
         if isinstance(module, ChunkModule) and module.split:
-            made.split = rank_split(config)  # type: ignore[assignment]
+            if not isinstance(made, Ranked):
+                raise TypeError(f"the chunk module {module.name!r} is split, so it must be a Ranked")
+            made.split = rank_split(config)
         return made
 
     return Piece(

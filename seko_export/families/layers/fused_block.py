@@ -24,7 +24,7 @@ from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.block import BlockWeights, RmsNormWeight, rms_norm, window_attention
 from seko_export.families.layers.layer_ops import LayerOps
 from seko_export.families.layers.past_window import PastWindow, expand_past
-from seko_export.families.layers.rank_split import RankSplit
+from seko_export.families.layers.rank_split import Ranked
 from seko_export.families.layers.ring_positions import rows_of, token_index_of_call
 from seko_export.families.layers.rotary import rotate
 from seko_kernels.attention import OwnTokens
@@ -114,6 +114,15 @@ class FusedLayer(BlockWeights):
             self.self_attn.qkv, self.self_attn.o = Fp8Linear(d, 3 * d, dtype), Fp8Linear(d, d, dtype)
             self.cross_attn.q, self.cross_attn.o = Fp8Linear(d, d, dtype), Fp8Linear(d, d, dtype)
             self.ffn[0], self.ffn[2] = Fp8Linear(d, inner, dtype), Fp8Linear(inner, d, dtype)
+
+    def add(
+        self, after_attention: nn.Module | None, tail: nn.Module | None, beside_text: tuple[str, ...]
+    ) -> None:
+        """Take what a family puts into its layers; with fp8, its matrices that may be so."""
+        super().add(after_attention, tail, beside_text)
+        if self.fp8:
+            set_fp8(after_attention)
+            set_fp8(tail)
 
     def forward(
         self,
@@ -383,17 +392,10 @@ class _KeysAndValuesWeights(nn.Module):
         self.norm_k = RmsNormWeight(model)
 
 
-class KeysAndValues(nn.Module):
-    """The last layer in the context pass: only its keys and values are needed, not its output.
-
-    Attributes
-    ----------
-    split : RankSplit or None
-        How ranks share a chunk.
-    """
+class KeysAndValues(Ranked):
+    """The last layer in the context pass: only its keys and values are needed, not its output."""
 
     groups = ("caches", "scales")  # arguments that are mappings
-    split: RankSplit | None = None
 
     def __init__(
         self, model: ModelConfig, stream: StreamConfig, kv: KvFormat, dtype: torch.dtype, *, fp8: bool

@@ -13,18 +13,16 @@ from seko_export.config.stream import LayerGroup
 from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import OF_LAYER, OF_PLACE, Argument, Piece, on_meta
-from seko_export.families.layers.block import Block
+from seko_export.families.layers.block import Block, BlockWeights
 from seko_export.families.layers.choice import LAYER, LayerChoice, caller_arguments
 from seko_export.families.layers.fused_block import (
     FusedBlock,
-    FusedLayer,
     KeysAndValues,
     LastUpdate,
     RowFusedBlock,
-    set_fp8,
 )
 from seko_export.families.layers.past_window import PastWindow, WindowExpand
-from seko_export.families.layers.rank_split import rank_argument, rank_split
+from seko_export.families.layers.rank_split import Ranked, rank_argument, rank_split
 from seko_export.families.layers.ring_positions import RingPositions
 from seko_export.families.layers.rotary import side_channels
 
@@ -168,7 +166,7 @@ class LayerArguments:
         blocks: list[Piece] = []
 
         def block(
-            make: Callable[..., nn.Module],
+            make: Callable[..., BlockWeights],
             *variant: str,
             inputs: tuple[Argument, ...] = (),
             writes: bool = True,
@@ -179,7 +177,7 @@ class LayerArguments:
                 past = (*(self._caches if writes else ()), *self._scales, *self.window)
             taken = (*chunk, *text_kv, *past, *rows, *self._caller, *rank_argument(config))
             module = on_meta(lambda: self._with_choice(make()))
-            piece = Piece(self._key(BLOCK, *variant), module, LAYER, m.layers, taken, state)
+            piece = Piece(self._key(BLOCK, *variant), module, LAYER, m.layers, taken, state, large=True)
             blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))
 
         def fused_blocks(*wide: str, fp8: bool) -> None:
@@ -225,22 +223,28 @@ class LayerArguments:
             module = on_meta(lambda: self._split(KeysAndValues(m, s, kv, dtype, fp8=fp8)))
             key = EngineKey(BLOCK, bucket=self._bucket, variant=(LAST,))
             blocks.append(
-                Piece(key, module, LAYER, m.layers, inputs, (), mutated, only=(last,), among=self._among)
+                Piece(
+                    key,
+                    module,
+                    LAYER,
+                    m.layers,
+                    inputs,
+                    (),
+                    mutated,
+                    only=(last,),
+                    among=self._among,
+                    large=True,
+                )
             )
         return blocks
 
-    def _with_choice(self, block: nn.Module) -> nn.Module:
-        m, dtype = self._config.model, self._config.target.dtype
-        block.after_attention = self._choice.after_attention(m, dtype)  # type: ignore[assignment]
-        block.tail = self._choice.tail(m, dtype)  # type: ignore[assignment]
-        if isinstance(block, FusedLayer) and block.fp8:
-            set_fp8(block.after_attention)
-            set_fp8(block.tail)
-        block.beside_text = self._choice.beside_text  # type: ignore[assignment]
+    def _with_choice(self, block: BlockWeights) -> nn.Module:
+        m, dtype, choice = self._config.model, self._config.target.dtype, self._choice
+        block.add(choice.after_attention(m, dtype), choice.tail(m, dtype), choice.beside_text)
         return self._split(block)
 
-    def _split(self, module: nn.Module) -> nn.Module:
-        module.split = rank_split(self._config)  # type: ignore[assignment]
+    def _split(self, module: Ranked) -> nn.Module:
+        module.split = rank_split(self._config)
         return module
 
     def _key(self, role: str, *variant: str) -> EngineKey:

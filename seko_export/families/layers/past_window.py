@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seko_export.config.stream import StreamConfig
 from seko_export.families.layers.layer_ops import LayerOps
-from seko_export.families.layers.rank_split import RankSplit
+from seko_export.families.layers.rank_split import Ranked
 from seko_export.families.layers.ring_positions import rows_of
 from seko_kernels.fused_reference import FP8
 from seko_kernels.scratch import KeyRotation, scratch_shapes
@@ -83,7 +83,7 @@ def expand_past(
     )
 
 
-class WindowExpand(nn.Module):
+class WindowExpand(Ranked):
     """Fills one layer's resident window before the first pass of a chunk.
 
     Attributes
@@ -92,7 +92,6 @@ class WindowExpand(nn.Module):
         How ranks share a chunk: the window has the rank's heads.
     """
 
-    split: RankSplit | None = None
     groups = ("caches", "scales", "places", "window")  # arguments that are mappings
 
     def __init__(self, stream: StreamConfig) -> None:

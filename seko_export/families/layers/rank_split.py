@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from torch import Tensor
+from torch import Tensor, nn
 
 from seko_export.config.video import VideoBuild
 from seko_export.engines.collectives import RANK_ARGUMENT, gathered
@@ -142,6 +142,18 @@ class RankSplit:
     def _gathered(self, x: Tensor) -> Tensor:
         """Return x of every rank as [R, *x.shape], in the ranks' order."""
         return gathered(x, self.ranks, CALL_GROUP)
+
+
+class Ranked(nn.Module):
+    """Base class of modules whose tokens or heads ranks may share.
+
+    Attributes
+    ----------
+    split : RankSplit or None
+        How ranks share a chunk.
+    """
+
+    split: RankSplit | None = None
 
 
 def rank_split(config: VideoBuild) -> RankSplit | None:

@@ -7,15 +7,15 @@ cache.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
-from seko_export.families.layers.rank_split import RankSplit
+from seko_export.families.layers.rank_split import Ranked, RankSplit
 from seko_export.families.layers.rotary import key_rotary_tables, rotary_tables
 
 
-class RingPositions(nn.Module):
+class RingPositions(Ranked):
     """Positions of a chunk in the caches of layers with another ring than the largest, which `causal_dit.Embed`
     handles.
 
@@ -24,8 +24,6 @@ class RingPositions(nn.Module):
     split : RankSplit or None
         How ranks share a chunk.
     """
-
-    split: RankSplit | None = None
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
         super().__init__()

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 from seko_export.config.video import VideoBuild
-from seko_export.families.layers.rank_split import RankSplit
+from seko_export.families.layers.rank_split import Ranked
 from seko_export.families.lingbot.model import CELL, CONTROLS, TOKEN_PIXELS
 
 POSES, INTRINSICS = "camera", "intrinsics"  # inputs of the caller
 TOKENS, SCALE, SHIFT = "camera_tokens", "camera_scale", "camera_shift"
 
 
-class CameraTokens(nn.Module):
+class CameraTokens(Ranked):
     """The chunk's rays as tokens: the same tensor for all layers and passes.
 
     Attributes
@@ -32,7 +32,6 @@ class CameraTokens(nn.Module):
     """
 
     groups = ("given",)
-    split: RankSplit | None = None
 
     def __init__(self, config: VideoBuild) -> None:
         super().__init__()

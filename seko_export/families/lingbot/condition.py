@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from seko_export.config.media import VaeConfig
 from seko_export.config.video import VideoBuild
 from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_meta
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.lingbot.model import MASK_CHANNELS
 from seko_export.media.pieces import VAE_ENCODE, VAE_WEIGHTS
-from seko_export.media.wan_vae.config import WanVaeConfig
-from seko_export.media.wan_vae.modules import VaeEncode, encoder_cache_shapes
+from seko_export.media.vaes import vae_of
 from seko_runtime.format.manifest import Buffer, Call
 from seko_runtime.video.contract import PICTURE_CHANNELS, PICTURE_CONDITION, PICTURE_LEVELS
 
@@ -23,7 +23,6 @@ _WORK = PICTURE_CONDITION.removesuffix(
     "condition"
 )  # in front of the buffers that work on one picture at a time
 _FIRST, _LATER = f"{_WORK}first", f"{_WORK}later"  # latents of the picture, of what follows it
-_HALF_RANGE = 127.5  # levels of a byte from -1 to 0, and from 0 to 1
 TABLE_FRAMES = 30
 """Latent frames after which the encoder no longer sees the picture: from frame 29 on all are equal, bit by bit."""
 
@@ -64,33 +63,6 @@ class ConditionedEmbed(Embed):
         return torch.cat((latents, given[ROWS]), 1)
 
 
-class EncodePicture(VaeEncode):
-    """Encodes a picture to the first latent frame of its table."""
-
-    def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        """Return the latents [z, 1, h, w] float32 of a picture [H, W, 3] float32, and the caches of `EncodeGrey`.
-
-        Its levels are 0 to 255, and beyond where a bicubic resize left that range, as the original encodes them.
-        """
-        pixels = video.permute(2, 0, 1) / _HALF_RANGE - 1
-        return tuple(one.squeeze(0) for one in super().forward(pixels[None, :, None], *caches))
-
-
-class EncodeGrey(VaeEncode):
-    """Encodes the grey frames of one latent frame behind a picture."""
-
-    def __init__(self, vae: WanVaeConfig, height: int, width: int, dtype: torch.dtype) -> None:
-        super().__init__(vae, first=False, frames=1, dtype=dtype)
-        self.height, self.width = height, width
-
-    def forward(self, *caches: Tensor) -> tuple[Tensor, ...]:
-        """Return the latents [z, 1, h, w] float32 and the next caches, from the caches of the call before."""
-        grey = torch.zeros(
-            1, PICTURE_CHANNELS, self.video_frames, self.height, self.width, device=caches[0].device
-        )
-        return tuple(one.squeeze(0) for one in super().forward(grey, *(one.unsqueeze(0) for one in caches)))
-
-
 class Table(nn.Module):
     """Joins mask and latents."""
 
@@ -102,9 +74,9 @@ class Table(nn.Module):
         return torch.cat((mask, latents))
 
 
-def picture_pieces(config: VideoBuild, vae: WanVaeConfig) -> list[Piece]:
+def picture_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
     """Return the engines of the program condition, in order: the picture, a grey latent frame, the table."""
-    s, z = config.workload.stream, vae.z_dim
+    s, z, kind = config.workload.stream, vae.latent_channels, vae_of(vae)
     latent, f32 = (z, 1, s.latent_height, s.latent_width), torch.float32
     caches = tuple(
         Argument(f"caches.{slot:02d}", f"buffer:{_cache_name(slot)}", shape, config.target.dtype)
@@ -115,21 +87,27 @@ def picture_pieces(config: VideoBuild, vae: WanVaeConfig) -> list[Piece]:
     return [
         Piece(
             EngineKey(VAE_ENCODE, variant=("first",)),
-            on_meta(lambda: EncodePicture(vae, first=True, frames=1, dtype=config.target.dtype)),
+            on_meta(lambda: kind.picture_encoder(vae, dtype=config.target.dtype)),
             VAE_WEIGHTS,
             0,
             (Argument("image", f"buffer:{PICTURE_LEVELS}", (s.height, s.width, PICTURE_CHANNELS), f32),),
             (first, *caches),
             positional=True,
+            large=True,
+            recorded=False,
         ),
         Piece(
             EngineKey(VAE_ENCODE, variant=("grey",)),
-            on_meta(lambda: EncodeGrey(vae, s.height, s.width, config.target.dtype)),
+            on_meta(
+                lambda: kind.grey_encoder(vae, height=s.height, width=s.width, dtype=config.target.dtype)
+            ),
             VAE_WEIGHTS,
             TABLE_FRAMES - 1,
             caches,
             (grey, *caches),
             positional=True,
+            large=True,
+            recorded=False,
         ),
         Piece(
             EngineKey("condition_table"),
@@ -155,9 +133,9 @@ def picture_program(pieces: list[Piece]) -> tuple[Call, ...]:
     return tuple(call for piece in pieces for call in piece.calls())
 
 
-def picture_buffers(config: VideoBuild, vae: WanVaeConfig) -> tuple[Buffer, ...]:
+def picture_buffers(config: VideoBuild, vae: VaeConfig) -> tuple[Buffer, ...]:
     """Return the buffers of these engines, of one row at a time."""
-    s, z = config.workload.stream, vae.z_dim
+    s, z = config.workload.stream, vae.latent_channels
     latent = (z, 1, s.latent_height, s.latent_width)
     whole = (MASK_CHANNELS + z, TABLE_FRAMES, *latent[2:])
     return (
@@ -172,46 +150,10 @@ def picture_buffers(config: VideoBuild, vae: WanVaeConfig) -> tuple[Buffer, ...]
     )
 
 
-def _cache_shapes(config: VideoBuild, vae: WanVaeConfig) -> list[tuple[int, ...]]:
+def _cache_shapes(config: VideoBuild, vae: VaeConfig) -> list[tuple[int, ...]]:
     s = config.workload.stream
-    return [shape[1:] for shape in encoder_cache_shapes(vae, 1, s.latent_height, s.latent_width)]
+    return vae_of(vae).encoder_cache_shapes(vae, s.latent_height, s.latent_width)
 
 
 def _cache_name(slot: int) -> str:
     return f"{_WORK}cache.{slot:02d}"
-
-
-@torch.no_grad()
-def condition_table(weights: Mapping[str, Tensor], vae: WanVaeConfig, picture: Tensor) -> Tensor:
-    """Return the table of one stream: a mask, and the latents of a picture that grey frames follow.
-
-    Parameters
-    ----------
-    weights : mapping of str to Tensor
-        Of `VaeEncode`, by its names.
-    vae : WanVaeConfig
-        Its dimensions.
-    picture : Tensor
-        [3, H, W] floating, -1..1.
-
-    Returns
-    -------
-    Tensor
-        [4 + z, 30, h, w] in the dtype of `VaeEncode`'s results: the mask is 1 in latent frame 0.
-    """
-    dtype = next(iter(weights.values())).dtype
-    made: list[Tensor] = []
-    caches: tuple[Tensor, ...] = ()
-    for frame in range(TABLE_FRAMES):
-        half = VaeEncode(vae, first=not frame, frames=1, dtype=dtype)
-        height, width = picture.shape[1:]
-        pixels = torch.zeros(1, PICTURE_CHANNELS, half.video_frames, height, width, dtype=picture.dtype)
-        if not frame:
-            pixels[:, :, 0] = picture
-        latents, *kept = torch.func.functional_call(half, dict(weights), (pixels, *caches))
-        made.append(latents)
-        caches = tuple(kept)
-    latents = torch.cat(made, 2)[0]  # [z, 30, h, w]
-    mask = torch.zeros(MASK_CHANNELS, *latents.shape[1:], dtype=latents.dtype)
-    mask[:, 0] = 1
-    return torch.cat((mask, latents))

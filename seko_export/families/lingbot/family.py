@@ -10,24 +10,23 @@ from torch import Tensor
 
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
-from seko_export.config.model import ModelConfig
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
-from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
+from seko_export.families.base import MediaTensors, ModelGraph
 from seko_export.families.layers.choice import SESSION, ChunkModule, LayerChoice
 from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.rank_split import rank_tokens
 from seko_export.families.layers.weights import RenamedWeights, model_weights
 from seko_export.families.lingbot import camera, condition
-from seko_export.families.lingbot.keys import KEYS
-from seko_export.families.lingbot.model import MASK_CHANNELS, NO_CAMERA, PER_CHUNK, LingbotModel
+from seko_export.families.lingbot.keys import KEYS, lingbot_model
+from seko_export.families.lingbot.model import MASK_CHANNELS, NO_CAMERA, PER_CHUNK
 from seko_export.families.lingbot.presets import PRESETS
 from seko_export.families.lingbot.recognise import recognise
 from seko_export.families.recognition import Recognised
+from seko_export.families.video import CacheProbe, Preset, VideoFamily
 from seko_export.families.wan_layout.recognise import is_config
-from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_runtime.format.manifest import InputSpec
 
 _TOKENS, _LAYER = "camera", "injection"  # chunk modules, whose weights have these names in front
@@ -35,7 +34,7 @@ _TOKENS, _LAYER = "camera", "injection"  # chunk modules, whose weights have the
 _NAMES = {f"{_TOKENS}.": "", f".{_LAYER}.": ".", ".after_attention.": "."}
 
 
-class LingbotFamily(Family):
+class LingbotFamily(VideoFamily):
     """lingbot-world-fast, both versions: a first picture, text, and a camera."""
 
     name = "lingbot"
@@ -64,11 +63,12 @@ class LingbotFamily(Family):
         choice = layer_choice(config)
         pieces, buffers = make_pieces(config, choice), make_buffers(config, choice)
         programs = make_programs(pieces)
-        if isinstance(config.workload.vae, WanVaeConfig):
-            picture = condition.picture_pieces(config, config.workload.vae)
+        vae = config.workload.vae
+        if vae is not None and vae.encodes_on:
+            picture = condition.picture_pieces(config, vae)
             pieces |= {one.name: one for one in picture}
             programs["condition"] = condition.picture_program(picture)
-            buffers += condition.picture_buffers(config, config.workload.vae)
+            buffers += condition.picture_buffers(config, vae)
         return ModelGraph(pieces, programs, buffers, choice.inputs)
 
     def weights(
@@ -79,7 +79,7 @@ class LingbotFamily(Family):
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return a condition of random numbers for a session, and a camera that moves and turns for a chunk."""
-        model, s = _model(config.model), config.workload.stream
+        model, s = lingbot_model(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is None:
             table = torch.randn(
@@ -108,7 +108,7 @@ class LingbotFamily(Family):
 
 def layer_choice(config: VideoBuild) -> LayerChoice:
     """Return what the family adds to the shared layers: the condition, and unless a build has none, the camera."""
-    model, s, dtype = _model(config.model), config.workload.stream, config.target.dtype
+    model, s, dtype = lingbot_model(config.model), config.workload.stream, config.target.dtype
     latent = (s.latent_height, s.latent_width)
     table = InputSpec(
         condition.TABLE,
@@ -166,12 +166,6 @@ def layer_choice(config: VideoBuild) -> LayerChoice:
         after_attention_inputs=(camera.TOKENS,),
         chunk_modules=(picture, tokens),
     )
-
-
-def _model(model: ModelConfig) -> LingbotModel:
-    if not isinstance(model, LingbotModel):
-        raise TypeError(f"a lingbot build has a {type(model).__name__}, expected a LingbotModel")
-    return model
 
 
 def _rotation(axis_angle: Tensor) -> Tensor:

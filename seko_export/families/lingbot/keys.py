@@ -17,8 +17,7 @@ FOLDERS = ("transformers", "lingbot_world_fast")  # of the second version, of th
 def lingbot_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return every tensor that a checkpoint of this model holds, by its own names, layer by layer."""
     d = config.dim
-    width = getattr(config, "control_channels", CONTROLS["cam"]) * TOKEN_PIXELS
-    shapes = wan_shapes(config) | linear_shapes(CONTROL, d, width)
+    shapes = wan_shapes(config) | linear_shapes(CONTROL, d, lingbot_model(config).control_width)
     for name in TOKEN_LAYERS:
         shapes |= linear_shapes(name, d, d)
     for layer in range(config.layers):
@@ -30,8 +29,15 @@ def lingbot_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def lingbot_config(config: ModelConfig) -> dict[str, object]:
     """Return the content of config.json for this model: the arguments of the original's own class."""
     controls = {width: name for name, width in CONTROLS.items()}
-    width = config.control_channels if isinstance(config, LingbotModel) else CONTROLS["cam"]
-    return wan_config(config) | {"model_type": "i2v", "control_type": controls[width]}
+    control = controls[lingbot_model(config).control_channels]
+    return wan_config(config) | {"model_type": "i2v", "control_type": control}
+
+
+def lingbot_model(config: ModelConfig) -> LingbotModel:
+    """Return the same model, known to be of this family."""
+    if not isinstance(config, LingbotModel):
+        raise TypeError(f"a lingbot build has a {type(config).__name__}, expected a LingbotModel")
+    return config
 
 
 def _place(name: str) -> int:

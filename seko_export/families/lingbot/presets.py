@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
-from seko_export.families.base import Preset
 from seko_export.families.lingbot.model import LingbotModel
+from seko_export.families.video import Preset
 
 V1, V2, TINY = "lingbot-v1-fast", "lingbot-v2-fast", "lingbot-tiny"
 TRAINED_STEPS, SHIFT = 1000, 10.0

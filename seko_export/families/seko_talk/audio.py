@@ -16,7 +16,7 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.video import VideoBuild
 from seko_export.engines.weight_source import WeightSource
 from seko_export.families.layers.causal_dit import sinusoid
-from seko_export.families.layers.rank_split import RankSplit
+from seko_export.families.layers.rank_split import Ranked
 from seko_export.families.seko_talk.keys import TIME, talk_model
 from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.media.hubert.encoder import HubertFeatures
@@ -45,7 +45,7 @@ class AudioFeatures(HubertFeatures):
         return features
 
 
-class AudioTokens(nn.Module):
+class AudioTokens(Ranked):
     """The chunk's audio features as tokens, and for which tokens of the picture each speaker's audio counts.
 
     Attributes
@@ -55,7 +55,6 @@ class AudioTokens(nn.Module):
     """
 
     groups = ("given",)
-    split: RankSplit | None = None
 
     def __init__(self, config: VideoBuild) -> None:
         super().__init__()

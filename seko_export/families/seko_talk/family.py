@@ -16,7 +16,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
-from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
+from seko_export.families.base import MediaTensors, ModelGraph
 from seko_export.families.layers.choice import PROMPT, SESSION, ChunkModule, LayerChoice, PromptModule
 from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
@@ -28,6 +28,7 @@ from seko_export.families.seko_talk.keys import IN_LAYER, KEYS, PROJECTOR, talk_
 from seko_export.families.seko_talk.presets import PRESETS
 from seko_export.families.seko_talk.recognise import recognise
 from seko_export.families.seko_talk.run_config import read_run_config
+from seko_export.families.video import CacheProbe, Preset, VideoFamily
 from seko_export.families.wan_layout.recognise import is_config
 from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER
 from seko_runtime.format.manifest import InputSpec
@@ -46,7 +47,7 @@ _NAMES = {
 }
 
 
-class SekoTalkFamily(Family):
+class SekoTalkFamily(VideoFamily):
     """Seko-Talk AR: a portrait, text, and the voice of each chunk."""
 
     name = "seko_talk"

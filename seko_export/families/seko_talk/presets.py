@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
-from seko_export.families.base import Preset
 from seko_export.families.seko_talk.model import SekoTalkModel
+from seko_export.families.video import Preset
 
 FULL, HYBRID, TINY = "seko-talk-14b", "seko-talk-14b-hybrid", "seko-talk-tiny"
 ROPE_MAX_FRAMES = 40  # of LightX2V's two-step model

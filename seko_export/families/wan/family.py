@@ -12,17 +12,18 @@ from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
-from seko_export.families.base import CacheProbe, Family, MediaTensors, ModelGraph, Preset
+from seko_export.families.base import MediaTensors, ModelGraph
 from seko_export.families.layers.layer_pieces import BLOCK
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.weights import model_weights
 from seko_export.families.recognition import Recognised
+from seko_export.families.video import CacheProbe, Preset, VideoFamily
 from seko_export.families.wan.keys import KEYS
 from seko_export.families.wan.presets import PRESETS
 from seko_export.families.wan_layout.recognise import is_config, recognise
 
 
-class WanFamily(Family):
+class WanFamily(VideoFamily):
     """Wan 2.1 text-to-video transformers, made causal as in Self-Forcing."""
 
     name = "wan"

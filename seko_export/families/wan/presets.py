@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
-from seko_export.families.base import Preset
+from seko_export.families.video import Preset
 from seko_export.families.wan_layout.recognise import USUAL_STREAM
 
 # Sources: the Wan 2.1 and Self-Forcing model configurations.

@@ -50,6 +50,7 @@ class WanVaeConfig(VaeConfig):
 
     kind: ClassVar[str] = "wan_vae"
     shares_rows: ClassVar[bool] = True
+    encodes_on: ClassVar[bool] = True
 
     base_dim: int = 96
     z_dim: int = 16

@@ -8,6 +8,7 @@ from torch import Tensor
 from seko_export.media.row_split import RowSplit
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
+from seko_runtime.video.contract import PICTURE_CHANNELS
 
 _HALF_RANGE = 127.5  # levels of a byte from -1 to 0, and from 0 to 1
 
@@ -99,3 +100,30 @@ class EncodeImage(VaeEncode):
         pixels = video.permute(2, 0, 1).float() / _HALF_RANGE - 1
         latents = super().forward(pixels[None, :, None], *caches)[0]
         return (latents.squeeze(0),)
+
+
+class EncodePicture(VaeEncode):
+    """Encodes a picture to a latent frame that `EncodeGrey` goes on from."""
+
+    def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+        """Return the latents [z, 1, h, w] float32 of a picture [H, W, 3] float32, and the caches of `EncodeGrey`.
+
+        Its levels are 0 to 255, and beyond where a bicubic resize left that range, as the original encodes them.
+        """
+        pixels = video.permute(2, 0, 1) / _HALF_RANGE - 1
+        return tuple(one.squeeze(0) for one in super().forward(pixels[None, :, None], *caches))
+
+
+class EncodeGrey(VaeEncode):
+    """Encodes the grey frames of one latent frame behind a picture."""
+
+    def __init__(self, vae: WanVaeConfig, height: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__(vae, first=False, frames=1, dtype=dtype)
+        self.height, self.width = height, width
+
+    def forward(self, *caches: Tensor) -> tuple[Tensor, ...]:
+        """Return the latents [z, 1, h, w] float32 and the next caches, from the caches of the call before."""
+        grey = torch.zeros(
+            1, PICTURE_CHANNELS, self.video_frames, self.height, self.width, device=caches[0].device
+        )
+        return tuple(one.squeeze(0) for one in super().forward(grey, *(one.unsqueeze(0) for one in caches)))

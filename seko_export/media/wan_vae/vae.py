@@ -16,8 +16,8 @@ from seko_export.engines.weight_source import WeightSource
 from seko_export.media.vae import Vae
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.keys import match_vae_sources
-from seko_export.media.wan_vae.modules import VaeTensors, decoder_cache_shapes
-from seko_export.media.wan_vae.rows import DecodeRow, DecodeShare, EncodeImage
+from seko_export.media.wan_vae.modules import VaeTensors, decoder_cache_shapes, encoder_cache_shapes
+from seko_export.media.wan_vae.rows import DecodeRow, DecodeShare, EncodeGrey, EncodeImage, EncodePicture
 
 # Keys whose shape tells the VAE's base_dim: what goes into the last conv, out of the first one.
 _BASE_DIM_KEYS = (
@@ -91,6 +91,20 @@ class WanVae(Vae[WanVaeConfig]):
     def encoder(self, config: WanVaeConfig, *, dtype: torch.dtype) -> EncodeImage:
         """Return the encoder of a start picture."""
         return EncodeImage(config, first=True, frames=1, dtype=dtype)
+
+    def picture_encoder(self, config: WanVaeConfig, *, dtype: torch.dtype) -> EncodePicture:
+        """Return the encoder of a picture that grey follows."""
+        return EncodePicture(config, first=True, frames=1, dtype=dtype)
+
+    def grey_encoder(
+        self, config: WanVaeConfig, *, height: int, width: int, dtype: torch.dtype
+    ) -> EncodeGrey:
+        """Return the encoder of a latent frame of grey."""
+        return EncodeGrey(config, height, width, dtype)
+
+    def encoder_cache_shapes(self, config: WanVaeConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
+        """Return the shape of each cache of these encoders."""
+        return [shape[1:] for shape in encoder_cache_shapes(config, 1, rows, columns)]
 
     def cache_shapes(self, config: WanVaeConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
         """Return the shape of each cache of one row's decoder."""

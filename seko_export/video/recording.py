@@ -6,42 +6,43 @@ cache the model runs first with an exact cache: this calibrates the scales, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seko_export.artifact.describe import describe
-from seko_export.artifact.writer import save_tensors
-from seko_export.backends import EAGER
 from seko_export.backends.aoti import attention_backends
 from seko_export.config.video import VideoBuild
-from seko_export.engines.piece import FlatModule, Piece, dtype_name
-from seko_export.families.registry import family_of, graph_of
-from seko_export.goldens.bounds import EagerChunk, difference, golden_bound
-from seko_export.goldens.cache_room import buffer_room, home_bytes, placed_buffers
-from seko_export.goldens.calibration import KvStatistics, layer_constants
+from seko_export.families.registry import graph_of, video_family_of
+from seko_export.goldens.eager import (
+    GOLDEN_FILE,
+    eager_engine,
+    eager_manifest,
+    eager_memory,
+    write_goldens,
+)
+from seko_export.goldens.placement import buffer_room, home_bytes, placed
 from seko_export.goldens.sensitivity import perturbed
 from seko_export.host.progress import Progress
 from seko_export.media.pieces import video_table
-from seko_runtime.backends.aoti import torch_memory
+from seko_export.video.bounds import EagerChunk, difference, golden_bound
+from seko_export.video.calibration import KvStatistics, layer_constants
 from seko_runtime.backends.torch_memory import torch_dtype
-from seko_runtime.format.manifest import Weight
+from seko_runtime.format.manifest import Buffer
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.video.contract import PICTURE_CHANNELS, resolve_video
 from seko_runtime.video.golden import cache_tensor, input_tensor, video_tensor
 from seko_runtime.video.local_rows import open_video_rows
-from seko_runtime.video.manifest import Golden, GoldenBound
+from seko_runtime.video.manifest import Golden, GoldenBound, VideoManifest
 from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.rows import Beginning
 from seko_runtime.video.session import Session
 
-GOLDEN_FILE = "golden/golden.safetensors"
 TEXT = "text"  # the tensor of that file that holds the text
 REFERENCE = "reference"  # the tensor of the latents of its reference frames, where the build has some
 GOLDEN_PROMPT = (
@@ -121,6 +122,19 @@ class Record:
             reference=None if self.reference is None else REFERENCE,
         )
 
+    def write(self, folder: Path) -> None:
+        """Write the golden file into an artifact's folder."""
+        tensors = {TEXT: self.text, **self.inputs}
+        if self.reference is not None:
+            tensors[REFERENCE] = self.reference
+        tensors |= {f"exact.{number}": chunk.latents for number, chunk in self.exact.items()}
+        for number, chunk in self.chunks.items():
+            tensors[f"latents.{number}"] = chunk.latents
+            if chunk.video is not None:
+                tensors[video_tensor(number)] = chunk.video
+            tensors |= {cache_tensor(name, number): sample for name, sample in chunk.cache.items()}
+        write_goldens(folder, tensors)
+
 
 def record(
     config: VideoBuild, weights: Mapping[str, Tensor], progress: Progress, ids: Tensor | None = None
@@ -181,24 +195,9 @@ def record(
         inputs={
             input_tensor(name, chunk): tensor
             for chunk in (None, *range(chunks[-1] + 1))
-            for name, tensor in family_of(config).golden_inputs(config, chunk).items()
+            for name, tensor in video_family_of(config).golden_inputs(config, chunk).items()
         },
     )
-
-
-def write(folder: Path, made: Record) -> None:
-    """Write the golden file into an artifact's folder."""
-    tensors = {TEXT: made.text, **made.inputs}
-    if made.reference is not None:
-        tensors[REFERENCE] = made.reference
-    tensors |= {f"exact.{number}": chunk.latents for number, chunk in made.exact.items()}
-    for number, chunk in made.chunks.items():
-        tensors[f"latents.{number}"] = chunk.latents
-        if chunk.video is not None:
-            tensors[video_tensor(number)] = chunk.video
-        tensors |= {cache_tensor(name, number): sample for name, sample in chunk.cache.items()}
-    (folder / "golden").mkdir()
-    save_tensors(tensors, folder / GOLDEN_FILE)
 
 
 def run_eager(
@@ -265,7 +264,7 @@ def eager_session(
     ------
     Session
     """
-    pieces, probe = graph_of(config).pieces, family_of(config).cache_probe(config)
+    pieces, probe = graph_of(config).pieces, video_family_of(config).cache_probe(config)
     engines = {name: eager_engine(piece) for name, piece in pieces.items()}
     if shake:
         engines[probe.perturbed] = perturbed(engines[probe.perturbed])
@@ -273,11 +272,8 @@ def eager_session(
         engines |= {
             name: statistics.watch(engines[name]) for name in pieces if pieces[name].key.role == probe.role
         }
-    table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
-    memory = torch_memory(torch.device(config.target.eager_device))
-    memory.captures = False
-    memory.warm_up_runs = 0  # for captures alone; the statistics would take its passes for the stream's
-    manifest = describe(config, EAGER, table, {})
+    memory = eager_memory(config)
+    manifest = cast(VideoManifest, eager_manifest(config, weights))
     manifest = replace(manifest, buffers=placed_buffers(config, buffer_room(config, memory)))
     held = golden_reference(config) if reference is None else reference
     loaded = Loaded(manifest, resolve_video(manifest), engines, weights, lambda: memory)
@@ -295,10 +291,25 @@ def eager_session(
         yield session
 
 
-def eager_engine(piece: Piece) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    """Return one module as the callable that a session expects, in plain eager torch."""
-    module = FlatModule(piece)
-    return lambda inputs: module(*inputs)
+def placed_buffers(config: VideoBuild, room: int | None) -> tuple[Buffer, ...]:
+    """Return the buffer table of an eager stream, with as many caches on the host as do not fit ``room``; see
+    `goldens.placement.placed`. With None, from `buffer_room` on a CPU, all stay where they are.
+    """
+    buffers = graph_of(config).buffers
+    if (
+        room is None
+        or config.workload.pool is not None
+        or not any(config.device_layers(group) for group in config.layer_groups)
+    ):
+        return buffers
+    stream = replace(config.workload.stream, offload_cache=True)
+    return placed(
+        buffers,
+        graph_of(config.changed(stream=stream, resident_window=False)).buffers,
+        room,
+        what=f"recording goldens with a {config.workload.kv_scheme} cache",
+        advice="build with a smaller ring or batch",
+    )
 
 
 def golden_text(config: VideoBuild) -> Tensor:
@@ -312,7 +323,7 @@ def golden_text(config: VideoBuild) -> Tensor:
 
 def golden_inputs(config: VideoBuild, chunk: int | None) -> dict[str, NDArray[Any]]:
     """Return the family's inputs for a golden chunk, or for its session, in the form that a session takes."""
-    given = family_of(config).golden_inputs(config, chunk)
+    given = video_family_of(config).golden_inputs(config, chunk)
     return {
         name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
         for name, tensor in given.items()

@@ -1,6 +1,6 @@
 """The JSON schema of the manifest, made from the dataclasses that the runtime reads it with.
 
-    python -m seko_export.artifact.manifest_schema        writes it into the runtime's package
+    python -m seko_export.video.manifest_schema        writes it into the runtime's package
 
 The schema has types, bounds and required fields. What compares two fields, or a field with a file, only the runtime
 checks.

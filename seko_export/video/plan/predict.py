@@ -22,9 +22,9 @@ from seko_export.media.vaes import vae_for
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.roofline.gpus import Gpu, find_gpu
-from seko_export.roofline.memory import memory_report
-from seko_export.roofline.seconds import time_report
 from seko_export.roofline.work import Work
+from seko_export.video.plan.memory import memory_report
+from seko_export.video.plan.seconds import time_report
 from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.schedule import warped_timesteps
 
@@ -214,7 +214,7 @@ def config_of(wish: Wish) -> tuple[VideoBuild, list[str]]:
                 f"no text encoder counted: none is known that is {built.model.text_dim} wide, as "
                 f"{built.model.name} takes it"
             )
-    heard = getattr(built.model, "audio_dim", None)
+    heard = built.model.sound_width
     if built.workload.audio is None and heard is not None:
         if heard == HubertConfig().dim:
             built = built.changed(audio=HubertConfig())
@@ -222,7 +222,8 @@ def config_of(wish: Wish) -> tuple[VideoBuild, list[str]]:
             notes.append(
                 f"no audio encoder counted: none is known that is {heard} wide, as {built.model.name} takes it"
             )
-    if built.workload.image is None and getattr(built.model, "image_dim", 0) == ClipConfig().dim:
+    seen = built.model.picture_features
+    if built.workload.image is None and seen is not None and seen[1] == ClipConfig().dim:
         built = built.changed(image=ClipConfig())
     if wish.steps is not None:
         shift = built.workload.schedule.shift or 1.0  # passes are counted here; their times do not matter

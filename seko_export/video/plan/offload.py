@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from seko_export.config.video import VideoBuild
 from seko_export.families.registry import graph_of
+from seko_export.goldens import placement
 
 
 def home_bytes(config: VideoBuild) -> int:
     """Return the bytes of host memory that a rank's offloaded cache takes; 0 if the cache is on the device."""
-    return sum(buffer.on_host.nbytes for buffer in graph_of(config).buffers if buffer.device_layers)
+    return placement.home_bytes(graph_of(config).buffers)
 
 
 def chunk_offload_bytes(config: VideoBuild) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.rotary import rotate
-from seko_export.families.registry import family_of, graph_of
+from seko_export.families.registry import graph_of, video_family_of
 from seko_kernels.kv_formats import ChannelStatistics, KvFormat
 from seko_kernels.scratch import scratch_constants
 
@@ -96,7 +96,8 @@ class KvStatistics:
         chunks = -(-config.workload.stream.reference_frames // config.workload.stream.chunk_frames)
         self._calls = -chunks * model.layers * config.workload.cache_passes
         self._names = [
-            a.name for a in graph_of(config).pieces[family_of(config).cache_probe(config).role].signature
+            a.name
+            for a in graph_of(config).pieces[video_family_of(config).cache_probe(config).role].signature
         ]
 
     def watch(

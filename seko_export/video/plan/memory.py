@@ -12,8 +12,8 @@ from seko_export.engines.piece import Piece
 from seko_export.families.registry import graph_of
 from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER, TEXT_WEIGHTS, VAE_WEIGHTS
 from seko_export.roofline.gpus import CUBLAS_WORKSPACE, Gpu
-from seko_export.roofline.offload import home_bytes
-from seko_export.roofline.work import Work, nbytes
+from seko_export.roofline.work import Work, weight_sizes
+from seko_export.video.plan.offload import home_bytes
 from seko_runtime.format.manifest import Buffer
 from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.contract import TEXT_BUFFER
@@ -47,7 +47,8 @@ def weight_bytes(config: VideoBuild, pieces: Mapping[str, Piece]) -> dict[str, i
     """Return the bytes of the artifact's weights: ``transformer`` (with tables and scales), ``text``, ``vae``, and
     ``audio`` or ``image`` of a build with such an encoder.
     """
-    sizes = weight_sizes(config, pieces)
+    tables = config.workload.schedule.tables(config.workload.stream)
+    sizes = weight_sizes(pieces) | {name: table.nbytes for name, table in tables.items()}
     shares = {"text": TEXT_WEIGHTS, "vae": VAE_WEIGHTS}
     if config.workload.audio is not None:
         shares["audio"] = f"{AUDIO_ENCODER}."
@@ -58,20 +59,6 @@ def weight_bytes(config: VideoBuild, pieces: Mapping[str, Piece]) -> dict[str, i
         for share, prefix in shares.items()
     }
     return {"transformer": sum(sizes.values()) - sum(total.values()), **total}
-
-
-def weight_sizes(config: VideoBuild, pieces: Mapping[str, Piece]) -> dict[str, int]:
-    """Return the bytes of every weight of these engines, with tables and scales, by the artifact's names."""
-    tables = config.workload.schedule.tables(config.workload.stream)
-    sizes = {name: table.nbytes for name, table in tables.items()}
-    for piece in pieces.values():
-        for argument in piece.signature:
-            pattern = argument.ref.partition("[")[0]
-            for layer in piece.served or (0,):
-                kind, _, name = pattern.replace("{layer}", str(layer)).partition(":")
-                if kind == "weight" and name not in sizes:
-                    sizes[name] = nbytes(argument)
-    return sizes
 
 
 def rows_bytes(config: VideoBuild, work: Work) -> tuple[dict[str, int], dict[str, int]]:

@@ -1,0 +1,48 @@
+"""The engines of a build as plain eager modules, which goldens are recorded with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from seko_export.artifact.describe import describe
+from seko_export.artifact.writer import save_tensors
+from seko_export.backends import EAGER
+from seko_export.config.build import BuildConfig
+from seko_export.engines.piece import FlatModule, Piece, dtype_name
+from seko_runtime.backends.aoti import torch_memory
+from seko_runtime.backends.memory import Memory
+from seko_runtime.format.manifest import Manifest, Weight
+
+GOLDEN_FILE = "golden/golden.safetensors"
+
+Engine = Callable[[list[Tensor]], Sequence[Tensor]]
+
+
+def eager_engine(piece: Piece) -> Engine:
+    """Return one module as the callable that a session expects, in plain eager torch."""
+    module = FlatModule(piece)
+    return lambda inputs: module(*inputs)
+
+
+def eager_manifest(config: BuildConfig, weights: Mapping[str, Tensor]) -> Manifest:
+    """Return the manifest of a build without files, for a session over its eager engines."""
+    table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
+    return describe(config, EAGER, table, {})
+
+
+def eager_memory(config: BuildConfig) -> Memory:
+    """Return the memory of a session over eager engines, whose calls are not captured."""
+    memory = torch_memory(torch.device(config.target.eager_device))
+    memory.captures = False
+    memory.warm_up_runs = 0  # for captures alone; statistics would take its calls for the session's
+    return memory
+
+
+def write_goldens(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write recorded tensors into an artifact's folder."""
+    (folder / "golden").mkdir()
+    save_tensors(dict(tensors), folder / GOLDEN_FILE)

@@ -1,0 +1,88 @@
+"""Placement of the caches while goldens are recorded: on the device as far as they fit, the others on the host.
+
+A lossy build also records the model with an exact cache, which is several times larger than the artifact's and may
+not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from seko_export.config.build import BuildConfig
+from seko_export.errors import MachineError
+from seko_runtime.backends.host import free_host_bytes
+from seko_runtime.backends.memory import Memory
+from seko_runtime.format.manifest import Buffer
+
+# Of what is free on the device; the rest is for what lies between two ops of a pass, and for the engines that other
+# processes compile meanwhile. On an H200 beside 14B weights it is 20 GB; those processes were seen to hold 7.
+BUFFER_SHARE = 0.8
+
+
+def buffer_room(config: BuildConfig, memory: Memory) -> int | None:
+    """Return the bytes of device memory that a session's buffers may take now; None on a CPU."""
+    if config.target.eager_device == "cpu":
+        return None
+    torch.cuda.empty_cache()
+    return int(BUFFER_SHARE * memory.free_bytes())
+
+
+def placed(
+    buffers: Sequence[Buffer], offloaded: Iterable[Buffer], room: int, *, what: str, advice: str
+) -> tuple[Buffer, ...]:
+    """Return a buffer table with as many caches offloaded to the host as do not fit the device.
+
+    They are copied layer by layer, as with ``--offload-cache``, so the bytes of every call are the same. As many
+    layers stay on the device as fit.
+
+    Parameters
+    ----------
+    buffers : sequence of Buffer
+        The table with all buffers on the device.
+    offloaded : iterable of Buffer
+        The same buffers as they lie when the cache is offloaded.
+    room : int
+        Bytes for buffers on the device, from `buffer_room`.
+    what : str
+        What takes them, for the error: ``recording goldens with a bf16 cache``.
+    advice : str
+        What else the error proposes: ``build with a smaller batch``.
+
+    Raises
+    ------
+    MachineError
+        If the host has too little free memory for the rest.
+    """
+    on_host = {buffer.name: buffer for buffer in offloaded}
+    held, table = device_bytes(buffers), list(buffers)
+    for at, buffer in enumerate(buffers):
+        if held <= room:
+            break
+        moved = on_host.get(buffer.name, buffer)  # what is only kept for several calls has no home there
+        if moved.device_layers:
+            layer = buffer.nbytes // buffer.layers
+            fitting = (buffer.nbytes - (held - room)) // layer
+            moved = replace(moved, device_layers=max(moved.device_layers, fitting))
+        held -= buffer.on_device.nbytes - moved.on_device.nbytes
+        table[at] = moved
+    homes, free = home_bytes(table) - home_bytes(buffers), free_host_bytes()
+    if homes > free:
+        raise MachineError(
+            f"{what} takes {device_bytes(buffers) / 1e9:.1f} GB of buffers: "
+            f"{room / 1e9:.1f} GB fit on the device, so {homes / 1e9:.1f} GB must lie on the host, where "
+            f"{free / 1e9:.1f} GB are free; end other programs on either, or {advice}"
+        )
+    return tuple(table)
+
+
+def device_bytes(buffers: Iterable[Buffer]) -> int:
+    """Return the bytes of device memory that a buffer table needs."""
+    return sum(buffer.on_device.nbytes for buffer in buffers)
+
+
+def home_bytes(buffers: Iterable[Buffer]) -> int:
+    """Return the bytes of host memory that it needs: its offloaded caches."""
+    return sum(buffer.on_host.nbytes for buffer in buffers if buffer.device_layers)

@@ -1,0 +1,45 @@
+"""Files of the models around the transformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from seko_export.errors import UsageError
+
+
+@dataclass(frozen=True)
+class MediaSources:
+    """Files of the models around the transformer.
+
+    Parameters
+    ----------
+    vae, text_encoder : Path or None
+        As `load_vae` and `load_text_encoder` take them; None: the build has no such engines.
+    tokenizer : Path or None
+        The text encoder's tokenizer, a JSON file of the library `tokenizers`.
+    audio_encoder : Path or None
+        As `load_hubert` takes it; None: the build has no such engine.
+    image_encoder : Path or None
+        As `load_clip` takes it; None: the build has no such engine.
+    audio_adapter : Path or None
+        Further weights of the transformer itself, if they are not in its folder.
+
+    Raises
+    ------
+    UsageError
+        If only one of text encoder and tokenizer is given.
+    """
+
+    vae: Path | None = None
+    text_encoder: Path | None = None
+    tokenizer: Path | None = None
+    audio_encoder: Path | None = None
+    image_encoder: Path | None = None
+    audio_adapter: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.text_encoder is None) != (self.tokenizer is None):
+            raise UsageError(
+                f"text encoder {self.text_encoder} and tokenizer {self.tokenizer}: expected both or none"
+            )

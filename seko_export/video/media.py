@@ -1,0 +1,89 @@
+"""Opens the files of the models around the transformer, and turns a sentence into token numbers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from seko_export.config.media import TOKENIZER_FILE
+from seko_export.config.video import VideoBuild
+from seko_export.errors import UsageError
+from seko_export.families.base import MediaTensors
+from seko_export.media.clip.files import load_clip
+from seko_export.media.hubert.files import load_hubert
+from seko_export.media.load import load_text_encoder, vae_weights
+from seko_export.media.pieces import text_table
+from seko_export.media.sources import MediaSources
+from seko_runtime.video.text import PromptIds, clean_prompt
+
+
+def open_media(media: MediaSources, config: VideoBuild) -> MediaTensors:
+    """Open the files that the build needs and check their keys. The numbers are read later.
+
+    Raises
+    ------
+    UsageError
+        If the build needs a model that has no file, or the other way round.
+    CheckpointError
+        If a file is not the expected model.
+    """
+    for what, wanted, given in (
+        ("a VAE", config.workload.vae, media.vae),
+        ("a text encoder", config.workload.text, media.text_encoder),
+        ("an audio encoder", config.workload.audio, media.audio_encoder),
+        ("an image encoder", config.workload.image, media.image_encoder),
+    ):
+        if (wanted is None) != (given is None):
+            raise UsageError(f"the build has {what}: {wanted is not None}, a file of it is named: {given}")
+    text = vae = audio = image = None
+    if config.workload.text is not None and media.text_encoder is not None:
+        text = load_text_encoder(media.text_encoder, config.workload.text)
+    if config.workload.vae is not None and media.vae is not None:
+        vae = vae_weights(media.vae, config.workload.vae)
+    if config.workload.audio is not None and media.audio_encoder is not None:
+        audio = load_hubert(media.audio_encoder, config.workload.audio)
+    if config.workload.image is not None and media.image_encoder is not None:
+        image = load_clip(media.image_encoder, config.workload.image)
+    return MediaTensors(text, vae, audio, image)
+
+
+def prompt_ids(tokenizer: Path, config: VideoBuild, prompt: str) -> Tensor | None:
+    """Return [1, text tokens] int64: a sentence as token numbers, as a session passes them to the text encoder.
+
+    Parameters
+    ----------
+    tokenizer : Path
+        A JSON file of the library `tokenizers`.
+    config : VideoBuild
+        Without a text encoder the result is None.
+    prompt : str
+        A sentence that fits the token limit.
+
+    Raises
+    ------
+    EnvironmentLacksError, ArtifactError
+        The runtime's errors: the library `tokenizers` is not installed, or the file is not valid.
+    UsageError
+        If the tokenizer has tokens that the encoder lacks.
+    """
+    table, encoder = text_table(config), config.workload.text
+    if table is None or encoder is None:
+        return None
+    ids = torch.from_numpy(PromptIds(table, tokenizer.read_bytes()).ids(clean_prompt(prompt)))
+    if int(ids.max()) >= encoder.vocab_size:
+        raise UsageError(
+            f"{tokenizer} gives token {int(ids.max())}, the text encoder has {encoder.vocab_size}: they are not of one "
+            "model"
+        )
+    return ids
+
+
+def write_tokenizer(folder: Path, tokenizer: Path | None) -> None:
+    """Copy the text encoder's tokenizer, if there is one, into an artifact's folder."""
+    if tokenizer is not None:
+        copy = folder / TOKENIZER_FILE
+        copy.parent.mkdir()
+        shutil.copyfile(tokenizer, copy)

@@ -1,0 +1,223 @@
+"""The video workload on the build machine; see `workloads.base.ExportWorkload`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from seko_export.config.video import VideoBuild
+from seko_export.engines.kernel_table import write_kernel_table
+from seko_export.engines.weight_source import WeightSource
+from seko_export.families.base import MediaTensors
+from seko_export.families.registry import family_of, graph_of
+from seko_export.goldens.placement import device_bytes
+from seko_export.host.progress import Progress
+from seko_export.media.sources import MediaSources
+from seko_export.roofline.gpus import find_gpu
+from seko_export.roofline.work import Work, weight_sizes
+from seko_export.video.calibration import uncalibrated_scales
+from seko_export.video.description import video_workload
+from seko_export.video.media import open_media, prompt_ids, write_tokenizer
+from seko_export.video.plan.memory import memory_report
+from seko_export.video.plan.seconds import time_report
+from seko_export.video.recording import GOLDEN_PROMPT, Record, record
+from seko_export.workloads.base import BuildResult, ExportWorkload, Need, Recording
+from seko_runtime import open_artifact
+from seko_runtime.executor.resolved import Programs
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.video.artifact import video_artifact
+from seko_runtime.video.contract import PICTURE_CHANNELS, resolve_video
+from seko_runtime.video.manifest import Golden, VideoManifest, VideoWorkload
+
+
+@dataclass(frozen=True)
+class VideoBuildResult(BuildResult):
+    """The result of a video build.
+
+    Parameters
+    ----------
+    kv : dict
+        ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``; for a lossy scheme also
+        ``error_vs_exact``, the relative error of each golden chunk.
+    golden_cache_error : float or None
+        Largest error of a token in the cache afterwards, as in `seko_runtime.video.golden.cache_error`.
+    golden_video_error : float or None
+        Root mean square difference of the video frames in the worst chunk, in levels of 255; None without a VAE.
+    golden_rounding : float or None
+        How far rounding alone moves the eager model, to compare ``golden_error`` with: its relative error against
+        itself with other last bits, over the golden chunks, or with an exact cache over the first one. None without
+        goldens.
+    """
+
+    kv: dict[str, Any]
+    golden_cache_error: float | None = None
+    golden_video_error: float | None = None
+    golden_rounding: float | None = None
+
+
+class VideoExport(ExportWorkload[VideoBuild]):
+    """Causal video transformers: frames denoised chunk by chunk over a cache of those before."""
+
+    name = "video"
+    manifest = VideoManifest
+    whole_programs = ("denoise", "context")
+
+    def describe(self, config: VideoBuild, golden: Golden | None) -> VideoWorkload:
+        """Return layout, schedule, cache format and goldens."""
+        return video_workload(config, golden)
+
+    def describe_model(self, config: VideoBuild) -> Mapping[str, object]:
+        """Return the dimensions of the transformer and of the models around it."""
+        around = {
+            "text_encoder": config.workload.text,
+            "vae": config.workload.vae,
+            "audio_encoder": config.workload.audio,
+            "image_encoder": config.workload.image,
+        }
+        return {
+            **asdict(config.model),
+            "head_dim": config.model.head_dim,
+            "dtype": str(config.target.dtype).split(".")[1],
+            **{name: asdict(model) for name, model in around.items() if model is not None},
+        }
+
+    def artifact_name(self, config: VideoBuild, arch: str) -> str:
+        """Return model, cache format and machine."""
+        return f"{config.model.name}-{config.workload.kv_scheme}-{arch}"
+
+    def resolve(self, manifest: Manifest) -> Programs:
+        """Return the programs of a video manifest, checked."""
+        return resolve_video(cast(VideoManifest, manifest))
+
+    def needs(self, config: VideoBuild) -> Iterator[Need]:
+        """Yield the layouts of a cache that its engines must know."""
+        stream = config.workload.stream
+        for asked, option, what in (
+            (stream.offload_cache, "--offload-cache", "offloaded caches"),
+            (stream.pass_caches, "--pass-caches", "caches of each pass"),
+            (bool(stream.layer_rings), "--layer-rings", "layers of different rings"),
+            (stream.window_positions, "--window-positions", "positions within the window"),
+            (bool(stream.reference_frames), "--reference-frames", "reference frames"),
+        ):
+            if asked:
+                yield Need(option, what)
+
+    def cache_format(self, config: VideoBuild) -> str:
+        """Return the KV scheme; the exact one of any device is spelled ``bf16``."""
+        scheme = config.workload.kv_scheme
+        return "bf16" if scheme == config.exact_scheme else scheme
+
+    def notes(self, config: VideoBuild) -> Iterator[str]:
+        """Yield why ranks do not share decoding, if they do not."""
+        if config.no_shared_decoding is not None:
+            yield f"each rank decodes whole pictures: {config.no_shared_decoding}"
+
+    def open_media(self, config: VideoBuild, media: MediaSources) -> MediaTensors:
+        """Return the weights of VAE and encoders; refuse a tokenizer that is not the text encoder's."""
+        if media.tokenizer is not None:
+            prompt_ids(media.tokenizer, config, GOLDEN_PROMPT)
+        return open_media(media, config)
+
+    def tables(self, config: VideoBuild) -> Mapping[str, Tensor]:
+        """Return the times and noise levels of a chunk's passes."""
+        return config.workload.schedule.tables(config.as_batch.workload.stream)
+
+    def record(
+        self,
+        config: VideoBuild,
+        weights: Mapping[str, Tensor],
+        checkpoint: WeightSource,
+        media: MediaSources,
+        progress: Progress,
+    ) -> Record:
+        """Record two chunks; calibrate the scales of a quantised cache on the model with an exact one."""
+        ids = None if media.tokenizer is None else prompt_ids(media.tokenizer, config, GOLDEN_PROMPT)
+        eager = {**weights, **_exact_weights(config, weights, checkpoint)}
+        return record(config.as_batch, eager, progress, ids)
+
+    def uncalibrated(self, config: VideoBuild) -> Mapping[str, Tensor]:
+        """Return the scales of a quantised cache as if every channel lay in [-1, 1]."""
+        return {} if config.lossless else uncalibrated_scales(config)
+
+    def recording_bytes(self, config: VideoBuild) -> int:
+        """Return the bytes of the exact model's weights that the artifact holds in fp8, and on a CPU of its cache."""
+        cache = 0
+        if config.target.eager_device == "cpu":
+            cache = device_bytes(graph_of(config.as_exact.as_batch).buffers)
+        if not config.target.fp8:
+            return cache
+        exact = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}
+        own = weight_sizes(graph_of(config).pieces)
+        return cache + sum(size for name, size in weight_sizes(exact).items() if name not in own)
+
+    def write_files(self, folder: Path, config: VideoBuild, media: MediaSources, *, measured: bool) -> None:
+        """Write the tokenizer, and which kernels the layers use where these have tiles of their own."""
+        write_tokenizer(folder, media.tokenizer)
+        if measured:
+            write_kernel_table(folder, config)
+
+    def warm_up(self, folder: Path) -> None:
+        """Make chunks until the cache has wrapped, from a sentence and a picture where the artifact takes them."""
+        with open_artifact(folder) as opened:
+            artifact = video_artifact(opened)
+            workload = artifact.manifest.workload
+            stream, golden, video = workload.stream, workload.golden, workload.video
+            given: dict[str, Any] = {}  # so that a sentence and a picture go through their engines too
+            if workload.text is not None and golden is not None:
+                given["prompt"] = golden.prompt
+            if video is not None:
+                given["image"] = np.zeros((video.height, video.width, PICTURE_CHANNELS), np.uint8)
+            with artifact.open_session(seeds=list(range(artifact.manifest.call_rows)), **given) as session:
+                fill = -(-stream.cache_frames // stream.chunk_frames) + 1
+                for number in range(fill):
+                    session.run_chunk(artifact.golden_inputs(number))
+                session.run_chunk(artifact.golden_inputs(fill)).to_host()
+
+    def result(
+        self,
+        result: BuildResult,
+        config: VideoBuild,
+        manifest: Manifest,
+        recording: Recording | None,
+        report: Mapping[str, Any] | None,
+    ) -> VideoBuildResult:
+        """Return the result with the cache's size, and how far the engines are from the recorded chunks."""
+        del config
+        recorded = cast("Record | None", recording)
+        errors = [] if report is None else report["errors"]
+        videos = [row["video"] for row in errors if row.get("video") is not None]
+        kv = asdict(cast(VideoManifest, manifest).workload.kv)
+        if recorded is not None and recorded.exact:
+            kv["error_vs_exact"] = recorded.error_vs_exact
+        return VideoBuildResult(
+            **{field.name: getattr(result, field.name) for field in fields(BuildResult)},
+            kv=kv,
+            golden_cache_error=max((row["cache"] for row in errors), default=None),
+            golden_video_error=max(videos, default=None),
+            golden_rounding=None if recorded is None else recorded.rounding,
+        )
+
+    def predict(self, config: VideoBuild, gpu: str) -> dict[str, Any]:
+        """Return the bytes and seconds of `plan.predict`'s report."""
+        card, work = find_gpu(gpu), Work.of(config)
+        memory = memory_report(config, card, work)
+        return memory | time_report(config, card, work, memory["sessions_fit"])
+
+
+def _exact_weights(
+    config: VideoBuild, known: Mapping[str, Tensor], checkpoint: WeightSource
+) -> dict[str, Tensor]:
+    """Return the layers' weights that only the exact model needs, because the artifact holds them in fp8."""
+    if not config.target.fp8:
+        return {}
+    pieces = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}
+    exact = family_of(config).weights(pieces, checkpoint)
+    return {name: tensor for name, tensor in exact if name not in known}
+
+
+WORKLOAD = VideoExport()

@@ -1,0 +1,218 @@
+"""The interface between the exporter and a workload: what one kind of model adds to a build.
+
+A workload is a module with a `WORKLOAD`: an object of a class derived from `ExportWorkload`. Compiling, weights, the
+core of the manifest and the folder are the same for every workload; families belong to one (`Family.workload`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from seko_export.config.build import BuildConfig
+from seko_export.families.base import MediaTensors
+from seko_export.host.progress import Progress
+from seko_export.media.sources import MediaSources
+from seko_runtime.format.manifest import Manifest, Workload
+
+if TYPE_CHECKING:  # backends, which ask for a workload, are looked at before torch is loaded
+    from torch import Tensor
+
+    from seko_export.engines.weight_source import WeightSource
+    from seko_runtime.executor.resolved import Programs
+
+Build = TypeVar("Build", bound=BuildConfig)  # a workload's own kind of build
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """The result of a build; its fields are the keys of the command's JSON line. A workload may derive its own.
+
+    Parameters
+    ----------
+    artifact : Path
+        The folder.
+    digest : str
+        SHA-256 of the manifest.
+    build_s : float
+        Wall time, seconds.
+    engine_bytes, weight_bytes : int
+        Sizes on disk.
+    engine_s : dict
+        Seconds that each engine took to compile.
+    golden_error : float or None
+        Largest relative error of the engines against the eager model over the goldens; None of a build for GPUs that
+        are not here, or for more ranks than there are GPUs, whose engines have not run.
+    device : str
+        ``cpu`` or ``cuda``.
+    kernels : str
+        Which kernels the layers use: ``fused`` or ``plain``.
+    attention : str
+        Attention over the cache: ``torch``, ``bf16`` or ``fp8``.
+    """
+
+    artifact: Path
+    digest: str
+    build_s: float
+    engine_bytes: int
+    weight_bytes: int
+    engine_s: dict[str, float]
+    golden_error: float | None
+    device: str
+    kernels: str
+    attention: str
+
+    def report(self) -> dict[str, object]:
+        """Return the JSON line."""
+        return asdict(self) | {"artifact": str(self.artifact)}
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that a build asks of its engines, which a backend may lack.
+
+    Parameters
+    ----------
+    option : str
+        The option that asks for it, as the command line spells it; `Capabilities.lacks` lists such options.
+    what : str
+        What it is, in the plural.
+    """
+
+    option: str
+    what: str
+
+
+class Recording(Protocol):
+    """Goldens: what the eager model gave, for `verify` to compare the engines with."""
+
+    @property
+    def scales(self) -> Mapping[str, Tensor]:
+        """Weights that were calibrated while it ran, by the artifact's names."""
+
+    @property
+    def table(self) -> Any:
+        """What `ExportWorkload.describe` puts into the manifest."""
+
+    def write(self, folder: Path) -> None:
+        """Write the recorded tensors into an artifact's folder."""
+
+
+class ExportWorkload(ABC, Generic[Build]):
+    """One kind of model, on the build machine. Stateless: the same object serves every build, in every process."""
+
+    name: str
+    """``video``, or for a workload outside this package ``MODULE:ATTRIBUTE``, where Python finds the object."""
+    manifest: type[Manifest]
+    """The class of its manifests."""
+    whole_programs: tuple[str, ...] = ()
+    """Programs that a backend may also write as one file each."""
+
+    @abstractmethod
+    def describe(self, config: Build, golden: Any) -> Workload:
+        """Return the manifest's object ``workload``; ``golden`` is a `Recording.table`, or None."""
+
+    def describe_model(self, config: Build) -> Mapping[str, object]:
+        """Return the manifest's object ``model``, for people and tools."""
+        return asdict(config.model)
+
+    def artifact_name(self, config: Build, arch: str) -> str:
+        """Return the manifest's ``name``; ``arch`` is the machine that the build is for."""
+        return f"{config.model.name}-{arch}"
+
+    @abstractmethod
+    def resolve(self, manifest: Manifest) -> Programs:
+        """Return the programs of one of its manifests, checked against the workload's contract."""
+
+    def needs(self, config: Build) -> Iterable[Need]:
+        """Return what a build asks of its backend besides what the target says."""
+        del config
+        return ()
+
+    def cache_format(self, config: Build) -> str | None:
+        """Return the format of a build's cache as ``--kv`` spells it; None if its cache has no such format."""
+        del config
+        return None
+
+    def notes(self, config: Build) -> Iterable[str]:
+        """Return sentences that a build shows before it begins."""
+        del config
+        return ()
+
+    def open_media(self, config: Build, media: MediaSources) -> MediaTensors:
+        """Return the weights of the models around the main one."""
+        del config, media
+        return MediaTensors()
+
+    def tables(self, config: Build) -> Mapping[str, Tensor]:
+        """Return constants that programs take as weights and that no checkpoint holds, by name, on the CPU."""
+        del config
+        return {}
+
+    @abstractmethod
+    def record(
+        self,
+        config: Build,
+        weights: Mapping[str, Tensor],
+        checkpoint: WeightSource,
+        media: MediaSources,
+        progress: Progress,
+    ) -> Recording:
+        """Run the eager model, calibrate what is calibrated, and return the goldens.
+
+        Parameters
+        ----------
+        config : BuildConfig
+            The build.
+        weights : mapping of str to Tensor
+            The artifact's weights and tables, on the CPU.
+        checkpoint : WeightSource
+            Where the weights came from.
+        media : MediaSources
+            Files of the models around the main one.
+        progress : callable
+            Called at every step.
+        """
+
+    def uncalibrated(self, config: Build) -> Mapping[str, Tensor]:
+        """Return the weights that `record` would calibrate, of a build without goldens, whose weights are random."""
+        del config
+        return {}
+
+    def recording_bytes(self, config: Build) -> int:
+        """Return the bytes of host memory that `record` takes beside the artifact's weights."""
+        del config
+        return 0
+
+    def write_files(self, folder: Path, config: Build, media: MediaSources, *, measured: bool) -> None:
+        """Write further files into an artifact's folder; ``measured``: its backend's kernels have run on a GPU."""
+        del folder, config, media, measured
+
+    def warm_up(self, folder: Path) -> None:
+        """Open an artifact and run every program of it once, so that a compiler sees all of them."""
+        raise NotImplementedError(f"the workload {self.name!r} has no run of every program")
+
+    def result(
+        self,
+        result: BuildResult,
+        config: Build,
+        manifest: Manifest,
+        recording: Recording | None,
+        report: Mapping[str, Any] | None,
+    ) -> BuildResult:
+        """Return a build's result with what the workload adds; ``report`` is the JSON line of `verify`, or None."""
+        del config, manifest, recording, report
+        return result
+
+    def predict(self, config: Build, gpu: str) -> dict[str, Any]:
+        """Estimate memory and time of a build on a GPU of `roofline.gpus.GPUS` that need not be present."""
+        raise NotImplementedError(f"the workload {self.name!r} has no estimate of memory and time for {gpu}")
+
+    def verify(self, folder: Path) -> tuple[str, ...]:
+        """Return the command that replays the goldens of an artifact in a process of its own: a module of Python and
+        its arguments. It prints the JSON line of ``seko-run verify``.
+        """
+        return "seko_runtime", "verify", str(folder), "--json"

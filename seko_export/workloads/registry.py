@@ -1,0 +1,30 @@
+"""The table of workloads. Only this file imports a workload, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from seko_export.config.build import BuildConfig
+from seko_export.config.named import find_named
+from seko_export.workloads.base import ExportWorkload
+
+WORKLOADS: tuple[str, ...] = ("video",)
+"""Folders of the package, each with a `WORKLOAD` in workload.py; or as `workload_named` says."""
+
+
+def workload_named(name: str) -> ExportWorkload[Any]:
+    """Return a workload: one of `WORKLOADS`, or the object that ``MODULE:ATTRIBUTE`` names.
+
+    Raises
+    ------
+    UsageError
+        If there is no such workload.
+    """
+    home = "seko_export.{}.workload:WORKLOAD"
+    found: ExportWorkload[Any] = find_named("workload", name, WORKLOADS, home, ExportWorkload)  # type: ignore[type-abstract]
+    return found
+
+
+def workload_of(config: BuildConfig) -> ExportWorkload[Any]:
+    """Return the workload of a build."""
+    return workload_named(config.workload.workload)
