@@ -44,6 +44,9 @@ class VideoBuildResult(BuildResult):
     kv : dict
         ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``; for a lossy scheme also
         ``error_vs_exact``, the relative error of each golden chunk.
+    golden_error : float or None
+        Largest relative error of the engines against the eager model over the golden chunks; None of a build for GPUs
+        that are not here, or for more ranks than there are GPUs, whose engines have not run.
     golden_cache_error : float or None
         Largest error of a token in the cache afterwards, as in `seko_runtime.video.golden.cache_error`.
     golden_video_error : float or None
@@ -55,6 +58,7 @@ class VideoBuildResult(BuildResult):
     """
 
     kv: dict[str, Any]
+    golden_error: float | None = None
     golden_cache_error: float | None = None
     golden_video_error: float | None = None
     golden_rounding: float | None = None
@@ -172,11 +176,11 @@ class VideoExport(ExportWorkload[VideoBuild]):
                 given["prompt"] = golden.prompt
             if video is not None:
                 given["image"] = np.zeros((video.height, video.width, PICTURE_CHANNELS), np.uint8)
-            with artifact.open_session(seeds=list(range(artifact.manifest.call_rows)), **given) as session:
+            with artifact.open_together(**given) as session:
                 fill = -(-stream.cache_frames // stream.chunk_frames) + 1
                 for number in range(fill):
-                    session.run_chunk(artifact.golden_inputs(number))
-                session.run_chunk(artifact.golden_inputs(fill)).to_host()
+                    session.run_chunk(artifact.golden_inputs(number, None))
+                session.run_chunk(artifact.golden_inputs(fill, None)).to_host()
 
     def result(
         self,
@@ -197,6 +201,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
         return VideoBuildResult(
             **{field.name: getattr(result, field.name) for field in fields(BuildResult)},
             kv=kv,
+            golden_error=None if report is None else report["worst"]["golden"],
             golden_cache_error=max((row["cache"] for row in errors), default=None),
             golden_video_error=max(videos, default=None),
             golden_rounding=None if recorded is None else recorded.rounding,
