@@ -36,7 +36,7 @@ def sample(artifact: Path) -> Iterator[tuple[Frames, str]]:
     """Yield each chunk of the sample, and the prompt that it was made with."""
     with (
         open_artifact(artifact) as opened,
-        opened.open_session(prompt=PROMPTS[0], seeds=[0]) as session,
+        opened.open_session(prompt=PROMPTS[0]) as session,
     ):
         for prompt in PROMPTS:
             for frames in session.stream(prompt, chunks=CHUNKS // len(PROMPTS), recache=prompt != PROMPTS[0]):
@@ -47,7 +47,7 @@ def world(artifact: Path, picture: Path) -> Iterator[tuple[Frames, str]]:
     """Yield each chunk of the small world, and the key that was held."""
     with (
         open_artifact(artifact) as opened,
-        opened.open_session(prompt=WORLD_PROMPT, image=np.load(picture), seeds=[0]) as session,
+        opened.open_session(prompt=WORLD_PROMPT, image=np.load(picture)) as session,
     ):
         stream = opened.manifest.workload.stream
         camera = KeyboardCamera(stream.height, stream.width, stream.chunk_frames)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from seko_runtime.video.golden import ChunkError
     from seko_runtime.video.manifest import VideoManifest
     from seko_runtime.video.pool import Pool
-    from seko_runtime.video.pooled_session import PooledSession
     from seko_runtime.video.session import Session
 
 __version__ = "0.1.0"
@@ -24,7 +23,6 @@ __all__ = [
     "ChunkError",
     "OpenArtifact",
     "Pool",
-    "PooledSession",
     "RuntimeWorkload",
     "Session",
     "SessionLeakWarning",
@@ -41,7 +39,6 @@ _HOMES = {
     "ChunkError": "video.golden",
     "OpenArtifact": "sessions.artifact",
     "Pool": "video.pool",
-    "PooledSession": "video.pooled_session",
     "RuntimeWorkload": "sessions.workload",
     "Session": "video.session",
     "SessionLeakWarning": "sessions.session",

@@ -32,10 +32,6 @@ class SessionClosedError(SekoRuntimeError):
     """A session or an artifact was used after its `close()`."""
 
 
-class SessionBusyError(UsageError):
-    """A session was used by a second thread while a call of the first one ran."""
-
-
 class ForkedProcessError(UsageError):
     """Something that was opened, or CUDA that was initialised, in the parent process was used after a fork."""
 

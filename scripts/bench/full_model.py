@@ -53,7 +53,7 @@ from seko_runtime.video.local_rows import open_video_rows  # noqa: E402
 from seko_runtime.video.manifest import VideoManifest  # noqa: E402
 from seko_runtime.video.options import VideoOptions  # noqa: E402
 from seko_runtime.video.pool import Pool  # noqa: E402
-from seko_runtime.video.rows import Beginning, VideoRows  # noqa: E402
+from seko_runtime.video.rows import VideoRows  # noqa: E402
 from seko_runtime.video.session import Session  # noqa: E402
 
 Engine = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -247,17 +247,16 @@ class FullModelBench:
         begun = time.monotonic()
         weights = random_weights(config) if weights is None else weights
         held = golden_reference(config)
-        beginning = Beginning(
-            [0],
-            text=golden_text(config),
-            reference=None if held is None else held.numpy(),
-            inputs=golden_inputs(config, None),
-        )
         with (
             self.engines(config, weights, engines) as (manifest, found),
             torch.no_grad(),
             attention_backends(config.target.device),
-            Session(self._rows(manifest, found, wrap, weights, config, captured), beginning) as session,
+            Pool(self._rows(manifest, found, wrap, weights, config, captured)) as pool,
+            pool.open_session(
+                text=golden_text(config),
+                reference=None if held is None else held.numpy(),
+                inputs=golden_inputs(config, None),
+            ) as session,
         ):
             self.say(f"{config.model.name}: ready after {time.monotonic() - begun:.0f} s")
             yield session

@@ -96,7 +96,7 @@ def timed(folder: Path, chunks: int) -> dict[str, Any]:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        with artifact.open_session(seeds=[0]) as session:
+        with artifact.open_session() as session:
             for _ in range(-(-stream.cache_frames // stream.chunk_frames) + 2):
                 session.run_chunk()
             times = [elapsed_ms(session.run_chunk) for _ in range(chunks)]

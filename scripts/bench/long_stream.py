@@ -26,7 +26,7 @@ def main() -> None:
     options = parser.parse_args()
     with open_artifact(options.artifact) as artifact:
         manifest = artifact.manifest
-        with artifact.open_session(seeds=[0] * manifest.state_rows) as session:
+        with artifact.open_session() as session:
             shown, seen = 0, []  # video frames; (frames, process MB, GPU MB)
             for frames in session.stream():
                 shown += frames.shape[1]

@@ -33,7 +33,7 @@ begin = time.perf_counter()
 from seko_runtime import open_artifact
 with open_artifact(sys.argv[1]) as artifact:
     opened = time.perf_counter()
-    with artifact.open_session(seeds=[0]) as session:
+    with artifact.open_session() as session:
         ready = time.perf_counter()
         session.run_chunk().to_host()
         done = time.perf_counter()
@@ -93,7 +93,7 @@ def steady(artifact: Path, checkpoint: Path, scheme: str, kernels: str, options:
     with open_artifact(artifact) as opened:
         passes = opened.manifest.workload.schedule.denoise_passes + 1
         torch.cuda.reset_peak_memory_stats()  # counts from here: the weights are there, the session is not
-        with opened.open_session(seeds=[0]) as session:
+        with opened.open_session() as session:
             for _ in range(9):  # fills the ring of 7 chunks
                 session.run_chunk()
             engine_ms = _chunk_ms(session, options.chunks)

@@ -33,7 +33,7 @@ from seko_runtime import open_artifact
 with open_artifact(sys.argv[1]) as artifact:
     opened = time.perf_counter()
     prompt = {"prompt": sys.argv[2]} if artifact.manifest.workload.text else {}
-    with artifact.open_session(seeds=[0], **prompt) as session:
+    with artifact.open_session(**prompt) as session:
         ready = time.perf_counter()
         frames = next(session.stream(chunks=2))
         done = time.perf_counter()
@@ -92,7 +92,7 @@ def _stream_ms(artifact: Path, chunks: int, *, overlap: bool) -> dict[str, Any]:
         fill = -(-stream.cache_frames // stream.chunk_frames) + 2
         video_s = stream.chunk_frames * stream.video_frames_per_latent / stream.fps
         prompt = {"prompt": PROMPT} if opened.manifest.workload.text else {}
-        with opened.open_session(seeds=[0], overlap=overlap, **prompt) as session:
+        with opened.open_session(overlap=overlap, **prompt) as session:
             times = []
             before = time.perf_counter()
             for _ in session.stream(chunks=fill + chunks):

@@ -29,7 +29,7 @@ from bus import copy_rates
 from rows import append_row
 
 from seko_export.tools.inspection import percentile
-from seko_runtime import Pool, PooledSession, open_artifact
+from seko_runtime import Pool, Session, open_artifact
 from seko_runtime.video.chunk import Chunk
 
 FIGURES = ("soak", "busy", "slope", "offload", "latencies", "batch", "reading")
@@ -65,11 +65,11 @@ class Load:
         """Embeddings [1, tokens, text_dim] for each number."""
         return np.random.default_rng(number).standard_normal(self._shape).astype(np.float32)
 
-    def open(self, seed: int, text: int) -> PooledSession:
+    def open(self, seed: int, text: int) -> Session:
         """Open a session on a free row."""
         return self.pool.open_session(seed=seed, text=self.text(text))
 
-    def run(self, sessions: list[PooledSession]) -> list[bytes]:
+    def run(self, sessions: list[Session]) -> list[bytes]:
         """Run sessions in a call of the largest size, filled up with sessions of no account; return their bytes."""
         fillers = [self.open(10**6 + i, 0) for i in range(self.size - len(sessions))]
         try:
@@ -123,7 +123,7 @@ def main() -> None:
 def soak(load: Load, options: argparse.Namespace, shape: str) -> None:
     """Random joins, leaves, prompt switches, moves and snapshots; every finished session is then asked again, alone."""
     rng, until = random.Random(options.seed), time.monotonic() + 0.7 * options.seconds
-    running: list[tuple[PooledSession, Story]] = []
+    running: list[tuple[Session, Story]] = []
     ended: list[Story] = []
     counts = dict.fromkeys(("run", "open", "close", "text", "pause", "snapshot"), 0)
     with tempfile.TemporaryDirectory() as folder:
@@ -200,7 +200,7 @@ def busy(
     for _ in range(fill + 2):
         load.pool.run(sessions)
     calm = [_timed(lambda: load.pool.run(sessions)) for _ in range(chunks)]
-    guest: PooledSession | None = None
+    guest: Session | None = None
     moves, times, due = 0, [], time.monotonic()
     while len(times) < chunks or moves < least_moves:
         if time.monotonic() >= due:
@@ -262,7 +262,7 @@ def latencies(load: Load, rows: Path, shape: str, repeats: int = 10) -> None:
     def note(what: str, work: Callable[[], object]) -> None:
         times.setdefault(what, []).append(_timed(work))
 
-    opened: list[PooledSession] = []
+    opened: list[Session] = []
     for turn in range(repeats):
         note("open", lambda turn=turn: opened.append(load.open(turn, turn)))
         session = opened.pop()
@@ -312,7 +312,7 @@ def reading(load: Load, rows: Path, shape: str, chunks: int = 60, repeats: int =
         while queued:
             queued.popleft().video()
 
-    def stream(session: PooledSession) -> None:
+    def stream(session: Session) -> None:
         for _ in session.stream(chunks=chunks):
             pass
 

@@ -33,7 +33,7 @@ from seko_runtime.sessions.rank_place import RankPlace  # noqa: E402
 from seko_runtime.video.contract import resolve_video  # noqa: E402
 from seko_runtime.video.local_rows import open_video_rows  # noqa: E402
 from seko_runtime.video.options import VideoOptions  # noqa: E402
-from seko_runtime.video.rows import Beginning  # noqa: E402
+from seko_runtime.video.pool import Pool  # noqa: E402
 from seko_runtime.video.session import Session  # noqa: E402
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
     if "artifact" in spec:
         with (
             open_rank(spec["artifact"], spec["device"], rank=spec["rank"]) as artifact,
-            artifact.open_session([0]) as session,
+            artifact.open_session() as session,
         ):
             yield session
         return
@@ -98,7 +98,6 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
     weights = random_weights(config.changed(ranks=1))  # each rank holds all of them
     table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
     memory = torch_memory(place)
-    beginning = Beginning([0], text=golden_text(config), inputs=golden_inputs(config, None))
     if spec["eager"]:
         manifest, backend = describe(config, EAGER, table, {}), None
         engines: Any = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
@@ -114,7 +113,8 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
     try:
         with (
             attention_backends(config.target.device),
-            Session(open_video_rows(loaded, VideoOptions()), beginning) as session,
+            Pool(open_video_rows(loaded, VideoOptions())) as pool,
+            pool.open_session(text=golden_text(config), inputs=golden_inputs(config, None)) as session,
         ):
             yield session
     finally:

@@ -131,8 +131,7 @@ def beside(folder: Path, device: str = "auto") -> Iterator[list[str]]:
         try:
             with open_artifact(folder, device) as artifact, artifact.open_session() as session:
                 while not done.is_set() or len(made) < 2:
-                    for row in range(artifact.manifest.call_rows):
-                        session.restart_row(row)
+                    session.restart()
                     made.append(session.run_chunk().to_host())
                     ready.set()
                     if not np.array_equal(made[-1], made[0]):

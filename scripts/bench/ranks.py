@@ -403,7 +403,7 @@ def called(folder: Path, chunks: int, busy: int) -> dict[str, Any]:
         opened = time.perf_counter() - begun
         stream = artifact.manifest.workload.stream
         fill = -(-stream.cache_frames // stream.chunk_frames)
-        with artifact.open_session(seeds=[0]) as session:
+        with artifact.open_session() as session:
             runs = [timed(session) for _ in range(max(chunks, fill + 4))]
             crowded: list[float] = []
             if busy:

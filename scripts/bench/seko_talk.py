@@ -41,7 +41,7 @@ from seko_export.families.seko_talk.presets import FULL, HYBRID, TINY, evenly
 from seko_export.options.resolve import resolve_build
 from seko_export.video.recording import golden_inputs, golden_reference, golden_text
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.pooled_session import PooledSession
+from seko_runtime.video.session import Session
 
 SESSIONS, HYBRID_SESSIONS = 2, 4
 CHUNK_FRAMES = 3
@@ -217,7 +217,7 @@ class Bench(FullModelBench):
             hearing.calls.clear()
 
 
-def opened_session(pool: Pool, config: VideoBuild, seed: int) -> PooledSession:
+def opened_session(pool: Pool, config: VideoBuild, seed: int) -> Session:
     """Open a session with random text, portrait and features."""
     reference = golden_reference(config)
     if reference is None:

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from rows import append_row
 
-from seko_runtime import Pool, PooledSession, open_artifact
+from seko_runtime import Pool, Session, open_artifact
 
 STORIES, STORY_CHUNKS = 16, 50
 LATE_S = 0.002  # how late a chunk may be read after it was made
@@ -62,11 +62,11 @@ class Teller:
         self._video = pool.manifest.workload.video is not None
         self._recaches = pool.manifest.has_context
 
-    def open(self, story: Story) -> PooledSession:
+    def open(self, story: Story) -> Session:
         """Open a session at the beginning of a story."""
         return self.pool.open_session(seed=story.seed, text=self._texts[story.text])
 
-    def ask(self, session: PooledSession, what: str, number: int) -> None:
+    def ask(self, session: Session, what: str, number: int) -> None:
         """Ask a session for what comes before a chunk."""
         if what == "text":
             session.set_text(self._texts[number])
@@ -75,7 +75,7 @@ class Teller:
         elif what == "restart":
             session.restart(seed=number)
 
-    def read(self, session: PooledSession, late_s: float = 0.0) -> bytes:
+    def read(self, session: Session, late_s: float = 0.0) -> bytes:
         """Make a chunk and return the hash of all that it holds, read so much later."""
         chunk = session.run_chunk()
         if late_s:

@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     pairs = [held_out_prompts(options.pairs, PAIR_SEED + i) for i in range(2)]
     with open_artifact(options.artifact, device=options.device) as artifact:
         for number, (old, new) in enumerate(zip(*pairs, strict=True)):
-            with artifact.open_session(prompt=old, seeds=[number]) as session:
+            with artifact.open_session(number, prompt=old) as session:
                 for _ in session.stream(chunks=BEFORE):
                     pass
                 shown = list(session.stream(new, chunks=DROPPED + SHOWN, recache=not options.plain))[DROPPED:]

@@ -92,8 +92,8 @@ def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
         manifest = artifact.manifest
         stream, passes = manifest.workload.stream, manifest.workload.schedule.denoise_passes + 1
         fill = -(-stream.cache_frames // stream.chunk_frames)
-        with artifact.open_session(seeds=list(range(manifest.call_rows))) as session:
-            given = artifact.golden_inputs(0)
+        with artifact.open_together() as session:
+            given = artifact.golden_inputs(0, None)
             session.run_chunk(given).to_host()
             first = time.perf_counter()
             for _ in range(fill + 1):

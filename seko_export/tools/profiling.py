@@ -22,7 +22,7 @@ from seko_export.host.workshop import workshop
 from seko_export.tools.profile_trace import CHUNK_RANGE, ENGINE_RANGE, Digest, digest_trace, scrubbed
 from seko_runtime import VideoArtifact
 from seko_runtime.backends.memory import Engine, Tensor
-from seko_runtime.video.session import Session
+from seko_runtime.video.together import Together
 
 WIDTH = 120  # columns where no terminal says
 NAME_WIDTH = 70
@@ -63,7 +63,7 @@ def profile_opened(
     ranges = _Ranges()
     artifact.wrap_engines(ranges.around)
     on_device = artifact.device != "cpu"
-    with artifact.open_session() as session:
+    with artifact.open_together() as session:
         stream = _Chunks(artifact, session)
         stream.fill()
         plain = [stream.timed() for _ in range(chunks)]
@@ -181,7 +181,7 @@ class _Ranges:
 
 def _uncaptured_engines(artifact: VideoArtifact, ranges: _Ranges) -> Digest:
     """Profile a chunk of a session without graph capture: there every launch lies in its engine's range."""
-    with artifact.without_capture(), artifact.open_session() as session:
+    with artifact.without_capture(), artifact.open_together() as session:
         stream = _Chunks(artifact, session)
         stream.fill()
         with ranges.shown():
@@ -192,7 +192,7 @@ def _uncaptured_engines(artifact: VideoArtifact, ranges: _Ranges) -> Digest:
 class _Chunks:
     """The chunks of a session, one after another, with the recorded inputs of the caller."""
 
-    def __init__(self, artifact: VideoArtifact, session: Session) -> None:
+    def __init__(self, artifact: VideoArtifact, session: Together) -> None:
         self._artifact, self._session, self._made = artifact, session, 0
 
     def fill(self) -> None:
@@ -203,7 +203,7 @@ class _Chunks:
 
     def timed(self) -> float:
         """Make the next chunk; return its seconds on the host."""
-        given = self._artifact.golden_inputs(self._made)
+        given = self._artifact.golden_inputs(self._made, None)
         begin = time.perf_counter()
         chunk = self._session.run_chunk(given)
         chunk.to_host()

@@ -7,7 +7,7 @@ cache the model runs first with an exact cache: this calibrates the scales, and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -40,8 +40,8 @@ from seko_runtime.video.golden import cache_tensor, input_tensor, video_tensor
 from seko_runtime.video.local_rows import open_video_rows
 from seko_runtime.video.manifest import Golden, GoldenBound, VideoManifest
 from seko_runtime.video.options import VideoOptions
-from seko_runtime.video.rows import Beginning
-from seko_runtime.video.session import Session
+from seko_runtime.video.pool import Pool
+from seko_runtime.video.together import TOGETHER, Together
 
 TEXT = "text"  # the tensor of that file that holds the text
 REFERENCE = "reference"  # the tensor of the latents of its reference frames, where the build has some
@@ -240,8 +240,8 @@ def eager_session(
     *,
     shake: bool = False,
     reference: Tensor | None = None,
-) -> Iterator[Session]:
-    """Open the runtime's session over the eager modules: not captured, attention backends fixed as in the engines.
+) -> Iterator[Together]:
+    """Open the runtime's sessions over the eager modules, one a row: not captured, attention as in the engines.
 
     Parameters
     ----------
@@ -262,7 +262,7 @@ def eager_session(
 
     Yields
     ------
-    Session
+    Together
     """
     pieces, probe = graph_of(config).pieces, video_family_of(config).cache_probe(config)
     engines = {name: eager_engine(piece) for name, piece in pieces.items()}
@@ -277,18 +277,24 @@ def eager_session(
     manifest = replace(manifest, buffers=placed_buffers(config, buffer_room(config, memory)))
     held = golden_reference(config) if reference is None else reference
     loaded = Loaded(manifest, resolve_video(manifest), engines, weights, lambda: memory)
-    beginning = Beginning(
-        seeds,
-        text=text,
-        reference=None if held is None else held.numpy(),
-        inputs=golden_inputs(config, None),
-    )
+    given = golden_inputs(config, None)
     with (
         torch.no_grad(),
         attention_backends(config.target.eager_device),
-        Session(open_video_rows(loaded, VideoOptions()), beginning) as session,
+        Pool(open_video_rows(loaded, VideoOptions())) as pool,
+        ExitStack() as opened,
     ):
-        yield session
+        sessions = []
+        for row, seed in enumerate(seeds):
+            session = pool.open_session(
+                seed=seed,
+                tenant=TOGETHER,
+                text=text[row : row + 1],
+                reference=None if held is None else held[row].numpy(),
+                inputs={name: array[row] for name, array in given.items()},
+            )
+            sessions.append(opened.enter_context(session))
+        yield Together(pool, sessions)
 
 
 def placed_buffers(config: VideoBuild, room: int | None) -> tuple[Buffer, ...]:

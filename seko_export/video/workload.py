@@ -172,11 +172,11 @@ class VideoExport(ExportWorkload[VideoBuild]):
                 given["prompt"] = golden.prompt
             if video is not None:
                 given["image"] = np.zeros((video.height, video.width, PICTURE_CHANNELS), np.uint8)
-            with artifact.open_session(seeds=list(range(artifact.manifest.call_rows)), **given) as session:
+            with artifact.open_together(**given) as session:
                 fill = -(-stream.cache_frames // stream.chunk_frames) + 1
                 for number in range(fill):
-                    session.run_chunk(artifact.golden_inputs(number))
-                session.run_chunk(artifact.golden_inputs(fill)).to_host()
+                    session.run_chunk(artifact.golden_inputs(number, None))
+                session.run_chunk(artifact.golden_inputs(fill, None)).to_host()
 
     def result(
         self,

@@ -40,12 +40,13 @@ from seko_export.host.compiler_cache import (
 )
 from seko_export.host.workshop import workshop
 from seko_export.video.bounds import CACHE_TOLERANCES, TOLERANCES
-from seko_export.video.recording import eager_session, golden_text
+from seko_export.video.recording import golden_text
 from seko_export.video.workload import VideoBuildResult
 from seko_runtime import open_artifact
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, packed_name, tensors_text
 from seko_runtime.video.manifest import parse_video_manifest
 from seko_runtime.video.ring import Ring
+from tests.stacked import eager_session, open_stacked
 from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import same_bytes
 
@@ -268,7 +269,7 @@ def test_stream_equals_eager_past_two_wraps(fp4):
     with (
         eager_session(FP4, _weights(fp4.folder), golden_text(FP4), [7]) as eager,
         open_artifact(fp4.folder, device="cpu") as artifact,
-        artifact.open_session(seeds=[7]) as session,
+        open_stacked(artifact, seeds=[7]) as session,
     ):
         for _ in range(chunks):
             wanted, got = eager.run_chunk().to_host(), session.run_chunk().to_host()
@@ -302,7 +303,7 @@ def test_rows_at_different_chunks_equal_their_own_runs(rows):
     with (
         warnings.catch_warnings(action="ignore"),  # torch's own, when its compiler is imported
         open_artifact(rows.folder, device="cpu") as artifact,
-        artifact.open_session(seeds=[3, 4], text=text) as session,
+        open_stacked(artifact, seeds=[3, 4], text=text) as session,
     ):
         for number in range(chunks):
             if number == started[1]:

@@ -28,6 +28,7 @@ from seko_export.video import bounds as golden_bounds
 from seko_export.video import recording as golden
 from seko_runtime import OpenArtifact, open_artifact
 from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae
+from tests.stacked import open_stacked
 from tests.tolerances import FP8_MATMULS_PASS, relative_error
 
 pytestmark = [
@@ -105,7 +106,7 @@ def test_goldens_hold_where_a_window_fits_no_tile(checkpoint: Path, tmp_path: Pa
 
 
 def test_a_chunk_is_one_launch_of_two_captured_graphs(exact_artifact: Path) -> None:
-    with open_artifact(exact_artifact) as artifact, artifact.open_session() as session:
+    with open_artifact(exact_artifact) as artifact, open_stacked(artifact) as session:
         for _ in range(CHUNKS):
             session.run_chunk()
         assert session.stats.captured_graphs == 2
@@ -116,7 +117,7 @@ def test_full_and_filling_rows_share_one_graph_of_fused_layers(checkpoint: Path,
     needs_fp8()
     config = gpu_config("fp4", batch=1).changed(fused=True, attention="fp8")
     build_artifact(config, checkpoint, tmp_path / "artifact")
-    with open_artifact(tmp_path / "artifact") as artifact, artifact.open_session() as session:
+    with open_artifact(tmp_path / "artifact") as artifact, open_stacked(artifact) as session:
         for _ in range(CHUNKS):
             session.run_chunk()
         assert (session.stats.captured_graphs, session.stats.graph_launches) == (1, CHUNKS)
@@ -133,7 +134,7 @@ def test_full_and_filling_rows_share_one_graph_of_16_bit_attention(tmp_path: Pat
     assert result.attention == "bf16"
     with open_artifact(tmp_path / "artifact") as artifact:
         assert all(error.within for error in artifact.verify())
-        with artifact.open_session(seeds=[0, 1]) as session:
+        with open_stacked(artifact, seeds=[0, 1]) as session:
             for _ in range(CHUNKS):
                 session.run_chunk()
             assert (session.stats.captured_graphs, session.stats.graph_launches) == (1, CHUNKS)
@@ -172,7 +173,7 @@ def test_rows_at_different_chunks_agree_with_rows_that_started_together(fp4_arti
     """Row 1 starts anew after two chunks: it must give what a fresh row with its seed gives, to the bit."""
     with open_artifact(fp4_artifact) as artifact:
         together = replayed_chunks(artifact, [5, 7])
-        with artifact.open_session(seeds=[5, 6]) as session:
+        with open_stacked(artifact, seeds=[5, 6]) as session:
             apart = []
             for number in range(CHUNKS + 2):
                 if number == 2:
@@ -206,7 +207,7 @@ def test_text_and_video_in_bfloat16(checkpoint: Path, tmp_path: Path) -> None:
     latents, frames = [], []
     with open_artifact(tmp_path / "artifact") as artifact:
         assert all(error.within for error in artifact.verify())
-        with artifact.open_session(seeds=[0, 1], prompt=golden.GOLDEN_PROMPT) as session:
+        with open_stacked(artifact, seeds=[0, 1], prompt=golden.GOLDEN_PROMPT) as session:
             for _ in range(CHUNKS):
                 chunk = session.run_chunk()
                 latents.append(torch.from_numpy(chunk.to_host()))
@@ -248,5 +249,5 @@ def eager_chunks(config: VideoBuild, checkpoint: Path) -> list[torch.Tensor]:
 
 
 def replayed_chunks(artifact: OpenArtifact, seeds: list[int]) -> list[NDArray[np.float32]]:
-    with artifact.open_session(seeds=seeds) as session:
+    with open_stacked(artifact, seeds=seeds) as session:
         return [session.run_chunk().to_host() for _ in range(CHUNKS)]

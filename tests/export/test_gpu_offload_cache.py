@@ -19,6 +19,7 @@ from seko_export.families.wan.presets import PRESETS
 from seko_runtime import Session, open_artifact
 from tests.no_host_sync import no_host_sync
 from tests.one_launch import events_of_one_launch
+from tests.stacked import open_stacked
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,7 +49,7 @@ def test_captured_chunks_give_the_bytes_of_a_resident_cache(built: tuple[Path, P
     for folder in built:
         with open_artifact(folder) as artifact:
             assert all(error.within for error in artifact.verify())
-            with artifact.open_session(seeds=[3, 4]) as session:
+            with open_stacked(artifact, seeds=[3, 4]) as session:
                 lives.append(list(life_of(session)))
     assert lives[0] == lives[1]
     assert len(set(lives[0])) > CHUNKS
@@ -58,7 +59,7 @@ def test_chunks_in_a_hurry_give_the_same_bytes(built: tuple[Path, Path]) -> None
     """The host queues all of them before the first one is done; only what is on the device orders them."""
     runs = []
     for hurried in (False, True):
-        with open_artifact(built[0]) as artifact, artifact.open_session(seeds=[3, 4]) as session:
+        with open_artifact(built[0]) as artifact, open_stacked(artifact, seeds=[3, 4]) as session:
             kept = []
             for _ in range(CHUNKS):
                 kept.append(session.run_chunk().latents.clone())
@@ -69,7 +70,7 @@ def test_chunks_in_a_hurry_give_the_same_bytes(built: tuple[Path, Path]) -> None
 
 
 def test_a_chunk_is_one_graph_launch_with_its_copies_in_it(built: tuple[Path, Path]) -> None:
-    with open_artifact(built[0]) as artifact, artifact.open_session() as session:
+    with open_artifact(built[0]) as artifact, open_stacked(artifact) as session:
         names = events_of_one_launch(session)
         layers = [one for one in artifact.manifest.buffers if one.device_layers]
         passes = artifact.manifest.workload.schedule.denoise_passes + 1
@@ -82,7 +83,7 @@ def test_a_chunk_is_one_graph_launch_with_its_copies_in_it(built: tuple[Path, Pa
 
 
 def test_steady_chunks_wait_for_nothing_and_allocate_nothing(built: tuple[Path, Path]) -> None:
-    with open_artifact(built[0]) as artifact, artifact.open_session() as session:
+    with open_artifact(built[0]) as artifact, open_stacked(artifact) as session:
         for _ in range(6):
             session.run_chunk()
         torch.cuda.synchronize()
@@ -98,7 +99,7 @@ def test_the_device_holds_the_seats_and_not_the_models_layers(built: tuple[Path,
     for folder in (*built, *built):  # what libraries keep for good is there after the first time
         with open_artifact(folder) as artifact:
             before = requested_bytes()
-            with artifact.open_session() as session:
+            with open_stacked(artifact) as session:
                 session.run_chunk()
                 torch.cuda.synchronize()
                 held.append((requested_bytes() - before, artifact.manifest.device_pool_bytes))
@@ -110,7 +111,7 @@ def test_the_device_holds_the_seats_and_not_the_models_layers(built: tuple[Path,
 def test_what_was_page_locked_is_given_back(built: tuple[Path, Path]) -> None:
     """The same host memory can be locked again: CUDA refuses a range that still is."""
     for _ in range(3):
-        with open_artifact(built[0]) as artifact, artifact.open_session() as session:
+        with open_artifact(built[0]) as artifact, open_stacked(artifact) as session:
             session.run_chunk().to_host()
             homes = session._rows.device().layers.homes
             addresses = {home.data_ptr(): home.nbytes for home in homes.values()}

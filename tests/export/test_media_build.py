@@ -23,11 +23,12 @@ from seko_export.lowering.agree import LEVELS, check_agrees, random_inputs
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 from seko_export.video.bounds import TOLERANCES, VIDEO_TOLERANCES
 from seko_export.video.media import prompt_ids
-from seko_export.video.recording import GOLDEN_PROMPT, eager_session, encoded_text, video_step
+from seko_export.video.recording import GOLDEN_PROMPT, encoded_text, video_step
 from seko_runtime import open_artifact
 from seko_runtime.video.manifest import parse_video_manifest
 from tests.export.media_files import TEXT, VAE, write_tokenizer
 from tests.export.test_cli import NUMERIC, last_json, rewrite_manifest
+from tests.stacked import eager_session, open_stacked
 from tests.tolerances import VAE as VAE_BAR
 from tests.tolerances import relative_error
 
@@ -121,7 +122,7 @@ def test_frames_are_the_clip_decoded_at_once(media):
     """Four chunks of both rows, through caches and bytes, against one call of the plain VAE in float32."""
     with (
         open_artifact(media.folder, device="cpu") as artifact,
-        artifact.open_session(seeds=[3, 4]) as session,
+        open_stacked(artifact, seeds=[3, 4]) as session,
     ):
         latents, frames = [], []
         for _ in range(4):
@@ -139,9 +140,9 @@ def test_a_sentence_is_encoded_as_the_golden_was(media):
     """The engine's embeddings lead to the golden's chunk; another sentence leads elsewhere."""
     golden = load_file(media.folder / "golden/golden.safetensors")
     with open_artifact(media.folder, device="cpu") as artifact:
-        with artifact.open_session(seeds=[0, 1], prompt=GOLDEN_PROMPT) as session:
+        with open_stacked(artifact, seeds=[0, 1], prompt=GOLDEN_PROMPT) as session:
             same = torch.from_numpy(session.run_chunk().to_host())
-        with artifact.open_session(seeds=[0, 1], prompt="a blue square") as session:
+        with open_stacked(artifact, seeds=[0, 1], prompt="a blue square") as session:
             other = torch.from_numpy(session.run_chunk().to_host())
     assert relative_error(same, golden["latents.0"]) <= EXACT
     assert relative_error(other, golden["latents.0"]) > 100 * EXACT
@@ -153,7 +154,7 @@ def test_a_start_image_is_the_first_latent_frame(media):
     wanted = half_of(media.folder, VaeEncode, frames=1)(video)[0]
     with (
         open_artifact(media.folder, device="cpu") as artifact,
-        artifact.open_session(seeds=[0, 1], image=image) as session,
+        open_stacked(artifact, seeds=[0, 1], image=image) as session,
     ):
         latents = torch.from_numpy(session.run_chunk().to_host())
     for row in latents:

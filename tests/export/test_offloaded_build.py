@@ -23,6 +23,7 @@ from seko_runtime import open_artifact
 from seko_runtime.cli.commands import main
 from seko_runtime.video.manifest import parse_video_manifest
 from tests.shared import programs_as_they_are
+from tests.stacked import open_stacked
 
 CHUNKS = 6  # of 3 frames into 2 of reference, a sink of 1 and a ring of 6: the first that evicts is the third
 
@@ -56,7 +57,7 @@ def test_it_gives_the_bytes_of_its_copy_without_the_option(
     for folder in (built, resident_copy(built, tmp_path / "resident")):
         with open_artifact(folder) as artifact:
             assert all(error.within for error in artifact.verify())
-            with artifact.open_session(seeds=[3], reference=reference) as session:
+            with open_stacked(artifact, seeds=[3], reference=reference) as session:
                 chunks = [session.run_chunk().to_host() for _ in range(CHUNKS)]
                 caches = session.cache_sample(1)
             lives.append((chunks, caches))

@@ -16,7 +16,7 @@ import torch
 from seko_export import BuildOptions, build
 from seko_export.workloads.base import BuildResult
 from seko_runtime import open_artifact
-from seko_runtime.video.pool import Pool, PooledSession
+from seko_runtime.video.pool import Pool, Session
 from tests.no_host_sync import no_host_sync
 from tests.shared import UNCOMPILED
 
@@ -84,7 +84,7 @@ def text_of(pool: Pool, number: int) -> np.ndarray:
     return np.random.default_rng(number).standard_normal((1, *shape)).astype(np.float32)
 
 
-def open_numbered(pool: Pool, number: int) -> PooledSession:
+def open_numbered(pool: Pool, number: int) -> Session:
     return pool.open_session(seed=number, text=text_of(pool, number), name=f"stream {number}")
 
 
@@ -99,7 +99,7 @@ def mixed(folder: Path, tmp_path: Path) -> tuple[list[bytes], Pool]:
     """The same stream 1 in calls of two beside others that come, go and pause; it is moved about itself."""
     made: list[bytes] = []
 
-    def run(pool: Pool, sessions: Sequence[PooledSession]) -> None:
+    def run(pool: Pool, sessions: Sequence[Session]) -> None:
         made.append(pool.run(sessions)[0].to_host().tobytes())
 
     with opened(folder) as pool:

@@ -25,13 +25,12 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.options.declaration import numbers
 from seko_export.video import recording as golden
 from seko_export.video.calibration import KvStatistics
-from seko_export.video.recording import eager_engine, eager_session, golden_text
+from seko_export.video.recording import eager_engine, golden_text
 from seko_runtime.backends.aoti import torch_memory
 from seko_runtime.format.manifest import Weight
-from seko_runtime.video.pool import Pool, PooledSession
-from seko_runtime.video.session import Session
+from seko_runtime.video.pool import Pool, Session
 from tests.asked import resolved
-from tests.stacked import open_rows
+from tests.stacked import eager_session, open_rows
 from tests.tolerances import STEP, relative_error
 
 MODEL = replace(
@@ -99,7 +98,7 @@ def text_of(number: int) -> np.ndarray:
 
 
 def batch_latents(
-    config: VideoBuild, weights: Mapping[str, Tensor], streams: Mapping[int, PooledSession], chunks: int
+    config: VideoBuild, weights: Mapping[str, Tensor], streams: Mapping[int, Session], chunks: int
 ) -> list[np.ndarray]:
     """What one batch makes of a pool's streams, by their numbers, from the beginning: [B, C, F, h, w] a chunk."""
     with batch_session(config, weights) as batch:
@@ -116,7 +115,7 @@ def batch_session(config: VideoBuild, weights: Mapping[str, Tensor]) -> Abstract
     )
 
 
-def begin(batch: Session, streams: Mapping[int, PooledSession]) -> None:
+def begin(batch: Session, streams: Mapping[int, Session]) -> None:
     """Begin streams in a batch, in this order, with the prompts that the pool made of their texts.
 
     A batch makes its own at once and a pool one by one, so their sums may have another order: they are held to each

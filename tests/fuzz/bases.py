@@ -28,6 +28,7 @@ from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.manifest import Golden, VideoManifest, parse_video_manifest
 from tests.runtime import toy, toy_pool, toy_whole
 from tests.small_artifact import build_small_artifact
+from tests.stacked import open_stacked
 
 STREAMED_LAYERS, STREAMED_SEATS = 4, 2
 MODEL = ModelConfig(
@@ -193,7 +194,7 @@ def _write_golden(folder: Path, manifest: VideoManifest, golden: Golden) -> None
     reference = reference_of(manifest) if golden.reference is not None else None
     with open_artifact(folder) as artifact:
         given = {"prompt": golden.prompt} if text is None else {"text": text}
-        with artifact.open_session(golden.seeds, reference=reference, **given) as session:  # type: ignore[arg-type]
+        with open_stacked(artifact, golden.seeds, reference=reference, **given) as session:  # type: ignore[arg-type]
             if golden.text is not None:
                 tensors[golden.text] = session._rows.device().buffers["text.embeddings"].numpy().copy()
             for number in range(golden.chunks[-1] + 1):

@@ -19,8 +19,8 @@ from seko_runtime.format.safetensors_map import DTYPE_NAMES
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact
 from seko_runtime.video.contract import TEXT_BUFFER
 from seko_runtime.video.manifest import VideoManifest
-from seko_runtime.video.pooled_session import PooledSession
 from seko_runtime.video.session import Session
+from tests.stacked import open_stacked
 
 from .bases import Base, Bases, entry_of, linked, put, reference_of
 from .damage import Document, Raw, damage_bytes, damage_json
@@ -139,7 +139,7 @@ def replay(artifact: OpenArtifact) -> str:
     if manifest.pool is not None:
         with artifact.open_pool() as pool, pool.open_session(**given) as session:
             return _chunk(session, manifest)
-    with artifact.open_session(**given) as session:
+    with open_stacked(artifact, **given) as session:
         ending = _chunk(session, manifest)
     if (
         ending == "ran"
@@ -154,7 +154,7 @@ def replay(artifact: OpenArtifact) -> str:
     return ending
 
 
-def _chunk(session: Session | PooledSession, manifest: VideoManifest) -> str:
+def _chunk(session: Session | Session, manifest: VideoManifest) -> str:
     """Make a chunk, unless its engines alone would take all the time that a case has."""
     passes = manifest.workload.schedule.denoise_passes
     if passes * sum(map(len, manifest.programs.values())) > MAX_CALLS:

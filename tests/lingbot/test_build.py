@@ -10,12 +10,13 @@ import torch
 from safetensors.torch import save_file
 
 from seko_export.build_steps import build_artifact
-from seko_export.video.recording import eager_session, golden_text
+from seko_export.video.recording import golden_text
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError
 from seko_runtime.video.conditioning import KeyboardCamera
 from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint, weights_of
 from tests.shared import UNCOMPILED
+from tests.stacked import eager_session, open_stacked
 from tests.tolerances import relative_error
 
 # Four passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
@@ -46,12 +47,12 @@ def test_it_is_built_verified_and_replayed(
         assert artifact.manifest.workload.stream.latent_shape[0] == config.model.out_channels == 16
         assert all(error.within for error in artifact.verify())
         with pytest.raises(UsageError, match="input 'condition' is required per session"):
-            artifact.open_session(seeds=[3], inputs={})
+            open_stacked(artifact, seeds=[3], inputs={})
         keys = KeyboardCamera(
             config.workload.stream.height, config.workload.stream.width, 2, keys="iw-9,wl-9,none-9"
         )
         steps = [keys.next_chunk() for _ in range(CHUNKS)]
-        with artifact.open_session(seeds=[3], text=text, inputs={"condition": table}) as session:
+        with open_stacked(artifact, seeds=[3], text=text, inputs={"condition": table}) as session:
             with pytest.raises(UsageError, match="input 'camera' is required for every chunk"):
                 session.run_chunk()
             made = [session.run_chunk(step).to_host() for step in steps]

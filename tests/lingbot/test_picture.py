@@ -38,12 +38,13 @@ from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
 from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.pool import Pool
 from seko_runtime.video.session import Session
 from tests.asked import resolved
 from tests.export.vae_oracle import SMALL
 from tests.lingbot.condition_table import condition_table
 from tests.lingbot.streams import given_of, lingbot_config, random_checkpoint
-from tests.stacked import stacked_session
+from tests.stacked import open_rows, stacked_session
 from tests.tolerances import ORACLE, relative_error
 
 PICTURE = np.random.default_rng(5).integers(0, 256, (32, 48, 3), np.uint8)
@@ -185,33 +186,39 @@ def test_a_path_goes_on_from_its_state() -> None:
             path.load(odd)
 
 
-def test_rows_of_a_batch_get_cameras_of_their_own_as_the_page_says(
-    weights, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The page's second snippet, run: each row's video is that of the camera that steered it."""
+def test_sessions_get_cameras_of_their_own_as_the_page_says(weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's second snippet, run: each session's video is that of the camera that steered it."""
     page = (Path(__file__).parents[2] / "docs" / "world-models.md").read_text(encoding="utf-8")
     (snippet,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.S) if "cameras" in one]
     config = lingbot_config(vae=SMALL, layout={"batch": 2})
     tables = weights | config.workload.schedule.tables(config.workload.stream)
     engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
-    manifest = manifest_of(config, tables)
+    manifest, text = manifest_of(config, tables), golden_text(config)
 
-    def open_session(*, prompt: str, **more: object) -> Session:
-        assert prompt
-        return stacked_session(manifest, engines, tables, CpuMemory(), text=golden_text(config), **more)  # type: ignore[arg-type]
+    def open_pool() -> Any:
+        pool: Any = Pool(open_rows(manifest, engines, tables, CpuMemory()))
+        opening = pool.open_session
+
+        def open_session(*, seed: int, prompt: str, image: np.ndarray) -> Any:
+            assert prompt
+            return opening(seed=seed, text=text[seed : seed + 1], image=image)
+
+        pool.open_session = open_session
+        return pool
 
     made: dict[str, Any] = {"picture": PICTURE}
-    stub = SimpleNamespace(manifest=manifest, open_session=open_session)
+    stub = SimpleNamespace(manifest=manifest, open_pool=open_pool)
     monkeypatch.setattr(seko_runtime, "open_artifact", lambda _: nullcontext(stub), raising=False)
     with torch.no_grad():
         exec(snippet, made)
         for row, keys in enumerate(("w", "sj")):
-            with open_session(prompt="a room", seeds=[0, 1], image=PICTURE) as session:
+            opening = {"seeds": [0, 1], "text": text, "image": PICTURE}
+            with stacked_session(manifest, engines, tables, CpuMemory(), **opening) as session:
                 camera = KeyboardCamera(32, 48, 2)
                 camera.press(keys)
                 alike = session.run_chunk(camera=camera).video()
-            assert np.array_equal(made["frames"][row], alike[row])
-            assert not np.array_equal(made["frames"][1 - row], alike[1 - row])
+            assert np.array_equal(made["frames"][row][0], alike[row])
+            assert not np.array_equal(made["frames"][1 - row][0], alike[1 - row])
 
 
 def asked(**changes: object) -> argparse.Namespace:

@@ -17,6 +17,7 @@ from seko_runtime.video.conditioning import KeyboardCamera
 from tests.export.media_files import VAE, write_vae
 from tests.lingbot.streams import lingbot_config, random_checkpoint
 from tests.shared import UNCOMPILED
+from tests.stacked import open_stacked
 
 KEYS = "w-9,jl-6"
 
@@ -56,9 +57,9 @@ def test_a_walk_from_a_picture(
     with open_artifact(artifact) as opened:
         s = opened.manifest.workload.stream
         camera = KeyboardCamera(s.height, s.width, s.chunk_frames, keys=KEYS)
-        with opened.open_session(seeds=[0], image=picture) as session:
+        with open_stacked(opened, seeds=[0], image=picture) as session:
             wanted = np.stack([session.run_chunk(camera=camera).to_host() for _ in range(3)])
-        with opened.open_session(seeds=[0], image=picture[::-1].copy()) as session:
+        with open_stacked(opened, seeds=[0], image=picture[::-1].copy()) as session:
             camera.reset()
             other = session.run_chunk(camera=camera).to_host()
     assert np.array_equal(np.load(out), wanted)

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from seko_export.config.pool import PoolConfig
 from seko_export.config.video import VideoBuild
-from seko_export.video.recording import eager_session, golden_text
+from seko_export.video.recording import golden_text
 from seko_runtime.video.conditioning import CameraPath, KeyboardCamera
 from seko_runtime.video.pool import Pool
 from tests.eager_pool import eager_pool
 from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint, weights_of
+from tests.stacked import eager_session
 from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 from tests.truth.eager_stream import EagerStream, random_text
 

@@ -19,11 +19,11 @@ from seko_export.families.lingbot.model import MASK_CHANNELS
 from seko_export.families.model_files import load_checkpoint
 from seko_export.media.wan_vae.modules import VaeEncode, VaeTensors
 from seko_export.options.sample import SAMPLE_FOLDER, read_sample
-from seko_export.video.recording import eager_session
 from seko_runtime.video.conditioning import KeyboardCamera
 from tests.asked import resolved
 from tests.lingbot.condition_table import condition_table
 from tests.lingbot.streams import weights_of
+from tests.stacked import eager_session
 
 WORLD = Path(__file__).parents[2] / "artifacts" / "world-sample"
 CHUNKS = 2

@@ -27,6 +27,7 @@ from seko_runtime.opening.artifact import check_artifact
 from seko_runtime.video.manifest import VideoManifest, parse_video_manifest
 from tests.conftest import Built, build_tiny
 from tests.runtime.toy import file_entries
+from tests.stacked import open_stacked
 
 ODD = ModelConfig(
     "wan-144x3", layers=3, dim=144, heads=3, ffn_dim=800, text_dim=24, text_tokens=8, freq_dim=16
@@ -88,7 +89,7 @@ def test_equal_seeds_give_equal_bytes_and_others_do_not(built: Built) -> None:
     with open_artifact(built.folder) as artifact:
         runs = []
         for seed in (5, 5, 6):
-            with artifact.open_session(seeds=[seed]) as session:
+            with open_stacked(artifact, seeds=[seed]) as session:
                 runs.append([session.run_chunk().to_host().tobytes() for _ in range(2)])
     assert runs[0] == runs[1]
     assert not set(runs[0]) & set(runs[2])
@@ -125,7 +126,7 @@ def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
         name: onnxruntime.InferenceSession(built.folder / file, options, providers=["CPUExecutionProvider"])
         for name, file in PASSES.items()
     }
-    with open_artifact(built.folder) as artifact, artifact.open_session(seeds=[5]) as session:
+    with open_artifact(built.folder) as artifact, open_stacked(artifact, seeds=[5]) as session:
         live, number = session._rows.device(), artifact.manifest.workload.schedule.denoise_passes
         state: dict[str, Any] = {}  # each cache's layers, which the passes hand on
 
@@ -185,7 +186,7 @@ def test_it_opens_whatever_the_torch_and_the_processor(copy: Path) -> None:
         return replace(manifest, target=replace(manifest.target, torch="1.0", arch="riscv64"))
 
     _edit(copy, elsewhere)
-    with open_artifact(copy) as artifact, artifact.open_session(seeds=[1]) as session:
+    with open_artifact(copy) as artifact, open_stacked(artifact, seeds=[1]) as session:
         assert np.isfinite(session.run_chunk().to_host()).all()
 
 

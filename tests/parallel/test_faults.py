@@ -16,7 +16,6 @@ import pytest
 from scripts.bench.rank_faults import beside, is_running, kill_once
 from seko_runtime import Session, open_artifact
 from seko_runtime.errors import RankLostError, SessionClosedError
-from seko_runtime.video.pool import PooledSession
 from tests.conftest import Built
 
 pytestmark = pytest.mark.slow
@@ -110,7 +109,7 @@ def test_no_process_outlives_the_caller(two: Built, number: signal.Signals) -> N
     await_all(members)
 
 
-def run_on(session: Session | PooledSession) -> None:
+def run_on(session: Session | Session) -> None:
     """Make chunks until it fails."""
     while True:
         session.run_chunk()

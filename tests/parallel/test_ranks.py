@@ -12,7 +12,7 @@ import torch
 
 from seko_export.errors import UsageError as ExportUsageError
 from seko_export.tools.profile_ranks import profile_artifact
-from seko_export.video.recording import eager_session, golden_text
+from seko_export.video.recording import golden_text
 from seko_runtime import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.cli.commands import main as runtime_command
 from seko_runtime.errors import EnvironmentLacksError, StaleChunkError, UsageError
@@ -22,6 +22,7 @@ from seko_runtime.video.contract import resolve_video
 from tests.conftest import Built
 from tests.parallel.conftest import SIDE, TARGET, one_gpu, weights_of
 from tests.runtime import toy
+from tests.stacked import eager_session, open_stacked
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +46,7 @@ def test_the_stream_is_that_of_one_rank_past_the_wrap(two: Built, opened: OpenAr
     bound = opened.manifest.workload.golden.tolerance  # that of engines against the eager model
     with (
         eager_session(config, weights, text, SEEDS) as one,
-        opened.open_session(SEEDS, text) as several,
+        open_stacked(opened, SEEDS, text) as several,
     ):
         for number in range(CHUNKS):
             if number == 4:
@@ -74,7 +75,7 @@ def test_a_picture_is_encoded_by_rank_0_alone_and_begins_the_stream_of_all(
     bound = opened.manifest.workload.golden.tolerance
     with (
         eager_session(config, weights, text, SEEDS) as one,
-        opened.open_session(SEEDS, text, image=image) as several,
+        open_stacked(opened, SEEDS, text, image=image) as several,
     ):
         plain = one.run_chunk().to_host()
         one.restart_row(0, image=image)
@@ -117,11 +118,11 @@ def test_the_command_writes_a_video(two: Built, tmp_path: Path, capsys: pytest.C
 def test_a_wrong_call_is_the_callers_error_and_the_group_goes_on(
     opened: OpenArtifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with opened.open_session(SEEDS) as session:
+    with open_stacked(opened, SEEDS) as session:
         with pytest.raises(UsageError, match="text has shape"):
             session.set_text(np.zeros((2, 2, 3), np.float32))
         with pytest.raises(UsageError, match="one session or pool at a time"):
-            opened.open_session(SEEDS)
+            open_stacked(opened, SEEDS)
         first = session.run_chunk()
         first.video()
         for _ in range(4):

@@ -18,10 +18,9 @@ from seko_export.families.registry import presets
 from seko_export.video.bounds import TOLERANCES, VIDEO_TOLERANCES
 from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.pool import Pool
-from seko_runtime.video.rows import Beginning
-from seko_runtime.video.session import Session
 from tests.export.media_files import TEXT, VAE, write_tokenizer
 from tests.parallel.thread_group import EagerRank, random_weights, ranks_in_threads
+from tests.stacked import Stacked, StackedChunk, stacked
 from tests.truth.eager_stream import random_text
 
 BOUND, VIDEO_BOUND = (table[torch.float32]["exact"] for table in (TOLERANCES, VIDEO_TOLERANCES))
@@ -61,7 +60,7 @@ def test_references_are_those_of_one_rank_in_every_row(layout: dict[str, object]
     weights, text = random_weights(config), random_text(config.model, 2).numpy()
     mine, others = (references_of(config, seed) for seed in (1, 2))
 
-    def life(session: Session, own: np.ndarray) -> list[np.ndarray]:
+    def life(session: Stacked, own: np.ndarray) -> list[np.ndarray]:
         made = [session.run_chunk().to_host() for _ in range(4)]
         session.restart_row(1, reference=own[1])
         made += [session.run_chunk().to_host() for _ in range(2)]
@@ -70,13 +69,16 @@ def test_references_are_those_of_one_rank_in_every_row(layout: dict[str, object]
             session.set_text(text[::-1], recache=True)
         return [*made, session.run_chunk().to_host(), *session.cache_sample(1).values()]
 
-    beginning = Beginning(SEEDS, text=text, reference=mine)
-    with torch.no_grad(), Session(EagerRank(config, weights).open_rows({}), beginning) as one:
+    beginning = {"seeds": SEEDS, "text": text, "reference": mine}
+    with torch.no_grad(), stacked(EagerRank(config, weights).open_rows({}), **beginning) as one:
         expected = life(one, others)
-    with torch.no_grad(), Session(EagerRank(config, weights).open_rows({}), beginning) as one:
+    with torch.no_grad(), stacked(EagerRank(config, weights).open_rows({}), **beginning) as one:
         unlike = life(one, mine)
-    with ranks_in_threads(config.changed(ranks=2), weights, None) as rows:
-        found = life(Session(rows, beginning), others)
+    with (
+        ranks_in_threads(config.changed(ranks=2), weights, None) as rows,
+        stacked(rows, **beginning) as several,
+    ):
+        found = life(several, others)
     assert all(map(near, found, expected))
     assert not near(unlike[4], expected[4])  # else the bound could not tell references apart
 
@@ -93,9 +95,10 @@ def pictures(*shape: int) -> np.ndarray:
     return np.random.default_rng(3).integers(0, 256, (*shape, STREAM.height, STREAM.width, 3), np.uint8)
 
 
-def taken(made: list[np.ndarray], chunk: Chunk) -> None:
+def taken(made: list[np.ndarray], chunk: Chunk | StackedChunk) -> None:
     """Add a chunk's latents and the frames of each of its rows."""
-    made += [chunk.to_host(), *chunk.video_rows()]
+    rows = chunk.rows if isinstance(chunk, StackedChunk) else [chunk]
+    made += [chunk.to_host(), *(one.video()[0] for one in rows)]
 
 
 def assert_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
@@ -113,7 +116,7 @@ def test_a_stream_follows_its_sentences_as_on_one_rank(tokenizer: Path) -> None:
     config = config_of(TEXT, VAE, reference_frames=1)
     weights = random_weights(config)
 
-    def life(session: Session) -> tuple[list[np.ndarray], tuple[int, int]]:
+    def life(session: Stacked) -> tuple[list[np.ndarray], tuple[int, int]]:
         made = [*session.stream(chunks=1), *session.stream("a blue square", chunks=1)]
         for prompt, recache in ((("a red disc", "a blue square"), True), ("a square spinning", False)):
             session.set_prompt(prompt, recache=recache)
@@ -123,11 +126,14 @@ def test_a_stream_follows_its_sentences_as_on_one_rank(tokenizer: Path) -> None:
         stats = session.stats
         return made, (stats.prompt_cache_hits, stats.prompt_cache_misses)
 
-    beginning = Beginning(SEEDS, "a red disc", image=pictures(), reference=pictures(1))
-    with torch.no_grad(), Session(EagerRank(config, weights, tokenizer).open_rows({}), beginning) as one:
+    beginning = {"seeds": SEEDS, "prompt": "a red disc", "image": pictures(), "reference": pictures(1)}
+    with torch.no_grad(), stacked(EagerRank(config, weights, tokenizer).open_rows({}), **beginning) as one:
         expected, counts = life(one)
-    with ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows:
-        found, told = life(Session(rows, beginning))
+    with (
+        ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows,
+        stacked(rows, **beginning) as several,
+    ):
+        found, told = life(several)
     assert told == counts
     assert_same(found, expected)
 
@@ -158,6 +164,6 @@ def test_sessions_of_a_pool_have_sentences_and_references_of_their_own(tokenizer
     alone = EagerRank(config, weights, tokenizer)
     with torch.no_grad(), Pool(alone.open_rows({})) as one:
         expected = life(one)
-    with ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows:
-        found = life(Pool(rows))
+    with ranks_in_threads(config.changed(ranks=2), weights, tokenizer) as rows, Pool(rows) as pool:
+        found = life(pool)
     assert_same(found, expected)

@@ -23,7 +23,7 @@ from seko_export.media.sources import MediaSources
 from seko_export.video.recording import golden_text
 from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.backends import runtime_backend
-from seko_runtime.video.pool import Pool, PooledSession
+from seko_runtime.video.pool import Pool, Session
 from tests.eager_pool import eager_pool
 from tests.parallel.conftest import weights_of
 from tests.seko_talk.streams import random_reference, talk_config, write_hubert
@@ -99,7 +99,7 @@ def several(opened: OpenArtifact) -> Iterator[Pool]:
         yield pool
 
 
-def begin(pool: Pool, config: VideoBuild, number: int = 0) -> PooledSession:
+def begin(pool: Pool, config: VideoBuild, number: int = 0) -> Session:
     """Open a session with a portrait and masks; ``number`` makes another picture."""
     s = config.workload.stream
     masks = np.zeros((2, s.frame_tokens), np.float32)

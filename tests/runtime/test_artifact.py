@@ -15,7 +15,7 @@ from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.cli.commands import main
 from seko_runtime.errors import SessionClosedError
 from seko_runtime.opening.artifact import open_artifact
-from tests.stacked import stacked_session
+from tests.stacked import open_stacked, stacked_session
 
 from . import toy
 
@@ -29,7 +29,7 @@ def test_engines_replay_what_the_modules_they_were_made_of_compute(built_toy: Pa
         seeds=[7],
         text=toy.toy_text(),
     )
-    with open_artifact(built_toy) as artifact, artifact.open_session(seeds=[7]) as session, eager:
+    with open_artifact(built_toy) as artifact, open_stacked(artifact, seeds=[7]) as session, eager:
         for _ in range(7):
             wanted = eager.run_chunk().to_host()
             np.testing.assert_allclose(session.run_chunk().to_host(), wanted, rtol=0, atol=1e-6)
@@ -38,7 +38,7 @@ def test_engines_replay_what_the_modules_they_were_made_of_compute(built_toy: Pa
 def test_two_runs_of_one_seed_give_equal_bytes(built_toy: Path) -> None:
     runs = []
     for _ in range(2):
-        with open_artifact(built_toy) as artifact, artifact.open_session(seeds=[3]) as session:
+        with open_artifact(built_toy) as artifact, artifact.open_session(3) as session:
             runs.append(b"".join(session.run_chunk().to_host().tobytes() for _ in range(5)))
     assert runs[0] == runs[1]
 

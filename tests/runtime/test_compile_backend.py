@@ -28,12 +28,13 @@ REPLAY = """
 import sys, json, torch
 from dataclasses import replace
 from seko_runtime import open_artifact
+from tests.stacked import open_stacked
 with open_artifact(sys.argv[1]) as artifact:
     first = artifact.stats["graphs_compiled"]
     errors = artifact.verify()
     assert all(error.within for error in errors), errors
     compiled = dict(artifact.stats)
-    with artifact.open_session(seeds=[1]) as one, artifact.open_session(seeds=[1]) as two:
+    with open_stacked(artifact, seeds=[1]) as one, open_stacked(artifact, seeds=[1]) as two:
         for _ in range(4):
             assert one.run_chunk().to_host().tobytes() == two.run_chunk().to_host().tobytes()
     assert first == 0 and compiled["graphs_compiled"] == 4, compiled

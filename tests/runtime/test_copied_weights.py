@@ -20,7 +20,8 @@ from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.opening import checked_artifact
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.opening.checked_artifact import check_artifact, read_manifest
-from seko_runtime.video.session import Session
+from seko_runtime.video.together import Together
+from tests.stacked import open_stacked
 
 from . import toy_whole
 from .eager_backend import EagerBackend
@@ -37,7 +38,7 @@ seko_runtime.opening.artifact.open_backend = lambda *_: EagerBackend()
 folder, copied = Path(sys.argv[1]), sys.argv[2] == "copied"
 
 def replayed(artifact):
-    with artifact.open_session(seeds=[5]) as session:
+    with artifact.open_session(5) as session:
         return [session.run_chunk().to_host().tobytes() for _ in range(3)]
 
 with open_artifact(folder, copy_weights=copied) as artifact:
@@ -72,10 +73,10 @@ def test_truncated_weights_end_a_process_that_maps_them_and_no_other(whole_folde
 
 
 def test_the_copy_is_what_was_hashed_and_gives_the_same_bytes(whole_folder: Path) -> None:
-    with open_artifact(whole_folder) as artifact, artifact.open_session() as session:
+    with open_artifact(whole_folder) as artifact, open_stacked(artifact) as session:
         wanted = [session.run_chunk().to_host().tobytes() for _ in range(3)]
         assert mapped_weights(whole_folder) != []
-    with open_artifact(whole_folder, copy_weights=True) as artifact, artifact.open_session() as session:
+    with open_artifact(whole_folder, copy_weights=True) as artifact, open_stacked(artifact) as session:
         assert mapped_weights(whole_folder) == []
         assert [session.run_chunk().to_host().tobytes() for _ in range(3)] == wanted
     path = next((whole_folder / "weights").iterdir())
@@ -92,13 +93,13 @@ def test_the_option_of_the_command_line(
     whole_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, copied: bool
 ) -> None:
     seen = []
-    run_chunk = Session.run_chunk
+    run_chunk = Together.run_chunk
 
-    def watched(session: Session, *given: object) -> object:
+    def watched(session: Together, *given: object) -> object:
         seen.append(bool(mapped_weights(whole_folder)))
         return run_chunk(session, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Session, "run_chunk", watched)
+    monkeypatch.setattr(Together, "run_chunk", watched)
     options = ["-o", str(tmp_path / "out.npy")] if command == "run" else []
     assert main([command, str(whole_folder), *options, *(["--copy-weights"] if copied else [])]) == 0
     assert set(seen) == {not copied}

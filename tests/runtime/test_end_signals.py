@@ -45,7 +45,7 @@ def hook(event, arguments):
 
 sys.addaudithook(hook)
 if not moment.startswith(("import", "open")):
-    import seko_runtime.opening.artifact, seko_runtime.video.session
+    import seko_runtime.opening.artifact, seko_runtime.video.together
     from tests.runtime.eager_backend import EagerBackend
 
     def opened(*_):
@@ -54,7 +54,7 @@ if not moment.startswith(("import", "open")):
         return EagerBackend()
 
     seko_runtime.opening.artifact.open_backend = opened
-    run_chunk, made = seko_runtime.video.session.Session.run_chunk, []
+    run_chunk, made = seko_runtime.video.together.Together.run_chunk, []
 
     def chunk_run(session, *given):
         made.append(session)
@@ -62,7 +62,7 @@ if not moment.startswith(("import", "open")):
             strike()
         return run_chunk(session, *given)
 
-    seko_runtime.video.session.Session.run_chunk = chunk_run
+    seko_runtime.video.together.Together.run_chunk = chunk_run
 runpy.run_module("seko_runtime", run_name="__main__", alter_sys=True)
 """
 

@@ -16,7 +16,7 @@ from seko_runtime.errors import EnvironmentLacksError
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact
 from tests.no_host_sync import no_host_sync
 from tests.one_launch import events_of_one_launch
-from tests.stacked import stacked_session
+from tests.stacked import open_stacked, stacked_session
 
 from . import toy
 
@@ -44,7 +44,7 @@ def captured(artifact: OpenArtifact) -> bool:
 
 
 def test_replays_agree_with_the_eager_modules_through_fill_and_wrap(built_cuda_toy: Path) -> None:
-    with open_artifact(built_cuda_toy) as artifact, artifact.open_session(seeds=[2]) as session:
+    with open_artifact(built_cuda_toy) as artifact, open_stacked(artifact, seeds=[2]) as session:
         for wanted in eager_chunks(8, 2):
             np.testing.assert_allclose(session.run_chunk().to_host(), wanted, rtol=0, atol=1e-5)
         assert all(error.within for error in artifact.verify())
@@ -62,7 +62,7 @@ def test_once_uploaded_the_weights_need_no_file(built_cuda_toy: Path, tmp_path: 
 
 
 def test_a_chunk_is_one_graph_launch(built_cuda_toy: Path) -> None:
-    with open_artifact(built_cuda_toy) as artifact, artifact.open_session() as session:
+    with open_artifact(built_cuda_toy) as artifact, open_stacked(artifact) as session:
         if not captured(artifact):
             pytest.skip("cudagraph trees launch one graph an engine call")
         events_of_one_launch(session)
@@ -71,7 +71,7 @@ def test_a_chunk_is_one_graph_launch(built_cuda_toy: Path) -> None:
 
 
 def test_steady_chunks_wait_for_nothing_and_allocate_nothing(built_cuda_toy: Path) -> None:
-    with open_artifact(built_cuda_toy) as artifact, artifact.open_session() as session:
+    with open_artifact(built_cuda_toy) as artifact, open_stacked(artifact) as session:
         for _ in range(6):
             session.run_chunk()
         torch.cuda.synchronize()
@@ -86,7 +86,7 @@ def test_steady_chunks_wait_for_nothing_and_allocate_nothing(built_cuda_toy: Pat
 def test_two_runs_give_equal_bytes_also_when_the_host_never_waits(built_cuda_toy: Path) -> None:
     runs: list[bytes] = []
     for hurried in (False, True):
-        with open_artifact(built_cuda_toy) as artifact, artifact.open_session(seeds=[9]) as session:
+        with open_artifact(built_cuda_toy) as artifact, open_stacked(artifact, seeds=[9]) as session:
             kept = []
             for _ in range(12):
                 latents = session.run_chunk().latents
@@ -100,7 +100,7 @@ def test_two_runs_give_equal_bytes_also_when_the_host_never_waits(built_cuda_toy
 
 
 def test_a_restarted_row_gives_its_stream_anew(built_cuda_toy: Path) -> None:
-    with open_artifact(built_cuda_toy) as artifact, artifact.open_session(seeds=[4]) as session:
+    with open_artifact(built_cuda_toy) as artifact, open_stacked(artifact, seeds=[4]) as session:
         first = [session.run_chunk().to_host().tobytes() for _ in range(6)]
         session.restart_row(0)
         assert [session.run_chunk().to_host().tobytes() for _ in range(6)] == first
@@ -108,11 +108,11 @@ def test_a_restarted_row_gives_its_stream_anew(built_cuda_toy: Path) -> None:
 
 def test_sessions_side_by_side_do_not_touch_each_other(built_cuda_toy: Path) -> None:
     with open_artifact(built_cuda_toy) as artifact:
-        with artifact.open_session(seeds=[1]) as alone:
+        with open_stacked(artifact, seeds=[1]) as alone:
             expected = [alone.run_chunk().to_host().tobytes() for _ in range(6)]
-        with artifact.open_session(seeds=[1]) as session:
+        with open_stacked(artifact, seeds=[1]) as session:
             got = [session.run_chunk().to_host().tobytes() for _ in range(2)]
-            with artifact.open_session(seeds=[2]) as other:
+            with open_stacked(artifact, seeds=[2]) as other:
                 other.run_chunk()
                 got += [session.run_chunk().to_host().tobytes()]
                 other.run_chunk()
@@ -122,7 +122,7 @@ def test_sessions_side_by_side_do_not_touch_each_other(built_cuda_toy: Path) -> 
 
 def test_a_closed_artifact_gives_its_memory_back(built_cuda_toy: Path) -> None:
     def use() -> None:
-        with open_artifact(built_cuda_toy) as artifact, artifact.open_session() as session:
+        with open_artifact(built_cuda_toy) as artifact, open_stacked(artifact) as session:
             for _ in range(4):
                 session.run_chunk().to_host()
 

@@ -18,7 +18,7 @@ from seko_runtime.opening.artifact import OpenArtifact, open_artifact, read_mani
 from seko_runtime.video.decoding import FRAME_BLOCKS
 from seko_runtime.video.session import Session
 from tests.no_host_sync import no_host_sync
-from tests.stacked import stacked_session
+from tests.stacked import open_stacked, stacked_session
 
 from . import toy_whole
 from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, open_whole
@@ -109,7 +109,7 @@ def in_order(built_cuda_whole: Path) -> list[bytes]:
     """What decoding on the chunks' own stream gives, the host waiting for every chunk."""
     with (
         open_artifact(built_cuda_whole) as artifact,
-        artifact.open_session(text=TEXTS[0], overlap=False) as session,
+        open_stacked(artifact, text=TEXTS[0], overlap=False) as session,
     ):
         assert not session.decodes_beside
         return run_ahead(session, 0)
@@ -125,7 +125,7 @@ def test_overlap_gives_the_bytes_of_decoding_in_order(
     with (
         open_artifact(built_cuda_whole) as artifact,
         slow_lane(every, main),
-        artifact.open_session(text=TEXTS[0]) as session,
+        open_stacked(artifact, text=TEXTS[0]) as session,
     ):
         assert session.decodes_beside == captures(artifact)
         got = run_ahead(session, ahead)
@@ -133,7 +133,7 @@ def test_overlap_gives_the_bytes_of_decoding_in_order(
 
 
 def test_frames_agree_with_the_eager_modules(built_cuda_whole: Path) -> None:
-    with open_artifact(built_cuda_whole) as artifact, artifact.open_session(seeds=[3, 4]) as session:
+    with open_artifact(built_cuda_whole) as artifact, open_stacked(artifact, seeds=[3, 4]) as session:
         text = artifact.golden_text()
         with open_whole(2, seeds=[3, 4], text=text) as eager:
             for number in range(8):
@@ -149,7 +149,7 @@ def test_frames_agree_with_the_eager_modules(built_cuda_whole: Path) -> None:
 def test_a_rebuilt_cache_is_the_eager_sessions(built_cuda_whole: Path) -> None:
     with (
         open_artifact(built_cuda_whole) as artifact,
-        artifact.open_session(text=TEXTS[0]) as session,
+        open_stacked(artifact, text=TEXTS[0]) as session,
         open_whole(2, text=TEXTS[0]) as eager,
     ):
         for number in range(10):
@@ -162,7 +162,7 @@ def test_a_rebuilt_cache_is_the_eager_sessions(built_cuda_whole: Path) -> None:
 
 def test_lanes_have_streams_and_pools_of_their_own(built_cuda_whole: Path) -> None:
     skip_unless_captured(built_cuda_whole)
-    with open_artifact(built_cuda_whole) as artifact, artifact.open_session() as session:
+    with open_artifact(built_cuda_whole) as artifact, open_stacked(artifact) as session:
         memory, lane = session._rows.memory, session._rows.device().decoder._lane  # type: ignore[union-attr]
         assert lane._stream.cuda_stream != memory.stream.cuda_stream  # type: ignore[attr-defined]
         assert lane._pool != memory._pool  # type: ignore[attr-defined]
@@ -171,7 +171,7 @@ def test_lanes_have_streams_and_pools_of_their_own(built_cuda_whole: Path) -> No
 
 def test_a_steady_stream_waits_for_its_frames_alone_and_allocates_nothing(built_cuda_whole: Path) -> None:
     skip_unless_captured(built_cuda_whole)
-    with open_artifact(built_cuda_whole) as artifact, artifact.open_session() as session:
+    with open_artifact(built_cuda_whole) as artifact, open_stacked(artifact) as session:
         stream = session.stream()
         assert next(stream).shape[1] == FIRST_FRAMES
         for _ in range(8):
@@ -188,7 +188,7 @@ def test_a_steady_stream_waits_for_its_frames_alone_and_allocates_nothing(built_
 def test_a_prompt_that_is_held_allocates_nothing(built_cuda_whole: Path) -> None:
     skip_unless_captured(built_cuda_whole)
     pytest.importorskip("tokenizers")
-    with open_artifact(built_cuda_whole) as artifact, artifact.open_session(prompt="a red disc") as session:
+    with open_artifact(built_cuda_whole) as artifact, open_stacked(artifact, prompt="a red disc") as session:
         session.run_chunk()
         first = session.run_chunk().to_host()
         for prompt in ("a blue ring", "a red disc"):
@@ -212,11 +212,11 @@ def test_a_closed_artifact_gives_its_memory_back(built_cuda_whole: Path) -> None
 
     def use(overlap: bool) -> None:
         with open_artifact(built_cuda_whole) as artifact:
-            with artifact.open_session(overlap=overlap) as session:
+            with open_stacked(artifact, overlap=overlap) as session:
                 stream = session.stream()
                 for _ in range(4):
                     next(stream)
-            session = artifact.open_session(overlap=overlap)
+            session = open_stacked(artifact, overlap=overlap)
             session.run_chunk()  # closed with the artifact while its decoding may be under way
 
     use(True)
@@ -234,14 +234,14 @@ def test_a_closed_artifact_gives_its_memory_back(built_cuda_whole: Path) -> None
 def test_sessions_side_by_side_decode_apart(built_cuda_whole: Path) -> None:
     skip_unless_captured(built_cuda_whole)
     with open_artifact(built_cuda_whole) as artifact:
-        with artifact.open_session(text=TEXTS[0]) as alone:
+        with open_stacked(artifact, text=TEXTS[0]) as alone:
             expected = [frames.tobytes() for frames in alone.stream(chunks=8)]
-        with artifact.open_session(text=TEXTS[0]) as session, slow_lane(2):
+        with open_stacked(artifact, text=TEXTS[0]) as session, slow_lane(2):
             got = []
             for frames in session.stream(chunks=8):
                 got.append(frames.tobytes())
                 if len(got) in (2, 5):
-                    with artifact.open_session(text=TEXTS[1], seeds=[8, 9]) as other:
+                    with open_stacked(artifact, text=TEXTS[1], seeds=[8, 9]) as other:
                         next(other.stream())
                         other.run_chunk()
     assert got == expected

@@ -16,7 +16,7 @@ from seko_runtime.format.manifest import Buffer, InputSpec
 from seko_runtime.sessions.snapshot import read_snapshot
 from seko_runtime.video.conditioning.voice import NORMALISED, WINDOW
 from seko_runtime.video.contract import resolve_video
-from seko_runtime.video.pool import Pool, PooledSession
+from seko_runtime.video.pool import Pool, Session
 from tests.stacked import stacked_session
 
 from . import toy, toy_pool, toy_whole
@@ -30,7 +30,7 @@ def camera(number: int) -> np.ndarray:
     return np.random.default_rng(number).standard_normal(CHANNELS).astype(np.float32)
 
 
-def begun(pool: Pool, number: int = 0) -> PooledSession:
+def begun(pool: Pool, number: int = 0) -> Session:
     return pool.open_session(
         seed=number, text=toy.toy_text(), inputs={"place": camera(100 + number)}, name=f"stream {number}"
     )

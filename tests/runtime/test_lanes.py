@@ -15,7 +15,7 @@ from seko_runtime.backends import cuda_memory, cuda_streams
 from seko_runtime.backends.cuda_memory import CudaLane
 from seko_runtime.sessions.row_moves import RowMoves
 from seko_runtime.video.decoding import FRAME_BLOCKS
-from seko_runtime.video.session import Session
+from tests.stacked import StackedChunk
 
 from .order_watch import FakeMemory, RaceError, Watch, World
 from .toy_pool import open_pool
@@ -47,11 +47,11 @@ def run(world: World, *, ahead: int, overlap: bool = True) -> list[bytes]:
 
 def read(world: World, chunk: Any) -> bytes:
     """Frames of a chunk; the host's copy counts as a read of the pinned block after the event that it waited for."""
-    rows = chunk.video_rows()
+    rows = chunk.video_rows() if isinstance(chunk, StackedChunk) else [chunk.video()]
     frames = chunk.maker.decoder()._blocks
     before, world.current = world.current, "host"
-    for row, number in chunk.pictures:
-        turn = number % FRAME_BLOCKS
+    for one in chunk.rows if isinstance(chunk, StackedChunk) else [chunk]:
+        row, turn = one.row, one.picture % FRAME_BLOCKS
         world.access([frames._blocks[row][turn][frames._names[row, turn]]], [], "read by the host")
     # The host queues later work after it has read: later copies into the block are ordered by the program itself.
     for stream in list(world.clocks):
@@ -141,7 +141,6 @@ def test_a_session_closes_and_its_streams_are_used_again(world: World) -> None:
     for _ in range(3):
         memory = FakeMemory(world)
         with open_whole(2, memory=memory) as session:
-            assert isinstance(session, Session)
             lane = session._rows.device().decoder._lane  # type: ignore[union-attr]
             names.append((memory.stream.name, lane._stream.name))  # type: ignore[attr-defined]
             assert np.asarray(session.run_chunk().video()).size
@@ -155,9 +154,7 @@ def pooled(world: World | None, *, overlap: bool) -> list[bytes]:
 
     def take(chunks: list[Any]) -> None:
         for chunk in chunks:
-            out.append(
-                b"".join(one.tobytes() for one in chunk.video_rows()) if world is None else read(world, chunk)
-            )
+            out.append(chunk.video().tobytes() if world is None else read(world, chunk))
 
     opened: list[Any] = []
     try:

@@ -83,16 +83,16 @@ def test_what_others_write_to_stdout_goes_to_stderr(
     whole_folder: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of Python's and of native code's."""
-    from seko_runtime.video.session import Session
+    from seko_runtime.video.together import Together
 
-    run_chunk = Session.run_chunk
+    run_chunk = Together.run_chunk
 
-    def loud(session: Session, *given: object) -> object:
+    def loud(session: Together, *given: object) -> object:
         print("said by Python")
         os.write(1, b"said by a library\n")
         return run_chunk(session, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Session, "run_chunk", loud)
+    monkeypatch.setattr(Together, "run_chunk", loud)
     assert main(["run", str(whole_folder), "--chunks", "2", "-o", "-"]) == 0
     said = capfdbinary.readouterr()
     assert b"said by" not in said.out

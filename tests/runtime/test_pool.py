@@ -22,7 +22,7 @@ from seko_runtime.errors import (
     UsageError,
 )
 from seko_runtime.sessions.rows import check_room
-from seko_runtime.video.pool import PooledSession, SessionLeakWarning
+from seko_runtime.video.pool import Session, SessionLeakWarning
 
 from . import toy_pool
 from .pool_stories import FILL_CHUNKS, PROMPTS, Story, closing, take
@@ -54,7 +54,7 @@ def test_a_sessions_bytes_are_those_of_a_stream_alone(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[Any, ...]]
 ) -> None:
     """Joins, leaves, prompts with and without a new cache, restarts, pauses, moves by snapshot; far past the wrap."""
-    stories: list[tuple[PooledSession, Story]] = []
+    stories: list[tuple[Session, Story]] = []
     ended: list[Story] = []
     file = tmp_path_factory.mktemp("snapshot") / "session"
     with closing(open_pool()) as pool:

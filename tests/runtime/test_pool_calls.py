@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seko_runtime.errors import EngineRunError, TornStreamError
-from seko_runtime.video.pool import PooledSession
+from seko_runtime.video.pool import Session
 
 from . import toy, toy_pool
 from .order_watch import FakeMemory, World
@@ -153,7 +153,7 @@ def test_a_call_is_a_launch_for_each_kind_of_rows_in_it(
     with closing(open_pool(memory=memory)) as pool:
         a, b, c, d, e = (pool.open_session(seed=i, prompt=PROMPTS[0]) for i in range(5))
 
-        def launches(*sessions: PooledSession) -> int:
+        def launches(*sessions: Session) -> int:
             before = pool.stats.graph_launches
             pool.run(sessions)
             return pool.stats.graph_launches - before

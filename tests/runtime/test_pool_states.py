@@ -33,7 +33,7 @@ from seko_runtime.errors import PoolFullError, SessionClosedError, UsageError
 from seko_runtime.sessions import call_lock
 from seko_runtime.sessions import pool as pool_module
 from seko_runtime.sessions import session as session_module
-from seko_runtime.video.pool import PooledSession, SessionLeakWarning
+from seko_runtime.video.pool import Session, SessionLeakWarning
 
 from .pool_stories import PROMPTS, Story, closing, take
 from .toy_pool import BUCKETS, SESSIONS, open_pool
@@ -98,7 +98,7 @@ class PoolUnderFaults(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.pool = open_pool(clock=lambda: self.now)
-        self.told: list[tuple[PooledSession, Story]] = []
+        self.told: list[tuple[Session, Story]] = []
         self.ended: list[Story] = []
         self.fault: BaseException | None = (
             None  # the last one, whose traceback holds frames and what they name
@@ -123,7 +123,7 @@ class PoolUnderFaults(RuleBasedStateMachine):
         finally:
             sys.settrace(before)
 
-    def chosen(self, which: int, *, paused: bool) -> tuple[PooledSession, Story] | None:
+    def chosen(self, which: int, *, paused: bool) -> tuple[Session, Story] | None:
         found = [pair for pair in self.told if pair[0].paused == paused and not pair[0].closed]
         return found[which % len(found)] if found else None
 
@@ -257,7 +257,7 @@ class PoolUnderFaults(RuleBasedStateMachine):
     def room(self) -> int:
         return SESSIONS - sum(session._row is not None for session, _ in self.told)
 
-    def made(self, session: PooledSession) -> int:
+    def made(self, session: Session) -> int:
         return self.pool._rows.clocks.made(session._running_row())
 
     @invariant()
@@ -352,7 +352,7 @@ def test_a_fault_at_each_line_in_turn(name: str, kind: type[BaseException], tmp_
                 sys.settrace(before)
             fired, line = planted.fired, line + 1
             assert fired == (fault is not None)
-            known = [one for one in (*by.values(), made) if isinstance(one, PooledSession)]
+            known = [one for one in (*by.values(), made) if isinstance(one, Session)]
             rows = [one._row for one in known if one._row is not None]
             assert len(set(rows)) == len(rows) == SESSIONS - pool.free
             guests = [pool.open_session(seed=9, prompt=PROMPTS[2]) for _ in range(pool.free)]

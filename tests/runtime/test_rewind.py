@@ -46,8 +46,6 @@ def test_what_cannot_be_made_again_is_refused() -> None:
         for odd in (-1, 7, True, 1.0):
             with pytest.raises(UsageError, match="cannot step back to chunk"):
                 session.rewind(odd)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="row 3 does not exist"):
-            session.rewind(6, row=3)
 
 
 @pytest.mark.parametrize("made", [3, 4])

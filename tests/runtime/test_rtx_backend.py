@@ -18,6 +18,7 @@ from seko_runtime.backends import cuda_driver
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import Target
 from seko_runtime.video.manifest import VideoManifest
+from tests.stacked import open_stacked
 
 from . import toy_whole
 from .host_driver import HostDriver
@@ -52,7 +53,7 @@ def rtx_manifest() -> VideoManifest:
 def test_sessions_tell_the_story_that_they_tell_in_memory_of_torch(trt: Any, tmp_path: Path) -> None:
     with open_artifact(artifact_of(tmp_path / "artifact", rtx_manifest())) as artifact:
         assert max(error.golden for error in artifact.verify()) == 0.0
-        told = story(CpuMemory(), lambda _: artifact.open_session(prompt=toy_whole.PROMPT, seeds=[3, 4]))
+        told = story(CpuMemory(), lambda _: open_stacked(artifact, prompt=toy_whole.PROMPT, seeds=[3, 4]))
     assert told == story(CpuMemory())
     assert set(trt.log.strategies) == {trt.CudaGraphStrategy.DISABLED}  # the session captures chunks itself
 
@@ -107,7 +108,7 @@ def test_an_engine_that_cannot_be_captured_is_refused_with_the_reason(trt: Any, 
     with (
         open_artifact(artifact_of(tmp_path / "artifact", rtx_manifest())) as artifact,
         pytest.raises(errors.EngineRunError, match="cannot be captured on this GPU, says TensorRT for RTX"),
-        artifact.open_session(prompt=toy_whole.PROMPT, seeds=[3, 4]) as session,
+        open_stacked(artifact, prompt=toy_whole.PROMPT, seeds=[3, 4]) as session,
     ):
         session.run_chunk().to_host()
 

@@ -12,7 +12,7 @@ import pytest
 
 from seko_runtime.errors import EngineRunError, SessionClosedError, TornStreamError, UsageError
 from seko_runtime.sessions.call_times import KEPT, CallTimes
-from seko_runtime.video.pool import Pool, PooledSession
+from seko_runtime.video.pool import Pool, Session
 
 from . import toy_pool
 from .pool_stories import FILL_CHUNKS, PROMPTS, closing, take
@@ -52,11 +52,11 @@ class Device:
         return open_pool(engines=self.engines, clock=self.clock, **more)
 
 
-def opened(pool: Pool, count: int) -> list[PooledSession]:
+def opened(pool: Pool, count: int) -> list[Session]:
     return [pool.open_session(seed=seed, prompt=PROMPTS[seed % len(PROMPTS)]) for seed in range(count)]
 
 
-def names(served: list[tuple[PooledSession, Any]]) -> list[str]:
+def names(served: list[tuple[Session, Any]]) -> list[str]:
     return [session.name for session, _ in served]
 
 
@@ -224,7 +224,7 @@ def test_sessions_ask_open_and_close_while_the_device_works(monkeypatch: pytest.
             return wait
 
         monkeypatch.setattr(pool._rows, "calls_done", calls_done)
-        served: list[tuple[PooledSession, Any]] = []
+        served: list[tuple[Session, Any]] = []
         thread = threading.Thread(target=lambda: served.extend(pool.serve_next()))
         thread.start()
         assert queued.wait(60)

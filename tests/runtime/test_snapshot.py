@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from seko_runtime.backends.memory import HostBytes
@@ -344,22 +342,18 @@ def test_a_hash_mended_by_hand_does_not_make_a_keyed_snapshot(tmp_path: Path) ->
         read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM, KEY)
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.booleans(), st.integers(0), st.integers(0, 7), st.sampled_from(("flip", "cut", "add")))
-def test_no_bit_of_a_snapshot_can_be_changed(
-    tmp_path_factory: pytest.TempPathFactory, keyed: bool, at: int, bit: int, how: str
-) -> None:
-    path, key = tmp_path_factory.getbasetemp() / "changed", KEY if keyed else None
+@pytest.mark.parametrize("key", [None, KEY], ids=["hashed", "keyed"])
+def test_no_bit_of_a_snapshot_can_be_changed(tmp_path: Path, key: bytes | None) -> None:
+    """Every byte, flipped or missing with all behind it: a property's draws would seldom reach the tensors."""
+    path = tmp_path / "changed"
     write_snapshot(path, DIGESTS, state(), key)
-    content = bytearray(path.read_bytes())
-    at %= len(content)
-    if how == "flip":
-        content[at] ^= 1 << bit
-    content = content[:at] if how == "cut" else content + bytes(how == "add")
-    path.write_bytes(content)
-    try:
-        found = read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM, key)
-    except SnapshotError:
-        return
-    assert not keyed  # without a key, a padding of the header is all that may change
-    assert same(found)
+    whole = path.read_bytes()
+    flipped = (whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole)))
+    for content in (*flipped, *(whole[:at] for at in range(len(whole))), whole + b"\0"):
+        path.write_bytes(content)
+        try:
+            found = read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM, key)
+        except SnapshotError:
+            continue
+        assert key is None  # without a key, a padding of the header is all that may change
+        assert same(found)

@@ -24,6 +24,7 @@ from seko_runtime.format.manifest import Target
 from seko_runtime.video.manifest import VideoManifest
 from tests.runtime import toy
 from tests.runtime.strict import StrictError
+from tests.stacked import open_stacked
 
 from . import toy_whole
 from .eager_backend import write_whole
@@ -76,7 +77,7 @@ def test_an_artifact_opens_replays_and_verifies(tmp_path: Path, in_place: bool) 
         report = artifact.verify()
         assert max(error.golden for error in report) == 0.0
         assert (artifact.stats["caches_copied_back"] == 0) == in_place
-        told = story(CpuMemory(), lambda _: artifact.open_session(prompt=toy_whole.PROMPT, seeds=[3, 4]))
+        told = story(CpuMemory(), lambda _: open_stacked(artifact, prompt=toy_whole.PROMPT, seeds=[3, 4]))
     assert told == story(
         CpuMemory()
     )  # every kind of call that a session has, with the bytes of memory in torch
@@ -170,7 +171,7 @@ def test_sessions_leave_nothing_behind(tmp_path: Path, driver: HostDriver) -> No
     folder = artifact_of(tmp_path / "artifact", manifest_of())
     with (
         open_artifact(folder) as artifact,
-        artifact.open_session(prompt=toy_whole.PROMPT, seeds=[3, 4]) as session,
+        open_stacked(artifact, prompt=toy_whole.PROMPT, seeds=[3, 4]) as session,
     ):
         session.run_chunk().to_host()
     del artifact, session

@@ -287,7 +287,7 @@ def test_a_chunk_before_any_push_names_what_to_push() -> None:
     with pytest.raises(
         UsageError, match=rf"hears samples 0 to {end} .* none was pushed: push_audio {end} samples, or"
     ):
-        voices.beside([0, 1], None, [0, 0])
+        voices.beside([0, 1], [None, None], [0, 0])
     with pytest.raises(UsageError, match="push_audio"):
         voices.beside([0, 1], [{"audio": 1}, None], [0, 2])
 
@@ -298,7 +298,7 @@ def test_samples_that_are_refused_reach_no_row() -> None:
     with pytest.raises(UsageError, match="not finite"):
         voices.push([0], np.full(5, np.nan), None, last=False)
     given = {"audio": 1}
-    assert voices.beside([0], given, [0]) is given
+    assert voices.beside([0], [given], [0]) == [given]
     voices.push([0], noise(100), None, last=False)
     voices.push([1], noise(10), None, last=False)
     with pytest.raises(UsageError, match="samples from 50 on: the voice is held from 0 to 10"):

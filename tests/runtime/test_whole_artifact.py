@@ -15,6 +15,7 @@ from seko_runtime.cli.commands import main
 from seko_runtime.cli.conditioning import load_schedule
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.video.manifest import VideoManifest
+from tests.stacked import open_stacked
 
 from . import toy, toy_whole
 from .conftest import Edit
@@ -163,9 +164,9 @@ def test_steps_and_shift_change_the_passes(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_session_of_other_passes_beside_one_of_the_artifacts_own(whole_folder: Path) -> None:
-    with open_artifact(whole_folder) as artifact, artifact.open_session() as own:
+    with open_artifact(whole_folder) as artifact, open_stacked(artifact) as own:
         expected = [own.run_chunk().to_host().tobytes() for _ in range(4)]
-        with artifact.open_session() as again, artifact.open_session(steps=1) as other:
+        with open_stacked(artifact) as again, open_stacked(artifact, steps=1) as other:
             assert other.manifest.workload.schedule.denoise_passes == 1
             got = []
             for _ in range(4):
@@ -260,7 +261,7 @@ def test_passes_that_the_artifact_cannot_have_are_the_callers_mistake(whole_fold
         open_artifact(whole_folder) as artifact,
         pytest.raises(errors.UsageError, match=r"cannot run 9 denoise passes: .*weight gain"),
     ):
-        artifact.open_session(steps=9)
+        open_stacked(artifact, steps=9)
 
 
 def test_an_mp4_holds_the_decoded_frames_and_no_label(run: Run, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from seko_export.families.seko_talk.family import FAMILY
 from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources
-from seko_export.video.recording import eager_session, golden_reference, golden_text
+from seko_export.video.recording import golden_reference, golden_text
 from seko_runtime import OpenArtifact, open_artifact
 from seko_runtime.cli.audio import read_audio
 from seko_runtime.cli.commands import main
@@ -30,6 +30,7 @@ from seko_runtime.video.conditioning.voice import AudioWindows
 from tests.export.media_files import VAE, write_vae
 from tests.seko_talk.streams import Reference, talk_config, weights_of, write_clip, write_hubert
 from tests.shared import UNCOMPILED
+from tests.stacked import eager_session, open_stacked
 from tests.tolerances import relative_error
 
 # Two passes in float32 that feed on each other, over a few chunks: some ten times the bar of one pass.
@@ -83,10 +84,10 @@ def test_it_is_built_verified_and_replayed(
         seen, *_ = sight
         blind = {name: one for name, one in steady.items() if name != seen}
         with pytest.raises(UsageError, match=f"input '{seen}' is required per prompt"):
-            artifact.open_session(**{**opening, "inputs": blind})
+            open_stacked(artifact, **{**opening, "inputs": blind})
         with pytest.raises(UsageError, match="audio_times was computed for the times"):
-            artifact.open_session(**opening, shift=3.0)
-        with artifact.open_session(**opening) as session:
+            open_stacked(artifact, **opening, shift=3.0)
+        with open_stacked(artifact, **opening) as session:
             with pytest.raises(
                 UsageError, match=r"input 'audio' is required for every chunk|none was pushed: push_audio"
             ):
@@ -121,10 +122,10 @@ def hears(artifact: OpenArtifact, opening: Mapping[str, Any]) -> list[np.ndarray
     windows = AudioWindows.of(artifact.manifest)
     assert windows is not None
     assert windows == AudioWindows("audio", 2, 2, 1000, 4, normalised=True)
-    with artifact.open_session(**opening) as session:
+    with open_stacked(artifact, **opening) as session:
         session.push_audio(voice)
         made = [session.run_chunk().to_host() for _ in range(2)]
-    with artifact.open_session(**opening) as session:
+    with open_stacked(artifact, **opening) as session:
         for number, one in enumerate(made):
             given = {"audio": windows.of_chunk(voice, 0, 2 * number)}
             assert np.array_equal(session.run_chunk(given).to_host(), one)
@@ -138,11 +139,11 @@ def sees(artifact: OpenArtifact, opening: Mapping[str, Any]) -> None:
     made = []
     places = {audio.MASKS: opening["inputs"][audio.MASKS]}
     for inputs in ({}, {"portrait": photo}, {"portrait": other}):
-        with artifact.open_session(**{**opening, "reference": photo, "inputs": places | inputs}) as session:
+        with open_stacked(artifact, **{**opening, "reference": photo, "inputs": places | inputs}) as session:
             made.append(session.run_chunk(windows).to_host())
     assert np.array_equal(made[0], made[1])
     assert not np.array_equal(made[0], made[2])
-    with artifact.open_session(**{**opening, "reference": other, "inputs": places}) as session:
+    with open_stacked(artifact, **{**opening, "reference": other, "inputs": places}) as session:
         assert not np.array_equal(session.run_chunk(windows).to_host(), made[2])
         session.restart_row(0, reference=photo)
         assert np.array_equal(session.run_chunk(windows).to_host(), made[0])

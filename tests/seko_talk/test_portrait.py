@@ -25,7 +25,7 @@ from seko_export.options.resolve import resolve_build
 from seko_export.video.media import open_media
 from seko_export.video.plan.memory import weight_bytes
 from seko_export.video.plan.predict import Wish, config_of
-from seko_export.video.recording import eager_session, golden_text
+from seko_export.video.recording import golden_text
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from tests.seko_talk.streams import (
     opened,
@@ -36,6 +36,7 @@ from tests.seko_talk.streams import (
     weights_of,
     write_clip,
 )
+from tests.stacked import eager_session
 from tests.tolerances import ORACLE, relative_error
 
 WIDTH = 32

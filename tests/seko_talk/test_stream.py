@@ -22,9 +22,9 @@ from seko_export.families.layers.sampler import ADVANCE, Noise, in_bfloat16_step
 from seko_export.families.seko_talk import audio
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.presets import evenly
-from seko_export.video.recording import eager_session, golden_text
+from seko_export.video.recording import golden_text
 from seko_runtime.backends.torch_memory import CpuMemory
-from seko_runtime.video.pool import Pool, PooledSession
+from seko_runtime.video.pool import Pool, Session
 from tests.seko_talk.streams import (
     BUFFERS,
     begun,
@@ -34,6 +34,7 @@ from tests.seko_talk.streams import (
     talk_config,
     weights_of,
 )
+from tests.stacked import eager_session
 from tests.tolerances import FP8_MATMULS_PASS, FP8_PASS, STEP, relative_error
 from tests.truth.eager_stream import random_text
 
@@ -166,11 +167,11 @@ def test_a_client_finds_no_byte_of_the_one_before_and_nothing_is_allocated_for_i
     config = talk_config(scheme, schedule=replace(evenly(4), sampler="euler"))
     text, allocated = golden_text(config).numpy(), []
 
-    def opened_on(pool: Pool, row: int) -> PooledSession:
+    def opened_on(pool: Pool, row: int) -> Session:
         given = {"inputs": of_row(config, row, None), "reference": portrait_of(config, row)}
         return pool.open_session(seed=SEEDS[row], text=text, **given)
 
-    def bytes_of(pool: Pool, session: PooledSession) -> dict[str, bytes]:
+    def bytes_of(pool: Pool, session: Session) -> dict[str, bytes]:
         return {
             name: np.asarray(one.contiguous().view(torch.uint8)).tobytes()
             for name, one in pool._rows.device().tensors(session._running_row()).items()

@@ -31,7 +31,7 @@ from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.keys import PROJECTOR
 from seko_export.media.hubert.encoder import HubertFeatures
 from seko_export.media.hubert.files import hubert_config_of, hubert_shapes, load_hubert
-from seko_export.video.recording import eager_session, golden_text
+from seko_export.video.recording import golden_text
 from seko_runtime.cli.audio import fit_audio, mask_inputs, read_masks
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from seko_runtime.format.manifest import InputSpec, Weight
@@ -49,6 +49,7 @@ from tests.seko_talk.streams import (
     weights_of,
     write_hubert,
 )
+from tests.stacked import eager_session
 from tests.tolerances import ORACLE, relative_error
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -269,13 +270,11 @@ def test_rows_hear_their_own_voices_and_forget_them(hubert: tuple[Path, Any]) ->
     ) as session:
         session.set_inputs({"picture": np.ones((5, 40), np.float32)})
         session.push_audio(one, row=0)
-        with pytest.raises(RuntimeUsageError, match=r"rows \[1\] have no voice"):
+        with pytest.raises(RuntimeUsageError, match=r"none was pushed"):
             session.run_chunk()
         session.push_audio(other, row=1)
         with pytest.raises(RuntimeUsageError, match="found the input 'audio' and audio that was pushed"):
             session.run_chunk({"audio": np.zeros((1, 2, 16_000), np.float32)})
-        with pytest.raises(RuntimeUsageError, match="row 2 does not exist"):
-            session.push_audio(one, row=2)
         first = session.run_chunk().to_host()
         assert relative_error(*map(torch.from_numpy, first)) > 100 * STREAM_BAR
         session.restart_row(0)

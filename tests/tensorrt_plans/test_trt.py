@@ -17,6 +17,7 @@ import pytest
 from seko_runtime import open_artifact
 from seko_runtime.opening.checked_artifact import read_manifest
 from seko_runtime.video.golden import relative_error
+from tests.stacked import open_stacked
 
 KINDS = [pytest.param("tensorrt", marks=pytest.mark.trt), pytest.param("tensorrt-rtx", marks=pytest.mark.rtx)]
 CHUNKS = 12  # past the wrap of the ring
@@ -53,7 +54,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stream(folder: Path, chunks: int = CHUNKS) -> tuple[list[np.ndarray], dict[str, int], object]:
-    with open_artifact(folder) as artifact, artifact.open_session(seeds=[3]) as session:
+    with open_artifact(folder) as artifact, open_stacked(artifact, seeds=[3]) as session:
         made = [session.run_chunk().to_host() for _ in range(chunks)]
         return made, dict(artifact.stats), session.stats
 
@@ -81,7 +82,7 @@ def test_a_first_chunk_is_as_near_to_aotis_as_goldens_ask(plans: Path, packages:
 def test_the_process_that_replays_has_no_torch_and_no_builder(plans: Path) -> None:
     code = (
         "import sys; from seko_runtime import open_artifact\n"
-        f"with open_artifact({str(plans)!r}) as a, a.open_session(seeds=[3]) as s: s.run_chunk().to_host()\n"
+        f"with open_artifact({str(plans)!r}) as a, a.open_session(3) as s: s.run_chunk().to_host()\n"
         "loaded = {'torch', 'tensorrt', 'triton', 'onnx'} & set(sys.modules); assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

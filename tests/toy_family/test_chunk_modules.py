@@ -20,9 +20,10 @@ from seko_export.families.base import ModelGraph
 from seko_export.families.layers.choice import ChunkModule, LayerChoice, PromptModule
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.registry import graph_of
-from seko_export.video.recording import eager_session, golden_text
+from seko_export.video.recording import golden_text
 from seko_runtime.format.manifest import InputSpec
 from tests.eager_pool import eager_pool
+from tests.stacked import eager_session
 from tests.tolerances import relative_error
 from tests.toy_family.family import CAMERA, MODEL, STREAM, CameraFamily, camera_of
 from tests.toy_family.naive import NaiveToy

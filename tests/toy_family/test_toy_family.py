@@ -22,11 +22,12 @@ from seko_export.families import registry
 from seko_export.families.model_files import recognise_checkpoint
 from seko_export.families.registry import family_of, graph_of
 from seko_export.tools.profile_ranks import profile_artifact
-from seko_export.video.recording import eager_session, golden_text
+from seko_export.video.recording import golden_text
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError
 from tests.eager_pool import eager_pool
 from tests.shared import UNCOMPILED
+from tests.stacked import eager_session, open_stacked
 from tests.tolerances import relative_error
 from tests.toy_family.family import CAMERA, MODEL, NAME, STREAM, camera_of, random_checkpoint
 from tests.toy_family.naive import NaiveToy
@@ -134,7 +135,7 @@ def test_it_is_built_verified_and_replayed(
         assert artifact.manifest.workload.stream.latent_shape[0] == MODEL.out_channels != MODEL.in_channels
         assert all(error.within for error in artifact.verify())
         assert profile_artifact(built.artifact, 1, top=1)["chunk_s"] > 0
-        with artifact.open_session(seeds=SEEDS[:1]) as session:
+        with open_stacked(artifact, seeds=SEEDS[:1]) as session:
             with pytest.raises(UsageError, match="input 'camera' is required for every chunk"):
                 session.run_chunk()
             for one, reference in zip(cameras(0), wanted(0, checkpoint), strict=True):

@@ -24,6 +24,7 @@ from seko_export.media.sources import MediaSources
 from seko_runtime import open_artifact
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from tests.shared import UNCOMPILED
+from tests.stacked import open_stacked
 from tests.toy_vae.vae import KEY, NAME, PAST, ToyVaeConfig
 from tests.truth.eager_stream import SMALL, random_wan_weights
 
@@ -78,7 +79,7 @@ def test_it_is_built_verified_and_replayed(tmp_path: Path, monkeypatch: pytest.M
         assert (stream.height, stream.width, stream.video_frames_per_latent) == (16, 24, 2)
         assert stream.latent_shape == (4, 4, 6)
         assert "encode" not in artifact.manifest.programs
-        with artifact.open_session(seeds=(3,)) as session:
+        with open_stacked(artifact, seeds=(3,)) as session:
             latents, video = [], []
             for _ in range(3):
                 chunk = session.run_chunk()
@@ -88,7 +89,7 @@ def test_it_is_built_verified_and_replayed(tmp_path: Path, monkeypatch: pytest.M
         expected = painted(torch.cat(latents, 1), painter())
         assert (torch.cat(video).float() - expected).abs().max() <= LAST_LEVEL
         with pytest.raises(RuntimeUsageError, match="encodes no pictures"):
-            artifact.open_session(seeds=(3,), image=np.zeros((16, 24, 3), np.uint8))
+            open_stacked(artifact, seeds=(3,), image=np.zeros((16, 24, 3), np.uint8))
 
 
 def test_its_file_is_found_once_it_is_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

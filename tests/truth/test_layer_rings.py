@@ -20,12 +20,12 @@ from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.video.plan.predict import Wish, predict
-from seko_export.video.recording import eager_session
 from seko_runtime.errors import ManifestError
 from seko_runtime.format.manifest import Call
 from seko_runtime.video.manifest import parse_video_manifest
 from tests.asked import resolved, wished
 from tests.export.test_pool_pieces import eager_pool
+from tests.stacked import eager_session
 from tests.tolerances import STEP, relative_error
 from tests.truth.against_naive import hold_to_naive, naive_models
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config

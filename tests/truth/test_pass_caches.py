@@ -16,9 +16,10 @@ from seko_export.families.layers.pieces import make_buffers, make_pieces, make_p
 from seko_export.families.layers.weights import model_weights
 from seko_export.video import recording as golden
 from seko_export.video.calibration import KvStatistics
-from seko_export.video.recording import eager_session, golden_text
+from seko_export.video.recording import golden_text
 from seko_runtime.errors import UsageError
 from seko_runtime.video.schedule import rescheduled
+from tests.stacked import eager_session
 from tests.tolerances import STEP, relative_error
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 from tests.truth.naive_dit import ShiftingDit

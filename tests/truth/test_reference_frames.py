@@ -18,13 +18,12 @@ from seko_export.config.pool import PoolConfig
 from seko_export.config.stream import StreamConfig
 from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError as BuildUsageError
-from seko_export.video.recording import eager_session
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import FileEntry
 from seko_runtime.video.manifest import parse_video_manifest
-from seko_runtime.video.pool import PooledSession
 from seko_runtime.video.session import Session
 from tests.export.test_pool_pieces import eager_pool
+from tests.stacked import eager_session
 from tests.tolerances import STEP, relative_error
 from tests.truth.against_naive import hold_to_naive, naive_models
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
@@ -202,11 +201,11 @@ def test_sessions_of_a_pool_have_their_own(scheme, buckets, tmp_path: Path):
 
     with eager_pool(pooled, weights) as pool:
 
-        def opened(place: int, reference: torch.Tensor) -> PooledSession:
+        def opened(place: int, reference: torch.Tensor) -> Session:
             given = {"text": text[[place]].numpy(), "reference": reference[place].numpy()}
             return pool.open_session(seed=5 + place, **given)
 
-        def hold(*asked: tuple[PooledSession, np.ndarray]) -> None:
+        def hold(*asked: tuple[Session, np.ndarray]) -> None:
             for place, chunk in enumerate(pool.run([session for session, _ in asked])):
                 found, kept = torch.from_numpy(chunk.to_host()[0]), torch.from_numpy(asked[place][1][place])
                 assert relative_error(found, kept) <= bound

@@ -15,10 +15,10 @@ from seko_export.config.video import VideoBuild
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.ring_positions import window_positions
 from seko_export.video.plan.predict import Wish, predict
-from seko_export.video.recording import eager_session
 from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.ring import Ring
 from tests.asked import resolved
+from tests.stacked import eager_session
 from tests.tolerances import relative_error
 from tests.truth.against_naive import hold_to_naive, naive_models
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config

@@ -6,7 +6,8 @@ import argparse
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,14 +23,14 @@ from seko_runtime.cli.progress import Progress
 from seko_runtime.errors import UsageError
 from seko_runtime.opening.artifact import open_artifact, read_manifest
 from seko_runtime.video.artifact import VideoArtifact, video_artifact
-from seko_runtime.video.chunk import Chunk
 from seko_runtime.video.conditioning.voice import AudioWindows
 from seko_runtime.video.contract import made_of
 from seko_runtime.video.files import STDOUT, ChunkWriter, check_output
 from seko_runtime.video.golden import ChunkError
 from seko_runtime.video.manifest import VideoManifest, video_manifest
+from seko_runtime.video.pool import Pool
 from seko_runtime.video.reference_frames import with_portrait
-from seko_runtime.video.session import Session
+from seko_runtime.video.together import TOGETHER, RowChunks, Together
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -95,17 +96,10 @@ def _run(
         stream, rows = manifest.workload.stream, manifest.call_rows
         seeds = [options.seed + row for row in range(rows)]
         starts = bool(prompts) and prompts[0].due(stream, 0, 0)
+        prompt = prompts[0].prompt if starts else None
         with (
-            artifact.open_session(
-                seeds=seeds,
-                text=given.text,
-                prompt=prompts[0].prompt if starts else None,
-                steps=options.steps,
-                shift=options.shift,
-                image=given.image,
-                reference=given.reference,
-                inputs=_steady(artifact, given, inputs),
-            ) as session,
+            artifact.open_pool(steps=options.steps, shift=options.shift) as pool,
+            _sessions(artifact, pool, seeds, prompt, given, inputs) as sessions,
             ChunkWriter(
                 options.output,
                 stream,
@@ -119,7 +113,7 @@ def _run(
         ):
             skipped = _not_compared(options, artifact, seeds)
             compared = frozenset() if skipped else frozenset(_golden_chunks(artifact))
-            job = _Job(artifact, session, writer, inputs, options.chunks, compared, progress, began)
+            job = _Job(artifact, sessions, writer, inputs, options.chunks, compared, progress, began)
             progress.opened()
             job.run(deque(prompts[int(starts) :]))
         report = job.report()
@@ -136,10 +130,10 @@ def _run(
 
 @dataclass
 class _Job:
-    """Writes a session's chunks, and records when each came."""
+    """Writes the chunks of some sessions side by side, and records when each came."""
 
     artifact: VideoArtifact
-    session: Session
+    sessions: Together
     writer: ChunkWriter
     inputs: RunInputs
     chunks: int
@@ -154,26 +148,25 @@ class _Job:
     def run(self, prompts: deque[PromptAt]) -> None:
         """Make all chunks; where decoding runs beside them, one is queued before the last one's frames are written."""
         stream = self.artifact.manifest.workload.stream
-        queued: deque[Chunk] = deque()
-        ahead = int(self.writer.takes_frames and self.session.decodes_beside)
+        queued: deque[RowChunks] = deque()
+        ahead = int(self.writer.takes_frames and self.sessions.sessions[0].decodes_beside)
         frames = 0
         if self.inputs.voices is not None:
-            self.session.push_audio(self.inputs.voices, last=True)
+            self.sessions.push_audio(self.inputs.voices, last=True)
         for number in range(self.chunks):
             due = None
             while prompts and prompts[0].due(stream, number * stream.chunk_frames, frames):
                 due = prompts.popleft()
             if due is not None:
-                self.session.set_prompt(due.prompt, recache=due.recache)
+                self.sessions.set_prompt(due.prompt, recache=due.recache)
                 self.compared = frozenset()
-            recorded = {} if self.inputs.voices is not None else self.artifact.golden_inputs(number)
-            chunk = self.session.run_chunk(recorded | self.inputs.of_chunk(number))
+            recorded = {} if self.inputs.voices is not None else self.artifact.golden_inputs(number, None)
+            chunk = self.sessions.run_chunk(recorded | self.inputs.of_chunk(number))
             frames += _video_frames(self.artifact.manifest, number)
             latents = None if self.writer.takes_frames else chunk.to_host()
             if number in self.compared:
-                self.errors.append(
-                    self.artifact.chunk_error(number, chunk.to_host() if latents is None else latents)
-                )
+                found = chunk.to_host() if latents is None else latents
+                self.errors.append(self.artifact.chunk_error(number, found))
             if latents is not None:
                 self._write(latents)
                 continue
@@ -185,7 +178,7 @@ class _Job:
 
     def report(self) -> dict[str, object]:
         """Return what was made and how fast, for JSON."""
-        manifest, stats = self.artifact.manifest, self.session.stats
+        manifest, stats = self.artifact.manifest, self.sessions.stats
         first = self.came[0] - self.opened
         rate = (len(self.came) - 1) / (self.came[-1] - self.came[0]) if len(self.came) > 1 else 1 / first
         fps = rate * _video_frames(manifest, 1)
@@ -196,7 +189,7 @@ class _Job:
             "digest": self.artifact.digest,
             "preview": self.writer.is_preview,
             "chunks": self.chunks,
-            "passes": self.session.manifest.workload.schedule.denoise_passes,
+            "passes": self.sessions.manifest.workload.schedule.denoise_passes,
             "open_s": self.opened - self.began,
             "first_chunk_s": first,
             "first_frame_s": self.came[0] - self.began if self.writer.takes_frames else None,
@@ -227,11 +220,27 @@ def _mixed(voices: NDArray[np.float32]) -> NDArray[np.float32]:
     return sound / max(1.0, float(np.abs(sound).max()))
 
 
-def _steady(artifact: VideoArtifact, given: Conditioning, inputs: RunInputs) -> dict[str, NDArray[Any]]:
-    """Return the inputs per session: those given, else the golden's, but for what is made of the picture."""
-    found = {} if inputs.voices is not None else artifact.golden_inputs(None)
-    found.pop(made_of(artifact.manifest, given.image), None)
-    return found | dict(inputs.steady)
+@contextmanager
+def _sessions(
+    artifact: VideoArtifact,
+    pool: Pool,
+    seeds: Sequence[int],
+    prompt: str | None,
+    given: Conditioning,
+    inputs: RunInputs,
+) -> Iterator[Together]:
+    """Open a session for each seed, with what is given, else with what the golden was recorded with."""
+    with ExitStack() as opened:
+        sessions = []
+        for row, seed in enumerate(seeds):
+            found = {} if inputs.voices is not None else artifact.golden_inputs(None, row)
+            found.pop(made_of(artifact.manifest, given.image), None)
+            found |= {name: array[row] for name, array in inputs.steady.items()}
+            text = None if given.text is None else given.text[row : row + 1]
+            begun = artifact.beginning(row, text, prompt, given.image, given.reference, found)
+            session = pool.open_session(seed=seed, image=given.image, tenant=TOGETHER, **begun)
+            sessions.append(opened.enter_context(session))
+        yield Together(pool, sessions)
 
 
 def _video_frames(manifest: VideoManifest, number: int) -> int:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-from seko_runtime.errors import UsageError
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.sessions.call_lock import CallLock
@@ -71,7 +70,7 @@ class OpenArtifact(Generic[ManifestT]):
         self.engines = engines
         self._opened: list[Closable] = []  # sessions and pools
         self._closed = False
-        self._call_lock = CallLock("the artifact is closed; open it again with open_artifact()", waits=True)
+        self._call_lock = CallLock("the artifact is closed; open it again with open_artifact()")
 
     def open_session(self, *arguments: Any, **named: Any) -> Any:
         """Open a session, which lives until its own `close()` or the artifact's; arguments are the workload's."""
@@ -115,10 +114,6 @@ class OpenArtifact(Generic[ManifestT]):
     def _keep(self, opened: Closable) -> None:
         """Close a session or pool with the artifact."""
         self._opened = [other for other in self._opened if not other.closed] + [opened]
-
-    def _check_pool(self) -> None:
-        if self.manifest.pool is None:
-            raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
 
     @machine_faults()
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The lock of a session, pool or artifact: one call at a time, and only in the process that opened it."""
+"""The lock of a pool or artifact: one call at a time, and only in the process that opened it."""
 
 from __future__ import annotations
 
@@ -9,33 +9,28 @@ from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from seko_runtime.errors import ForkedProcessError, SessionBusyError, SessionClosedError
+from seko_runtime.errors import ForkedProcessError, SessionClosedError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
 class CallLock:
-    """The lock of a session, of a pool with its sessions, or of an artifact.
+    """The lock of a pool with its sessions, or of an artifact. A second thread waits for the first one.
 
     Parameters
     ----------
     closed : str
         Message of calls after `last` was called.
-    waits : bool
-        Whether a second thread waits for the first one; otherwise it is refused.
     """
 
-    def __init__(self, closed: str, *, waits: bool = False) -> None:
-        self.waits = waits
+    def __init__(self, closed: str) -> None:
         self._closed, self._ending = closed, False
         self.lock = threading.RLock()  # taken by itself only to end one of several sessions
         self._process = os.getpid()
 
-    def take(self, *, waits: bool = False) -> AbstractContextManager[object]:
+    def take(self) -> AbstractContextManager[object]:
         """Return the lock, to be held during a call; it is reentrant.
-
-        With ``waits`` this thread waits for another one's call in any case: a call that let go of the lock goes on.
 
         The lock itself is returned, so that nothing can come between acquiring it and the ``with`` that releases it.
 
@@ -46,18 +41,9 @@ class CallLock:
             be used.
         SessionClosedError
             After `last` was called.
-        SessionBusyError
-            If another thread holds it and this one does not wait.
         """
         self.check_process()
         self.check_open()
-        if not (self.waits or waits):
-            if not self.lock.acquire(blocking=False):
-                raise SessionBusyError(
-                    "another thread is in a call of this session; a session is for one thread at a time: open one for "
-                    "each, or take a pool (seko-export build --sessions), which any thread may use"
-                )
-            self.lock.release()
         return self.lock
 
     def last(self) -> AbstractContextManager[object]:

@@ -23,7 +23,7 @@ from seko_runtime.arguments import iterates, path_of
 from seko_runtime.errors import PoolFullError, SekoRuntimeError, UsageError
 from seko_runtime.sessions.call_times import CallTimes
 from seko_runtime.sessions.rows import Rows
-from seko_runtime.sessions.scheduler import Waiting, next_call
+from seko_runtime.sessions.scheduler import NextCall, Waiting, next_call
 from seko_runtime.sessions.session import (
     Request,
     RowSession,
@@ -41,7 +41,9 @@ OwnT = TypeVar("OwnT", bound="RowPool[Any, Any, Any]")
 
 
 class RowPool(Generic[SessionT, GivenT, ResultT]):
-    """The rows of an artifact that was built with ``--sessions``. Each workload derives its own.
+    """The rows of an artifact, each for a session. Each workload derives its own.
+
+    Of an artifact that was built with ``--sessions`` a call carries some of the sessions, of any other one all rows.
 
     All methods of a pool and its sessions may be called from any thread: one call runs at a time, and the others wait.
     In a process forked from the one that opened the pool they raise a ForkedProcessError.
@@ -74,14 +76,13 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
         clock: Callable[[], float] = time.monotonic,
         snapshot_key: bytes | None = None,
     ) -> None:
-        if rows.manifest.pool is None:
-            raise UsageError("this artifact was built without a pool; rebuild it with --sessions N")
-        self._buckets = rows.manifest.pool.buckets
+        manifest = rows.manifest
+        self._together = manifest.pool is None  # whether each call carries all rows
+        self._buckets = (manifest.rows,) if manifest.pool is None else manifest.pool.buckets
         self._rows, self._kind, self._clock = rows, kind, clock
         self._digests = digests
         self._snapshot_key = checked_key(snapshot_key)
         self._call_lock = rows.call_lock
-        self._call_lock.waits = True
         # Running, paused, or closed and still held by someone.
         self._members: list[weakref.ref[SessionT]] = []
         self._lost: deque[str] = deque()  # names of sessions that nobody held when they were dropped
@@ -153,7 +154,8 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
         Parameters
         ----------
         sessions : sequence of RowSession
-            Distinct, of this pool, at most as many as the largest call carries.
+            Distinct, of this pool, at most as many as the largest call carries; all rows' sessions of an artifact that
+            was built without ``--sessions``.
         given : sequence or None
             What the caller gives each; None: nothing, which not every workload accepts.
 
@@ -175,10 +177,24 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
                     f"a call of {len(rows)} sessions, {len(set(rows))} of them different; expected 1 to "
                     f"{self._buckets[-1]} different ones"
                 )
-            results = self._rows.run(rows, given)
+            run = self._run_all if self._together else self._rows.run
+            results = run(rows, given)
             for session in sessions:
                 session.renew()
             return results
+
+    def _run_all(self, rows: Sequence[int], given: Sequence[GivenT] | None) -> list[ResultT]:
+        """Run the call of an artifact whose calls carry all rows, in their order; results in the order of ``rows``."""
+        if len(rows) < self._buckets[-1]:
+            raise UsageError(
+                f"a call of {len(rows)} sessions; this artifact was built with --batch {self._buckets[-1]} and without "
+                f"--sessions, so all {self._buckets[-1]} rows run together in each call: open a session on each and "
+                "give all of them, or rebuild with --sessions"
+            )
+        if given is not None and len(given) == len(rows):
+            given = [given[place] for _, place in sorted((row, place) for place, row in enumerate(rows))]
+        results = self._rows.run(sorted(rows), given)
+        return [results[row] for row in rows]
 
     def serve_next(self, now: float | None = None) -> list[tuple[SessionT, ResultT]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a result, and wait for it.
@@ -195,7 +211,8 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
         Returns
         -------
         list of (session, result)
-            The session that was due first comes first. Empty if no session waits; paused ones do not.
+            The session that was due first comes first. Empty if no session waits; paused ones do not. Of an artifact
+            without ``--sessions`` it is empty until all rows' sessions have asked.
 
         Raises
         ------
@@ -214,14 +231,18 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
             asked.sort(key=lambda waiting: waiting[2].turn)
             variants = self._rows.variants([row for row, _, _ in asked])
             began = self._clock()
-            call = next_call(
-                [
-                    Waiting(request.due, variant)
-                    for (_, _, request), variant in zip(asked, variants, strict=True)
-                ],
-                {variant: self.call_times.expected(variant) for variant in variants},
-                began if now is None else now,
-            )
+            if self._together:  # calls that carry all rows wait for all of them, whatever they are due
+                every = len(asked) == self._buckets[-1]
+                call = NextCall(tuple(_by_row(asked)), self._buckets[-1]) if every else None
+            else:
+                call = next_call(
+                    [
+                        Waiting(request.due, variant)
+                        for (_, _, request), variant in zip(asked, variants, strict=True)
+                    ],
+                    {variant: self.call_times.expected(variant) for variant in variants},
+                    began if now is None else now,
+                )
             if call is None:
                 return []
             chosen = [asked[index] for index in call.sessions]
@@ -358,3 +379,8 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
         except BaseException:
             session._place = None
             raise
+
+
+def _by_row(asked: Sequence[tuple[int, object, object]]) -> list[int]:
+    """Return the places of rows in a list that begins with their numbers, in the order of the rows."""
+    return [place for _, place in sorted((row, place) for place, (row, *_) in enumerate(asked))]

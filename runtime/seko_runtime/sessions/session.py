@@ -60,6 +60,9 @@ class SharedRows(Protocol):
     def reap(self) -> list[str]:
         """End the sessions whose lease has run out; return their names."""
 
+    def close(self) -> None:
+        """End all sessions and free all memory."""
+
     def _free_row(self, tenant: str | None) -> int:
         """Return a free row, prepared for a tenant; PoolFullError if there is none."""
 
@@ -87,6 +90,7 @@ class RowSession:
 
     def __init__(self, pool: SharedRows, name: str, lease_s: float | None, tenant: str | None) -> None:
         self.name, self.tenant = name, tenant
+        self._owns_pool = False  # whether the pool is this session's alone, and ends with it
         self._pool, self._lease_s = pool, lease_s
         self.expires: float | None = None
         self._request: Request | None = None
@@ -199,6 +203,8 @@ class RowSession:
                 self._place = None
                 self._request = None
                 self._ended()
+            if self._owns_pool:
+                self._pool.close()
 
     def __enter__(self: OwnT) -> OwnT:
         return self

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -24,8 +25,9 @@ from seko_runtime.video.options import PROMPT_CACHE, VideoOptions
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.recording import Recording
 from seko_runtime.video.reference_frames import with_portrait
-from seko_runtime.video.rows import Beginning, VideoRows
+from seko_runtime.video.rows import VideoRows
 from seko_runtime.video.session import Session
+from seko_runtime.video.together import TOGETHER, Together
 
 
 class VideoArtifact(OpenArtifact[VideoManifest]):
@@ -49,10 +51,10 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
     @under_lock
     def open_session(
         self,
-        seeds: Sequence[int] | None = None,
+        seed: int = 0,
         text: object = None,
         *,
-        prompt: str | Sequence[str] | None = None,
+        prompt: str | None = None,
         steps: int | None = None,
         shift: float | None = None,
         image: object = None,
@@ -62,24 +64,26 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
     ) -> Session:
-        """Open a session, which lives until its own `close()` or the artifact's.
+        """Open a session with a pool of its own. It lives until its own `close()` or the artifact's.
+
+        For several sessions `open_pool`: they share memory and calls.
 
         Parameters
         ----------
-        seeds : Sequence[int], optional
-            One for each row; default: 0, 1, ...
+        seed : int
+            Seed of the noise.
         text : array or tensor, optional
-            [B, tokens, text_dim], the text encoder's output; default without ``prompt``: the golden's.
-        prompt : str or Sequence[str], optional
-            One sentence for all rows, or one for each.
+            [1, tokens, text_dim], the text encoder's output; default without ``prompt``: the golden's.
+        prompt : str, optional
+            A sentence.
         steps : int, optional
             Denoise passes of this session; default: the artifact's.
         shift : float, optional
             Warp of their timesteps; default: the artifact's.
         image : array, optional
-            uint8 [H, W, 3] or [B, H, W, 3]: each stream begins with this picture.
+            uint8 [H, W, 3]: the stream begins with this picture.
         conditioning_latents : array, optional
-            Instead of ``image``: float32 [C, n, h, w] or [B, C, n, h, w], n up to F.
+            Instead of ``image``: float32 [C, n, h, w], n up to F.
         reference : array, optional
             Reference frames, if the artifact has some (see `reference_frames.set_reference`); default: the golden's.
         inputs : mapping of str to array, optional
@@ -92,29 +96,89 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         Raises
         ------
         UsageError
-            If an argument does not fit, or there is neither text nor a golden text.
+            If an argument does not fit, there is neither text nor a golden text, or each call of the artifact carries
+            several rows.
         EnvironmentLacksError, ArtifactError
             If ``prompt`` cannot be tokenised.
         SessionClosedError
             If the artifact is closed.
         """
-        options = VideoOptions(steps, shift, prompt_cache, overlap)
-        manifest = self.manifest
+        if self.manifest.pool is None and self.manifest.rows > 1:
+            raise UsageError(
+                f"this artifact was built with --batch {self.manifest.rows} and without --sessions, so all "
+                f"{self.manifest.rows} rows run together in each call: open_pool() and a session on each, or rebuild "
+                "with --sessions"
+            )
+        begun = self.beginning(0, text, prompt, image, reference, inputs)
+        pool = self._open_pool(VideoOptions(steps, shift, prompt_cache, overlap), None)
+        try:
+            session = pool.open_session(
+                seed=seed, image=image, conditioning_latents=conditioning_latents, **begun
+            )
+        except BaseException:
+            pool.close()
+            raise
+        session._owns_pool = True
+        self._keep(session)
+        return session
+
+    def beginning(
+        self,
+        row: int,
+        text: object = None,
+        prompt: str | None = None,
+        image: object = None,
+        reference: object = None,
+        inputs: Inputs | None = None,
+    ) -> dict[str, Any]:
+        """Return text, prompt, reference and inputs of a session, as `Pool.open_session` takes them.
+
+        Parameters
+        ----------
+        row : int
+            The golden's row whose values stand in for those that are not given.
+        text, prompt, image, reference, inputs
+            As `open_session` takes them.
+
+        Raises
+        ------
+        UsageError
+            If there is neither text nor a golden text.
+        """
+        manifest, recording, row = self.manifest, self._recording, self._recorded_row(row)
         takes_text = any(buffer.name == TEXT_BUFFER for buffer in manifest.buffers)
         if text is None and prompt is None and takes_text:
             if manifest.workload.text is not None:
-                prompt = self._recording.prompt
-            text = self.golden_text() if prompt is None else None
+                prompt = recording.prompt
+            text = recording.text(row) if prompt is None else None
         if reference is None and manifest.workload.stream.reference_frames:
-            reference = self._recording.reference()
+            reference = recording.reference(row)
         if inputs is None:
-            inputs = {**self._recording.inputs(None), **with_portrait(manifest, None, reference)}
+            inputs = {**recording.inputs(None, row), **with_portrait(manifest, None, reference)}
             inputs.pop(made_of(manifest, image), None)
-        seeds = list(range(manifest.call_rows)) if seeds is None else seeds
-        beginning = Beginning(seeds, prompt, text, image, conditioning_latents, reference, inputs)
-        session = Session(self._open_rows(options), beginning)
-        self._keep(session)
-        return session
+        return {"text": text, "prompt": prompt, "reference": reference, "inputs": inputs}
+
+    @contextmanager
+    def open_together(
+        self, *, prompt: str | None = None, image: NDArray[np.uint8] | None = None
+    ) -> Iterator[Together]:
+        """Context with as many sessions as the artifact's largest call carries, in a pool of their own.
+
+        Parameters
+        ----------
+        prompt, image
+            What all of them begin with; by default, and for all else, each has what its row of the golden was recorded
+            with, and the row's number as its seed if there is none.
+        """
+        golden = self.manifest.workload.golden
+        seeds = range(self.manifest.call_rows) if golden is None else golden.seeds
+        with self.open_pool() as pool, ExitStack() as opened:
+            sessions = []
+            for row, seed in enumerate(seeds):
+                begun = self.beginning(row, prompt=prompt, image=image)
+                session = pool.open_session(seed=seed, image=image, tenant=TOGETHER, **begun)
+                sessions.append(opened.enter_context(session))
+            yield Together(pool, sessions)
 
     @memory_advice()
     @machine_faults()
@@ -128,8 +192,9 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         overlap: bool = True,
         snapshot_key: bytes | None = None,
     ) -> Pool:
-        """Open the pool of an artifact that was built with ``--sessions``. It lives until its `close` or the
-        artifact's.
+        """Open the rows of the artifact, each for a session. The pool lives until its `close` or the artifact's.
+
+        Of an artifact that was built with ``--sessions`` a call carries some of the sessions, of any other all rows.
 
         Parameters
         ----------
@@ -142,40 +207,43 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         Raises
         ------
         UsageError
-            If the artifact has no pool, or ``steps``, ``shift`` or ``snapshot_key`` do not fit.
+            If ``steps``, ``shift`` or ``snapshot_key`` do not fit.
         DeviceMemoryError
             If the pool does not fit on the device; nothing was allocated.
         SessionClosedError
             If the artifact is closed.
         """
-        self._check_pool()
         key = checked_key(snapshot_key)
-        rows = self._open_rows(VideoOptions(steps, shift, prompt_cache, overlap))
-        pool = Pool(rows, digest=self.digest, snapshot_key=key)
+        pool = self._open_pool(VideoOptions(steps, shift, prompt_cache, overlap), key)
         self._keep(pool)
         return pool
 
-    def _open_rows(self, options: VideoOptions) -> VideoRows:
-        return cast(VideoRows, self.engines.open_rows(vars(options)))
+    def _open_pool(self, options: VideoOptions, key: bytes | None) -> Pool:
+        rows = cast(VideoRows, self.engines.open_rows(vars(options)))
+        return Pool(rows, digest=self.digest, snapshot_key=key)
 
     @machine_faults()
-    def golden_text(self) -> NDArray[np.generic]:
-        """Text embeddings with which the golden was recorded.
+    def golden_text(self, row: int = 0) -> NDArray[np.generic]:
+        """Text embeddings [1, tokens, text_dim] with which a row of the golden was recorded.
 
         Raises
         ------
         UsageError
             If the artifact has none.
         """
-        return self._recording.text()
+        return self._recording.text(self._recorded_row(row))
 
-    def golden_inputs(self, chunk: int | None) -> dict[str, NDArray[np.generic]]:
-        """Return the golden's values of the caller's inputs by name, [B, ...]; empty without such inputs.
+    def golden_inputs(self, chunk: int | None, row: int | None = 0) -> dict[str, NDArray[np.generic]]:
+        """Return the golden's values of the caller's inputs, by name; empty without such inputs.
 
         ``chunk`` None: inputs per session or prompt. A number: inputs per chunk or pass; after the last recorded chunk
-        they repeat from the first, so that a stream of any length has some.
+        they repeat from the first, so that a stream of any length has some. ``row`` None: [B, *shape], of all rows.
         """
-        return self._recording.inputs(None if chunk is None else whole_number(chunk, "chunk", 0))
+        number = None if chunk is None else whole_number(chunk, "chunk", 0)
+        return self._recording.inputs(number, None if row is None else self._recorded_row(row))
+
+    def _recorded_row(self, row: int) -> int:
+        return whole_number(row, "row", 0, self.manifest.call_rows - 1)
 
     def verify(self) -> list[ChunkError]:
         """Replay the golden's chunks and compare.
@@ -196,11 +264,11 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         if golden is None:
             raise UsageError("this artifact holds no golden to verify against; rebuild it")
         errors = []
-        with self.open_session(seeds=golden.seeds) as session:
+        with self.open_together() as sessions:
             for number in range(golden.chunks[-1] + 1):
-                chunk = session.run_chunk(self.golden_inputs(number))
+                chunk = sessions.run_chunk(self.golden_inputs(number, None))
                 if number in golden.chunks:
-                    sample = session.cache_sample(golden.cache_step) if golden.cache_step else None
+                    sample = sessions.cache_sample(golden.cache_step) if golden.cache_step else None
                     video = chunk.video() if golden.video_step else None
                     errors.append(self.chunk_error(number, chunk.to_host(), sample, video))
         return errors
@@ -220,11 +288,11 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         number : int
             The chunk's number.
         latents : numpy.ndarray
-            float32 [B, C, F, h, w], from `Chunk.to_host`.
+            float32 [B, C, F, h, w]: `Chunk.to_host` of the sessions of `open_together`, stacked.
         cache : mapping of str to numpy.ndarray, optional
-            Result of `Session.cache_sample` after that chunk.
+            Result of `Pool.cache_sample` after that chunk.
         video : numpy.ndarray, optional
-            uint8 [B, T, H, W, 3], from `Chunk.video`.
+            uint8 [B, T, H, W, 3]: `Chunk.video` of the sessions, stacked.
 
         Raises
         ------

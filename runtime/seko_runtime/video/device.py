@@ -250,19 +250,27 @@ class VideoDevice(Device):
         rows : sequence of int
             At most as many as the largest call carries.
         seeds : numpy.ndarray
-            int64 [k].
+            int64, of all rows.
         """
         self.write_references(rows)
-        steps = self._clocks.rebuild(rows)
-        for entries in steps:
+        called, clocks = self._called(rows), self._clocks
+        steps = clocks.rebuild(rows)
+        for step in steps:
+            # Rows that a call carries although their caches stay write what their next chunk writes over.
+            own = dict(zip(rows, step, strict=True))
+            entries = [
+                own.get(row, KeptChunk(None, int(clocks.first[row]), int(clocks.slot_first[row])))
+                for row in called
+            ]
             firsts = np.array([entry.first_frame for entry in entries], np.int64)
-            frames = firsts[:, None] + np.arange(self._clocks.ring.chunk_frames)
+            frames = firsts[:, None] + np.arange(clocks.ring.chunk_frames)
             slot_firsts = [entry.slot_first for entry in entries]
-            positions = Positions(rows, seeds, frames, slot_firsts)
+            positions = Positions(called, seeds[called], frames, slot_firsts)
             self._write_caches(
-                positions, partial(self._load_kept, rows, entries), self._inputs.kept(rows, entries)
+                positions, partial(self._load_kept, called, entries), self._inputs.kept(called, entries)
             )
-        empty = self._clocks.rebuilt(rows) if steps else []
+        beside = [row for row in called if row not in rows and not clocks.made(row)]
+        empty = [*clocks.rebuilt(rows), *beside] if steps else []
         for row in empty:
             self.clear_cache(row)
         if empty:
@@ -278,7 +286,7 @@ class VideoDevice(Device):
         caller gives per chunk is zeros in them.
         """
         ring, clocks = self._clocks.ring, self._clocks
-        called = list(rows) if self._manifest.pool is not None else list(range(self._manifest.rows))
+        called = self._called(rows)
         for first in range(-ring.reference_frames, 0, ring.chunk_frames):
             firsts = [first if row in rows else int(clocks.slot_first[row]) for row in called]
             frames = clocks.next_frames(called)
@@ -332,6 +340,8 @@ class VideoDevice(Device):
         }
         state = {}
         for spec in self._manifest.buffers:
+            if spec.role != "lane" and (spec.device_layers or not self.has_rows(spec.name)):
+                continue  # layers on the host, which are not moved by row; what all rows' prompts share
             if spec.role == "cache" or spec.name in own:
                 state[spec.name] = self.row_of(spec.name, row)
             elif spec.role == "lane":
@@ -359,6 +369,17 @@ class VideoDevice(Device):
             self.decoder = None
         self._kept.clear()
         super().drop()
+
+    def _called(self, rows: Sequence[int]) -> list[int]:
+        """Return the rows of a call for some rows: these, or where each call carries all rows, all of them.
+
+        The others' next chunk counts as begun, since its slots are written.
+        """
+        if self._manifest.pool is not None:
+            return list(rows)
+        every = list(range(self._manifest.rows))
+        self._clocks.begin_chunk([row for row in every if row not in rows])
+        return every
 
     def _bucket(self, rows: Sequence[int]) -> int:
         pool = self._manifest.pool

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import mapping_of, shown
+from seko_runtime.arguments import items_of, mapping_of, shown
 from seko_runtime.backends.device_tensor import BFLOAT16, host_dtype, to_bytes
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import InputSpec, TensorSpec
@@ -208,11 +208,13 @@ class CallerInputs:
 
 
 def check_call(rows: Rows, inputs: object) -> None:
-    """Raise a UsageError unless a call's inputs are a mapping, None, or as many of both as it has rows."""
-    each = inputs if isinstance(inputs, Sequence) else [inputs]
-    for one in each:
-        mapping_of(one, "inputs")
-    if each is inputs and len(each) != len(rows):
+    """Raise a UsageError unless a call's inputs are as many mappings or None as it has rows."""
+    each = items_of(
+        inputs, f"inputs are a {type(inputs).__name__}, expected a list of a mapping for each session"
+    )
+    for given in each:
+        mapping_of(given, "inputs")
+    if len(each) != len(rows):
         raise UsageError(f"{len(each)} inputs given for {len(rows)} sessions, expected one mapping each")
 
 

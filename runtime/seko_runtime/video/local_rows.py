@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import flag, items_of, shown
+from seko_runtime.arguments import flag, shown
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import ArtifactError, UsageError
 from seko_runtime.executor.resolved import Programs
@@ -86,7 +86,6 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.readable = Readable()
         self.rebuild_due: set[int] = set()
         self._chunks = self._launches = 0
-        self._last_rows = 0  # of the last call
         self._prompts: RowPrompts | None = None
         if manifest.workload.text is not None and loaded.tokens is not None:
             self._prompts = RowPrompts(memory, loaded.tokens, loaded.digest, options.prompt_cache)
@@ -97,23 +96,24 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.device().prepare()
 
     @machine_faults()
-    def run_chunk(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None = None) -> Chunk:
+    def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None = None) -> list[Chunk]:
         """Make the next chunk of each row; if the artifact makes video, also queue its decoding.
 
-        The chunk counts only when it has run and its decoding is queued. After an error the same call gives the same
-        bytes, since every slot that the failed attempt may have written is written again before it is read.
+        The chunks count only when they have run and their decoding is queued. After an error the same call gives the
+        same bytes, since every slot that the failed attempt may have written is written again before it is read.
 
         Parameters
         ----------
         rows : sequence of int
-            Distinct; without a pool all rows, else at most as many as the largest call carries.
-        inputs : mapping or sequence of mappings, optional
-            The caller's inputs, as in `CallerInputs.of_chunk`: one mapping for all rows, or one for each.
+            Distinct; without a pool all rows in order, else at most as many as the largest call carries.
+        given : sequence of mappings, optional
+            The caller's inputs of each row, as in `CallerInputs.of_chunk`.
 
         Returns
         -------
-        Chunk
-            The next call for any rows overwrites its latents; `run` returns latents that stay.
+        list of Chunk
+            One for each row, which only the row's own next chunk overwrites. They are numbered by the rows' own counts.
+            Their latents are those kept for rebuilt caches: nothing is copied.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             After `close()`.
         """
         device, clocks = self.device(), self.clocks
-        seen = self._seen(rows, inputs)
+        seen = self._seen(rows, given)
         frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
         first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
@@ -136,43 +136,53 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             if due:
                 self._rebuild_caches(due)
                 slot_firsts = [int(clocks.slot_first[row]) for row in rows]
-            given = self.conditioning.of_chunk(rows, first_frames)
-            self._launches += device.run_chunk(Positions(rows, seeds, frames, slot_firsts, given), seen)
+            conditioned = self.conditioning.of_chunk(rows, first_frames)
+            positions = Positions(rows, seeds, frames, slot_firsts, conditioned)
+            self._launches += device.run_chunk(positions, seen)
             if device.decoder is not None:
                 device.decoder.feed(rows, device.latents)
         self.torn.update(rows)  # until the host has counted what the device has decoded
         try:
-            numbers = () if device.decoder is None else device.decoder.decode(rows, begins)
+            pictures = () if device.decoder is None else device.decoder.decode(rows, begins)
         except Exception:
             self.torn.difference_update(rows)  # the decoder knows what to do again
             raise
         self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], seen)
         clocks.chunk_made(rows)
         # `rewind` goes back by the frames of the cache at most.
-        heard_at = self.voices.heard_at(rows, first_frames.tolist())
+        heard_at = [
+            self.voices.heard_at([row], [first])
+            for row, first in zip(rows, first_frames.tolist(), strict=True)
+        ]
         self.voices.made(
             rows, (clocks.first[list(rows)] - self.manifest.workload.stream.cache_frames).tolist()
         )
-        self._last_rows = len(rows)
-        latents = self.memory.leading(device.latents, len(rows))
-        pictures = tuple(zip(rows, numbers, strict=True)) if numbers else ()
-        chunk = Chunk(self._chunks, frames, latents, self, self._chunks, pictures, heard_at=heard_at)
-        self.readable.made(rows, self._chunks)
+        serial = self._chunks
+        self.readable.made(rows, serial)
         self._chunks += 1
         self.torn.difference_update(rows)
-        return chunk
+        return [
+            Chunk(
+                index=clocks.made(row) - 1,
+                frames=frames[place : place + 1],
+                latents=device.kept_latents(row),
+                maker=self,
+                serial=serial,
+                row=row,
+                picture=pictures[place] if pictures else None,
+                heard_at=heard_at[place],
+            )
+            for place, row in enumerate(rows)
+        ]
 
-    def _seen(
-        self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None
-    ) -> Mapping[str, NDArray[Any]]:
+    def _seen(self, rows: Sequence[int], given: Sequence[Inputs | None] | None) -> Mapping[str, NDArray[Any]]:
         """Return the inputs that rows' next chunks see, voices included; an error if they cannot be made."""
         self.check_whole(rows)
         self.device().check_prompts(rows)
+        inputs = [None] * len(rows) if given is None else given
         check_call(rows, inputs)
-        inputs = self.voices.beside(rows, inputs, self.clocks.next_frames(rows)[:, 0].tolist())
-        if inputs is None or isinstance(inputs, Mapping):
-            return self.inputs.of_chunk(rows, inputs)
-        return self.inputs.of_each(rows, inputs)
+        heard = self.voices.beside(rows, inputs, self.clocks.next_frames(rows)[:, 0].tolist())
+        return self.inputs.of_each(rows, heard)
 
     def check(self, rows: Sequence[int], given: Sequence[Inputs | None]) -> None:
         """Raise the error with which `run` would refuse these rows."""
@@ -182,21 +192,6 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         """Return for each row whether engines of their own make its next chunk, those for a full cache."""
         by_fill = any(full for _, full in self.device().chunk)
         return [by_fill and self.clocks.full(row) for row in rows]
-
-    def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None) -> list[Chunk]:
-        """Make the next chunk of each row; return one chunk a row, which only the row's own next chunk overwrites.
-
-        They are numbered by the rows' own counts. Their latents are those kept for rebuilt caches: nothing is copied.
-        """
-        whole = self.run_chunk(rows, [None] * len(rows) if given is None else given)
-        return [self._row_chunk(whole, place, row) for place, row in enumerate(rows)]
-
-    def _row_chunk(self, whole: Chunk, place: int, row: int) -> Chunk:
-        part = slice(place, place + 1)
-        frames = whole.frames[part]
-        heard_at = self.voices.heard_at([row], frames[:, 0].tolist())
-        index, latents = self.clocks.made(row) - 1, self.device().kept_latents(row)
-        return Chunk(index, frames, latents, self, whole.serial, whole.pictures[part], row, heard_at)
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
         """Give a row another owner, or none; see `RowPrompts.begin_owner`."""
@@ -222,23 +217,13 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.seeds[list(rows)] = seeds
 
     @machine_faults()
-    def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
-        """Set rows' prompts to sentences, one for all or one for each; see `Session.set_prompt`."""
+    def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
+        """Set rows' prompts to a sentence; see `Session.set_prompt`."""
         device = self._device_for(recache=recache)
         if self._prompts is None:
             raise UsageError(NO_TEXT_ENCODER)
-        # What is no sentence is refused where each is cleaned.
-        prompts = (
-            [prompt] * len(rows)
-            if isinstance(prompt, str)
-            else items_of(
-                prompt, f"a prompt is a text, got {type(prompt).__name__}; give one, or a list of one each"
-            )
-        )
-        if len(prompts) != len(rows):
-            raise UsageError(f"{len(prompts)} prompts given for {len(rows)} rows, expected one, or one each")
         self.settle(rows)
-        self._prompts.set(device, rows, prompts)
+        self._prompts.set(device, rows, [prompt] * len(rows))
         if recache:
             self._recache(rows)
 
@@ -306,7 +291,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
-        """Restart a row at frame 0; see `Session.restart_row`."""
+        """Restart a row at frame 0; see `Session.restart`."""
         device = self.device()
         new_seed = None if seed is None else checked_seeds([seed], 1)[0]
         if reference is not None:
@@ -379,13 +364,10 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         read = self.read_later({"latents": chunk.latents})  # the next chunk may overwrite them
         return lambda: read()["latents"].view(np.float32).reshape(shape).copy()
 
-    def latents_of(self, row: int | None, serial: int, index: int) -> NDArray[np.float32]:
+    def latents_of(self, row: int, serial: int, index: int) -> NDArray[np.float32]:
         """Return a copy of latents that a `Chunk` of another process means; parameters as a `Chunk` has them."""
-        latents = self.device().latents if row is None else self.device().kept_latents(row)
-        if row is None:
-            latents = self.memory.leading(latents, self._last_rows)
-        whole = Chunk(index, np.zeros((0, 0), np.int64), latents, self, serial, (), row)
-        return self.read_latents(whole)()
+        none = np.zeros((0, 0), np.int64)
+        return self.read_latents(Chunk(index, none, self.device().kept_latents(row), self, serial, row))()
 
     @machine_faults()
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
@@ -431,7 +413,6 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     def _recache(self, rows: Sequence[int]) -> None:
         """Rebuild rows' caches with the prompts that stand now."""
         self.rebuild_due.update(rows)  # until it is done: a chunk must not run on half a cache
-        self.readable.let_go()
         with self.memory.ordered():
             self._rebuild_caches(rows)
 
@@ -441,10 +422,13 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         most = 1 if self.manifest.pool is not None else self.manifest.call_rows
         for first in range(0, len(rows), most):
             part = rows[first : first + most]
-            self.device().rebuild_caches(part, self.seeds[list(part)])
+            self.device().rebuild_caches(part, self.seeds)
             self.rebuild_due.difference_update(part)
 
     def _begin(self, row: int) -> None:
+        if self.manifest.offloads_cache:
+            with self.memory.ordered():
+                self.device().clear_cache(row)
         self.conditioning.drop(row)
         self._restart(row)
 
@@ -462,6 +446,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]], Any]:
         device = self.device()
+        self._check_moves()
         device.check_prompts([row])
         if device.decoder is not None:
             device.decoder.check(row)
@@ -473,7 +458,15 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         )
         return numbers, self.inputs.state(row), self.voices.voice(row)
 
+    def _check_moves(self) -> None:
+        if self.manifest.offloads_cache:
+            raise UsageError(
+                "the cache of this artifact lies on the host (--offload-cache): its sessions cannot be paused, saved "
+                "or restored"
+            )
+
     def _check_load(self, state: RowState) -> None:
+        self._check_moves()
         check_numbers(state.numbers, self.manifest)
         self.clocks.check(state.numbers.clock)
 

@@ -5,20 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.arguments import whole_number
 from seko_runtime.sessions.pool import RowPool
 from seko_runtime.sessions.session import SessionLeakWarning
 from seko_runtime.video.chunk import Chunk, SessionStats
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.inputs import Inputs
-from seko_runtime.video.pooled_session import PooledSession
 from seko_runtime.video.row_numbers import stream_content
 from seko_runtime.video.rows import Beginning, VideoRows
+from seko_runtime.video.session import Session
 
-__all__ = ["Pool", "PooledSession", "SessionLeakWarning"]
+__all__ = ["Pool", "Session", "SessionLeakWarning"]
+
+MAX_STEP = 1 << 31  # between two tokens of a sample of the cache
 
 
-class Pool(RowPool[PooledSession, Inputs | None, Chunk]):
-    """The rows of an artifact that was built with ``--sessions``.
+class Pool(RowPool[Session, Inputs | None, Chunk]):
+    """The rows of an artifact, each for a session.
+
+    Of an artifact that was built with ``--sessions`` a call carries some of the sessions, of any other one all rows.
 
     All methods of a pool, its sessions and their chunks may be called from any thread: one call runs at a time, and
     the others wait. In a process forked from the one that opened the pool they raise a ForkedProcessError.
@@ -47,7 +55,7 @@ class Pool(RowPool[PooledSession, Inputs | None, Chunk]):
     ) -> None:
         self.manifest = rows.manifest
         digests = digest, stream_content(self.manifest) or digest
-        super().__init__(rows, PooledSession, digests=digests, clock=clock, snapshot_key=snapshot_key)
+        super().__init__(rows, Session, digests=digests, clock=clock, snapshot_key=snapshot_key)
 
     def open_session(
         self,
@@ -62,7 +70,7 @@ class Pool(RowPool[PooledSession, Inputs | None, Chunk]):
         name: str = "",
         lease_s: float | None = None,
         tenant: str | None = None,
-    ) -> PooledSession:
+    ) -> Session:
         """Open a session on a free row; nothing of the row's last session remains.
 
         Parameters
@@ -98,9 +106,7 @@ class Pool(RowPool[PooledSession, Inputs | None, Chunk]):
         beginning = Beginning(seeds, prompt, text, image, conditioning_latents, reference, inputs)
         return self._open(lambda row: self._rows.begin([row], beginning), name, lease_s, tenant)
 
-    def run(
-        self, sessions: Sequence[PooledSession], inputs: Sequence[Inputs | None] | None = None
-    ) -> list[Chunk]:
+    def run(self, sessions: Sequence[Session], inputs: Sequence[Inputs | None] | None = None) -> list[Chunk]:
         """Make the next chunk of several sessions in one call.
 
         They may be at different chunks, prompts and fill levels. If the artifact has separate engines for full caches,
@@ -109,15 +115,16 @@ class Pool(RowPool[PooledSession, Inputs | None, Chunk]):
 
         Parameters
         ----------
-        sessions : sequence of PooledSession
-            Distinct, of this pool, at most as many as the largest call carries.
+        sessions : sequence of Session
+            Distinct, of this pool, at most as many as the largest call carries; of an artifact that was built without
+            ``--sessions`` those of all rows.
         inputs : sequence of mappings, optional
             The inputs of each session, in the order of ``sessions``; see `Session.run_chunk`.
 
         Returns
         -------
         list of Chunk
-            One for each session, B = 1, valid until that session's next chunk.
+            One for each session, valid until that session's next chunk.
 
         Raises
         ------
@@ -127,6 +134,31 @@ class Pool(RowPool[PooledSession, Inputs | None, Chunk]):
             If one has ended.
         """
         return self._run(sessions, inputs)
+
+    def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
+        """Copy every ``step``-th token of the cache buffers to the host; waits for the last call.
+
+        Parameters
+        ----------
+        step : int
+            At least 1; `Golden.cache_step`.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            By cache buffer: its numbers as float32, or one-byte codes as integers; of the first rows, as many as the
+            largest call carries.
+
+        Raises
+        ------
+        SessionClosedError
+            After `close()`.
+        UsageError
+            If ``step`` is less than 1.
+        """
+        step = min(whole_number(step, "step", 1), MAX_STEP)
+        with self._call_lock.take():
+            return self._rows.cache_sample(step)
 
     @property
     def stats(self) -> SessionStats:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,20 +56,16 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         """Begin streams on rows that are empty."""
         self.asked("begin", {"rows": rows, "beginning": vars(beginning)}, patient=True)
 
-    def run_chunk(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None = None) -> Chunk:
-        """Make the next chunk of each row, and return all of them as one."""
-        return self._chunk(self.asked("run_chunk", {"rows": rows, "inputs": inputs})[0])
-
-    def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None) -> list[Chunk]:
+    def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None = None) -> list[Chunk]:
         """Make the next chunk of each row; return one chunk a row."""
-        return [self._chunk(facts) for facts in self.asked("run", {"rows": rows, "given": given})[0]]
+        made = self.asked("run", {"rows": rows, "given": given})[0]
+        return [
+            Chunk(index, frames, None, self, serial, row, picture, heard_at)
+            for index, frames, serial, row, picture, heard_at in made
+        ]
 
-    def _chunk(self, facts: Sequence[Any]) -> Chunk:
-        index, frames, serial, pictures, row, heard = facts
-        return Chunk(index, frames, None, self, serial, tuple(map(tuple, pictures)), row, heard)
-
-    def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
-        """Set rows' prompts to sentences."""
+    def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
+        """Set rows' prompts to a sentence."""
         self.asked("set_prompt", {"rows": rows, "prompt": prompt, "recache": recache})
 
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
@@ -146,7 +141,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
 
 def _told(chunk: Chunk) -> list[object]:
     """Return a chunk as a message, without its tensors."""
-    return [chunk.index, chunk.frames, chunk.serial, chunk.pictures, chunk.row, chunk.heard_at]
+    return [chunk.index, chunk.frames, chunk.serial, chunk.row, chunk.picture, chunk.heard_at]
 
 
 def _video_frames(rows: LocalVideoRows, facts: Facts) -> object:
@@ -159,7 +154,6 @@ RANK_COMMANDS: Mapping[str, Command] = {
     "decodes_beside": lambda rows, _: rows.decodes_beside,
     "stats": lambda rows, _: asdict(rows.stats),
     "begin": lambda rows, facts: rows.begin(facts["rows"], Beginning(**facts["beginning"])),
-    "run_chunk": lambda rows, facts: _told(rows.run_chunk(**facts)),
     "run": lambda rows, facts: [_told(chunk) for chunk in rows.run(**facts)],
     "set_prompt": lambda rows, facts: rows.set_prompt(**facts),
     "set_text": lambda rows, facts: rows.set_text(**facts),

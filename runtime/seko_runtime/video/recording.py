@@ -44,32 +44,34 @@ class Recording:
         golden = self.manifest.workload.golden
         return golden.prompt if golden is not None and golden.text is None else None
 
-    def text(self) -> NDArray[np.generic]:
-        """Text embeddings; UsageError if there are none."""
+    def text(self, row: int) -> NDArray[np.generic]:
+        """Text embeddings of a row, [1, tokens, text_dim]; UsageError if there are none."""
         golden = self.manifest.workload.golden
         if golden is None or golden.text is None:
             raise UsageError(
                 "this artifact holds no text to fall back on; give the text encoder's output as text"
             )
-        return self.tensors[golden.text].to_numpy()
+        return self.tensors[golden.text].to_numpy()[row : row + 1]
 
-    def reference(self) -> NDArray[np.generic] | None:
-        """Latents of the reference frames, if it holds any."""
+    def reference(self, row: int) -> NDArray[np.generic] | None:
+        """Latents of a row's reference frames [C, R, h, w], if it holds any."""
         golden = self.manifest.workload.golden
         if golden is None or golden.reference is None:
             return None
-        return self.tensors[golden.reference].to_numpy()
+        latents: NDArray[np.generic] = self.tensors[golden.reference].to_numpy()[row]
+        return latents
 
-    def inputs(self, chunk: int | None) -> dict[str, NDArray[np.generic]]:
-        """Values of the caller's inputs, as `OpenArtifact.golden_inputs` gives them."""
+    def inputs(self, chunk: int | None, row: int | None) -> dict[str, NDArray[np.generic]]:
+        """Values of the caller's inputs, of a row or all, as `VideoArtifact.golden_inputs` gives them."""
         golden = self.manifest.workload.golden
         recorded = 0 if golden is None or chunk is None else chunk % (golden.chunks[-1] + 1)
         found = {}
-        for one in self.manifest.caller_inputs:
-            steady = one.per in ("session", "prompt")
-            tensor = input_tensor(one.name) if steady else input_tensor(one.name, recorded)
+        for spec in self.manifest.caller_inputs:
+            steady = spec.per in ("session", "prompt")
+            tensor = input_tensor(spec.name) if steady else input_tensor(spec.name, recorded)
             if steady == (chunk is None) and tensor in self.tensors:
-                found[one.name] = self.tensors[tensor].to_numpy()
+                values = self.tensors[tensor].to_numpy()
+                found[spec.name] = values if row is None else values[row]
         return found
 
     def chunk_error(

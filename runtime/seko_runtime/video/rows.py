@@ -26,8 +26,8 @@ class Beginning:
     ----------
     seeds : sequence of int
         k of them.
-    prompt : str or sequence of str, optional
-        One sentence for all rows, or one for each.
+    prompt : str, optional
+        A sentence, for all rows.
     text : array or tensor, optional
         [k, tokens, text_dim], the text encoder's output.
     image : array, optional
@@ -41,7 +41,7 @@ class Beginning:
     """
 
     seeds: Sequence[int]
-    prompt: str | Sequence[str] | None = None
+    prompt: str | None = None
     text: object = None
     image: object = None
     conditioning_latents: object = None
@@ -74,11 +74,8 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
     def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
         """Begin streams on rows that are empty; UsageError if something does not fit."""
 
-    def run_chunk(self, rows: Sequence[int], inputs: Sequence[Inputs | None] | Inputs | None = None) -> Chunk:
-        """Make the next chunk of each row, and return all of them as one."""
-
-    def set_prompt(self, rows: Sequence[int], prompt: str | Sequence[str], *, recache: bool = False) -> None:
-        """Set rows' prompts to sentences, one for all or one for each; see `Session.set_prompt`."""
+    def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
+        """Set rows' prompts to a sentence; see `Session.set_prompt`."""
 
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
         """Set rows' prompts to embeddings [k, tokens, text_dim]; see `Session.set_text`."""
@@ -97,7 +94,7 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
-        """Restart a row; see `Session.restart_row`."""
+        """Restart a row; see `Session.restart`."""
 
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
         """Set rows back to where they stood before they made a chunk; see `Session.rewind`."""

@@ -133,6 +133,7 @@ def rescheduled(
     shift = old.shift if shift is None else shift
     if shift is None:
         raise UsageError("this artifact does not say the shift of its schedule; give shift beside steps")
+    shift = real_number(shift, "shift", "a positive shift")
     passes = old.denoise_passes if steps is None else whole_number(steps, "steps", 1, MAX_PASSES)
     timesteps = warped_timesteps(passes, shift)
     if not manifest.has_context and len(timesteps) != old.denoise_passes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,34 +49,21 @@ class Voices:
         self._of_row |= voices
 
     def beside(
-        self,
-        rows: Sequence[int],
-        inputs: Sequence[Inputs | None] | Inputs | None,
-        first_frames: Sequence[int],
-    ) -> Sequence[Inputs | None] | Inputs | None:
-        """Return the inputs of the rows' next chunks with the windows of their voices.
+        self, rows: Sequence[int], inputs: Sequence[Inputs | None], first_frames: Sequence[int]
+    ) -> list[Inputs]:
+        """Return the inputs of each row's next chunk with the windows of its voice.
 
         Raises
         ------
         UsageError
             If samples are missing, or a row has both a voice and windows from the caller.
         """
-        if not any(row in self._of_row for row in rows):
-            self._check_heard(inputs, first_frames)
-            return inputs
-        if inputs is None or isinstance(inputs, Mapping):
-            heard = [
-                self._of_chunk(row, inputs, first) for row, first in zip(rows, first_frames, strict=True)
-            ]
-            name = self.windows.name
-            if any(name not in one for one in heard):
-                silent = [row for row, one in zip(rows, heard, strict=True) if name not in one]
-                raise UsageError(f"rows {silent} have no voice and others have: push audio for every row")
-            return {**(inputs or {}), name: np.stack([one[name] for one in heard])}
-        return [
-            {**(one or {}), **self._of_chunk(row, one, first)}
-            for row, one, first in zip(rows, inputs, first_frames, strict=True)
-        ]
+        heard: list[Inputs] = []
+        for row, given, first in zip(rows, inputs, first_frames, strict=True):
+            if row not in self._of_row:
+                self._check_heard(given, first)
+            heard.append({**(given or {}), **self._of_chunk(row, given, first)})
+        return heard
 
     def heard_at(self, rows: Sequence[int], first_frames: Sequence[int]) -> float | None:
         """Return when the last sample came that the rows' chunks hear; None if no row has a voice."""
@@ -101,22 +88,17 @@ class Voices:
         if voice is not None:
             self._of_row[row] = voice
 
-    def _check_heard(
-        self, inputs: Sequence[Inputs | None] | Inputs | None, first_frames: Sequence[int]
-    ) -> None:
+    def _check_heard(self, inputs: Inputs | None, first_frame: int) -> None:
         """Raise a UsageError where nothing was pushed, and the caller does not give the windows either."""
-        each = [inputs] if inputs is None or isinstance(inputs, Mapping) else inputs
-        if self._windows is None or not self._required:
+        if self._windows is None or not self._required or self._windows.name in (inputs or {}):
             return
-        for heard, first_frame in zip(each, first_frames, strict=False):
-            if self._windows.name not in (heard or {}):
-                first, end = self._windows.needed(first_frame)
-                raise UsageError(
-                    f"the chunk from latent frame {first_frame} on hears samples {first} to {end} of the voice, and "
-                    f"none was pushed: push_audio {end - first} samples"
-                    + (f" with at={first}" if first else "")
-                    + f", or give the input {self._windows.name!r}"
-                )
+        first, end = self._windows.needed(first_frame)
+        raise UsageError(
+            f"the chunk from latent frame {first_frame} on hears samples {first} to {end} of the voice, and "
+            f"none was pushed: push_audio {end - first} samples"
+            + (f" with at={first}" if first else "")
+            + f", or give the input {self._windows.name!r}"
+        )
 
     def _of_chunk(self, row: int, inputs: Inputs | None, first_frame: int) -> dict[str, NDArray[np.float32]]:
         voice = self._of_row.get(row)

@@ -125,7 +125,7 @@ def engine(job: dict[str, Any]) -> dict[str, Any]:
         manifest = artifact.manifest
         s, passes = manifest.workload.stream, manifest.workload.schedule.denoise_passes + 1
         wrapped_chunk = -(-s.cache_frames // s.chunk_frames)
-        with artifact.open_session(seeds=list(range(s.batch))) as session:
+        with artifact.open_together() as session:
             first = torch.from_numpy(session.run_chunk().to_host())
             report: dict[str, Any] = {"first_chunk_s": time.perf_counter() - begin}
             # Not before: what these import, the runtime imports too.
@@ -164,13 +164,13 @@ def batch(job: dict[str, Any]) -> dict[str, Any]:
 
     with open_artifact(Path(job["artifact"])) as artifact:
         s = artifact.manifest.workload.stream
-        with artifact.open_session(seeds=list(range(s.batch))) as session:
-            for row in range(1, s.batch):
+        with artifact.open_together() as session:
+            for later in session.sessions[1:]:
                 session.run_chunk()
-                session.restart_row(row)
+                later.restart()
             for _ in range(-(-s.cache_frames // s.chunk_frames) + 1):
                 chunk = session.run_chunk()
-            first_frames = chunk.frames[:, 0].tolist()
+            first_frames = [int(row.frames[0, 0]) for row in chunk.rows]
             chunk_ms = counting.spread(counting.chunk_times(session.run_chunk, job["chunks"]))
     return {"chunk_ms": chunk_ms, "first_frames": first_frames, "peak_bytes": counting.peak_bytes()}
 
@@ -184,7 +184,7 @@ def end_to_end(job: dict[str, Any]) -> dict[str, Any]:
         s = artifact.manifest.workload.stream
         fill = -(-s.cache_frames // s.chunk_frames) + 2
         for name, overlap in (("serial_ms", False), ("overlapped_ms", True)):
-            with artifact.open_session(seeds=[0], overlap=overlap) as session:
+            with artifact.open_session(overlap=overlap) as session:
                 times, before = [], time.perf_counter()
                 for _ in session.stream(chunks=fill + job["chunks"]):
                     now = time.perf_counter()
@@ -235,7 +235,7 @@ def _fill_times(session: Any, levels: int) -> list[float]:
 
     rounds = []
     for _ in range(FILL_REPEATS):
-        session.restart_row(0)
+        session.sessions[0].restart()
         rounds.append(counting.chunk_times(session.run_chunk, levels))
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from seko_runtime import Chunk, Pool, PooledSession, VideoManifest, open_artifact
+from seko_runtime import Chunk, Pool, Session, VideoManifest, open_artifact
 from seko_runtime.video.artifact import video_artifact
 
 ResultT = TypeVar("ResultT")
@@ -33,7 +33,7 @@ class Streamed(Protocol):
     def ready(self) -> bool:
         """Return whether its next chunk may be made now."""
 
-    def request(self, now: float) -> PooledSession:
+    def request(self, now: float) -> Session:
         """Apply the controls that wait, ask the pool for the next chunk, and return the pool's session."""
 
     def made(self, chunk: Chunk, now: float) -> None:

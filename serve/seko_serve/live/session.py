@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from seko_runtime import Chunk, Pool, PooledSession, VideoManifest
+from seko_runtime import Chunk, Pool, Session, VideoManifest
 from seko_runtime.errors import SekoRuntimeError
 from seko_runtime.video.conditioning import KeyboardCamera
 from seko_serve.errors import ServeError
@@ -107,7 +107,7 @@ class LiveSession:
         )  # of chunks that were not shown yet: a resumed socket gets it again
         self._outbox: deque[str | bytes] = deque()
         self._news = asyncio.Event()
-        self._row: PooledSession | None = None
+        self._row: Session | None = None
         stream = manifest.workload.stream
         takes_camera = any(spec.kind == "camera" or spec.name == "camera" for spec in manifest.caller_inputs)
         self._camera = (
@@ -238,7 +238,7 @@ class LiveSession:
                 and self._pace.may_run()
             )
 
-    def request(self, now: float) -> PooledSession:
+    def request(self, now: float) -> Session:
         """Apply the controls that wait, ask for the next chunk, and return the pool's session."""
         row = self._row
         if row is None:
@@ -274,7 +274,7 @@ class LiveSession:
         self.close()
         self._post(message("error", **self.end.body()))
 
-    def _apply(self, row: PooledSession, control: Control) -> None:
+    def _apply(self, row: Session, control: Control) -> None:
         fields: Mapping[str, Any] = control.fields
         if control.type == "prompt":
             row.set_prompt(fields["text"], recache=fields.get("recache", False))
