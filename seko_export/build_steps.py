@@ -139,7 +139,6 @@ def build_artifact(
         engine_bytes=sum(size for name, size in sizes.items() if name.startswith("engines/")),
         weight_bytes=sum(size for name, size in sizes.items() if name.startswith("weights/")),
         engine_s=engine_s,
-        golden_error=None if report is None else report["worst"]["golden"],
         device=config.target.device,
         kernels="fused" if config.target.fused else "plain",
         attention=config.target.attention,

@@ -44,6 +44,9 @@ class VideoBuildResult(BuildResult):
     kv : dict
         ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``; for a lossy scheme also
         ``error_vs_exact``, the relative error of each golden chunk.
+    golden_error : float or None
+        Largest relative error of the engines against the eager model over the golden chunks; None of a build for GPUs
+        that are not here, or for more ranks than there are GPUs, whose engines have not run.
     golden_cache_error : float or None
         Largest error of a token in the cache afterwards, as in `seko_runtime.video.golden.cache_error`.
     golden_video_error : float or None
@@ -55,6 +58,7 @@ class VideoBuildResult(BuildResult):
     """
 
     kv: dict[str, Any]
+    golden_error: float | None = None
     golden_cache_error: float | None = None
     golden_video_error: float | None = None
     golden_rounding: float | None = None
@@ -197,6 +201,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
         return VideoBuildResult(
             **{field.name: getattr(result, field.name) for field in fields(BuildResult)},
             kv=kv,
+            golden_error=None if report is None else report["worst"]["golden"],
             golden_cache_error=max((row["cache"] for row in errors), default=None),
             golden_video_error=max(videos, default=None),
             golden_rounding=None if recorded is None else recorded.rounding,

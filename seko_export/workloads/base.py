@@ -43,9 +43,6 @@ class BuildResult:
         Sizes on disk.
     engine_s : dict
         Seconds that each engine took to compile.
-    golden_error : float or None
-        Largest relative error of the engines against the eager model over the goldens; None of a build for GPUs that
-        are not here, or for more ranks than there are GPUs, whose engines have not run.
     device : str
         ``cpu`` or ``cuda``.
     kernels : str
@@ -60,7 +57,6 @@ class BuildResult:
     engine_bytes: int
     weight_bytes: int
     engine_s: dict[str, float]
-    golden_error: float | None
     device: str
     kernels: str
     attention: str

@@ -1,0 +1,135 @@
+"""The toy built by the exporter's own API: compiled, verified in a process of its own, opened, pooled, saved."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from seko_export.backends import export_backend
+from seko_export.build_steps import build_artifact
+from seko_export.errors import UsageError
+from seko_export.families.registry import graph_of
+from seko_export.roofline.room import room_of
+from seko_export.workloads.registry import workload_named
+from seko_runtime import open_artifact, register_workload
+from seko_runtime.opening import workloads
+from tests.shared import made_once
+from tests.toy_workload import model
+from tests.toy_workload.export import CONFIG, GOLDEN_STEPS, WORKLOAD
+from tests.toy_workload.test_toy_workload import NEAR, ROOT, WORDS, alone, said
+from tests.toy_workload.workload import WORKLOAD as IN_RUNTIME
+
+# Found by its entry point in the processes that verify, by its name in those that compile.
+ENTRY_POINT = "[seko.workloads]\ntoy-speech = tests.toy_workload.workload:WORKLOAD\n"
+
+
+def build_toy(folder: Path) -> None:
+    """Build it, its workload installed beside the packages as an entry point says."""
+    beside = folder.with_name(f"{folder.name}-installed")
+    info = beside / "toy_speech-0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-speech\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINT)
+    checkpoint = beside / "toy.safetensors"
+    save_file(model.weights(), checkpoint)
+    path = os.pathsep.join(
+        [
+            str(beside),
+            str(ROOT),
+            str(ROOT / "runtime"),
+            str(ROOT / "kernels"),
+            os.environ.get("PYTHONPATH", ""),
+        ]
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        result = build_artifact(CONFIG, checkpoint, folder)
+    assert result.report()["kernels"] == "plain"
+    assert set(result.engine_s) == set(model.MODULES)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact; not to be changed. That it is there says that it was verified."""
+    return made_once(tmp_path_factory, "built-toy", build_toy)
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "_registered", {})
+    register_workload(IN_RUNTIME)
+
+
+def test_the_manifest_is_the_one_that_was_written_by_hand(built: Path) -> None:
+    """Engines, programs and buffers as `model.manifest` has them; the exporter adds machine, files and goldens."""
+    with open_artifact(built) as artifact:
+        made, wanted = artifact.manifest, model.manifest()
+    assert (made.programs, made.buffers, made.pool) == (wanted.programs, wanted.buffers, wanted.pool)
+    assert sorted(made.engines, key=lambda engine: engine.name) == sorted(
+        wanted.engines, key=lambda engine: engine.name
+    )
+    assert made.state_rows == wanted.state_rows == CONFIG.workload.state_rows
+    assert made.workload.golden is not None
+    assert made.workload.golden.steps == GOLDEN_STEPS
+
+
+def test_it_verifies_and_its_sessions_join_pause_and_leave(built: Path) -> None:
+    with open_artifact(built) as artifact:
+        assert [error.within for error in artifact.verify()] == [True]
+        with artifact.open_pool() as pool:
+            first, second, third = (pool.open_session(words) for words in WORDS[:3])
+            made = [pool.step([first, second, third])]
+            second.pause()
+            fourth = pool.open_session(WORDS[3])
+            late = pool.step([fourth, first])
+            fourth.close()
+            second.resume()
+            again = pool.step([second, third])
+            for samples, words, place in (
+                *((made[0][row], WORDS[row], 0) for row in range(3)),
+                (late[0], WORDS[3], 0),
+                (late[1], WORDS[0], 1),
+                (again[0], WORDS[1], 1),
+                (again[1], WORDS[2], 1),
+            ):
+                if place < len(alone(words)):
+                    np.testing.assert_allclose(samples, alone(words)[place], **NEAR)
+            for session in (first, second, third):
+                session.close()
+
+
+def test_a_saved_session_goes_on_in_another_pool_of_it(built: Path, tmp_path: Path) -> None:
+    words = max(WORDS, key=lambda each: len(alone(each)))
+    with open_artifact(built) as artifact:
+        with artifact.open_pool() as pool:
+            session = pool.open_session(words)
+            before = said(session, 2)
+            session.save(tmp_path / "toy.session")
+            on = said(session, 2)
+            session.close()
+        with artifact.open_pool() as pool, pool.restore(tmp_path / "toy.session") as restored:
+            after = said(restored, 2)
+    np.testing.assert_allclose([*before, *on], alone(words)[:4], **NEAR)
+    assert [samples.tobytes() for samples in after] == [samples.tobytes() for samples in on]
+
+
+def test_a_backend_of_another_workload_refuses_it() -> None:
+    with pytest.raises(UsageError, match="makes engines for the workload video"):
+        export_backend("tensorrt").check_build(CONFIG.changed(device="cuda", archs=("sm_90",)))
+
+
+def test_what_asks_its_workload_finds_it_by_name() -> None:
+    assert workload_named(CONFIG.workload.workload) is WORKLOAD
+    with pytest.raises(UsageError, match="workload 'song' is not known: expected one of video"):
+        workload_named("song")
+    sizes = sum(weight.nbytes for weight in model.manifest().weights)
+    engines = len(graph_of(CONFIG).pieces)
+    assert room_of(CONFIG, random_weights=False).disk == sizes + engines * (4 << 20)
+    with pytest.raises(TypeError, match="has the fields tempo"):
+        CONFIG.changed(tempo=2)
+    assert torch.float32 is CONFIG.target.dtype
