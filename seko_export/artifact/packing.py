@@ -25,14 +25,14 @@ class Packed:
     files: int
 
 
-def pack_artifact(folder: Path, goal: Path, *, replace: bool = False) -> Packed:
+def pack_artifact(folder: Path, output_path: Path, *, replace: bool = False) -> Packed:
     """Write an artifact as one tar: manifest first, then the signature if there is one, then the files by name.
 
     Parameters
     ----------
     folder : Path
         The artifact; every hash is checked first.
-    goal : Path
+    output_path : Path
         The tar to write; the name appears when the file is complete.
     replace : bool
         Whether to replace a regular file that is already there.
@@ -46,26 +46,28 @@ def pack_artifact(folder: Path, goal: Path, *, replace: bool = False) -> Packed:
     ArtifactError
         If the artifact is damaged.
     UsageError
-        If the goal exists, or lies inside the artifact.
+        If the output path exists, or lies inside the artifact.
     DiskError
         If the disk is full or the file cannot be written.
     """
-    if goal.resolve().is_relative_to(folder.resolve()):
-        raise UsageError(f"-o {goal} lies inside the artifact, which it would spoil; choose another place")
+    if output_path.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"-o {output_path} lies inside the artifact, which it would spoil; choose another place"
+        )
     checked = check_artifact(folder, fits_here=False)
     size = tar_bytes(checked.document, checked.signature, checked.manifest.files)
     contents = {path: checked.files[path] for path in sorted(checked.files)}
     heads = {MANIFEST_FILE: checked.document}
     if checked.signature is not None:
         heads[SIGNATURE_FILE] = checked.signature
-    with whole_file(goal, "packing", replace=replace) as file:
-        check_space(goal.absolute().parent, size)
+    with whole_file(output_path, "packing", replace=replace) as file:
+        check_space(output_path.absolute().parent, size)
         for path, head in heads.items():
             _write_member(file, path, memoryview(head))
         for path, content in contents.items():
             _write_member(file, path, content)
         file.write(END)
-    return Packed(goal, size, checked.digest, len(heads) + len(contents))
+    return Packed(output_path, size, checked.digest, len(heads) + len(contents))
 
 
 def _write_member(file: BinaryIO, path: str, content: memoryview) -> None:

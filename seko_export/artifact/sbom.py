@@ -40,7 +40,7 @@ def write_sbom(folder: Path, model: str, cuda: str | None, further: tuple[str, .
         More packages that made this backend's engines.
     """
     packages = _closure((*TOOLCHAIN, *further))
-    components = [_component(found) for found in packages.values()]
+    components = [_component(package) for package in packages.values()]
     tools = {"python": platform.python_version(), "c++": environment.producer()["compiler"]}
     if cuda is not None:
         tools["cuda"] = cuda
@@ -50,10 +50,10 @@ def write_sbom(folder: Path, model: str, cuda: str | None, further: tuple[str, .
     ]
     dependencies = [
         {
-            "ref": _purl(found),
-            "dependsOn": sorted({_purl(packages[name]) for name in _needs(found, packages)}),
+            "ref": _purl(package),
+            "dependsOn": sorted({_purl(packages[name]) for name in _needs(package, packages)}),
         }
-        for found in packages.values()
+        for package in packages.values()
     ]
     top = {"type": "machine-learning-model", "bom-ref": "artifact", "name": model}
     bill: dict[str, Any] = {
@@ -62,8 +62,8 @@ def write_sbom(folder: Path, model: str, cuda: str | None, further: tuple[str, .
         "specVersion": SPEC_VERSION,
         "version": 1,
         "metadata": {"component": top, "lifecycles": [{"phase": "build"}]},
-        "components": sorted(components, key=lambda one: str(one["bom-ref"])),
-        "dependencies": sorted(dependencies, key=lambda one: str(one["ref"])),
+        "components": sorted(components, key=lambda entry: str(entry["bom-ref"])),
+        "dependencies": sorted(dependencies, key=lambda entry: str(entry["ref"])),
     }
     # The serial is of the content: a random one would make every build another artifact.
     digest = hashlib.sha256(_to_bytes(bill)).digest()
@@ -73,43 +73,43 @@ def write_sbom(folder: Path, model: str, cuda: str | None, further: tuple[str, .
 
 def _closure(roots: tuple[str, ...]) -> dict[str, metadata.Distribution]:
     """Return the installed ones of these distributions and of all that they require, by normalised name."""
-    found: dict[str, metadata.Distribution] = {}
+    packages: dict[str, metadata.Distribution] = {}
     waiting = list(roots)
     while waiting:
         name = _normal(waiting.pop())
-        if name in found:
+        if name in packages:
             continue
         try:
-            found[name] = metadata.distribution(name)
+            packages[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:  # another platform's requirement
             continue
-        waiting += _required(found[name])
-    return dict(sorted(found.items()))
+        waiting += _required(packages[name])
+    return dict(sorted(packages.items()))
 
 
-def _needs(found: metadata.Distribution, packages: dict[str, metadata.Distribution]) -> list[str]:
-    return [name for name in map(_normal, _required(found)) if name in packages]
+def _needs(package: metadata.Distribution, packages: dict[str, metadata.Distribution]) -> list[str]:
+    return [name for name in map(_normal, _required(package)) if name in packages]
 
 
-def _required(found: metadata.Distribution) -> list[str]:
+def _required(package: metadata.Distribution) -> list[str]:
     """Return the names that a distribution requires without extras."""
     names = []
-    for requirement in found.requires or ():
+    for requirement in package.requires or ():
         name = re.match(r"[\w.-]+", requirement)
         if name and "extra ==" not in requirement:
             names.append(name[0])
     return names
 
 
-def _component(found: metadata.Distribution) -> Component:
+def _component(package: metadata.Distribution) -> Component:
     component: Component = {
         "type": "library",
-        "bom-ref": _purl(found),
-        "name": _normal(found.metadata["Name"]),
-        "version": found.version,
-        "purl": _purl(found),
+        "bom-ref": _purl(package),
+        "name": _normal(package.metadata["Name"]),
+        "version": package.version,
+        "purl": _purl(package),
     }
-    licences = _licences(found)
+    licences = _licences(package)
     if licences:
         component["licenses"] = licences
     else:
@@ -117,22 +117,24 @@ def _component(found: metadata.Distribution) -> Component:
     return component
 
 
-def _licences(found: metadata.Distribution) -> list[dict[str, Any]]:
+def _licences(package: metadata.Distribution) -> list[dict[str, Any]]:
     """Return the package's licence: its SPDX expression, else its licence name, else its classifiers."""
-    told = found.metadata
-    if "License-Expression" in told:
-        return [{"expression": told["License-Expression"]}]
-    name = told["License"].strip() if "License" in told else ""
+    package_metadata = package.metadata
+    if "License-Expression" in package_metadata:
+        return [{"expression": package_metadata["License-Expression"]}]
+    name = package_metadata["License"].strip() if "License" in package_metadata else ""
     if name and "\n" not in name and len(name) <= _LONGEST_NAME:
         return [{"license": {"name": name}}]
     classifiers = [
-        one.split(" :: ")[-1] for one in told.get_all("Classifier") or [] if one.startswith("License ::")
+        classifier.split(" :: ")[-1]
+        for classifier in package_metadata.get_all("Classifier") or []
+        if classifier.startswith("License ::")
     ]
-    return [{"license": {"name": one}} for one in sorted(set(classifiers))]
+    return [{"license": {"name": classifier}} for classifier in sorted(set(classifiers))]
 
 
-def _purl(found: metadata.Distribution) -> str:
-    return f"pkg:pypi/{_normal(found.metadata['Name'])}@{quote(found.version, safe='')}"
+def _purl(package: metadata.Distribution) -> str:
+    return f"pkg:pypi/{_normal(package.metadata['Name'])}@{quote(package.version, safe='')}"
 
 
 def _normal(name: str) -> str:

@@ -57,7 +57,7 @@ class Signed:
     dropped: tuple[str, ...]
 
 
-def make_key(goal: Path, passphrase: bytes | None = None) -> KeyPair:
+def make_key(output_path: Path, passphrase: bytes | None = None) -> KeyPair:
     """Make an ed25519 key: the private key ``GOAL`` (PEM, PKCS8, readable by its owner alone) and ``GOAL.pub`` for
     trust files.
 
@@ -73,27 +73,29 @@ def make_key(goal: Path, passphrase: bytes | None = None) -> KeyPair:
         If a file cannot be written.
     """
     serialization, ed25519 = _library()
-    public = goal.with_name(goal.name + ".pub")
-    for path in (goal, public):
+    public = output_path.with_name(output_path.name + ".pub")
+    for path in (output_path, public):
         if os.path.lexists(path):
             raise UsageError(f"{path} exists already, and keys are never replaced; choose another -o")
     if passphrase is None:
         encryption = serialization.NoEncryption()
     else:
         encryption = serialization.BestAvailableEncryption(_checked_passphrase(passphrase, "the passphrase"))
-    made = ed25519.Ed25519PrivateKey.generate()
-    secret = made.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
-    key = _public_key(made)
-    name = "".join(letter if letter.isprintable() else "?" for letter in goal.name)
+    private_key = ed25519.Ed25519PrivateKey.generate()
+    secret = private_key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+    )
+    key = _public_key(private_key)
+    name = "".join(letter if letter.isprintable() else "?" for letter in output_path.name)
     for path, content, mode in (
-        (goal, secret, 0o600),
+        (output_path, secret, 0o600),
         (public, f"ed25519 {key} {name}\n".encode("utf-8", "backslashreplace"), 0o644),
     ):
         with disk_faults(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path, "writing", replace=False, mode=mode) as file:
             file.write(content)
-    return KeyPair(goal, public, key)
+    return KeyPair(output_path, public, key)
 
 
 def sign_artifact(folder: Path, key_file: Path, ask: Callable[[], bytes] | None = None) -> Signed:
@@ -124,21 +126,27 @@ def sign_artifact(folder: Path, key_file: Path, ask: Callable[[], bytes] | None 
     private = _load_key(key_file, ask)
     checked = check_artifact(folder, fits_here=False, may_be_unsigned=True)
     key, time, document = _public_key(private), _now(), checked.document
-    found = [] if checked.signature is None else read_signatures(checked.signature)
-    others = {one.key: one for one in found if one.key != key and fits(one, document)}
-    dropped = {one.key for one in found if one.key != key} - set(others)
-    made = Signature(
+    signatures = [] if checked.signature is None else read_signatures(checked.signature)
+    others = {
+        signature.key: signature
+        for signature in signatures
+        if signature.key != key and fits(signature, document)
+    }
+    dropped = {signature.key for signature in signatures if signature.key != key} - set(others)
+    own_signature = Signature(
         key, private.sign(signed_bytes(document)), time, private.sign(timed_bytes(document, time))
     )
     table = {
         "signature_version": SIGNATURE_VERSION,
-        "signatures": [_entry(one) for _, one in sorted((others | {key: made}).items())],
+        "signatures": [_entry(signature) for _, signature in sorted((others | {key: own_signature}).items())],
     }
-    goal = folder / SIGNATURE_FILE
+    output_path = folder / SIGNATURE_FILE
     # Written beside the artifact, not in it: a file of another name in there would make it wrong.
-    with whole_file(goal, "signing", replace=True, beside=folder.absolute()) as file:
+    with whole_file(output_path, "signing", replace=True, beside=folder.absolute()) as file:
         file.write(json.dumps(table, indent=1, sort_keys=True).encode() + b"\n")
-    return Signed(goal, checked.digest, key, time, tuple(sorted({key, *others})), tuple(sorted(dropped)))
+    return Signed(
+        output_path, checked.digest, key, time, tuple(sorted({key, *others})), tuple(sorted(dropped))
+    )
 
 
 def read_passphrase(path: Path) -> bytes:

@@ -74,7 +74,7 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path)
     except SafetensorError as fault:
-        told = re.search(r"os error (\d+)", str(fault))
-        if told is None:
+        os_error = re.search(r"os error (\d+)", str(fault))
+        if os_error is None:
             raise
-        raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from fault
+        raise OSError(int(os_error[1]), os.strerror(int(os_error[1])), str(path)) from fault

@@ -35,10 +35,10 @@ def read_json(file: Path) -> object:
     if len(content) > MAX_JSON_BYTES:
         raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
     try:
-        told: object = json.loads(content.decode("utf-8"))
+        value: object = json.loads(content.decode("utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    return told
+    return value
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
@@ -50,12 +50,12 @@ def read_json_object(file: Path) -> dict[str, Any]:
         If the file is not a JSON object.
     """
     try:
-        told = read_json(file)
+        value = read_json(file)
     except (OSError, ValueError) as fault:
         raise NotACheckpointError(f"{file} cannot be read as JSON: {shown(str(fault))}") from fault
-    if not isinstance(told, dict):
-        raise NotACheckpointError(f"{file} holds a JSON {type(told).__name__}, expected an object")
-    return told
+    if not isinstance(value, dict):
+        raise NotACheckpointError(f"{file} holds a JSON {type(value).__name__}, expected an object")
+    return value
 
 
 def config_file_of(path: Path, layout: Layout) -> Path | None:

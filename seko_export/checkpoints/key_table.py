@@ -221,7 +221,10 @@ class KeyTable:
 
     def companion_of(self, name: str) -> Companion | None:
         """Return the further file that holds a key (exporter's name), or None for the checkpoint itself."""
-        return next((one for one in self.companions if any(part in name for part in one.parts)), None)
+        return next(
+            (companion for companion in self.companions if any(part in name for part in companion.parts)),
+            None,
+        )
 
     def naming_of(self, opened: OpenedFiles) -> Naming:
         """Return the naming that a file uses: the first that fits, else the last."""
@@ -241,20 +244,20 @@ class KeyTable:
             Field of `ModelConfig` to value. Layers are those that have a key, so that no more are ever expected than a
             file has keys.
         """
-        found = {
-            one.field: shapes[one.key][one.axis] // one.per
-            for one in self.dimensions
-            if len(shapes.get(one.key, ())) > one.axis
+        sizes = {
+            dimension.field: shapes[dimension.key][dimension.axis] // dimension.per
+            for dimension in self.dimensions
+            if len(shapes.get(dimension.key, ())) > dimension.axis
         }
         layers = {layer for layer in map(self.layer_of, shapes) if layer is not None}
-        return found | ({"layers": len(layers)} if layers else {})
+        return sizes | ({"layers": len(layers)} if layers else {})
 
     def foreign_keys(self, opened: OpenedFiles) -> tuple[str, ...]:
         """Return the keys of a file that no preset's model has, in whichever layer."""
         naming = self.naming_of(opened)
         known = {_within_layer(name) for model in self.models.values() for name in self.shapes(model)}
-        found = ((source.key, naming.translated(source.key) or source.key) for source in opened.sources)
-        return tuple(key for key, name in found if _within_layer(name) not in known)
+        named_keys = ((source.key, naming.translated(source.key) or source.key) for source in opened.sources)
+        return tuple(key for key, name in named_keys if _within_layer(name) not in known)
 
     def preset_of(self, dimensions: Mapping[str, int]) -> str | None:
         """Return the preset with these dimensions, if there is one."""
@@ -274,12 +277,12 @@ class KeyTable:
             hints.append(f"the keys carry the prefix {shown(min(prefixes))!r}; save them without it")
         if wanted is None:
             return hints
-        found = self.dimensions_of(self.naming_of(opened).shapes_in(opened))
+        dimensions = self.dimensions_of(self.naming_of(opened).shapes_in(opened))
         expected = self.dimensions_of(self.shapes(wanted))
-        differing = [name for name in expected if name in found and found[name] != expected[name]]
+        differing = [name for name in expected if name in dimensions and dimensions[name] != expected[name]]
         if differing:
-            sizes = ", ".join(f"{name} {found[name]} (expected {expected[name]})" for name in differing)
-            preset = self.preset_of(found)
+            sizes = ", ".join(f"{name} {dimensions[name]} (expected {expected[name]})" for name in differing)
+            preset = self.preset_of(dimensions)
             known = f": the dimensions of --preset {preset}" if preset else ""
             hints.append(f"the file's model has {sizes}{known}")
         return hints

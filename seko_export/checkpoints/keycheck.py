@@ -69,24 +69,24 @@ def compare_keys(
         If a key is unknown, missing, misshapen or doubled. The message is ``heading``, all such keys, ``hints``.
     """
     known = {*expected, *passed_over}
-    found: dict[str, TensorSource] = {}
+    matched: dict[str, TensorSource] = {}
     unknown: list[str] = []
     doubled: list[str] = []
     for source in opened.sources:
         name = naming.translated(source.key)
         if name is None or name not in known:
             unknown.append(source.file_key)
-        elif name in found:
+        elif name in matched:
             doubled.append(source.file_key)
         else:
-            found[name] = source
-    missing = [name for name in expected if name not in found]
-    misshapen = [name for name in expected if name in found and found[name].shape != expected[name]]
+            matched[name] = source
+    missing = [name for name in expected if name not in matched]
+    misshapen = [name for name in expected if name in matched and matched[name].shape != expected[name]]
     if not (unknown or missing or misshapen or doubled):
-        return {name: found[name] for name in expected}
+        return {name: matched[name] for name in expected}
 
     shapes = [
-        f"{shown(found[name].file_key)} is {list(found[name].shape)}, expected {list(expected[name])}"
+        f"{shown(matched[name].file_key)} is {list(matched[name].shape)}, expected {list(expected[name])}"
         for name in misshapen
     ]
     lines = [heading]

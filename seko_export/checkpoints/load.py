@@ -138,7 +138,7 @@ def load_model(
         path,
         config,
         layout,
-        lambda one: match_sources(path, one, config, keys),
+        lambda model_file: match_sources(path, model_file, config, keys),
         dtype=dtype,
         companion=companion,
     )

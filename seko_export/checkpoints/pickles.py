@@ -145,7 +145,7 @@ def unsafe_pickle(path: Path, globals_named: list[str]) -> CheckpointError:
 
 def globals_of_pickle(pickled: bytes) -> list[str]:
     """List what a series of pickles would import beyond what tensors need. Executes nothing."""
-    found: set[str] = set()
+    names: set[str] = set()
     strings: list[str] = []
     stream = io.BytesIO(pickled[:SCANNED_BYTES])
     # Bytes that are no pickle, or no more, stop genops with errors of many kinds; what was seen counts.
@@ -153,10 +153,10 @@ def globals_of_pickle(pickled: bytes) -> list[str]:
         while stream.tell() < len(pickled):
             for opcode, argument, _ in pickletools.genops(stream):
                 if opcode.name in ("GLOBAL", "INST"):
-                    found.add(str(argument).replace(" ", "."))
+                    names.add(str(argument).replace(" ", "."))
                 elif opcode.name == "STACK_GLOBAL" and len(strings) >= 2:
-                    found.add(".".join(strings[-2:]))  # a memo may stand between; good enough for a message
+                    names.add(".".join(strings[-2:]))  # a memo may stand between; good enough for a message
                 elif isinstance(argument, str):
                     strings.append(argument)
-    harmless = {name for name in found if name.startswith("torch.") and name.endswith("Storage")}
-    return sorted(shown(name) for name in found - harmless - _HARMLESS_GLOBALS)
+    harmless = {name for name in names if name.startswith("torch.") and name.endswith("Storage")}
+    return sorted(shown(name) for name in names - harmless - _HARMLESS_GLOBALS)

@@ -51,14 +51,17 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
         A subclass for the cause; see `seko_export.checkpoints.errors`.
     """
     if companion is not None:  # in the same folder it is not the checkpoint itself
-        named = (replace(one, names=(*one.names, companion.name)) for one in layout.companions)
+        named = (
+            replace(layout_of_part, names=(*layout_of_part.names, companion.name))
+            for layout_of_part in layout.companions
+        )
         layout = replace(layout, companions=tuple(named))
     opened = _open_one(path, layout)
-    for one in layout.companions:
-        file = companion or companion_file(path, layout, one)
+    for part in layout.companions:
+        file = companion or companion_file(path, layout, part)
         if file is not None:
             try:
-                beside = _open_one(file, Layout(layout.formats, (), None, optional_part=one.pt_part))
+                beside = _open_one(file, Layout(layout.formats, (), None, optional_part=part.pt_part))
             except NotACheckpointError as fault:
                 raise CheckpointError(f"{fault}; {path} is read together with it") from fault
             opened = replace(
@@ -101,7 +104,7 @@ def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
     home = folder
     beside = {name for companion in layout.companions for name in companion.names}
     if not any(file.name not in beside for file in folder.glob("*.safetensors*")):
-        home = next((one for one in inner if one.is_dir()), folder)
+        home = next((entry for entry in inner if entry.is_dir()), folder)
     indices = sorted(home.glob("*.safetensors.index.json"))
     # A shard of nobody's index stays in the list: without its index it is one file among several.
     files = sorted(file for file in home.glob("*.safetensors") if file.name not in beside)

@@ -19,19 +19,19 @@ def with_row_scales(opened: OpenedFiles) -> OpenedFiles:
 
     What is no such pair stays as it is: its dtype or its key is refused later. So are scales without a matrix.
     """
-    sources = {one.file_key: one for one in opened.sources}
-    pairs = {key: sources[key + _SUFFIX] for key, one in sources.items() if _is_pair(one, sources)}
-    scales = {one.file_key for one in pairs.values()}
+    sources = {source.file_key: source for source in opened.sources}
+    pairs = {key: sources[key + _SUFFIX] for key, source in sources.items() if _is_pair(source, sources)}
+    scales = {source.file_key for source in pairs.values()}
 
-    def kept() -> Iterator[TensorSource]:
-        for one in opened.sources:
-            if one.file_key in pairs:
-                read = partial(_scaled, one, pairs[one.file_key])
-                yield replace(one, dtype_name="e4m3 with scales", dtype=torch.float32, read=read)
-            elif one.file_key not in scales:
-                yield one
+    def unpaired() -> Iterator[TensorSource]:
+        for source in opened.sources:
+            if source.file_key in pairs:
+                read = partial(_scaled, source, pairs[source.file_key])
+                yield replace(source, dtype_name="e4m3 with scales", dtype=torch.float32, read=read)
+            elif source.file_key not in scales:
+                yield source
 
-    return replace(opened, sources=tuple(kept()))
+    return replace(opened, sources=tuple(unpaired()))
 
 
 def _is_pair(codes: TensorSource, sources: dict[str, TensorSource]) -> bool:

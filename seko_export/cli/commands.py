@@ -33,31 +33,33 @@ def build_options(*, of_plan: bool = False) -> Callable[[Callable[..., Any]], Ca
     """Decorator that adds the options of `BuildOptions` to a command: all, or only those of `plan`."""
 
     def give(command: Callable[..., Any]) -> Callable[..., Any]:
-        for one, option in reversed([*declared()]):  # the last one added stands first in the help
+        for option_field, option in reversed([*declared()]):  # the last one added stands first in the help
             if of_plan and not option.plan:
                 continue
-            command = _click_option(one, option)(command)
+            command = _click_option(option_field, option)(command)
         return command
 
     return give
 
 
-def _click_option(one: Field[Any], option: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    spelled, kind = flag(one.name), str(one.type)
+def _click_option(
+    option_field: Field[Any], option: Option
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    spelled, kind = flag(option_field.name), str(option_field.type)
     add = partial(click.option, cls=GroupedOption, group=option.group, common=option.common, help=option.help)
     if option.off is not None:
-        return add(f"{spelled}/{option.off}", one.name, default=None)
+        return add(f"{spelled}/{option.off}", option_field.name, default=None)
     if kind == "bool":
-        return add(spelled, one.name, is_flag=True)
+        return add(spelled, option_field.name, is_flag=True)
     if option.numbers:
-        return add(spelled, one.name, callback=_numbers)
+        return add(spelled, option_field.name, callback=_numbers)
     types: dict[str, Any] = {"int | None": int, "Path | None": click.Path(path_type=Path)}
     return add(
         spelled,
-        one.name,
+        option_field.name,
         type=types.get(kind),
-        default=one.default,
-        show_default=one.default is not None,
+        default=option_field.default,
+        show_default=option_field.default is not None,
         shell_complete=None if option.values is None else completing(option.values),
     )
 
@@ -116,10 +118,10 @@ def build(
     if as_json:
         print_json(result.report())
         return
-    say(*_told(result))
+    say(*_summary(result))
 
 
-def _told(result: VideoBuildResult) -> Iterator[str]:
+def _summary(result: VideoBuildResult) -> Iterator[str]:
     """Yield what a build made, as lines for a reader."""
     kv = result.kv
     yield f"artifact  {result.artifact}  ({result.digest[:16]}, built in {result.build_s:.1f} s)"

@@ -21,11 +21,11 @@ def pack(artifact: Path, output: Path, force: bool, as_json: bool) -> None:
     """Write ARTIFACT as one tar, after checking every hash; the same artifact gives the same bytes."""
     from seko_export.artifact.packing import pack_artifact
 
-    made = pack_artifact(artifact, output, replace=force)
+    packed = pack_artifact(artifact, output, replace=force)
     if as_json:
-        print_json(asdict(made) | {"file": str(made.file)})
+        print_json(asdict(packed) | {"file": str(packed.file)})
     else:
-        say(f"{made.file}: {made.files} files, {made.bytes} bytes, digest {made.digest}")
+        say(f"{packed.file}: {packed.files} files, {packed.bytes} bytes, digest {packed.digest}")
 
 
 @click.command(short_help="Unpack such a tar into a folder.")
@@ -37,11 +37,11 @@ def unpack(archive: Path, output: Path, force: bool, as_json: bool) -> None:
     """Make an artifact's folder of FILE.tar; what `pack` would not have written is refused."""
     from seko_runtime.format.unpacking import unpack_artifact
 
-    made = unpack_artifact(archive, output, replace=force)
+    unpacked = unpack_artifact(archive, output, replace=force)
     if as_json:
-        print_json(asdict(made) | {"folder": str(made.folder)})
+        print_json(asdict(unpacked) | {"folder": str(unpacked.folder)})
     else:
-        say(f"{made.folder}: {made.files} files, {made.bytes} bytes, digest {made.digest}")
+        say(f"{unpacked.folder}: {unpacked.files} files, {unpacked.bytes} bytes, digest {unpacked.digest}")
 
 
 @click.command(short_help="Make a key to sign artifacts with.")
@@ -71,11 +71,11 @@ def keygen(output: Path, ask_passphrase: bool, passphrase_file: Path | None, as_
         passphrase = read_passphrase(passphrase_file)
     elif ask_passphrase:
         passphrase = _ask("Passphrase of the new key", twice=True)
-    made = make_key(output, passphrase)
+    pair = make_key(output, passphrase)
     if as_json:
-        print_json({"private": str(made.private), "public": str(made.public), "key": made.key})
+        print_json({"private": str(pair.private), "public": str(pair.public), "key": pair.key})
     else:
-        say(f"{made.private}: keep it; {made.public}: a line for the trust file, key {made.key}")
+        say(f"{pair.private}: keep it; {pair.public}: a line for the trust file, key {pair.key}")
 
 
 @click.command(short_help="Sign an artifact.")
@@ -91,13 +91,13 @@ def sign(artifact: Path, key: Path, as_json: bool) -> None:
     """
     from seko_export.artifact.signing import sign_artifact
 
-    made = sign_artifact(artifact, key, (lambda: _ask(f"Passphrase of {key}")) if on_terminal() else None)
-    for dropped in made.dropped:
+    signed = sign_artifact(artifact, key, (lambda: _ask(f"Passphrase of {key}")) if on_terminal() else None)
+    for dropped in signed.dropped:
         note(f"dropped the signature of {dropped}: it is not of this manifest")
     if as_json:
-        print_json(asdict(made) | {"file": str(made.file)})
+        print_json(asdict(signed) | {"file": str(signed.file)})
     else:
-        say(f"{made.file}: digest {made.digest} signed by {made.key} at {made.time}")
+        say(f"{signed.file}: digest {signed.digest} signed by {signed.key} at {signed.time}")
 
 
 def on_terminal() -> bool:

@@ -49,7 +49,7 @@ def _lines(silence_s: float) -> Iterator[progress.Progress]:
     now = "starting"
     aside: Callable[[], str] | None = None
     begun = printed = time.monotonic()
-    seen: set[str] = set()
+    shown_steps: set[str] = set()
 
     def say(line: str) -> None:
         nonlocal printed
@@ -61,8 +61,8 @@ def _lines(silence_s: float) -> Iterator[progress.Progress]:
         with lock:
             now = f"{step} ({done} of {total})" if total > 1 else step
             aside = beside or aside
-            if step not in seen:
-                seen.add(step)
+            if step not in shown_steps:
+                shown_steps.add(step)
                 say(step)
 
     def watch() -> None:

@@ -79,15 +79,15 @@ class SekoGroup(click.Group):
         """Run the command line and end the process with its exit code; as click's own without ``standalone_mode``."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-        given = [*(sys.argv[1:] if args is None else args)]
-        found: Mapping[str, object] = {}
+        words = [*(sys.argv[1:] if args is None else args)]
+        report: Mapping[str, object] = {}
         failed: str | None = None
         try:
             with machine_faults():
-                code = super().main(given, prog_name, complete_var, standalone_mode=False, **extra) or 0
+                code = super().main(words, prog_name, complete_var, standalone_mode=False, **extra) or 0
                 print_lines([])  # what was printed so far
         except (ExportError, SekoRuntimeError) as error:
-            failed, code, found = str(error), error.exit_code, getattr(error, "report", {})
+            failed, code, report = str(error), error.exit_code, getattr(error, "report", {})
             note(f"seko-export: {failed}")
         except _EndedError as ended:
             failed, code = str(ended), ended.code
@@ -100,11 +100,11 @@ class SekoGroup(click.Group):
             failed, code = "no answer was given", 1
             note(f"seko-export: {failed}")
         except Exception as fault:
-            if "--json" in given:
+            if "--json" in words:
                 show_failure({}, f"{type(fault).__name__}: {fault}", 1)
             raise
-        if failed is not None and "--json" in given:
-            show_failure({**found}, failed, code)
+        if failed is not None and "--json" in words:
+            show_failure({**report}, failed, code)
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> None:
@@ -158,14 +158,14 @@ def print_table(report: Mapping[str, Any]) -> None:
 def _rows(key: str, value: Any) -> Iterator[tuple[str, str, str]]:
     """Yield rows of an entry: of a mapping one each, of a list of sentences one each."""
     if isinstance(value, Mapping) and value:
-        for name, one in value.items():
-            if isinstance(one, Mapping) and {*one} == {"value", "from"}:
-                yield key, name, f"{_plain(one['value'])}  ({one['from']})"
+        for name, entry in value.items():
+            if isinstance(entry, Mapping) and {*entry} == {"value", "from"}:
+                yield key, name, f"{_plain(entry['value'])}  ({entry['from']})"
             else:
-                yield key, name, _plain(one)
-    elif isinstance(value, list) and value and all(isinstance(one, str) for one in value):
-        for one in value:
-            yield key, "", one
+                yield key, name, _plain(entry)
+    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        for item in value:
+            yield key, "", item
     else:
         yield key, "", _plain(value)
 
@@ -175,7 +175,7 @@ def _plain(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, list | tuple) and not any(isinstance(one, list | tuple | dict) for one in value):
+    if isinstance(value, list | tuple) and not any(isinstance(item, list | tuple | dict) for item in value):
         return ", ".join(map(_plain, value))
     return json.dumps(value) if isinstance(value, Mapping | list | tuple) else str(value)
 

@@ -129,9 +129,9 @@ def resolve_target(wanted: str, cross: Collection[str] = ()) -> Target:
             f"--target {wanted}: this backend builds for one GPU, which is here; give --target auto"
         )
     if local != wanted:
-        found = "no CUDA device" if local is None else f"a GPU of {local}"
+        present = "no CUDA device" if local is None else f"a GPU of {local}"
         raise MachineError(
-            f"--target {wanted} cannot be built here: this machine has {found}, and engines are tuned and checked "
+            f"--target {wanted} cannot be built here: this machine has {present}, and engines are tuned and checked "
             f"on the device they are for; build on a machine with {wanted}, or with --target auto"
         )
     return Target("cuda", wanted)
@@ -288,11 +288,11 @@ def several_gpus() -> list[Finding]:
     if len(kinds) > 1:
         advice = "all ranks run the same engines: leave one kind in CUDA_VISIBLE_DEVICES"
         return [Finding(subject, False, f"{count}, of {len(kinds)} kinds", advice)]
-    for one, other in permutations(range(count), 2):
-        if not torch.cuda.can_device_access_peer(one, other):
-            told = f"{count}, but cuda:{one} does not reach the memory of cuda:{other}"
+    for device, other in permutations(range(count), 2):
+        if not torch.cuda.can_device_access_peer(device, other):
+            status = f"{count}, but cuda:{device} does not reach the memory of cuda:{other}"
             return [
-                Finding(subject, True, told, "exchanges go through the host's memory, which takes longer")
+                Finding(subject, True, status, "exchanges go through the host's memory, which takes longer")
             ]
     return [Finding(subject, True, f"{count}, each reaches the memory of the others")]
 
@@ -311,14 +311,14 @@ def _tool(name: str, advice: str) -> Finding:
 
 
 def _triton() -> Finding:
-    found = _version("triton")
-    ok = found != "not installed"
+    version = _version("triton")
+    ok = version != "not installed"
     advice = "" if ok else "GPU builds and --backend compile need it: pip install triton"
     if ok and torch.cuda.is_available() and ctypes.util.find_library("cuda") is None:
         return Finding(
-            "triton", False, f"{found}, without the driver library libcuda", "install the NVIDIA driver"
+            "triton", False, f"{version}, without the driver library libcuda", "install the NVIDIA driver"
         )
-    return Finding("triton", ok, found, advice)
+    return Finding("triton", ok, version, advice)
 
 
 def _tensorrt_builder(library: TensorRt) -> Finding:
@@ -327,8 +327,8 @@ def _tensorrt_builder(library: TensorRt) -> Finding:
     try:
         return Finding(subject, True, str(library.load().__version__))
     except MachineError as fault:
-        found = "installed, cannot build" if importlib.util.find_spec(library.module) else "not installed"
-        return Finding(subject, False, found, str(fault))
+        status = "installed, cannot build" if importlib.util.find_spec(library.module) else "not installed"
+        return Finding(subject, False, status, str(fault))
 
 
 def _module(module: str, subject: str, advice: str) -> Finding:

@@ -68,8 +68,8 @@ class TensorRt:
             raise MachineError(
                 f"the package {self.module} {module.__version__} has no builder; pip install {self.install}"
             )
-        found = tuple(int(part) for part in module.__version__.split(".")[:2])
-        if found < self.oldest:
+        version = tuple(int(part) for part in module.__version__.split(".")[:2])
+        if version < self.oldest:
             raise MachineError(
                 f"{self.title} {module.__version__} is too old, expected at least {self.oldest[0]}.{self.oldest[1]}: "
                 f"its networks are not strongly typed; pip install --upgrade {self.install}"

@@ -48,7 +48,7 @@ class Vae(ABC, Generic[C]):
         """
 
     @abstractmethod
-    def config(self, told: Mapping[str, Any], where: str) -> C | None:
+    def config(self, config_json: Mapping[str, Any], where: str) -> C | None:
         """Return the config for these fields of a config.json, or None if they are another VAE's.
 
         Raises

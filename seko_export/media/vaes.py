@@ -49,14 +49,14 @@ def vae_config_of(path: Path) -> VaeConfig:
     UsageError
         If its dimensions contradict each other.
     """
-    for one in vaes():
-        found: VaeConfig | None = one.recognise(path)
-        if found is not None:
-            return found
+    for vae in vaes():
+        config: VaeConfig | None = vae.recognise(path)
+        if config is not None:
+            return config
     raise NotACheckpointError(f"{path} holds no VAE that is known: expected {' or '.join(VAES.values())}")
 
 
-def vae_config(told: Mapping[str, Any], where: str) -> VaeConfig:
+def vae_config(config_json: Mapping[str, Any], where: str) -> VaeConfig:
     """Return the config for these fields of a config.json, of the first kind that takes them for its own.
 
     Raises
@@ -64,18 +64,18 @@ def vae_config(told: Mapping[str, Any], where: str) -> VaeConfig:
     CheckpointError
         If they are of no VAE that is known, or a field has the wrong type.
     """
-    for one in vaes():
-        found: VaeConfig | None = one.config(told, where)
-        if found is not None:
-            return found
+    for vae in vaes():
+        config: VaeConfig | None = vae.config(config_json, where)
+        if config is not None:
+            return config
     raise NotACheckpointError(f"{where} describes no VAE that is known: expected one of {', '.join(VAES)}")
 
 
 def vae_for(latent_channels: int, spatial_stride: int, temporal_stride: int) -> VaeConfig | None:
     """Return the first preset with these sizes of its latents, or None: the usual VAE of a model."""
     wanted = (latent_channels, spatial_stride, temporal_stride)
-    for one in vaes():
-        for preset in one.presets.values():
+    for vae in vaes():
+        for preset in vae.presets.values():
             if (preset.latent_channels, preset.spatial_stride, preset.temporal_stride) == wanted:
                 usual: VaeConfig = preset
                 return usual

@@ -35,15 +35,15 @@ def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
     home = text_encoder if text_encoder.is_dir() else text_encoder.parent
     places = [home, home / "tokenizer", home.parent / "tokenizer", home / "google" / "umt5-xxl"]
     files = [place / TOKENIZER for place in places] if named is None else [named, named / TOKENIZER]
-    found = next((file for file in files if file.is_file()), None)
-    if found is None:
+    tokenizer = next((file for file in files if file.is_file()), None)
+    if tokenizer is None:
         tried = ", ".join(str(file) for file in files)
         raise CheckpointNotFoundError(
             f"no tokenizer at {tried}: name the encoder's tokenizer.json with --tokenizer, or build with --no-text"
         )
-    if "model" not in read_json_object(found):
-        raise NotACheckpointError(f"{found} is no JSON file of the library tokenizers: it has no 'model'")
-    return found
+    if "model" not in read_json_object(tokenizer):
+        raise NotACheckpointError(f"{tokenizer} is no JSON file of the library tokenizers: it has no 'model'")
+    return tokenizer
 
 
 @contextmanager

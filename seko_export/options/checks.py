@@ -68,14 +68,14 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
         check_sink(replace(stream, **options.layout))
 
 
-def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
+def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> None:
     """Refuse a build with invalid options, missing files or an unusable output folder; reads no file's content.
 
     Parameters
     ----------
     options : BuildOptions
         What `seko-export build` takes.
-    goal : Path
+    output_path : Path
         The artifact's folder.
     force : bool
         Whether to replace an artifact that is already there.
@@ -83,11 +83,11 @@ def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
     Raises
     ------
     UsageError
-        If options contradict each other, a large preset has no checkpoint, or the goal exists.
+        If options contradict each other, a large preset has no checkpoint, or the output path exists.
     CheckpointNotFoundError
         If a named file does not exist.
     MachineError
-        If the goal cannot be written.
+        If the output path cannot be written.
     """
     check_options(options)
     nameless = options.random_weights is None and options.checkpoint is None and options.model_folder is None
@@ -110,8 +110,8 @@ def check_build(options: BuildOptions, goal: Path, *, force: bool) -> None:
     ):
         if path is not None and not path.exists():
             raise CheckpointNotFoundError(f"{what} {path} was not found: give the path of {expected}")
-    check_goal(goal, replace=force)
-    _check_place(goal)
+    check_goal(output_path, replace=force)
+    _check_place(output_path)
 
 
 def preset_of(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> str:
@@ -136,10 +136,10 @@ def _config_in(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's config.json; empty if it holds none that can be read, which is told later."""
     file = folder / SAMPLE_CONFIG
     try:
-        told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def check_sink(stream: StreamConfig) -> None:
@@ -161,12 +161,12 @@ def _sample_stream(folder: Path) -> StreamConfig | None:
         return None
 
 
-def _check_place(goal: Path) -> None:
+def _check_place(output_path: Path) -> None:
     """Refuse an output path below a file, or in a folder that this user may not write."""
-    above = next(parent for parent in goal.absolute().parents if os.path.lexists(parent))
+    above = next(parent for parent in output_path.absolute().parents if os.path.lexists(parent))
     if not above.is_dir():
-        raise MachineError(f"{goal} cannot be written ({above} is no folder): choose another -o")
+        raise MachineError(f"{output_path} cannot be written ({above} is no folder): choose another -o")
     if not os.access(above, os.W_OK | os.X_OK):
         raise MachineError(
-            f"{goal} cannot be written ({above} is read-only for this user): choose another -o"
+            f"{output_path} cannot be written ({above} is read-only for this user): choose another -o"
         )

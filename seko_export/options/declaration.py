@@ -30,7 +30,7 @@ ATTENTIONS = ("auto", *BY_NAME)
 MOST = 65_535  # of pixels, frames, streams: far above what memory holds, and below what overflows
 MOST_DIGITS = 9  # of a number in a list
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
-_OF_STREAM = {one.name for one in fields(StreamConfig)}  # options that replace a field of the preset's
+_OF_STREAM = {field.name for field in fields(StreamConfig)}  # options that replace a field of the preset's
 
 
 class Group(StrEnum):
@@ -291,7 +291,9 @@ class BuildOptions:
         "Layers that --fp8 leaves out: numbers from 0, separated by commas.", Group.SPEED, numbers=True
     )
     attention: str = _option(
-        "; ".join(f"{one.name}: {one.help}" if one.help else one.name for one in BY_NAME.values())
+        "; ".join(
+            f"{scheme.name}: {scheme.help}" if scheme.help else scheme.name for scheme in BY_NAME.values()
+        )
         + "; auto: the fastest one measured.",
         Group.SPEED,
         "auto",
@@ -332,13 +334,13 @@ class BuildOptions:
     )
 
     def __post_init__(self) -> None:
-        for option, given, refusal, refused in (
+        for option, value, refusal, refused in (
             ("--vae", self.vae, "--no-vae", self.no_vae),
             ("--text-encoder", self.text_encoder, "--no-text", self.no_text),
             ("--tokenizer", self.tokenizer, "--no-text", self.no_text),
         ):
-            if refused and given is not None:
-                raise UsageError(f"{option} {given} contradicts {refusal}: give one of them")
+            if refused and value is not None:
+                raise UsageError(f"{option} {value} contradicts {refusal}: give one of them")
         if self.random_weights is not None:
             self._check_random_weights(self.random_weights)
         if self.heads is not None and self.checkpoint is None and self.model_folder is None:
@@ -353,11 +355,15 @@ class BuildOptions:
             raise UsageError(
                 f"--aspect {self.aspect} contradicts --height and --width: give one or the other"
             )
-        for one, _ in declared():
-            value = getattr(self, one.name)
+        for option_field, _ in declared():
+            value = getattr(self, option_field.name)
             for number in value if isinstance(value, tuple) else (value,):
-                if one.name in {*_OF_STREAM, "sessions"} and isinstance(number, int) and number > MOST:
-                    raise UsageError(f"{flag(one.name)} {number}: expected at most {MOST}")
+                if (
+                    option_field.name in {*_OF_STREAM, "sessions"}
+                    and isinstance(number, int)
+                    and number > MOST
+                ):
+                    raise UsageError(f"{flag(option_field.name)} {number}: expected at most {MOST}")
         if self.sessions is None and self.batch is not None and len(self.batch) > 1:
             raise UsageError(
                 f"--batch {with_commas(self.batch)}: sizes of calls belong to a pool; give --sessions N beside them"
@@ -373,7 +379,11 @@ class BuildOptions:
     @property
     def layout(self) -> Mapping[str, Any]:
         """Fields of `StreamConfig` that override the preset's."""
-        asked = {one.name: getattr(self, one.name) for one, _ in declared() if one.name in _OF_STREAM}
+        asked = {
+            option_field.name: getattr(self, option_field.name)
+            for option_field, _ in declared()
+            if option_field.name in _OF_STREAM
+        }
         del asked["batch"]  # which is a tuple, and sizes of calls with --sessions
         if self.layer_rings and self.ring_frames is None:
             asked["ring_frames"] = max(self.layer_rings)
@@ -392,9 +402,9 @@ class BuildOptions:
 
 def declared() -> Iterator[tuple[Field[Any], Option]]:
     """Yield the fields of `BuildOptions` that are options, in order."""
-    for one in fields(BuildOptions):
-        if "option" in one.metadata:
-            yield one, one.metadata["option"]
+    for option_field in fields(BuildOptions):
+        if "option" in option_field.metadata:
+            yield option_field, option_field.metadata["option"]
 
 
 def flag(name: str) -> str:
@@ -414,11 +424,11 @@ def options_table() -> str:
     """Return the table of options in the docs, as Markdown."""
     lines = ["| option | default | what it does |", "|---|---|---|"]
     group: Group | None = None
-    for one, option in declared():
+    for option_field, option in declared():
         if option.group != group:
             group = option.group
             lines.append(f"| **{group}** | | |")
-        spelled = f"`{flag(one.name)}`" + (f", `{option.off}`" if option.off else "")
-        default = "" if one.default in (None, False) else f"`{one.default}`"
+        spelled = f"`{flag(option_field.name)}`" + (f", `{option.off}`" if option.off else "")
+        default = "" if option_field.default in (None, False) else f"`{option_field.default}`"
         lines.append(f"| {spelled} | {default} | {option.help} |")
     return "\n".join(lines) + "\n"

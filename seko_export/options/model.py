@@ -69,20 +69,20 @@ def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenMode
         file = _recognised(options, options.checkpoint)
     except UnknownModelError:  # the strict comparison with this model will say more
         return ChosenModel(preset.model, stream, schedule)
-    told = file.recognised
+    recognised = file.recognised
     # A preset of another family lacks some of what the file says.
-    shared = [one for one in told.model if hasattr(preset.model, one) and one not in CHOSEN]
-    pairs = [(one, getattr(preset.model, one), told.model[one]) for one in shared]
+    shared = [name for name in recognised.model if hasattr(preset.model, name) and name not in CHOSEN]
+    pairs = [(name, getattr(preset.model, name), recognised.model[name]) for name in shared]
     pairs += [
-        (one, getattr(preset.stream, one), fact)
-        for one, fact in told.stream.items()
-        if one not in options.layout
+        (name, getattr(preset.stream, name), fact)
+        for name, fact in recognised.stream.items()
+        if name not in options.layout
     ]
-    if schedule is not None and told.schedule is not None:
-        pairs.append(("schedule", schedule, told.schedule))
+    if schedule is not None and recognised.schedule is not None:
+        pairs.append(("schedule", schedule, recognised.schedule))
     odd = [
-        f"{one} is {fact.value} by {fact.origin}, {ours} by the preset"
-        for one, ours, fact in pairs
+        f"{name} is {fact.value} by {fact.origin}, {ours} by the preset"
+        for name, ours, fact in pairs
         if fact.source is Source.CONFIG and fact.value != ours
     ]
     if odd:
@@ -90,10 +90,18 @@ def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenMode
             f"{options.checkpoint} contradicts --preset {name}: {'; '.join(odd)}; leave --preset out, or give what "
             "belongs to the stream as options"
         )
-    config = {one: told.model[one] for one in CHOSEN if one in told.model and hasattr(preset.model, one)}
-    stated: dict[str, Any] = {one: fact.value for one, fact in config.items() if fact.source is Source.CONFIG}
+    config = {
+        name: recognised.model[name]
+        for name in CHOSEN
+        if name in recognised.model and hasattr(preset.model, name)
+    }
+    stated: dict[str, Any] = {
+        name: fact.value for name, fact in config.items() if fact.source is Source.CONFIG
+    }
     model = replace(preset.model, **stated)
-    return ChosenModel(model, stream, schedule or told.own_schedule, _unused_note(options.checkpoint, told))
+    return ChosenModel(
+        model, stream, schedule or recognised.own_schedule, _unused_note(options.checkpoint, recognised)
+    )
 
 
 def with_aspect(chosen: ChosenModel, aspect: str | None) -> ChosenModel:
@@ -106,10 +114,10 @@ def with_aspect(chosen: ChosenModel, aspect: str | None) -> ChosenModel:
     """
     if aspect is None:
         return chosen
-    found = _ASPECT.fullmatch(aspect)
-    if found is None:
+    match = _ASPECT.fullmatch(aspect)
+    if match is None:
         raise UsageError(f"--aspect {aspect[:40]!r}: expected width and height, as 16:9 or 1920:1080")
-    height, width = chosen.stream.sides_for(int(found[2]) / int(found[1]))
+    height, width = chosen.stream.sides_for(int(match[2]) / int(match[1]))
     return replace(chosen, stream=replace(chosen.stream, height=height, width=width))
 
 
@@ -160,8 +168,12 @@ def with_run_config(chosen: ChosenModel, options: BuildOptions) -> ChosenModel:
     file = options.run_config
     if file is None:
         return chosen
-    told, schedule = video_family_named(chosen.model.family).run_config(str(file), read_json_object(file))
-    return replace(chosen, stream=replace(chosen.stream, **{**told, **options.layout}), schedule=schedule)
+    stream_fields, schedule = video_family_named(chosen.model.family).run_config(
+        str(file), read_json_object(file)
+    )
+    return replace(
+        chosen, stream=replace(chosen.stream, **{**stream_fields, **options.layout}), schedule=schedule
+    )
 
 
 @dataclass(frozen=True)
@@ -214,13 +226,13 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
     alike = {
         name: preset
         for name, preset in presets.items()
-        if preset.model.family == family and all(getattr(preset.model, one) == read[one] for one in read)
+        if preset.model.family == family and all(getattr(preset.model, name) == read[name] for name in read)
     }
     # Where the family takes the passes from a preset, the rest is of that preset, too.
     passes = file.recognised.schedule
     usual = passes.detail if passes is not None and passes.source is Source.ASSUMED else ""
     for name, preset in sorted(
-        alike.items(), key=lambda one: (one[0] != usual, not _has(one[1].stream, layout))
+        alike.items(), key=lambda item: (item[0] != usual, not _has(item[1].stream, layout))
     ):
         return ReadFacts(  # of models that differ in their streams alone, the one with this stream
             file, name, _taken_from(name, preset.model, model), _taken_from(name, preset.stream, stream)
@@ -242,19 +254,19 @@ def read_model(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
         If its number of heads is unknown, or the options contradict each other.
     """
     facts = read_facts(options, checkpoint, presets)
-    told = facts.recognised
-    if told.lacking:
-        raise UsageError(f"{checkpoint} {lacking_sentence(told)}")
-    answered = {*(told.questions if options.run_config else ()), *options.layout}
-    for name, question in told.questions.items():
-        if name not in told.stream and name not in answered:
+    recognised = facts.recognised
+    if recognised.lacking:
+        raise UsageError(f"{checkpoint} {lacking_sentence(recognised)}")
+    answered = {*(recognised.questions if options.run_config else ()), *options.layout}
+    for name, question in recognised.questions.items():
+        if name not in recognised.stream and name not in answered:
             raise UsageError(
                 f"{checkpoint} does not tell {name} of its streams, and no preset has its sizes: {question.sentence}"
             )
     return ChosenModel(
         model_of(checkpoint, facts),
-        StreamConfig(**{one: fact.value for one, fact in told.stream.items()} | {**options.layout}),
-        told.own_schedule,
+        StreamConfig(**{name: fact.value for name, fact in recognised.stream.items()} | {**options.layout}),
+        recognised.own_schedule,
         notes_on(checkpoint, facts, answered),
     )
 
@@ -288,20 +300,25 @@ def model_of(checkpoint: Path, facts: ReadFacts) -> ModelConfig:
         raise NotACheckpointError(f"{checkpoint} is of a model that cannot be built: {fault}") from fault
 
 
-def lacking_sentence(told: Recognised) -> str:
+def lacking_sentence(recognised: Recognised) -> str:
     """Say which fields the checkpoint does not state and its family does not assume."""
     widths = " and ".join(
-        f"{name} {told.model[name].value}" for name in ("dim", "audio_width") if name in told.model
+        f"{name} {recognised.model[name].value}"
+        for name in ("dim", "audio_width")
+        if name in recognised.model
     )
     file = "config.json beside the weights"
     give = f"a {file} that says it"
-    if "heads" in told.lacking:
+    if "heads" in recognised.lacking:
         give = (
             f"{HEADS} N, or a {file}"
-            if told.lacking == ("heads",)
+            if recognised.lacking == ("heads",)
             else f"{HEADS} N, and a {file} with the rest"
         )
-    return f"does not tell its {', '.join(told.lacking)}, and {told.family} has no rule for {widths}: give {give}"
+    return (
+        f"does not tell its {', '.join(recognised.lacking)}, and {recognised.family} has no rule for {widths}: "
+        f"give {give}"
+    )
 
 
 def notes_on(checkpoint: Path, facts: ReadFacts, answered: Set[str] = frozenset()) -> tuple[str, ...]:
@@ -338,16 +355,20 @@ def notes_on(checkpoint: Path, facts: ReadFacts, answered: Set[str] = frozenset(
     return tuple(notes)
 
 
-def _unused_note(checkpoint: Path, told: Recognised) -> tuple[str, ...]:
-    if not told.unused:
+def _unused_note(checkpoint: Path, recognised: Recognised) -> tuple[str, ...]:
+    if not recognised.unused:
         return ()
     return (
-        f"not used of the config.json of {checkpoint}: {', '.join(told.unused)}; "
-        + ("--run-config or the options of the stream say it" if told.questions else "a --preset says it"),
+        f"not used of the config.json of {checkpoint}: {', '.join(recognised.unused)}; "
+        + (
+            "--run-config or the options of the stream say it"
+            if recognised.questions
+            else "a --preset says it"
+        ),
     )
 
 
-def _with_heads(path: Path, told: Recognised, heads: int | None) -> dict[str, Fact]:
+def _with_heads(path: Path, recognised: Recognised, heads: int | None) -> dict[str, Fact]:
     """Return a model's facts with ``--heads``, which overrides the family's assumption.
 
     Raises
@@ -355,7 +376,7 @@ def _with_heads(path: Path, told: Recognised, heads: int | None) -> dict[str, Fa
     CheckpointError
         If config.json says something else.
     """
-    model = dict(told.model)
+    model = dict(recognised.model)
     if heads is None:
         return model
     before = model.get("heads")
@@ -373,7 +394,9 @@ def _has(stream: StreamConfig, layout: Mapping[str, object]) -> bool:
 
 def _taken_from(name: str, preset: ModelConfig | StreamConfig, facts: Mapping[str, Fact]) -> dict[str, Fact]:
     """Return the facts that were read, completed from a preset."""
-    read = {one for one, fact in facts.items() if fact.is_read}
+    read = {name_of_fact for name_of_fact, fact in facts.items() if fact.is_read}
     assumed = set(vars(preset)) - read - {*NAMES}
-    taken = {one: Fact(getattr(preset, one), Source.PRESET, name) for one in assumed}
+    taken = {
+        name_of_fact: Fact(getattr(preset, name_of_fact), Source.PRESET, name) for name_of_fact in assumed
+    }
     return {**facts, **taken}

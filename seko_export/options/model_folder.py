@@ -59,7 +59,7 @@ class ModelFolder:
     @property
     def notes(self) -> list[str]:
         """Sentences on weights that are nothing of a build."""
-        names = ", ".join(one.name for one in self.unknown)
+        names = ", ".join(path.name for path in self.unknown)
         return [f"not used, since they are of no known kind: {names}"] if names else []
 
     @property
@@ -80,31 +80,31 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
     """
     if options.model_folder is None:
         return options, ()
-    found = find_files(
+    files = find_files(
         options.model_folder, transformer=options.checkpoint is None, adapter=options.audio_adapter
     )
-    checkpoint = options.checkpoint or found.checkpoint
+    checkpoint = options.checkpoint or files.checkpoint
     if checkpoint is None:
         raise CheckpointNotFoundError(
             f"--model-folder {options.model_folder} holds no transformer of a known family; found "
-            f"{', '.join(f'{option} {path.name}' for option, path in found.beside.items()) or 'nothing'}: name its "
+            f"{', '.join(f'{option} {path.name}' for option, path in files.beside.items()) or 'nothing'}: name its "
             "file or folder itself, beside this option"
         )
     taken = replace(
         options,
         model_folder=None,
         checkpoint=checkpoint,
-        audio_adapter=options.audio_adapter or found.audio_adapter or _adapter_of(options),
-        vae=options.vae or (None if options.no_vae else found.vae),
-        text_encoder=options.text_encoder or (None if options.no_text else found.text_encoder),
-        tokenizer=options.tokenizer or (None if options.text_encoder or options.no_text else found.tokenizer),
-        audio_encoder=options.audio_encoder or found.audio_encoder,
-        image_encoder=options.image_encoder or found.image_encoder,
+        audio_adapter=options.audio_adapter or files.audio_adapter or _adapter_of(options),
+        vae=options.vae or (None if options.no_vae else files.vae),
+        text_encoder=options.text_encoder or (None if options.no_text else files.text_encoder),
+        tokenizer=options.tokenizer or (None if options.text_encoder or options.no_text else files.tokenizer),
+        audio_encoder=options.audio_encoder or files.audio_encoder,
+        image_encoder=options.image_encoder or files.image_encoder,
     )
-    told = ", ".join(f"{option} {path}" for option, path in _by_option(taken).items())
+    named = ", ".join(f"{option} {path}" for option, path in _by_option(taken).items())
     return taken, (
-        f"from {options.model_folder}: transformer {checkpoint}, {told or 'nothing beside it'}",
-        *found.notes,
+        f"from {options.model_folder}: transformer {checkpoint}, {named or 'nothing beside it'}",
+        *files.notes,
     )
 
 
@@ -121,10 +121,10 @@ def _adapter_of(options: BuildOptions) -> Path | None:
     return None
 
 
-def _by_option(held: ModelFolder | BuildOptions) -> dict[str, Path]:
+def _by_option(paths: ModelFolder | BuildOptions) -> dict[str, Path]:
     """Return the files beside the transformer that there are, by option."""
-    found = {flag(name): getattr(held, name) for name in _BESIDE}
-    return {option: path for option, path in found.items() if path is not None}
+    by_option = {flag(name): getattr(paths, name) for name in _BESIDE}
+    return {option: path for option, path in by_option.items() if path is not None}
 
 
 def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None = None) -> ModelFolder:
@@ -146,22 +146,22 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
     """
     if not folder.is_dir():
         raise CheckpointNotFoundError(f"--model-folder {folder} is no folder: give that of a model's files")
-    places = [one for one in _places(folder) if adapter is None or one.resolve() != adapter.resolve()]
+    places = [path for path in _places(folder) if adapter is None or path.resolve() != adapter.resolve()]
     taken: set[Path] = set()
-    audio = _the_one("an audio encoder", [one for one in places if _hears(one)], taken)
+    audio = _the_one("an audio encoder", [path for path in places if _hears(path)], taken)
     vae = _the_one("a VAE", _known(places, taken, vae_config_of), taken)
     image = _the_one("an image encoder", _known(places, taken, clip_config_of), taken)
     text = _the_one("a text encoder", _known(places, taken, _read_text), taken)
     model = tokenizer = None
-    files = {one for one in places if one.is_file()}
+    files = {path for path in places if path.is_file()}
     if transformer and _opens(folder, partial(recognise_checkpoint, companion=adapter)):
         model = folder
-        taken |= {one for one in files if one.suffix == ".safetensors"}
+        taken |= {path for path in files if path.suffix == ".safetensors"}
     elif transformer:
-        for one in (None, _adapter_in(folder)) if adapter is None else (adapter,):  # a subfolder's own first
-            known = _known(places, taken, partial(recognise_checkpoint, companion=one))
+        for path in (None, _adapter_in(folder)) if adapter is None else (adapter,):  # a subfolder's own first
+            known = _known(places, taken, partial(recognise_checkpoint, companion=path))
             model = model or _the_one("a transformer", known, taken)
-            adapter = one
+            adapter = path
             if model is not None:
                 break
     if text is not None:
@@ -185,7 +185,12 @@ def _places(folder: Path) -> Iterator[Path]:
 
 def _companions() -> list[str]:
     """Return the file names of further weights of a transformer, of any family."""
-    return [name for family in families().values() for one in family.keys.companions for name in one.names]
+    return [
+        name
+        for family in families().values()
+        for companion in family.keys.companions
+        for name in companion.names
+    ]
 
 
 def _adapter_in(folder: Path) -> Path | None:
@@ -193,7 +198,7 @@ def _adapter_in(folder: Path) -> Path | None:
 
 
 def _known(places: list[Path], taken: set[Path], read: Callable[[Path], object]) -> list[Path]:
-    return [one for one in places if one not in taken and _opens(one, read)]
+    return [path for path in places if path not in taken and _opens(path, read)]
 
 
 def _opens(path: Path, read: Callable[[Path], object]) -> bool:
@@ -208,9 +213,9 @@ def _opens(path: Path, read: Callable[[Path], object]) -> bool:
 
 def _read_text(path: Path) -> None:
     """Raise a CheckpointError if a path holds no UMT5 encoder; a config.json must say so, as any may lie there."""
-    told = read_config(path, TEXT_LAYOUT)
-    if told is not None and told.get("model_type") != "umt5":
-        raise NotACheckpointError(f"{path} is of a {told.get('model_type')}, expected a umt5")
+    config_json = read_config(path, TEXT_LAYOUT)
+    if config_json is not None and config_json.get("model_type") != "umt5":
+        raise NotACheckpointError(f"{path} is of a {config_json.get('model_type')}, expected a umt5")
     text_config_of(path)
 
 
@@ -224,11 +229,11 @@ def _hears(path: Path) -> bool:
     return True
 
 
-def _the_one(what: str, found: list[Path], taken: set[Path]) -> Path | None:
-    if len(found) > 1:
+def _the_one(what: str, paths: list[Path], taken: set[Path]) -> Path | None:
+    if len(paths) > 1:
         raise AmbiguousCheckpointError(
-            f"{found[0].parent} holds {what} {len(found)} times: {', '.join(one.name for one in found)}; name the "
+            f"{paths[0].parent} holds {what} {len(paths)} times: {', '.join(path.name for path in paths)}; name the "
             "right one with its own option, or leave only one there"
         )
-    taken.update(found)
-    return found[0] if found else None
+    taken.update(paths)
+    return paths[0] if paths else None

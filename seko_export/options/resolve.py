@@ -94,7 +94,7 @@ def resolve_build(
     options, sample_folder = with_sample(options, sample_folder)
     check_options(options, sample_folder=sample_folder)
     image_encoder = options.image_encoder
-    options, found = with_model_folder(options)
+    options, notes_of_folder = with_model_folder(options)
     preset, checkpoint = options.preset, options.checkpoint
     known = all_presets()
     if preset is None and checkpoint is None:
@@ -114,8 +114,8 @@ def resolve_build(
     chosen = with_aspect(chosen, options.aspect)
     check_sink(chosen.stream)
     if image_encoder is None and options.image_encoder and chosen.model.picture_features is None:
-        found = (
-            *found,
+        notes_of_folder = (
+            *notes_of_folder,
             f"{options.image_encoder.name} is not used: {chosen.model.name} has no picture branch",
         )
         options = replace(options, image_encoder=None)
@@ -167,7 +167,7 @@ def resolve_build(
         raise UsageError(
             "--no-goldens is only for GPUs that are not here, as goldens verify a build for this machine: leave it out"
         )
-    notes = [*found, *chosen.notes]
+    notes = [*notes_of_folder, *chosen.notes]
     if options.no_goldens and not config.lossless:
         if options.random_weights is None:
             raise UsageError(
@@ -216,7 +216,9 @@ def _attention(config: VideoBuild, wish: str, machine: Target) -> str:
         return wish
     if config.target.device != "cuda":
         return TORCH.name
-    if config.no_attention(FP8) is None and all(one["measured"] for one in attention_tiles(config, machine)):
+    if config.no_attention(FP8) is None and all(
+        tile["measured"] for tile in attention_tiles(config, machine)
+    ):
         return FP8.name
     faster = config.no_attention(BF16) is None and bf16_is_faster(config, machine)
     return BF16.name if faster else TORCH.name

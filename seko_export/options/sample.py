@@ -88,43 +88,43 @@ def read_sample(folder: Path = SAMPLE_FOLDER) -> Sample:
             f"no sample model at {folder}: this installation came without it; name a checkpoint, or build the random "
             "one with --preset tiny"
         )
-    told = read_json_object(file)
-    media = told.get("media")
+    description = read_json_object(file)
+    media = description.get("media")
     if media not in (None, SAMPLE):
         raise NotACheckpointError(f"{file} has media {str(media)[:40]!r}, expected {SAMPLE!r} or none")
     wanted = _PARTS if media else (*_PARTS, *_MEDIA_PARTS)
-    missing = [part for part in wanted if not isinstance(told.get(part), dict)]
-    if told.get("format_version") != _FORMAT or missing:
+    missing = [part for part in wanted if not isinstance(description.get(part), dict)]
+    if description.get("format_version") != _FORMAT or missing:
         raise NotACheckpointError(
-            f"{file} has format_version {told.get('format_version')} and lacks {missing}; expected {_FORMAT} and "
-            f"{', '.join(wanted)}"
+            f"{file} has format_version {description.get('format_version')} and lacks {missing}; "
+            f"expected {_FORMAT} and {', '.join(wanted)}"
         )
     around = read_sample() if media else None
     try:
         return Sample(
             folder=folder,
             media_folder=around.media_folder if around else folder,
-            model=_model(told["model"]),
-            stream=StreamConfig(**told["stream"]),
-            schedule=_schedule(told["schedule"]),
-            vae=around.vae if around else vae_config(told["vae"], str(file)),
+            model=_model(description["model"]),
+            stream=StreamConfig(**description["stream"]),
+            schedule=_schedule(description["schedule"]),
+            vae=around.vae if around else vae_config(description["vae"], str(file)),
             # Its captions fit, and cutting one would lose its background.
-            text=around.text if around else text_config(told["text"], str(file), truncate=False),
+            text=around.text if around else text_config(description["text"], str(file), truncate=False),
         )
     except TypeError as fault:
         raise NotACheckpointError(f"{file} describes no sample model: {fault}") from fault
 
 
-def _model(told: Mapping[str, Any]) -> ModelConfig:
+def _model(fields: Mapping[str, Any]) -> ModelConfig:
     """Return a model of the class that its family's presets have; Wan's if it names none."""
-    family = told.get("family", ModelConfig.family)
-    kinds = {type(one.model) for one in presets().values() if one.model.family == family}
+    family = fields.get("family", ModelConfig.family)
+    kinds = {type(preset.model) for preset in presets().values() if preset.model.family == family}
     if len(kinds) != 1:
         raise NotACheckpointError(
             f"a sample's model is of the family {str(family)[:40]!r}, which is not known"
         )
-    return kinds.pop()(**told)
+    return kinds.pop()(**fields)
 
 
-def _schedule(told: Mapping[str, Any]) -> Schedule:
-    return Schedule(**{**told, "timesteps": tuple(told.get("timesteps", ()))})
+def _schedule(fields: Mapping[str, Any]) -> Schedule:
+    return Schedule(**{**fields, "timesteps": tuple(fields.get("timesteps", ()))})

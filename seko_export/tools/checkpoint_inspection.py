@@ -94,24 +94,24 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         facts = read_facts(options, path, known)
     except UnknownModelError as fault:
         raise UnknownModelError(f"{fault}{_media_hint(path)}") from fault
-    told, sources = facts.recognised, facts.file.opened.sources
+    recognised, sources = facts.recognised, facts.file.opened.sources
     notes, preset = [*notes_on(path, facts), *odd], None
-    if told.lacking:
-        notes.append(f"{path} {lacking_sentence(told)}; its keys were not compared")
+    if recognised.lacking:
+        notes.append(f"{path} {lacking_sentence(recognised)}; its keys were not compared")
     else:
         model = model_of(path, facts)
         preset = _preset_of(model, facts.name, known)
-        match_sources(path, facts.file.opened, model, family_named(told.family).keys)
+        match_sources(path, facts.file.opened, model, family_named(recognised.family).keys)
     return {
         "checkpoint": path.name or path.resolve().name,
-        "family": told.family,
-        "format": told.format,
+        "family": recognised.family,
+        "format": recognised.format,
         "part": facts.file.opened.part,
         "bytes": facts.file.opened.file_bytes,
         "parameters": sum(math.prod(source.shape) for source in sources),
         "dtypes": dict(Counter(source.dtype_name for source in sources)),
-        "model": _shown(told.model),
-        "stream": _shown(told.stream),
+        "model": _shown(recognised.model),
+        "stream": _shown(recognised.stream),
         "preset": preset,
         "beside": {option: str(file) for option, file in beside.items()},
         "notes": notes,
@@ -132,12 +132,12 @@ def _preset_of(model: ModelConfig, usual: str, known: Mapping[str, Preset]) -> s
         models = {usual: models.pop(usual), **models}
     if SAMPLE_FOLDER.is_dir():
         models[SAMPLE] = read_sample().model
-    held = {name: one for name, one in vars(model).items() if name in CHOSEN}
+    chosen = {name: value for name, value in vars(model).items() if name in CHOSEN}
     return next(
         (
             name
-            for name, one in models.items()
-            if type(one) is type(model) and replace(one, name=model.name, **held) == model
+            for name, preset_model in models.items()
+            if type(preset_model) is type(model) and replace(preset_model, name=model.name, **chosen) == model
         ),
         None,
     )
@@ -172,14 +172,14 @@ def _command(
     if options.no_ema:
         words.append("--no-ema")
     questions = facts.recognised.questions
-    words += [one.usual for name, one in questions.items() if name not in facts.stream]
+    words += [question.usual for name, question in questions.items() if name not in facts.stream]
     if preset == SAMPLE:  # named, it brings its VAE and text encoder
         words += ["--preset", SAMPLE]
-    folders = {name: "--vae" for one in vaes() for name in one.layout.subfolders}
+    folders = {name: "--vae" for vae in vaes() for name in vae.layout.subfolders}
     folders |= dict.fromkeys(TEXT_LAYOUT.subfolders, "--text-encoder")
-    found = {
+    files = {
         option: path / name for name, option in folders.items() if (path / name).is_dir()
     }  # of a pipeline
-    for option, file in (found | dict(beside)).items():
+    for option, file in (files | dict(beside)).items():
         words += [option, str(file)]
     return shlex.join([*words, "-o", f"artifacts/{facts.name}"])

@@ -87,21 +87,21 @@ def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
         (video seconds made per second), ``kv`` and the session's counters.
     """
     started = time.perf_counter()
-    with open_artifact(path) as found:
-        opened, artifact = time.perf_counter(), video_artifact(found)
+    with open_artifact(path) as loaded:
+        opened, artifact = time.perf_counter(), video_artifact(loaded)
         manifest = artifact.manifest
         stream, passes = manifest.workload.stream, manifest.workload.schedule.denoise_passes + 1
         fill = -(-stream.cache_frames // stream.chunk_frames)
         with artifact.open_together() as session:
-            given = artifact.golden_inputs(0, None)
-            session.run_chunk(given).to_host()
+            inputs = artifact.golden_inputs(0, None)
+            session.run_chunk(inputs).to_host()
             first = time.perf_counter()
             for _ in range(fill + 1):
-                session.run_chunk(given).to_host()
+                session.run_chunk(inputs).to_host()
             times = []
             for _ in range(chunks):
                 begin = time.perf_counter()
-                session.run_chunk(given).to_host()
+                session.run_chunk(inputs).to_host()
                 times.append(time.perf_counter() - begin)
             counters = asdict(session.stats)
     median = statistics.median(times)

@@ -68,8 +68,8 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
         facts = rank_facts(path, manifest, check_device(manifest.target, "auto"))
         group = RankGroup(PROCESS, manifest.ranks, facts, seconds=LONGEST_S)
         try:
-            goal = None if trace is None else str(trace.absolute())
-            own = [{"trace": None if rank else goal} for rank in range(manifest.ranks)]
+            trace_path = None if trace is None else str(trace.absolute())
+            own = [{"trace": None if rank else trace_path} for rank in range(manifest.ranks)]
             asked = {"chunks": chunks, "top": top}
             answers = group.call("profile", asked, own=own, seconds=LONGEST_S)
         finally:

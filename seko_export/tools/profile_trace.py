@@ -210,13 +210,13 @@ def scrubbed(value: Any, words: Sequence[str] = ()) -> Any:
         Names, such as the user's, that are blanked wherever they are whole words, except in event names.
     """
     if isinstance(value, Mapping):
-        kept = ("name", "cat", "ph") if value.get("ph") == "X" else ()
+        plain_keys = ("name", "cat", "ph") if value.get("ph") == "X" else ()
         return {
-            _blanked(key, ()): "" if key in _TELLTALE else scrubbed(one, () if key in kept else words)
-            for key, one in value.items()
+            _blanked(key, ()): "" if key in _TELLTALE else scrubbed(item, () if key in plain_keys else words)
+            for key, item in value.items()
         }
     if isinstance(value, list):
-        return [scrubbed(one, words) for one in value]
+        return [scrubbed(item, words) for item in value]
     return _blanked(value, words) if isinstance(value, str) else value
 
 
@@ -312,14 +312,14 @@ def _busy(work: Sequence[Span], chunk: Span) -> tuple[int, int]:
 
 
 def _count_launches(calls: Sequence[Span]) -> dict[str, int]:
-    seen: dict[str, set[Any]] = {kind: set() for kind in _LAUNCHES}
+    launches_by_kind: dict[str, set[Any]] = {kind: set() for kind in _LAUNCHES}
     for number, call in enumerate(calls):
         for kind, pattern in _LAUNCHES.items():
             if pattern.search(
                 call.name
             ):  # a call of the runtime and the driver's inside it share a correlation
-                seen[kind].add(("own", number) if call.correlation is None else call.correlation)
-    return {kind: len(found) for kind, found in seen.items()}
+                launches_by_kind[kind].add(("own", number) if call.correlation is None else call.correlation)
+    return {kind: len(launches) for kind, launches in launches_by_kind.items()}
 
 
 def _row(calls: int, time_ns: int, total_ns: int) -> dict[str, Any]:

@@ -193,7 +193,7 @@ class _Chunks:
     """The chunks of a session, one after another, with the recorded inputs of the caller."""
 
     def __init__(self, artifact: VideoArtifact, session: Together) -> None:
-        self._artifact, self._session, self._made = artifact, session, 0
+        self._artifact, self._session, self._chunks_run = artifact, session, 0
 
     def fill(self) -> None:
         """Make chunks until the cache is full."""
@@ -203,13 +203,13 @@ class _Chunks:
 
     def timed(self) -> float:
         """Make the next chunk; return its seconds on the host."""
-        given = self._artifact.golden_inputs(self._made, None)
+        inputs = self._artifact.golden_inputs(self._chunks_run, None)
         begin = time.perf_counter()
-        chunk = self._session.run_chunk(given)
+        chunk = self._session.run_chunk(inputs)
         chunk.to_host()
         if self._artifact.manifest.workload.video is not None:
             chunk.video()  # decoded on a CUDA stream of its own: nothing of it may fall into the next chunk
-        self._made += 1
+        self._chunks_run += 1
         return time.perf_counter() - begin
 
 
@@ -259,10 +259,10 @@ def _seen(trace: Mapping[str, Any], on_device: bool) -> Digest:
     return digest
 
 
-def _write_trace(goal: Path, trace: Mapping[str, Any]) -> None:
+def _write_trace(path: Path, trace: Mapping[str, Any]) -> None:
     clean = scrubbed(trace, [name for name in (_user(), platform.node()) if name])
-    with _writing(goal):
-        goal.write_text(json.dumps(clean), encoding="utf-8")
+    with _writing(path):
+        path.write_text(json.dumps(clean), encoding="utf-8")
 
 
 def _user() -> str:
@@ -273,12 +273,12 @@ def _user() -> str:
 
 
 @contextmanager
-def _writing(goal: Path) -> Iterator[None]:
+def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as fault:
         raise MachineError(
-            f"{goal} cannot be written ({fault.strerror or fault}): choose another --trace"
+            f"{path} cannot be written ({fault.strerror or fault}): choose another --trace"
         ) from fault
 
 

@@ -56,13 +56,20 @@ class CausalConv(nn.Module):
     """A convolution padded on the left, so that T inputs give T / stride outputs."""
 
     def __init__(
-        self, taken: int, made: int, kernel: int, *, stride: int = 1, dilation: int = 1, groups: int = 1
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        dilation: int = 1,
+        groups: int = 1,
     ) -> None:
         super().__init__()
         self.stride, self.dilation, self.groups = stride, dilation, groups
-        self.state = (taken, (kernel - 1) * dilation + 1 - stride)
-        self.weight = nn.Parameter(torch.empty(made, taken // groups, kernel))
-        self.bias = nn.Parameter(torch.empty(made))
+        self.state = (in_channels, (kernel - 1) * dilation + 1 - stride)
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, kernel))
+        self.bias = nn.Parameter(torch.empty(out_channels))
 
     def forward(self, x: Tensor, states: States) -> Tensor:
         """Return [B, made, T / stride] of [B, taken, T]."""
@@ -74,12 +81,12 @@ class CausalConv(nn.Module):
 class CausalTransposedConv(nn.Module):
     """A transposed convolution of 2 * stride taps, so that T inputs give T * stride outputs."""
 
-    def __init__(self, taken: int, made: int, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        self.state = (taken, 1)
-        self.weight = nn.Parameter(torch.empty(taken, made, 2 * stride))
-        self.bias = nn.Parameter(torch.empty(made))
+        self.state = (in_channels, 1)
+        self.weight = nn.Parameter(torch.empty(in_channels, out_channels, 2 * stride))
+        self.bias = nn.Parameter(torch.empty(out_channels))
 
     def forward(self, x: Tensor, states: States) -> Tensor:
         """Return [B, made, T * stride] of [B, taken, T].
@@ -202,11 +209,11 @@ class EncodeChunk(nn.Module):
         states : Tensor
             [B, S] for the next chunk.
         """
-        held = States(states, self.state_shapes)
+        carried = States(states, self.state_shapes)
         x = samples[:, None]
         for block in self.block:
-            x = block(x, held)
-        return self.fc_mu(x, held).transpose(1, 2), held.packed()
+            x = block(x, carried)
+        return self.fc_mu(x, carried).transpose(1, 2), carried.packed()
 
 
 class DecodeChunk(nn.Module):
@@ -247,13 +254,13 @@ class DecodeChunk(nn.Module):
         states : Tensor
             [B, S] for the next chunk.
         """
-        held = States(states, self.state_shapes)
+        carried = States(states, self.state_shapes)
         x = latents.float().transpose(1, 2)
         for number, module in enumerate(self.model):
             if str(number) in self.conditions:
                 x = self.conditions[str(number)](x)
-            x = module(x, held)
-        return torch.tanh(x).squeeze(1), held.packed()
+            x = module(x, carried)
+        return torch.tanh(x).squeeze(1), carried.packed()
 
 
 class DecodeRows(DecodeChunk):
@@ -264,15 +271,15 @@ class DecodeRows(DecodeChunk):
 
         ``rows`` [B] int64 are the pool's rows, ``states`` [R, S] those of the whole pool, written in place.
         """
-        samples, kept = super().forward(latents, states.index_select(0, rows))
-        states.index_copy_(0, rows, kept)
+        samples, new_states = super().forward(latents, states.index_select(0, rows))
+        states.index_copy_(0, rows, new_states)
         return samples
 
 
 def state_shapes(module: nn.Module) -> list[tuple[int, int]]:
     """Return channels and inputs of each convolution's state, in the order of their use."""
-    found: list[tuple[int, int]] = [getattr(part, "state", (0, 0)) for part in module.modules()]
-    return [shape for shape in found if shape[1]]
+    shapes: list[tuple[int, int]] = [getattr(part, "state", (0, 0)) for part in module.modules()]
+    return [shape for shape in shapes if shape[1]]
 
 
 def state_size(module: EncodeChunk | DecodeChunk) -> int:

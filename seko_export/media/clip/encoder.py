@@ -36,10 +36,10 @@ class ClipFeatures(nn.Module):
         x = self.patch_embedding(self.pixels(pictures).to(dtype)).flatten(2).transpose(1, 2)
         x = torch.cat((self.cls_embedding.expand(x.shape[0], -1, -1), x), 1) + self.pos_embedding
         x = self.pre_norm(x.float()).to(dtype)
-        made: Tensor = x
+        hidden: Tensor = x
         for block in self.transformer:
-            made = block(made)
-        return made
+            hidden = block(hidden)
+        return hidden
 
     def pixels(self, pictures: Tensor) -> Tensor:
         """Return [B, 3, side, side] float32: resized by cubic convolution and normalised, as Wan's code does it."""
@@ -49,7 +49,7 @@ class ClipFeatures(nn.Module):
         channels = zip(
             x.unbind(1), MEAN, DEVIATION, strict=True
         )  # numbers, not a tensor copied to the device
-        return torch.stack([(one - mean) / deviation for one, mean, deviation in channels], 1)
+        return torch.stack([(channel - mean) / deviation for channel, mean, deviation in channels], 1)
 
 
 class _Block(nn.Module):
@@ -64,8 +64,8 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x.float()).to(x.dtype))
-        made: Tensor = x + self.mlp(self.norm2(x.float()).to(x.dtype))
-        return made
+        hidden: Tensor = x + self.mlp(self.norm2(x.float()).to(x.dtype))
+        return hidden
 
 
 class _Attention(nn.Module):
@@ -75,9 +75,11 @@ class _Attention(nn.Module):
         self.to_qkv, self.proj = nn.Linear(d, 3 * d, dtype=dtype), nn.Linear(d, d, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in self.to_qkv(x).chunk(3, -1))
-        made: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return made
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.to_qkv(x).chunk(3, -1)
+        )
+        result: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return result
 
 
 def _norm(config: ClipConfig) -> nn.LayerNorm:

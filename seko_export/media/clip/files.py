@@ -74,7 +74,7 @@ def load_clip(path: Path, config: ClipConfig) -> Checkpoint:
 
 def _match(path: Path, opened: OpenedFiles, config: ClipConfig) -> tuple[str, Mapping[str, TensorSource]]:
     naming = Naming("wan", _without_prefix, lambda name: f"{_IMAGE}{name}")
-    used = (one for one in opened.sources if not one.key.startswith(_TEXT) and one.key != _SCALE)
+    used = (source for source in opened.sources if not source.key.startswith(_TEXT) and source.key != _SCALE)
     sources = compare_keys(
         f"{path} does not hold a CLIP image encoder of {config.layers + 1} blocks and width {config.dim}:",
         replace(opened, sources=tuple(used)),
@@ -84,7 +84,7 @@ def _match(path: Path, opened: OpenedFiles, config: ClipConfig) -> tuple[str, Ma
         passed_over=_PASSED_OVER,
     )
     last = f"transformer.{config.layers}."
-    return naming.name, {name: one for name, one in sources.items() if not name.startswith(last)}
+    return naming.name, {name: source for name, source in sources.items() if not name.startswith(last)}
 
 
 def _without_prefix(key: str) -> str:

@@ -30,8 +30,8 @@ class HubertFeatures(nn.Module):
         """Return [N, count, d] in the weights' dtype, of windows [N, samples] float32."""
         x = self.feature_extractor(windows.to(self.feature_projection.projection.weight.dtype)[:, None])
         x = self.encoder(self.feature_projection(x.transpose(1, 2)))
-        kept: Tensor = x[:, self.first : self.first + self.count]
-        return kept
+        features: Tensor = x[:, self.first : self.first + self.count]
+        return features
 
 
 class _Convolutions(nn.Module):
@@ -40,7 +40,7 @@ class _Convolutions(nn.Module):
         sizes = zip(
             (1, *config.conv_dims), config.conv_dims, config.conv_kernels, config.conv_strides, strict=False
         )
-        self.conv_layers = nn.ModuleList(_Convolution(*one, config.conv_bias, dtype) for one in sizes)
+        self.conv_layers = nn.ModuleList(_Convolution(*size, config.conv_bias, dtype) for size in sizes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [N, channels, T] of [N, 1, samples]."""
@@ -51,11 +51,11 @@ class _Convolutions(nn.Module):
 
 class _Convolution(nn.Module):
     def __init__(
-        self, taken: int, given: int, kernel: int, stride: int, bias: bool, dtype: torch.dtype
+        self, in_channels: int, out_channels: int, kernel: int, stride: int, bias: bool, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(taken, given, kernel, stride, bias=bias, dtype=dtype)
-        self.layer_norm = nn.LayerNorm(given, dtype=dtype)
+        self.conv = nn.Conv1d(in_channels, out_channels, kernel, stride, bias=bias, dtype=dtype)
+        self.layer_norm = nn.LayerNorm(out_channels, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.gelu(self.layer_norm(self.conv(x).transpose(1, 2))).transpose(1, 2)
@@ -68,8 +68,8 @@ class _Projection(nn.Module):
         self.projection = nn.Linear(config.conv_dims[-1], config.dim, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.projection(self.layer_norm(x))
-        return made
+        projected: Tensor = self.projection(self.layer_norm(x))
+        return projected
 
 
 class _Encoder(nn.Module):
@@ -83,8 +83,8 @@ class _Encoder(nn.Module):
         x = x + self.pos_conv_embed(x)
         for layer in self.layers:
             x = layer(x)
-        made: Tensor = self.layer_norm(x)
-        return made
+        hidden: Tensor = self.layer_norm(x)
+        return hidden
 
 
 class _Positions(nn.Module):
@@ -112,8 +112,8 @@ class _Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.layer_norm(x))
-        made: Tensor = x + self.feed_forward(self.final_layer_norm(x))
-        return made
+        hidden: Tensor = x + self.feed_forward(self.final_layer_norm(x))
+        return hidden
 
 
 class _Attention(nn.Module):
@@ -126,11 +126,11 @@ class _Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
-            one(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for one in (self.q_proj, self.k_proj, self.v_proj)
+            projection(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        made: Tensor = self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return made
+        result: Tensor = self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return result
 
 
 class _FeedForward(nn.Module):
@@ -140,5 +140,5 @@ class _FeedForward(nn.Module):
         self.output_dense = nn.Linear(config.ffn_dim, config.dim, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.output_dense(F.gelu(self.intermediate_dense(x)))
-        return made
+        result: Tensor = self.output_dense(F.gelu(self.intermediate_dense(x)))
+        return result

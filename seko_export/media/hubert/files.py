@@ -67,16 +67,16 @@ def hubert_config_of(path: Path) -> HubertConfig:
     for name in (CONFIG_FILE, PREPROCESSOR):
         if not (path / name).is_file():
             raise CheckpointNotFoundError(f"no {name} in {path}: give {HUBERT_LAYOUT.formats}")
-    told, heard = (read_json_object(path / name) for name in (CONFIG_FILE, PREPROCESSOR))
+    config_json, heard = (read_json_object(path / name) for name in (CONFIG_FILE, PREPROCESSOR))
     for name, default, wanted in _FIXED:
-        if (found := told.get(name, default)) != wanted:
-            raise NotACheckpointError(f"{path / CONFIG_FILE}: {name} is {found!r}, expected {wanted!r}")
+        if (value := config_json.get(name, default)) != wanted:
+            raise NotACheckpointError(f"{path / CONFIG_FILE}: {name} is {value!r}, expected {wanted!r}")
     if heard.get("sampling_rate", RATE) != RATE:
         raise NotACheckpointError(
             f"{path / PREPROCESSOR}: sampling_rate is {heard['sampling_rate']!r}, expected {RATE}"
         )
     normalised = heard.get("do_normalize", True)
-    fields = {ours: told.get(theirs, default) for ours, (theirs, default) in _FIELDS.items()}
+    fields = {ours: config_json.get(theirs, default) for ours, (theirs, default) in _FIELDS.items()}
     for name, value in fields.items():
         if isinstance(value, list):
             fields[name] = tuple(value)
@@ -143,8 +143,8 @@ class _Folded:
         if name != f"{_POSITIONS}weight":
             return self._stored[name]
         direction = self._stored[_DIRECTION].float()
-        made: Tensor = self._stored[_LENGTH].float() * direction / direction.norm(dim=(0, 1), keepdim=True)
-        return made
+        weight: Tensor = self._stored[_LENGTH].float() * direction / direction.norm(dim=(0, 1), keepdim=True)
+        return weight
 
 
 def _has_type(name: str, value: object) -> bool:
@@ -153,5 +153,5 @@ def _has_type(name: str, value: object) -> bool:
     if name == "norm_eps":
         return isinstance(value, float)
     if name.startswith("conv_"):
-        return isinstance(value, tuple) and all(type(one) is int for one in value)
+        return isinstance(value, tuple) and all(type(item) is int for item in value)
     return type(value) is int

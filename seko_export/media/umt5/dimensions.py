@@ -43,33 +43,36 @@ def text_config_of(path: Path) -> TextEncoderConfig:
     UsageError
         If its dimensions contradict each other.
     """
-    told = read_config(path, TEXT_LAYOUT)
-    if told is not None:
-        return text_config(told, str(path))
+    config_json = read_config(path, TEXT_LAYOUT)
+    if config_json is not None:
+        return text_config(config_json, str(path))
     opened = open_files(path, TEXT_LAYOUT)
     shapes = {source.key: source.shape for source in opened.sources}
     theirs = is_transformers_text(opened)
-    found = {part: shapes.get(keys[theirs], ()) for part, keys in _TEXT_KEYS.items()}
-    embedding = found["embedding"] or found["tied"]
-    if any(len(shape) != 2 for shape in (embedding, found["q"], found["bias"], found["ffn"])):
+    tensor_shapes = {part: shapes.get(keys[theirs], ()) for part, keys in _TEXT_KEYS.items()}
+    embedding = tensor_shapes["embedding"] or tensor_shapes["tied"]
+    if any(
+        len(shape) != 2
+        for shape in (embedding, tensor_shapes["q"], tensor_shapes["bias"], tensor_shapes["ffn"])
+    ):
         raise NotACheckpointError(
             f"{path} holds no UMT5 encoder: an embedding, or the projections of its first layer, are not there; "
             "expected " + TEXT_LAYOUT.formats
         )
     layers = [_text_layer(key, transformers=theirs) for key in shapes]
-    heads = found["bias"][1]
+    heads = tensor_shapes["bias"][1]
     return TextEncoderConfig(
         vocab_size=embedding[0],
         dim=embedding[1],
         heads=heads,
-        head_dim=found["q"][0] // heads,
-        ffn_dim=found["ffn"][0],
+        head_dim=tensor_shapes["q"][0] // heads,
+        ffn_dim=tensor_shapes["ffn"][0],
         layers=1 + max(layers),
-        buckets=found["bias"][0],
+        buckets=tensor_shapes["bias"][0],
     )
 
 
-def text_config(told: Mapping[str, Any], where: str, *, truncate: bool = True) -> TextEncoderConfig:
+def text_config(config_json: Mapping[str, Any], where: str, *, truncate: bool = True) -> TextEncoderConfig:
     """Return the config for these transformers fields; missing fields have UMT5Config's defaults.
 
     Raises
@@ -78,14 +81,14 @@ def text_config(told: Mapping[str, Any], where: str, *, truncate: bool = True) -
         If it describes another model, or a field has the wrong type.
     """
     if (
-        told.get("model_type", "umt5") != "umt5"
-        or told.get("feed_forward_proj", "gated-gelu") != "gated-gelu"
+        config_json.get("model_type", "umt5") != "umt5"
+        or config_json.get("feed_forward_proj", "gated-gelu") != "gated-gelu"
     ):
         raise NotACheckpointError(
-            f"{where} describes a {told.get('model_type')} with a {told.get('feed_forward_proj')} feed-forward; "
-            "expected a umt5 with gated-gelu"
+            f"{where} describes a {config_json.get('model_type')} with a {config_json.get('feed_forward_proj')} "
+            "feed-forward; expected a umt5 with gated-gelu"
         )
-    fields = {ours: told.get(theirs, default) for ours, (theirs, default) in _TEXT_FIELDS.items()}
+    fields = {ours: config_json.get(theirs, default) for ours, (theirs, default) in _TEXT_FIELDS.items()}
     try:
         return TextEncoderConfig(**fields, truncate=truncate)
     except TypeError as fault:

@@ -50,10 +50,10 @@ class FrameCaches:
         """Return the ``frames`` frames before ``x`` [B, C, T, H, W] from the next cache, as [B, C, frames, H, W]."""
         if self._earlier is None:
             batch, channels, _, height, width = x.shape
-            past = x.new_zeros((batch, frames, height, width, channels))
+            cached_frames = x.new_zeros((batch, frames, height, width, channels))
         else:
-            past = self._earlier[len(self.kept)]
-        return past.permute(0, 4, 1, 2, 3)
+            cached_frames = self._earlier[len(self.kept)]
+        return cached_frames.permute(0, 4, 1, 2, 3)
 
     def keep(self, x: Tensor) -> None:
         """Store a copy of ``x`` [B, C, t, H, W] as the next cache.
@@ -190,7 +190,7 @@ class AttentionBlock(Streamed):
         q, kv = qkv.split((x.shape[1], 2 * x.shape[1]), dim=-1)
         if caches.split is not None:
             kv = caches.split.every_place(kv)
-        y = _attention(*(one.unsqueeze(1) for one in (q, *kv.chunk(2, dim=-1))))  # [B*T, 1, H*W, C]
+        y = _attention(*(part.unsqueeze(1) for part in (q, *kv.chunk(2, dim=-1))))  # [B*T, 1, H*W, C]
         y = y.squeeze(1).mT.reshape(frames.shape)
         return x + as_clip(self.proj(y), x.shape[0])
 
@@ -306,16 +306,16 @@ def conv_of_few_filters(
         tap is rounded once; the sum is in float32, and rounded once.
     """
     filters, channels, *taps = weight.shape
-    batch, _, given, height, width = x.shape
+    batch, _, in_frames, height, width = x.shape
     above, beside = (taps[1] // 2, taps[2] // 2) if padding is None else padding
     frames, rows, columns = (
-        given - taps[0] + 1,
+        in_frames - taps[0] + 1,
         height + 2 * above - taps[1] + 1,
         width + 2 * beside - taps[2] + 1,
     )
     places = x.permute(0, 2, 3, 4, 1).contiguous().view(-1, channels)  # [B*(T+t-1)*H*W, C]
     filter_taps = weight.permute(2, 3, 4, 0, 1).reshape(-1, channels)  # [t*r*c*O, C]
-    products = torch.mm(filter_taps, places.mT).view(-1, filters, batch, given, height, width)
+    products = torch.mm(filter_taps, places.mT).view(-1, filters, batch, in_frames, height, width)
     padded = F.pad(products, (beside, beside, above, above))
     wide = torch.promote_types(x.dtype, torch.float32)
     y = bias.to(wide).view(-1, 1, 1, 1, 1)

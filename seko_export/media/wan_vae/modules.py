@@ -127,8 +127,8 @@ class VaeDecode(_StreamedHalf):
         ValueError
             If the latents' channels or frames, or the number of caches, are wrong for this call.
         """
-        video, *kept = self.decode(latents, caches)
-        return (video.contiguous(), *kept)
+        video, *new_caches = self.decode(latents, caches)
+        return (video.contiguous(), *new_caches)
 
     def decode(
         self, latents: Tensor, caches: tuple[Tensor, ...], split: RowSplit | None = None
@@ -244,8 +244,8 @@ def decoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tu
     """Return the shape of each cache of `VaeDecode`, [B, t, rows, columns, channels], for latents of h x w cells."""
     with torch.device("meta"):
         decode = VaeDecode(config, first=True, frames=1)
-        kept = decode(torch.empty(batch, config.z_dim, 1, h, w))[1:]
-    return tuple(tuple(cache.shape) for cache in kept)
+        new_caches = decode(torch.empty(batch, config.z_dim, 1, h, w))[1:]
+    return tuple(tuple(cache.shape) for cache in new_caches)
 
 
 def encoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tuple[tuple[int, ...], ...]:
@@ -253,8 +253,8 @@ def encoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tu
     side = config.spatial_stride
     with torch.device("meta"):
         encode = VaeEncode(config, first=True, frames=1)
-        kept = encode(torch.empty(batch, PICTURE_CHANNELS, 1, h * side, w * side))[1:]
-    return tuple(tuple(cache.shape) for cache in kept)
+        new_caches = encode(torch.empty(batch, PICTURE_CHANNELS, 1, h * side, w * side))[1:]
+    return tuple(tuple(cache.shape) for cache in new_caches)
 
 
 def latent_statistics(config: WanVaeConfig, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -38,10 +38,12 @@ class DecodeRow(VaeDecode):
     def _pictures(
         self, latents: Tensor, caches: tuple[Tensor, ...], split: RowSplit | None = None
     ) -> tuple[Tensor, ...]:
-        video, *kept = self.decode(latents.unsqueeze(0), tuple(cache.unsqueeze(0) for cache in caches), split)
+        video, *new_caches = self.decode(
+            latents.unsqueeze(0), tuple(cache.unsqueeze(0) for cache in caches), split
+        )
         levels = ((video.float() + 1) * _HALF_RANGE).round()  # [1, 3, T, H, W] in 0..255
         frames = levels.squeeze(0).permute(1, 2, 3, 0).to(torch.uint8).contiguous()
-        return (frames, *(cache.squeeze(0) for cache in kept))
+        return (frames, *(cache.squeeze(0) for cache in new_caches))
 
 
 class DecodeShare(DecodeRow):
@@ -111,7 +113,7 @@ class EncodePicture(VaeEncode):
         Its levels are 0 to 255, and beyond where a bicubic resize left that range, as the original encodes them.
         """
         pixels = video.permute(2, 0, 1) / _HALF_RANGE - 1
-        return tuple(one.squeeze(0) for one in super().forward(pixels[None, :, None], *caches))
+        return tuple(output.squeeze(0) for output in super().forward(pixels[None, :, None], *caches))
 
 
 class EncodeGrey(VaeEncode):
@@ -126,4 +128,6 @@ class EncodeGrey(VaeEncode):
         grey = torch.zeros(
             1, PICTURE_CHANNELS, self.video_frames, self.height, self.width, device=caches[0].device
         )
-        return tuple(one.squeeze(0) for one in super().forward(grey, *(one.unsqueeze(0) for one in caches)))
+        return tuple(
+            tensor.squeeze(0) for tensor in super().forward(grey, *(tensor.unsqueeze(0) for tensor in caches))
+        )

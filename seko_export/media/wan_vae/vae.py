@@ -42,8 +42,8 @@ class WanVae(Vae[WanVaeConfig]):
 
     def recognise(self, path: Path) -> WanVaeConfig | None:
         """Return the config: from diffusers' config.json, else Wan 2.1's with the width read from the shapes."""
-        told = read_config(path, self.layout)
-        stated = None if told is None else self.config(told, str(path))
+        config_json = read_config(path, self.layout)
+        stated = None if config_json is None else self.config(config_json, str(path))
         if stated is not None:
             return stated
         shapes = {source.key: source.shape for source in open_files(path, self.layout).sources}
@@ -52,16 +52,16 @@ class WanVae(Vae[WanVaeConfig]):
                 return WanVaeConfig(base_dim=shapes[key][axis])
         return None
 
-    def config(self, told: Mapping[str, Any], where: str) -> WanVaeConfig | None:
+    def config(self, config_json: Mapping[str, Any], where: str) -> WanVaeConfig | None:
         """Return the config for diffusers' fields or Seko's; missing ones are Wan 2.1's."""
-        if told.get("_class_name", _CLASS) != _CLASS:
+        if config_json.get("_class_name", _CLASS) != _CLASS:
             return None
         fields: dict[str, Any] = {}
         for ours, theirs in (("temporal_downsample", "temperal_downsample"), *((n, n) for n in _FIELDS)):
-            value = told.get(theirs, told.get(ours))
+            value = config_json.get(theirs, config_json.get(ours))
             if value is not None:
                 fields[ours] = tuple(value) if isinstance(value, list) else value
-        if not fields and "_class_name" not in told:
+        if not fields and "_class_name" not in config_json:
             return None
         try:
             return WanVaeConfig(**fields)
