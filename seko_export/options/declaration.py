@@ -30,7 +30,9 @@ ATTENTIONS = ("auto", *BY_NAME)
 MOST = 65_535  # of pixels, frames, streams: far above what memory holds, and below what overflows
 MOST_DIGITS = 9  # of a number in a list
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
-_OF_STREAM = {field.name for field in fields(StreamConfig)}  # options that replace a field of the preset's
+_OF_STREAM = {
+    stream_field.name for stream_field in fields(StreamConfig)
+}  # options that replace a field of the preset's
 
 
 class Group(StrEnum):
@@ -292,7 +294,8 @@ class BuildOptions:
     )
     attention: str = _option(
         "; ".join(
-            f"{scheme.name}: {scheme.help}" if scheme.help else scheme.name for scheme in BY_NAME.values()
+            f"{attention.name}: {attention.help}" if attention.help else attention.name
+            for attention in BY_NAME.values()
         )
         + "; auto: the fastest one measured.",
         Group.SPEED,
