@@ -92,7 +92,7 @@ def check_artifact(
         workload = workload_of_document(document)
         manifest = workload.parse(document)
         programs = resolve_programs(manifest, workload.contract(manifest))
-        held = _held_files(manifest)
+        held_files = _held_files(manifest)
         device = check_device(manifest.target, device)
         backend = runtime_backend(manifest.backend) if fits_here else None
         if backend is not None and backend.fits_one_cpu:
@@ -102,9 +102,9 @@ def check_artifact(
             backend.check_library()  # before its version: without it there is none
             backend.check_target(manifest.target, device)
         if copy_weights:
-            held |= {weight.file for weight in manifest.weights}
-        _check_host_memory(sum(manifest.files[path].size for path in held), copy_weights)
-        files = folder.verified(manifest.files, held)
+            held_files |= {weight.file for weight in manifest.weights}
+        _check_host_memory(sum(manifest.files[path].size for path in held_files), copy_weights)
+        files = folder.verified(manifest.files, held_files)
     finally:
         folder.close()
     return CheckedArtifact(
@@ -123,14 +123,14 @@ def check_artifact(
 
 def _held_files(manifest: Manifest) -> frozenset[str]:
     """Return the files that are read into memory before they are hashed: code, and what the workload reads."""
-    held = {engine.file for engine in manifest.engines}
-    held |= set(manifest.workload.files)
-    held |= {manifest.extra[key] for key in (CACHE_KEY, PLUGINS_KEY) if key in manifest.extra} & {
+    files = {engine.file for engine in manifest.engines}
+    files |= set(manifest.workload.files)
+    files |= {manifest.extra[key] for key in (CACHE_KEY, PLUGINS_KEY) if key in manifest.extra} & {
         *manifest.files
     }
-    needed = sum(manifest.files[path].size for path in held)
+    needed = sum(manifest.files[path].size for path in files)
     Budget(MAX_HELD_BYTES, "bytes").take(needed, "what is read into memory")
-    return frozenset(held)
+    return frozenset(files)
 
 
 def _check_host_memory(needed: int, copy_weights: bool) -> None:
@@ -152,8 +152,8 @@ def _place_weights(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[
         by_file.setdefault(weight.file, []).append(weight)
     placed: dict[str, MappedTensor] = {}
     for file, weights in by_file.items():  # one header at a time: a file may hold more than is asked of it
-        found = map_safetensors(files[file], file)
-        placed |= {weight.name: check_tensor(found, weight, file) for weight in weights}
+        tensors = map_safetensors(files[file], file)
+        placed |= {weight.name: check_tensor(tensors, weight, file) for weight in weights}
     return placed
 
 

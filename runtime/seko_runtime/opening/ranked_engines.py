@@ -67,13 +67,13 @@ def open_ranked(
     name = workload.golden_file(manifest)
     golden = {} if name is None else place_golden(workload, manifest, {name: read_file(path, manifest, name)})
     group = RankGroup(PROCESS, manifest.ranks, facts, seconds=CALL_S, meeting=meeting)
-    found = [group.begun.results[rank] for rank in range(manifest.ranks)]
-    for rank, begun in enumerate(found):
-        if begun != found[0] or begun["digest"] != digest:
+    answers = [group.begun.results[rank] for rank in range(manifest.ranks)]
+    for rank, begun in enumerate(answers):
+        if begun != answers[0] or begun["digest"] != digest:
             group.close()
             raise RankLostError(
                 f"rank {rank} of {manifest.ranks} found {begun}, expected the digest {digest} and what rank 0 has, "
-                f"{found[0]}: the artifact or the installation changed meanwhile; open it again"
+                f"{answers[0]}: the artifact or the installation changed meanwhile; open it again"
             )
     engines = RankedEngines(workload, manifest, group)
     return workload.artifact(OpenedFiles(manifest, digest, device, golden), engines)

@@ -64,14 +64,14 @@ def workload_of_document(document: bytes) -> RuntimeWorkload[Any]:
 def _installed() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points  # with the parser of e-mail; needed for other workloads alone
 
-    return {found.name: found for found in entry_points(group=GROUP)}
+    return {entry_point.name: entry_point for entry_point in entry_points(group=GROUP)}
 
 
-def _loaded(found: EntryPoint) -> RuntimeWorkload[Any]:
-    workload = found.load()
-    if not isinstance(workload, RuntimeWorkload) or workload.kind != found.name:
+def _loaded(entry_point: EntryPoint) -> RuntimeWorkload[Any]:
+    workload = entry_point.load()
+    if not isinstance(workload, RuntimeWorkload) or workload.kind != entry_point.name:
         raise ManifestError(
-            f"the entry point {found.name!r} of {GROUP} is {found.value}, which is no workload of that kind; update "
-            "the distribution that brings it"
+            f"the entry point {entry_point.name!r} of {GROUP} is {entry_point.value}, which is no workload of "
+            "that kind; update the distribution that brings it"
         )
     return workload

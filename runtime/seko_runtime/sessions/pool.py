@@ -225,7 +225,7 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
             self._rows.check_open()
             asked = [
                 (row, session, request)
-                for row, session in self._held().items()
+                for row, session in self._sessions_by_row().items()
                 if (request := session._request)
             ]
             asked.sort(key=lambda waiting: waiting[2].turn)
@@ -288,7 +288,7 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
     @property
     def sessions(self) -> list[SessionT]:
         """Open sessions that are not paused, by row."""
-        rows = self._held()
+        rows = self._sessions_by_row()
         return [rows[row] for row in sorted(rows)]
 
     @property
@@ -299,7 +299,7 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
     @property
     def free(self) -> int:
         """Number of free rows."""
-        return self.capacity - len(self._held())
+        return self.capacity - len(self._sessions_by_row())
 
     @property
     def session_bytes(self) -> int:
@@ -341,17 +341,17 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
     ) -> None:
         self.close()
 
-    def _held(self) -> dict[int, SessionT]:
+    def _sessions_by_row(self) -> dict[int, SessionT]:
         """Return the session of each taken row."""
         known = [session for member in list(self._members) if (session := member()) is not None]
-        found = [(session._row, session) for session in known]
-        return {row: session for row, session in found if row is not None}
+        placed = [(session._row, session) for session in known]
+        return {row: session for row, session in placed if row is not None}
 
     def _vacant_row(self) -> int:
         """Return a free row; a PoolFullError does not reveal the other tenants."""
         self._rows.check_open()
-        held = self._held()
-        row = next((row for row in range(self.capacity) if row not in held), None)
+        taken_rows = self._sessions_by_row()
+        row = next((row for row in range(self.capacity) if row not in taken_rows), None)
         if row is None:
             raise PoolFullError(
                 f"all {self.capacity} rows of the pool are taken; a session takes {self.session_bytes} bytes, "

@@ -66,17 +66,17 @@ class RankPlace:
         buffers : mapping of str to tensor
             The artifact's, by name.
         """
-        found: dict[str, BoundProgram | FirstRanksProgram] = {}
+        shared: dict[str, BoundProgram | FirstRanksProgram] = {}
         for name in names:
             if name not in programs:
                 continue
             if self.share is None:
-                found[name] = bound[name][0]
+                shared[name] = bound[name][0]
                 continue
             refs = [ref for call in programs[name][0] for ref in call.outputs if ref.kind == "buffer"]
             results = [buffers[buffer] for buffer in dict.fromkeys(ref.name for ref in refs)]
-            found[name] = FirstRanksProgram(bound[name][0] if name in bound else None, results, self.share)
-        return found
+            shared[name] = FirstRanksProgram(bound[name][0] if name in bound else None, results, self.share)
+        return shared
 
 
 ALONE = RankPlace()

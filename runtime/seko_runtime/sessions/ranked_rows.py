@@ -92,10 +92,10 @@ class RankedRows(Generic[ManifestT]):
     def layout(self) -> RowLayout:
         """Return names and forms of a row's state, with the shares of all ranks."""
         if self._layout is None:
-            found, axes = self.asked("layout")[0], split_axes(self.manifest)
+            layout, axes = self.asked("layout")[0], split_axes(self.manifest)
             parts: dict[str, dict[str, TensorSpec]] = {"tensors": {}, "arrays": {}}
             for part, specs in parts.items():
-                for spec in found[part]:
+                for spec in layout[part]:
                     shape = list(spec["shape"])
                     if spec["name"] in axes:
                         shape[axes[spec["name"]]] *= self.manifest.ranks
@@ -279,11 +279,11 @@ def state_to_message(
 ) -> dict[str, Any]:
     """Return a row's state as a message, with these tensors or all."""
     tensors = state.tensors.arrays()
-    kept = {name: array for name, array in tensors.items() if names is None or name in names}
+    chosen = {name: array for name, array in tensors.items() if names is None or name in names}
     beside = None if state.beside is None else form.pack(state.beside)
     return {
         "numbers": asdict(state.numbers),
-        "tensors": kept,
+        "tensors": chosen,
         "arrays": dict(state.arrays),
         "beside": beside,
     }

@@ -115,7 +115,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
     def __init__(self, loaded: Loaded[ManifestT], memory: Memory, form: StateForm) -> None:
         self.manifest, self.memory, self.form = loaded.manifest, memory, form
         self.call_lock = CallLock(CLOSED)
-        self.torn: set[int] = set()
+        self.inconsistent: set[int] = set()
         self._moves = RowMoves(memory)
         self._device: DeviceT | None = None
 
@@ -163,19 +163,19 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     def check_whole(self, rows: Sequence[int]) -> None:
         """Raise a TornStreamError if it is not known where one of the rows stands."""
-        torn = sorted(self.torn.intersection(rows))
-        if torn:
+        inconsistent = sorted(self.inconsistent.intersection(rows))
+        if inconsistent:
             raise TornStreamError(
-                f"row {torn[0]} was interrupted while a call was counted or it began anew, so it is not known where it "
-                "stands; restart it, or close its session and open another"
+                f"row {inconsistent[0]} was interrupted while a call was counted or it began anew, so it is not known "
+                "where it stands; restart it, or close its session and open another"
             )
 
     @contextmanager
     def counted(self, rows: Sequence[int]) -> Iterator[None]:
         """Context in which the host counts what the device has done for rows: if Ctrl-C ends it, they are torn."""
-        self.torn.update(rows)
+        self.inconsistent.update(rows)
         yield
-        self.torn.difference_update(rows)
+        self.inconsistent.difference_update(rows)
 
     def settle(self, rows: Sequence[int]) -> None:
         """Make later work on the device wait for the copies of these rows."""
@@ -199,7 +199,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
             for tensor in device.tensors(row).values():
                 self.memory.zero(tensor)
         self._begin(row)
-        self.torn.discard(row)
+        self.inconsistent.discard(row)
 
     @machine_faults()
     def store(self, row: int) -> RowState:
@@ -218,12 +218,12 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         device = self.device()
         self._check_load(state)
         self._let_go([row])
-        self.torn.add(row)
+        self.inconsistent.add(row)
         with self.settled([row]):
             device.join()
             self._moves.unpark(row, state.tensors, device.tensors(row))
         self._load(row, state)
-        self.torn.discard(row)
+        self.inconsistent.discard(row)
 
     def check(self, rows: Sequence[int], given: Sequence[Any]) -> None:
         """Raise the error with which `run` would refuse these rows; here only what the rows' state says."""

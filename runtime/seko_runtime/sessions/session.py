@@ -255,8 +255,8 @@ def checked_tenant(tenant: object) -> str | None:
     """Return a tenant's name, or None; UsageError for anything else. An empty name is refused as a likely mistake."""
     if tenant is None or (isinstance(tenant, str) and tenant):
         return tenant
-    found = "empty" if isinstance(tenant, str) else type(tenant).__name__
-    raise UsageError(f"tenant is {found}, expected a name, or None for a session that shares nothing")
+    description = "empty" if isinstance(tenant, str) else type(tenant).__name__
+    raise UsageError(f"tenant is {description}, expected a name, or None for a session that shares nothing")
 
 
 def checked_lease(lease_s: object) -> float | None:
@@ -269,6 +269,6 @@ def checked_lease(lease_s: object) -> float | None:
     except OverflowError:
         seconds = math.inf
     if seconds is None or not 0 < seconds < math.inf:
-        found = type(lease_s).__name__ if seconds is None else seconds
-        raise UsageError(f"lease_s is {found}, expected a finite number of seconds above 0, or None")
+        description = type(lease_s).__name__ if seconds is None else seconds
+        raise UsageError(f"lease_s is {description}, expected a finite number of seconds above 0, or None")
     return seconds

@@ -174,9 +174,10 @@ def checked_key(key: object) -> bytes | None:
     """Return a snapshot key, or None; UsageError for anything else, or if it is too short to be safe."""
     if key is None or (isinstance(key, bytes) and len(key) >= LEAST_KEY_BYTES):
         return key
-    found = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+    description = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
     raise UsageError(
-        f"snapshot_key is {found}, expected bytes, at least {LEAST_KEY_BYTES}: secrets.token_bytes({LEAST_KEY_BYTES})"
+        f"snapshot_key is {description}, expected bytes, at least {LEAST_KEY_BYTES}: "
+        f"secrets.token_bytes({LEAST_KEY_BYTES})"
     )
 
 
@@ -216,8 +217,8 @@ def _check_mac(content: NDArray[np.uint8], key: bytes, name: str) -> None:
     """Raise a SnapshotError unless a file ends in the code of its content with this key. Nothing else of it is
     read.
     """
-    found = hmac.new(key, content[:-MAC_BYTES].data, hashlib.sha256).digest()
-    if not hmac.compare_digest(content[-MAC_BYTES:].tobytes(), found):
+    mac = hmac.new(key, content[:-MAC_BYTES].data, hashlib.sha256).digest()
+    if not hmac.compare_digest(content[-MAC_BYTES:].tobytes(), mac):
         raise SnapshotError(
             f"{name} was not written with this pool's snapshot_key, or was changed since; take a copy that was"
         )
@@ -228,22 +229,24 @@ def _parts(content: NDArray[np.uint8], name: str, *, keyed: bool) -> dict[str, N
     snapshot.
     """
     try:
-        found = map_safetensors(content.data, name)
+        tensors = map_safetensors(content.data, name)
     except ArtifactError as fault:
         raise SnapshotError(f"{name} is no readable snapshot: {fault}") from fault
-    if _MAC in found and not keyed:
+    if _MAC in tensors and not keyed:
         raise SnapshotError(f"{name} was written with a key; open the pool with that snapshot_key")
     for needed in (_FACTS, _MAC if keyed else _HASH):
-        if needed not in found:
+        if needed not in tensors:
             raise SnapshotError(f"{name} is no snapshot: it lacks {needed}")
-    for tensor in found.values():
+    for tensor in tensors.values():
         if tensor.dtype != "uint8" or tensor.shape != (tensor.nbytes,):
             raise SnapshotError(
                 f"{name} is no snapshot: {tensor.name[:80]!r} is {tensor.dtype} {list(tensor.shape)}, expected uint8 "
                 f"[{tensor.nbytes}]"
             )
-    found.pop(_MAC, None)
-    return {one.name: content[one.offset : one.offset + one.nbytes] for one in found.values()}
+    tensors.pop(_MAC, None)
+    return {
+        tensor.name: content[tensor.offset : tensor.offset + tensor.nbytes] for tensor in tensors.values()
+    }
 
 
 def _hash(parts: Mapping[str, NDArray[np.uint8]]) -> bytes:

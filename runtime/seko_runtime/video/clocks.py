@@ -78,7 +78,7 @@ class RowClocks:
         )  # one to spare: a failed try may write there
         self.first = np.zeros(batch, np.int64)
         self.slot_first = np.zeros(batch, np.int64)
-        self._made = [0] * batch  # chunks since the row's stream began
+        self._chunks_made = [0] * batch  # chunks since the row's stream began
         self._first_frames = [[0] * self.kept_slots for _ in range(batch)]  # by kept slot
 
     @property
@@ -92,11 +92,11 @@ class RowClocks:
 
     def next_kept_slot(self, row: int) -> int:
         """Return the slot that will keep the latents of a row's next chunk."""
-        return self._kept_ring.slot(self._made[row])
+        return self._kept_ring.slot(self._chunks_made[row])
 
     def last_kept_slot(self, row: int) -> int:
         """Return the slot that keeps the latents of a row's last chunk; the next chunk never overwrites it."""
-        return self._kept_ring.slot(self._made[row] - 1)
+        return self._kept_ring.slot(self._chunks_made[row] - 1)
 
     def begin_chunk(self, rows: Sequence[int]) -> None:
         """Record that rows' next chunk is written, at `next_kept_slot`: it evicts frames even if it fails."""
@@ -107,18 +107,18 @@ class RowClocks:
         """Advance rows by one chunk."""
         self.begin_chunk(rows)
         for row in rows:
-            self._made[row] += 1
+            self._chunks_made[row] += 1
             self.first[row] += self.ring.chunk_frames
             self.slot_first[row] += self.ring.chunk_frames
 
     def made(self, row: int) -> int:
         """Chunks that a row has made since its stream began."""
-        return self._made[row]
+        return self._chunks_made[row]
 
     def restart(self, row: int) -> None:
         """Set a row to the beginning of a stream."""
         self.first[row] = self.slot_first[row] = 0
-        self._made[row] = 0
+        self._chunks_made[row] = 0
         self._first_frames[row] = [0] * self.kept_slots
 
     def earliest(self, row: int, ring_frames: int) -> int:
@@ -129,7 +129,7 @@ class RowClocks:
         evicted.
         """
         if int(self.slot_first[row]) != int(self.first[row]):
-            return self._made[row]
+            return self._chunks_made[row]
         ever = self._ever_begun(row)
         return 0 if ever * self.ring.chunk_frames <= self.ring.sink_frames + ring_frames else ever - 1
 
@@ -144,31 +144,31 @@ class RowClocks:
     def rewind(self, row: int, chunk: int) -> None:
         """Set a row back to where it stood before it made a chunk, not before `earliest`."""
         self.first[row] = self.slot_first[row] = chunk * self.ring.chunk_frames
-        self._made[row] = chunk
+        self._chunks_made[row] = chunk
 
     def kept_slots_before(self, chunk: int) -> list[int]:
         """Return the kept slots of the chunks from 0 up to one, while none of them was overwritten."""
-        return [self._kept_ring.slot(one) for one in range(chunk)]
+        return [self._kept_ring.slot(earlier) for earlier in range(chunk)]
 
     def state(self, row: int) -> RowClock:
         """Return the clocks of a row."""
         frames = tuple(self._first_frames[row])
-        return RowClock(int(self.first[row]), int(self.slot_first[row]), self._made[row], frames)
+        return RowClock(int(self.first[row]), int(self.slot_first[row]), self._chunks_made[row], frames)
 
     def load(self, row: int, clock: RowClock) -> None:
         """Set a row's clocks, as `state` returned them; SnapshotError as `check`."""
         self.check(clock)
         self.first[row], self.slot_first[row] = clock.first, clock.slot_first
-        self._made[row], self._first_frames[row] = clock.made, list(clock.first_frames)
+        self._chunks_made[row], self._first_frames[row] = clock.made, list(clock.first_frames)
 
     def check(self, clock: RowClock) -> None:
         """Raise a SnapshotError if the clocks of a row contradict each other or this ring."""
-        frames, kept = self.ring.chunk_frames, self._kept(clock.made)
+        frames, kept_chunks = self.ring.chunk_frames, self._kept(clock.made)
         if (
             len(clock.first_frames) != self.kept_slots
             or clock.first != clock.made * frames
-            or clock.slot_first not in range(len(kept) * frames, clock.first + 1, frames)
-            or any(clock.first_frames[self._kept_ring.slot(chunk)] != chunk * frames for chunk in kept)
+            or clock.slot_first not in range(len(kept_chunks) * frames, clock.first + 1, frames)
+            or any(clock.first_frames[self._kept_ring.slot(chunk)] != chunk * frames for chunk in kept_chunks)
         ):
             raise SnapshotError(
                 f"a row that has made {clock.made} chunks of {frames} frames cannot stand at frame {clock.first}, "
@@ -182,7 +182,7 @@ class RowClocks:
         A row with fewer chunks than another one repeats its last: the same latents into the same slots leave the same
         bytes.
         """
-        orders = [self._order(self._made[row]) for row in rows]
+        orders = [self._order(self._chunks_made[row]) for row in rows]
         steps = []
         for step in range(max(map(len, orders))):
             entries = []
@@ -201,21 +201,24 @@ class RowClocks:
     def rebuilt(self, rows: Sequence[int]) -> list[int]:
         """Set the rows' slot clocks as the steps of `rebuild` leave them; return the rows that had no chunk."""
         for row in rows:
-            self.slot_first[row] = len(self._order(self._made[row])) * self.ring.chunk_frames
-        return [row for row in rows if not self._made[row]]
+            self.slot_first[row] = len(self._order(self._chunks_made[row])) * self.ring.chunk_frames
+        return [row for row in rows if not self._chunks_made[row]]
 
     def full(self, row: int) -> bool:
         """Return whether a row's cache is full once its next chunk is written."""
         return self.ring.valid_frames(int(self.slot_first[row])) == self.ring.cache_frames
 
-    def _order(self, made: int) -> list[int]:
+    def _order(self, chunks_made: int) -> list[int]:
         """Kept slots of a row that has made so many chunks, oldest first."""
-        return [self._kept_ring.slot(chunk) for chunk in self._kept(made)]
+        return [self._kept_ring.slot(chunk) for chunk in self._kept(chunks_made)]
 
-    def _kept(self, made: int) -> list[int]:
+    def _kept(self, chunks_made: int) -> list[int]:
         """Chunks that a row keeps when it has made so many, oldest first."""
-        sink, last = self._kept_ring.sink_frames, max(self._kept_ring.sink_frames, made - self._last_chunks)
-        return [*range(min(made, sink)), *range(last, made)]
+        sink, last = (
+            self._kept_ring.sink_frames,
+            max(self._kept_ring.sink_frames, chunks_made - self._last_chunks),
+        )
+        return [*range(min(chunks_made, sink)), *range(last, chunks_made)]
 
 
 def checked_seeds(seeds: Sequence[int], rows: int) -> NDArray[np.int64]:

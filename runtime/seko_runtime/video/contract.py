@@ -161,7 +161,7 @@ def _check_chunk_inputs(manifest: VideoManifest, buffers: Mapping[str, Buffer]) 
     for kind in ("", *manifest.workload.stream.rings):
         host[group_buffer("write_slots", kind)], host[group_buffer("valid_tokens", kind)] = frames, (rows,)
     host[CONDITIONING_FRAMES] = (rows,)
-    given = _check_inputs(manifest, buffers, host)
+    caller_buffers = _check_inputs(manifest, buffers, host)
     if manifest.pool is not None:
         host[CALL_ROWS] = (rows,)
         if CALL_ROWS not in buffers:
@@ -173,7 +173,7 @@ def _check_chunk_inputs(manifest: VideoManifest, buffers: Mapping[str, Buffer]) 
                 f"programs of {manifest.ranks} ranks need the host buffer {RANK!r}, which is not there"
             )
     for buffer in buffers.values():
-        if buffer.role != "host" or buffer.name in given:
+        if buffer.role != "host" or buffer.name in caller_buffers:
             continue
         if buffer.name not in host:
             raise ManifestError(
@@ -190,39 +190,39 @@ def _check_inputs(
     manifest: VideoManifest, buffers: Mapping[str, Buffer], host: Mapping[str, tuple[int, ...]]
 ) -> set[str]:
     """Check that every input's buffer has a row's shape for each row; return the buffers of the caller's inputs."""
-    given: set[str] = set()
+    caller_buffers: set[str] = set()
     names: set[str] = set()
-    for one in manifest.inputs:
-        where = f"input {one.name!r}"
-        if one.name in names:
-            raise ManifestError(f"inputs hold {one.name!r} twice; rebuild the artifact")
-        names.add(one.name)
-        if one.source == "host":
-            if one.buffer not in host or one.per != "chunk":
+    for spec in manifest.inputs:
+        where = f"input {spec.name!r}"
+        if spec.name in names:
+            raise ManifestError(f"inputs hold {spec.name!r} twice; rebuild the artifact")
+        names.add(spec.name)
+        if spec.source == "host":
+            if spec.buffer not in host or spec.per != "chunk":
                 raise ManifestError(f"{where} is one that the host fills, expected one of {', '.join(host)}")
             continue
-        if one.buffer in given or one.buffer in host or one.buffer in _OWN_MEANING:
-            raise ManifestError(f"{where} lies in the buffer {one.buffer!r}, which has another meaning")
-        given.add(one.buffer)
-        if one.per in ("session", "prompt"):
-            if one.default == "hold":
-                raise ManifestError(f"{where} is per {one.per} and always held, expected zeros or required")
-            _expect(buffers, one.buffer, "session", (manifest.state_rows, *one.shape), one.dtype)
-        elif one.per == "chunk":
-            _expect(buffers, one.buffer, "host", (manifest.call_rows, *one.shape), one.dtype)
+        if spec.buffer in caller_buffers or spec.buffer in host or spec.buffer in _OWN_MEANING:
+            raise ManifestError(f"{where} lies in the buffer {spec.buffer!r}, which has another meaning")
+        caller_buffers.add(spec.buffer)
+        if spec.per in ("session", "prompt"):
+            if spec.default == "hold":
+                raise ManifestError(f"{where} is per {spec.per} and always held, expected zeros or required")
+            _expect(buffers, spec.buffer, "session", (manifest.state_rows, *spec.shape), spec.dtype)
+        elif spec.per == "chunk":
+            _expect(buffers, spec.buffer, "host", (manifest.call_rows, *spec.shape), spec.dtype)
         else:
             passes = manifest.workload.schedule.denoise_passes + manifest.has_context
-            if one.shape[:1] != (passes,):
+            if spec.shape[:1] != (passes,):
                 raise ManifestError(
-                    f"{where} has shape {list(one.shape)}, expected [{passes}, ...]: a pass each"
+                    f"{where} has shape {list(spec.shape)}, expected [{passes}, ...]: a pass each"
                 )
-            shape = (passes, manifest.call_rows, *one.shape[1:])
-            _expect(buffers, one.buffer, "host", shape, one.dtype, row_axis=1)
+            shape = (passes, manifest.call_rows, *spec.shape[1:])
+            _expect(buffers, spec.buffer, "host", shape, spec.dtype, row_axis=1)
     for name in names:
         stem, _, slot = name.rpartition(".")
         if saved_input(name) in buffers or (stem in names and slot.isdecimal()):
             raise ManifestError(f"input {name!r} has the name of something else in a stream's saved state")
-    return given
+    return caller_buffers
 
 
 def _check_row_axis(buffer: Buffer, batch: int) -> None:
@@ -240,24 +240,24 @@ def _check_cache_frames(stream: Stream, batch: int, caches: Sequence[Buffer]) ->
     pinned = stream.reference_frames + stream.sink_frames
     rings = {stream.ring_frames, *stream.rings.values()}
     wanted = {pinned, *rings, *(pinned + ring for ring in rings)}
-    told = f"{pinned} frames before the ring and rings of {', '.join(map(str, sorted(rings)))}"
-    held: set[int] = set()
+    expected_frames = f"{pinned} frames before the ring and rings of {', '.join(map(str, sorted(rings)))}"
+    frames_held: set[int] = set()
     for buffer in caches:
         entries = buffer.shape[buffer.row_axis] // batch  # of a row: tokens, or frames if not of a layer
         frames, rest = divmod(entries, stream.frame_tokens)
-        found = wanted & ({frames} if not rest else set()) | wanted & (
+        matching = wanted & ({frames} if not rest else set()) | wanted & (
             set() if buffer.row_axis else {entries}
         )
-        if not found:
+        if not matching:
             raise ManifestError(
-                f"cache buffer {buffer.name} holds {entries} entries a row, the stream has {told}, each frame of "
-                f"{stream.frame_tokens} tokens; rebuild the artifact"
+                f"cache buffer {buffer.name} holds {entries} entries a row, the stream has {expected_frames}, each "
+                f"frame of {stream.frame_tokens} tokens; rebuild the artifact"
             )
-        held |= found
+        frames_held |= matching
     for ring in sorted(rings):
-        if pinned + ring not in held and not {pinned, ring} - {0} <= held:
+        if pinned + ring not in frames_held and not {pinned, ring} - {0} <= frames_held:
             raise ManifestError(
-                f"no cache buffer holds a ring of {ring} frames, the stream has {told}; rebuild the artifact"
+                f"no cache buffer holds a ring of {ring} frames, the stream has {expected_frames}; rebuild the artifact"
             )
 
 
@@ -321,13 +321,15 @@ def picture_input(manifest: VideoManifest) -> InputSpec | None:
     """Return the input per session that the program condition makes of a picture; None without that program."""
     if "condition" not in manifest.programs:
         return None
-    found = [one for one in manifest.caller_inputs if one.kind in _PICTURE_KINDS and one.per == "session"]
-    if len(found) != 1:
+    pictures = [
+        spec for spec in manifest.caller_inputs if spec.kind in _PICTURE_KINDS and spec.per == "session"
+    ]
+    if len(pictures) != 1:
         raise ManifestError(
-            f"the program condition needs one input per session of the kind {_PICTURE_KINDS[0]}, found {len(found)}; "
-            "rebuild the artifact"
+            f"the program condition needs one input per session of the kind {_PICTURE_KINDS[0]}, found "
+            f"{len(pictures)}; rebuild the artifact"
         )
-    return found[0]
+    return pictures[0]
 
 
 def made_of(manifest: VideoManifest, image: object) -> str:
@@ -400,13 +402,13 @@ def _expect(
     *,
     row_axis: int = 0,
 ) -> None:
-    found = buffers.get(name)
-    if found is None:
+    buffer = buffers.get(name)
+    if buffer is None:
         raise ManifestError(f"buffer {name} is not there, expected {role} {dtype} {list(shape)}")
-    if (found.role, found.shape, found.dtype, found.row_axis) != (role, shape, dtype, row_axis):
-        axes = f" with row_axis {found.row_axis}, expected {row_axis}" if found.row_axis != row_axis else ""
+    if (buffer.role, buffer.shape, buffer.dtype, buffer.row_axis) != (role, shape, dtype, row_axis):
+        axes = f" with row_axis {buffer.row_axis}, expected {row_axis}" if buffer.row_axis != row_axis else ""
         raise ManifestError(
-            f"buffer {name} is {found.role} {found.dtype} {list(found.shape)}, expected {role} {dtype} "
+            f"buffer {name} is {buffer.role} {buffer.dtype} {list(buffer.shape)}, expected {role} {dtype} "
             f"{list(shape)}{axes}"
         )
 

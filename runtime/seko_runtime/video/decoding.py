@@ -153,9 +153,11 @@ class Decoder:
         They are decoded again; no frames are given out.
         """
         self._rows_done.discard(row)
-        for number, one in enumerate(latents):
+        for number, chunk_latents in enumerate(latents):
             with self._memory.ordered():
-                self._lane.feed(self._memory.index(self._latents, (row,)), self._memory.index(one, (0,)))
+                self._lane.feed(
+                    self._memory.index(self._latents, (row,)), self._memory.index(chunk_latents, (0,))
+                )
             with self._lane.ordered():
                 try:
                     self._runs[number == 0][row]()

@@ -115,9 +115,9 @@ class VideoDevice(Device):
         """Write the rows' embeddings and run the prompt program; UsageError if the shape does not fit."""
         spec = self.specs.get(TEXT_BUFFER)
         wanted = None if spec is None else (len(rows), *spec.shape[1:])
-        found = None if text is None else tuple(getattr(text, "shape", ()))
-        if found != wanted:
-            raise UsageError(f"text has shape {found}, this artifact takes {wanted}")
+        shape = None if text is None else tuple(getattr(text, "shape", ()))
+        if shape != wanted:
+            raise UsageError(f"text has shape {shape}, this artifact takes {wanted}")
         if isinstance(text, np.ndarray) and text.dtype.kind not in "fiu":
             raise UsageError(f"text is {text.dtype}, expected numbers")
         on_host = isinstance(text, np.ndarray) or str(getattr(text, "device", "")) == "cpu"
@@ -214,8 +214,8 @@ class VideoDevice(Device):
             self._keep(rows, places)
         for places in launches[:-1]:  # the last launch left the spare row's latents in their places
             for at in places:
-                kept = self._kept[self._clocks.next_kept_slot(rows[at])]
-                self._memory.copy(self._row(self.latents, at), self._row(kept, rows[at]))
+                kept_latents = self._kept[self._clocks.next_kept_slot(rows[at])]
+                self._memory.copy(self._row(self.latents, at), self._row(kept_latents, rows[at]))
         return graphs
 
     def send_positions(
@@ -293,8 +293,8 @@ class VideoDevice(Device):
             written = [(at, row) for at, row in enumerate(called) if row in rows]
             for at, _ in written:
                 frames[at] = ring.latent_frames(first)
-            given = np.full(len(called), ring.chunk_frames)
-            positions = Positions(called, np.zeros(len(called), np.int64), frames, firsts, given)
+            frame_counts = np.full(len(called), ring.chunk_frames)
+            positions = Positions(called, np.zeros(len(called), np.int64), frames, firsts, frame_counts)
             self._write_caches(positions, partial(self._load_references, written, first))
 
     def _write_caches(
@@ -346,7 +346,7 @@ class VideoDevice(Device):
                 state[spec.name] = self.row_of(spec.name, row)
             elif spec.role == "lane":
                 state[spec.name] = self._row(self.buffers[spec.name], row)
-        return state | {f"kept.{place}": self._row(kept, row) for place, kept in enumerate(self._kept)}
+        return state | {f"kept.{place}": self._row(latents, row) for place, latents in enumerate(self._kept)}
 
     def kept_latents(self, row: int, slot: int | None = None) -> Tensor:
         """Return a view [1, C, F, h, w] of a slot that keeps latents of a row; default: those of its last chunk."""
@@ -387,12 +387,12 @@ class VideoDevice(Device):
 
     def _keep(self, rows: Sequence[int], places: Sequence[int]) -> None:
         """Queue copies of the latents at some batch indices to their rows' kept slots."""
-        kept = [self._clocks.next_kept_slot(row) for row in rows]
-        if self._every_row(rows) and len(places) == len(rows) and len(set(kept)) == 1:
-            self._memory.copy(self._kept[kept[0]], self.latents)
+        slots = [self._clocks.next_kept_slot(row) for row in rows]
+        if self._every_row(rows) and len(places) == len(rows) and len(set(slots)) == 1:
+            self._memory.copy(self._kept[slots[0]], self.latents)
             return
         for at in places:
-            self._memory.copy(self._row(self._kept[kept[at]], rows[at]), self._row(self.latents, at))
+            self._memory.copy(self._row(self._kept[slots[at]], rows[at]), self._row(self.latents, at))
 
     def _load_kept(self, rows: Sequence[int], entries: Sequence[KeptChunk]) -> None:
         places = {entry.kept_slot for entry in entries}
@@ -411,11 +411,13 @@ class VideoDevice(Device):
         memory, ring = self._memory, self._clocks.ring
         for place, row in written:
             target = self._row(self.latents, place)  # [C, F, h, w]
-            held = self._row(self.buffers[REFERENCE_LATENTS], row)  # [C, R, h, w]
+            reference_latents = self._row(self.buffers[REFERENCE_LATENTS], row)  # [C, R, h, w]
             memory.zero(target)
             for offset, frame in enumerate(ring.latent_frames(first)):
                 if frame < 0:
-                    source = memory.row(held, 1, ring.reference_frames + frame, ring.reference_frames)
+                    source = memory.row(
+                        reference_latents, 1, ring.reference_frames + frame, ring.reference_frames
+                    )
                     memory.copy(memory.row(target, 1, offset, ring.chunk_frames), source)
 
     def _row(self, tensor: Tensor, row: int) -> Tensor:

@@ -84,7 +84,7 @@ class ChunkWriter:
         self._descriptor, self._sound = descriptor, sound
         self._written = 0
         self._pipe: Pipe | None = None
-        self._torn = False  # a pipe's chunk was begun and not finished
+        self._incomplete = False  # a pipe's chunk was begun and not finished
         self.is_preview = self.form != "npy" and video is None
         self.takes_frames = self.form != "npy" and video is not None
 
@@ -93,9 +93,9 @@ class ChunkWriter:
 
         Signals are delayed until the chunk is in the file; not for a pipe, whose reader may be slow.
         """
-        self._torn = self._pipe is not None
-        held = held_signals() if self._pipe is None else contextlib.nullcontext()
-        with held, self._disk_errors():
+        self._incomplete = self._pipe is not None
+        signals = held_signals() if self._pipe is None else contextlib.nullcontext()
+        with signals, self._disk_errors():
             if self.takes_frames:
                 self._sink.write(side_by_side(chunk.astype(np.uint8, copy=False)))
             elif self.is_preview:
@@ -104,7 +104,7 @@ class ChunkWriter:
                 self._sink.write([chunk])
             self._file.flush()
             self._written += 1
-        self._torn = False
+        self._incomplete = False
 
     def __enter__(self) -> ChunkWriter:
         self._opened = contextlib.ExitStack()
@@ -122,18 +122,20 @@ class ChunkWriter:
     def __exit__(
         self, _kind: type[BaseException] | None, fault: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        kept = isinstance(fault, KeyboardInterrupt) and self._written > 0
+        keeps = isinstance(fault, KeyboardInterrupt) and self._written > 0
         try:
             with self._ending(), self._disk_errors(), self._opened:
-                if kept:
+                if keeps:
                     self._sink.cut()
-                self._finish(whole=(fault is None or kept) and not self._torn, interrupted=fault is not None)
-                if fault is not None and not kept:
+                self._finish(
+                    whole=(fault is None or keeps) and not self._incomplete, interrupted=fault is not None
+                )
+                if fault is not None and not keeps:
                     raise fault
         except BaseException:  # perhaps a signal, before they were held
             with self._opened:
                 raise
-        if kept and fault is not None:
+        if keeps and fault is not None:
             done = f"{self._written} of {self._chunks} chunks"
             fault.add_note(f"wrote {done} to {self._name}" if self._pipe else f"kept {done} in {self._name}")
 

@@ -77,24 +77,26 @@ def fit_levels(
     return np.ascontiguousarray(cut), f"{columns}x{rows}: {', '.join(done)}"
 
 
-def _triangles(found: int, wanted: int) -> NDArray[np.float32]:
+def _triangles(size: int, wanted: int) -> NDArray[np.float32]:
     """Weights [wanted, found] of a linear resize; rows sum to 1."""
-    scale = found / wanted
+    scale = size / wanted
     centres = (np.arange(wanted) + 0.5) * scale - 0.5
-    weights = np.maximum(0.0, 1.0 - np.abs(np.arange(found)[None] - centres[:, None]) / max(scale, 1.0))
+    weights = np.maximum(0.0, 1.0 - np.abs(np.arange(size)[None] - centres[:, None]) / max(scale, 1.0))
     normed: NDArray[np.float32] = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
     return normed
 
 
-def _cubics(found: int, wanted: int) -> NDArray[np.float32]:
+def _cubics(size: int, wanted: int) -> NDArray[np.float32]:
     """Weights [wanted, found] of cubic convolution with a = -0.75; beyond the edge its pixel is repeated."""
     a = -0.75
-    centres = (np.arange(wanted) + 0.5) * (found / wanted) - 0.5
+    centres = (np.arange(wanted) + 0.5) * (size / wanted) - 0.5
     first = np.floor(centres).astype(np.int64) - 1
-    made = np.zeros((wanted, found), np.float32)
+    weights = np.zeros((wanted, size), np.float32)
     for tap in range(4):
         x = np.abs(centres - (first + tap))
         near = ((a + 2) * x - (a + 3)) * x * x + 1
         far = a * (((x - 5) * x + 8) * x - 4)
-        np.add.at(made, (np.arange(wanted), np.clip(first + tap, 0, found - 1)), np.where(x <= 1, near, far))
-    return made
+        np.add.at(
+            weights, (np.arange(wanted), np.clip(first + tap, 0, size - 1)), np.where(x <= 1, near, far)
+        )
+    return weights

@@ -43,11 +43,14 @@ class CallerInputs:
         self._all = {spec.name: spec for spec in manifest.caller_inputs}
         self._steady = {name: spec for name, spec in self._all.items() if spec.per in ("session", "prompt")}
         self._specs = {name: spec for name, spec in self._all.items() if name not in self._steady}
-        self._held: dict[str, Array] = {}  # [rows, ...]
+        self._latest: dict[str, Array] = {}  # [rows, ...]
         self._kept: dict[str, Array] = {}  # [kept_slots, rows, ...]
         for name, spec in self._specs.items():
             shape, dtype = (manifest.rows, *spec.shape), host_dtype(spec.dtype)
-            self._held[name], self._kept[name] = np.zeros(shape, dtype), np.zeros((kept_slots, *shape), dtype)
+            self._latest[name], self._kept[name] = (
+                np.zeros(shape, dtype),
+                np.zeros((kept_slots, *shape), dtype),
+            )
 
     @property
     def buffers(self) -> set[str]:
@@ -75,20 +78,20 @@ class CallerInputs:
         UsageError
             If a required input is missing, a name is unknown or not per chunk, or an array does not fit.
         """
-        found = self._checked(rows, inputs, self._specs, "set_inputs() takes it")
+        arrays = self._checked(rows, inputs, self._specs, "set_inputs() takes it")
         for name, spec in self._specs.items():
-            if name in found:
+            if name in arrays:
                 continue
             if spec.default == "required":
-                raise UsageError(f"input {name!r} is required for every chunk; {self._told()}")
-            held = self._held[name][list(rows)]  # a copy
-            found[name] = held if spec.default == "hold" else np.zeros_like(held)
-        return found
+                raise UsageError(f"input {name!r} is required for every chunk; {self._known_names()}")
+            latest = self._latest[name][list(rows)]  # a copy
+            arrays[name] = latest if spec.default == "hold" else np.zeros_like(latest)
+        return arrays
 
     def of_each(self, rows: Rows, inputs: Sequence[Inputs | None]) -> dict[str, Array]:
         """Return the same for rows with a mapping each, or None."""
-        each = [self.of_chunk([row], one) for row, one in zip(rows, inputs, strict=True)]
-        return {name: np.concatenate([one[name] for one in each]) for name in self._specs}
+        each = [self.of_chunk([row], row_inputs) for row, row_inputs in zip(rows, inputs, strict=True)]
+        return {name: np.concatenate([row_inputs[name] for row_inputs in each]) for name in self._specs}
 
     def steady(self, rows: Rows, inputs: Inputs | None) -> list[tuple[InputSpec, int, Array]]:
         """Return the inputs per session or prompt as (input, row, array [1, *shape]), in the form of `Memory.write`.
@@ -98,10 +101,10 @@ class CallerInputs:
         UsageError
             If a name is unknown, or its array does not fit.
         """
-        found = self._checked(rows, inputs, self._steady, "run_chunk() takes it", bits=False)
+        arrays = self._checked(rows, inputs, self._steady, "run_chunk() takes it", bits=False)
         return [
             (self._steady[name], row, array[at : at + 1])
-            for name, array in found.items()
+            for name, array in arrays.items()
             for at, row in enumerate(rows)
         ]
 
@@ -109,12 +112,12 @@ class CallerInputs:
         """Raise a UsageError if an input that a session must begin with is missing, or is given beside the picture
         that it is ``made`` of.
         """
-        given = mapping_of(inputs, "inputs")
-        if made in given:
+        by_name = mapping_of(inputs, "inputs")
+        if made in by_name:
             raise UsageError(f"found both image and the input {made!r}, which is made of it; give one")
         for name, spec in self._steady.items():
-            if spec.default == "required" and name not in given and name != made:
-                raise UsageError(f"input {name!r} is required per {spec.per}; {self._told()}")
+            if spec.default == "required" and name not in by_name and name != made:
+                raise UsageError(f"input {name!r} is required per {spec.per}; {self._known_names()}")
 
     def fill(self, host: Mapping[str, Array], values: Mapping[str, Array]) -> None:
         """Write the inputs of a call's rows to the arrays that are sent to the device; zeros for unused batch
@@ -131,36 +134,36 @@ class CallerInputs:
     def chunk_made(self, rows: Rows, kept_slots: Sequence[int], values: Mapping[str, Array]) -> None:
         """Hold the inputs of the rows' chunk, and keep them in the chunk's kept slot."""
         for name, array in values.items():
-            self._held[name][list(rows)] = array
+            self._latest[name][list(rows)] = array
             self._kept[name][list(kept_slots), list(rows)] = array
 
     def kept(self, rows: Rows, entries: Sequence[KeptChunk]) -> dict[str, Array]:
         """Return the inputs of the kept chunks in one step of a rebuild; zeros for a row without one."""
-        seen = {}
+        arrays = {}
         for name, kept in self._kept.items():
-            seen[name] = np.stack(
+            arrays[name] = np.stack(
                 [
                     np.zeros_like(kept[0, 0]) if entry.kept_slot is None else kept[entry.kept_slot, row]
                     for row, entry in zip(rows, entries, strict=True)
                 ]
             )
-        return seen
+        return arrays
 
     def restart(self, row: int) -> None:
         """Forget the inputs of a row's chunks; inputs per session or prompt stay."""
-        for held in self._held.values():
-            held[row] = 0
+        for latest in self._latest.values():
+            latest[row] = 0
         for kept in self._kept.values():
             kept[:, row] = 0
 
     def rewind(self, row: int, kept_slot: int | None) -> None:
         """Hold again what a row's chunk in a kept slot was given; None: nothing, at the start of a stream."""
-        for name, held in self._held.items():
-            held[row] = 0 if kept_slot is None else self._kept[name][kept_slot, row]
+        for name, latest in self._latest.items():
+            latest[row] = 0 if kept_slot is None else self._kept[name][kept_slot, row]
 
     def state(self, row: int) -> dict[str, NDArray[np.uint8]]:
         """Return a row's held and kept inputs as bytes, by name, for a snapshot."""
-        return {name: np.frombuffer(one.tobytes(), np.uint8) for name, one in self._views(row).items()}
+        return {name: np.frombuffer(array.tobytes(), np.uint8) for name, array in self._views(row).items()}
 
     def load(self, row: int, state: Mapping[str, NDArray[np.uint8]]) -> None:
         """Set a row's inputs from `state`."""
@@ -169,10 +172,10 @@ class CallerInputs:
 
     def layout(self) -> dict[str, TensorSpec]:
         """Return name and form of each entry of `state`."""
-        return {name: TensorSpec(name, (one.nbytes,), "uint8") for name, one in self._views(0).items()}
+        return {name: TensorSpec(name, (array.nbytes,), "uint8") for name, array in self._views(0).items()}
 
     def _views(self, row: int) -> dict[str, Array]:
-        views = {saved_input(name): held[row : row + 1] for name, held in self._held.items()}
+        views = {saved_input(name): latest[row : row + 1] for name, latest in self._latest.items()}
         for name, kept in self._kept.items():
             views |= {
                 f"{saved_input(name)}.{place}": kept[place, row : row + 1] for place in range(len(kept))
@@ -189,16 +192,16 @@ class CallerInputs:
         bits: bool = True,
     ) -> dict[str, Array]:
         """Return the supplied arrays as [k, *shape]; with ``bits`` as integers if numpy lacks the dtype."""
-        found = {}
+        arrays = {}
         for name, value in mapping_of(inputs, "inputs").items():
             if name not in specs:
                 known = self._all.get(name)
                 why = f"is per {known.per}: {elsewhere}" if known else "does not exist"
-                raise UsageError(f"input {shown(name)} {why}; {self._told()}")
-            found[name] = as_rows(specs[name], value, len(rows), bits=bits)
-        return found
+                raise UsageError(f"input {shown(name)} {why}; {self._known_names()}")
+            arrays[name] = as_rows(specs[name], value, len(rows), bits=bits)
+        return arrays
 
-    def _told(self) -> str:
+    def _known_names(self) -> str:
         """Return the list of inputs for messages."""
         each = [
             f"{name} ({spec.dtype} {list(spec.shape)}, per {spec.per}, {spec.default})"
@@ -212,8 +215,8 @@ def check_call(rows: Rows, inputs: object) -> None:
     each = items_of(
         inputs, f"inputs are a {type(inputs).__name__}, expected a list of a mapping for each session"
     )
-    for given in each:
-        mapping_of(given, "inputs")
+    for row_inputs in each:
+        mapping_of(row_inputs, "inputs")
     if len(each) != len(rows):
         raise UsageError(f"{len(each)} inputs given for {len(rows)} sessions, expected one mapping each")
 

@@ -125,7 +125,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             After `close()`.
         """
         device, clocks = self.device(), self.clocks
-        seen = self._seen(rows, given)
+        inputs = self._chunk_inputs(rows, given)
         frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
         first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
@@ -138,16 +138,16 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
                 slot_firsts = [int(clocks.slot_first[row]) for row in rows]
             conditioned = self.conditioning.of_chunk(rows, first_frames)
             positions = Positions(rows, seeds, frames, slot_firsts, conditioned)
-            self._launches += device.run_chunk(positions, seen)
+            self._launches += device.run_chunk(positions, inputs)
             if device.decoder is not None:
                 device.decoder.feed(rows, device.latents)
-        self.torn.update(rows)  # until the host has counted what the device has decoded
+        self.inconsistent.update(rows)  # until the host has counted what the device has decoded
         try:
             pictures = () if device.decoder is None else device.decoder.decode(rows, begins)
         except Exception:
-            self.torn.difference_update(rows)  # the decoder knows what to do again
+            self.inconsistent.difference_update(rows)  # the decoder knows what to do again
             raise
-        self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], seen)
+        self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], inputs)
         clocks.chunk_made(rows)
         # `rewind` goes back by the frames of the cache at most.
         heard_at = [
@@ -160,7 +160,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         serial = self._chunks
         self.readable.made(rows, serial)
         self._chunks += 1
-        self.torn.difference_update(rows)
+        self.inconsistent.difference_update(rows)
         return [
             Chunk(
                 index=clocks.made(row) - 1,
@@ -175,7 +175,9 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             for place, row in enumerate(rows)
         ]
 
-    def _seen(self, rows: Sequence[int], given: Sequence[Inputs | None] | None) -> Mapping[str, NDArray[Any]]:
+    def _chunk_inputs(
+        self, rows: Sequence[int], given: Sequence[Inputs | None] | None
+    ) -> Mapping[str, NDArray[Any]]:
         """Return the inputs that rows' next chunks see, voices included; an error if they cannot be made."""
         self.check_whole(rows)
         self.device().check_prompts(rows)
@@ -186,7 +188,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     def check(self, rows: Sequence[int], given: Sequence[Inputs | None]) -> None:
         """Raise the error with which `run` would refuse these rows."""
-        self._seen(rows, given)
+        self._chunk_inputs(rows, given)
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
         """Return for each row whether engines of their own make its next chunk, those for a full cache."""
@@ -204,10 +206,10 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         seeds = checked_seeds(beginning.seeds, len(rows))
         beginning.check()
         image = beginning.image
-        given = with_portrait(self.manifest, beginning.inputs, beginning.reference)
+        inputs = with_portrait(self.manifest, beginning.inputs, beginning.reference)
         self.device()
-        self.inputs.check_opening(given, made_of(self.manifest, image))
-        self._write_inputs(rows, given, rerun=False)
+        self.inputs.check_opening(inputs, made_of(self.manifest, image))
+        self._write_inputs(rows, inputs, rerun=False)
         if beginning.prompt is not None:
             self.set_prompt(rows, beginning.prompt)
         else:
@@ -301,7 +303,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             self.conditioning.drop(row)
         else:
             self.conditioning.set_image(device, [row], image)
-        self.torn.add(row)  # the checks are done: what fails now leaves neither the old stream nor the new
+        # The checks are done: what fails now leaves neither the old stream nor the new.
+        self.inconsistent.add(row)
         if new_seed is not None:
             self.seeds[row] = new_seed
         if reference is not None:
@@ -310,7 +313,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         with self.memory.ordered():
             device.clear_cache(row)
         self._restart(row)
-        self.torn.discard(row)
+        self.inconsistent.discard(row)
 
     @machine_faults()
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
@@ -325,27 +328,27 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             slots = self.clocks.kept_slots_before(chunk)
             if chunk == self.clocks.made(row):
                 continue
-            self.torn.add(row)
+            self.inconsistent.add(row)
             if device.decoder is not None:
                 device.decoder.rewind(row, [device.kept_latents(row, slot) for slot in slots])
             self.inputs.rewind(row, slots[-1] if slots else None)
             self.clocks.rewind(row, chunk)
-            self.torn.discard(row)
+            self.inconsistent.discard(row)
 
     def _check_rewind(self, device: VideoDevice, row: int, chunk: int) -> None:
-        stream, made = self.manifest.workload.stream, self.clocks.made(row)
+        stream, chunks_made = self.manifest.workload.stream, self.clocks.made(row)
         earliest = self.clocks.earliest(row, min((stream.ring_frames, *stream.rings.values())))
         why = "the cache holds no frames that it would need"
         # The decoder's caches are made again, from the first chunk on.
         if device.decoder is not None and not self.clocks.keeps_all(row):
             earliest, why = (
-                made,
+                chunks_made,
                 "not all of its chunks are kept, of which the VAE's caches would be made again",
             )
-        if isinstance(chunk, bool) or not isinstance(chunk, int) or not earliest <= chunk <= made:
+        if isinstance(chunk, bool) or not isinstance(chunk, int) or not earliest <= chunk <= chunks_made:
             raise UsageError(
-                f"a row that has made {made} chunks cannot step back to chunk {shown(chunk)}, expected {earliest} "
-                f"to {made}" + (f": before that {why}" if earliest else "")
+                f"a row that has made {chunks_made} chunks cannot step back to chunk {shown(chunk)}, expected "
+                f"{earliest} to {chunks_made}" + (f": before that {why}" if earliest else "")
             )
 
     @machine_faults()

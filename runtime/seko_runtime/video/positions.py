@@ -47,7 +47,7 @@ class Positions:
     def launches(self, ring: Ring) -> list[list[int]]:
         """Split the batch indices into launches: rows with a full cache first, since they use engines of their own."""
         full = self.full(ring)
-        parts = [[at for at, one in enumerate(full) if one == wanted] for wanted in (True, False)]
+        parts = [[at for at, is_full in enumerate(full) if is_full == wanted] for wanted in (True, False)]
         return [part for part in parts if part]
 
     def values(
@@ -61,19 +61,19 @@ class Positions:
             filled[own] = np.asarray(values, np.int64)[own]
             return filled
 
-        given = [0] * len(self.rows) if self.conditioning_frames is None else self.conditioning_frames
+        conditioning = [0] * len(self.rows) if self.conditioning_frames is None else self.conditioning_frames
         firsts = filled(self.slot_firsts, 0)
         written = {
             "seeds": filled(self.seeds, 0),
             "frames": filled(self.frames, range(ring.chunk_frames)),
-            CONDITIONING_FRAMES: filled(given, 0),
+            CONDITIONING_FRAMES: filled(conditioning, 0),
             CALL_ROWS: filled(self.rows, spare),
         }
         for group, frames in {"": ring.ring_frames, **stream.rings}.items():
-            held = replace(ring, ring_frames=frames)
-            valid = [held.valid_frames(first) * stream.frame_tokens for first in firsts]
+            group_ring = replace(ring, ring_frames=frames)
+            valid = [group_ring.valid_frames(first) * stream.frame_tokens for first in firsts]
             written[group_buffer("write_slots", group)] = np.array(
-                [held.write_slots(first) for first in firsts]
+                [group_ring.write_slots(first) for first in firsts]
             )
             written[group_buffer("valid_tokens", group)] = np.array(valid)
         return written

@@ -56,9 +56,9 @@ class PromptCache:
         """Add an entry."""
         self._entries[key] = entry
         while len(self._entries) > self._capacity:
-            counts = Counter(one.owner for one in self._entries)
+            counts = Counter(entry.owner for entry in self._entries)
             most = max(counts.values())
-            del self._entries[next(one for one in self._entries if counts[one.owner] == most)]
+            del self._entries[next(entry for entry in self._entries if counts[entry.owner] == most)]
 
     def forget(self, owner: str) -> None:
         """Drop an owner's entries."""
@@ -120,14 +120,14 @@ class RowPrompts:
             for row, prompt in zip(rows, cleaned, strict=True)
         ]
         names, rerun = self._results(device), device.prompt_takes_inputs
-        held: dict[PromptKey, list[Tensor]] = {}
+        entries: dict[PromptKey, list[Tensor]] = {}
         encoded: dict[PromptKey, Tensor] = {}
         for key, prompt in zip(keys, cleaned, strict=True):
-            if key in held or key in encoded:
+            if key in entries or key in encoded:
                 continue
             entry = self.cache.get(key) if names else None
             if entry is not None:
-                held[key] = entry
+                entries[key] = entry
             else:
                 encoded[key] = self._encode(device, prompt)
         with device.prompting(rows):
@@ -137,7 +137,7 @@ class RowPrompts:
                     continue
                 # A program that reads every row needs a held one's embeddings alone, beside a new prompt's.
                 count = 1 if encoded and not device.prompt_by_row else len(names)
-                for name, part in zip(names[:count], held[key][:count], strict=True):
+                for name, part in zip(names[:count], entries[key][:count], strict=True):
                     self._memory.copy(device.row_of(name, row), part)
             if encoded or rerun:
                 device.run_prompt(

@@ -58,10 +58,10 @@ class RankedVideoRows(RankedRows[VideoManifest]):
 
     def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None = None) -> list[Chunk]:
         """Make the next chunk of each row; return one chunk a row."""
-        made = self.asked("run", {"rows": rows, "given": given})[0]
+        answers = self.asked("run", {"rows": rows, "given": given})[0]
         return [
             Chunk(index, frames, None, self, serial, row, picture, heard_at)
-            for index, frames, serial, row, picture, heard_at in made
+            for index, frames, serial, row, picture, heard_at in answers
         ]
 
     def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:

@@ -65,14 +65,14 @@ class Recording:
         """Values of the caller's inputs, of a row or all, as `VideoArtifact.golden_inputs` gives them."""
         golden = self.manifest.workload.golden
         recorded = 0 if golden is None or chunk is None else chunk % (golden.chunks[-1] + 1)
-        found = {}
+        arrays = {}
         for spec in self.manifest.caller_inputs:
             steady = spec.per in ("session", "prompt")
             tensor = input_tensor(spec.name) if steady else input_tensor(spec.name, recorded)
             if steady == (chunk is None) and tensor in self.tensors:
                 values = self.tensors[tensor].to_numpy()
-                found[spec.name] = values if row is None else values[row]
-        return found
+                arrays[spec.name] = values if row is None else values[row]
+        return arrays
 
     def chunk_error(
         self,
@@ -86,19 +86,21 @@ class Recording:
         number = whole_number(number, "number", 0)
         if golden is None or number not in golden.chunks:
             raise UsageError(f"chunk {shown(number)} is not in this artifact's golden")
-        found, recorded = as_array(latents, "latents"), tensors[f"latents.{number}"].to_numpy()
-        if found.shape != recorded.shape or found.dtype.kind != "f":
+        array, recorded = as_array(latents, "latents"), tensors[f"latents.{number}"].to_numpy()
+        if array.shape != recorded.shape or array.dtype.kind != "f":
             raise UsageError(
-                f"latents are {found.dtype} {list(found.shape)}, expected float32 {list(recorded.shape)} of to_host()"
+                f"latents are {array.dtype} {list(array.shape)}, expected float32 {list(recorded.shape)} of to_host()"
             )
-        if video is not None and ((seen := as_array(video, "video")).dtype != np.uint8 or seen.ndim != 5):
+        if video is not None and (
+            (pictures := as_array(video, "video")).dtype != np.uint8 or pictures.ndim != 5
+        ):
             raise UsageError("video is no uint8 [B, T, H, W, 3]; take what Chunk.video() gave")
         bound, exact = golden.bound(number), tensors.get(f"exact.{number}")
         frames = tensors.get(video_tensor(number)) if golden.video_step and video is not None else None
         return ChunkError(
             chunk=number,
-            golden=relative_error(found, recorded),
-            exact=None if exact is None else relative_error(found, exact.to_numpy()),
+            golden=relative_error(array, recorded),
+            exact=None if exact is None else relative_error(array, exact.to_numpy()),
             tolerance=bound.latents,
             cache=None if cache is None else worst_cache_error(cache, tensors, number, self.manifest.buffers),
             cache_tolerance=bound.cache,

@@ -23,11 +23,11 @@ PORTRAIT = (
 
 def with_portrait(manifest: VideoManifest, inputs: Inputs | None, reference: object) -> Inputs:
     """Return the caller's inputs with the portrait, unless they have it or the reference is latents."""
-    found, given = as_array(reference, "reference"), mapping_of(inputs, "inputs")
-    name = next((one.name for one in manifest.caller_inputs if one.kind == PORTRAIT), None)
-    if name is None or name in given or found.dtype != np.uint8 or found.ndim < 3:
-        return given
-    return {**given, name: found if found.ndim == 3 else found[..., 0, :, :, :]}
+    array, by_name = as_array(reference, "reference"), mapping_of(inputs, "inputs")
+    name = next((spec.name for spec in manifest.caller_inputs if spec.kind == PORTRAIT), None)
+    if name is None or name in by_name or array.dtype != np.uint8 or array.ndim < 3:
+        return by_name
+    return {**by_name, name: array if array.ndim == 3 else array[..., 0, :, :, :]}
 
 
 def set_reference(
@@ -60,9 +60,9 @@ def set_reference(
         return False
     if reference is None:
         raise UsageError(f"this artifact has {count} reference frames, found none; give them as reference")
-    found = as_array(reference, "reference")
-    parts = check_reference(manifest, found, rows)
-    if found.dtype == np.uint8:
+    array = as_array(reference, "reference")
+    parts = check_reference(manifest, array, rows)
+    if array.dtype == np.uint8:
         _set_pictures(device, memory, parts, count)
         return True
     with memory.ordered():
@@ -72,7 +72,7 @@ def set_reference(
 
 
 def check_reference(
-    manifest: VideoManifest, found: NDArray[np.generic], rows: Sequence[int]
+    manifest: VideoManifest, array: NDArray[np.generic], rows: Sequence[int]
 ) -> list[tuple[int, NDArray[np.generic]]]:
     """Check reference frames, and return a pair (row, its frames) for each row, for `set_reference`.
 
@@ -84,24 +84,24 @@ def check_reference(
     count = manifest.workload.stream.reference_frames
     if not count:
         raise UsageError("this artifact has no reference frames; rebuild it with --reference-frames N")
-    pictures = found.dtype == np.uint8
+    pictures = array.dtype == np.uint8
     if pictures:
         if "encode" not in manifest.programs:
             raise UsageError(NO_ENCODER)
         size = next(buffer.shape for buffer in manifest.buffers if buffer.name == IMAGE)
-        found = found[None] if found.ndim == 3 else found
-        given, shape = found.shape[-4] if found.ndim > 3 else 0, (count, *size)
+        array = array[None] if array.ndim == 3 else array
+        frame_count, shape = array.shape[-4] if array.ndim > 3 else 0, (count, *size)
     else:
         channels, *sides = manifest.workload.stream.latent_shape
-        given, shape = found.shape[-3] if found.ndim > 3 else 0, (channels, count, *sides)
-    if given > count:
+        frame_count, shape = array.shape[-3] if array.ndim > 3 else 0, (channels, count, *sides)
+    if frame_count > count:
         raise UsageError(
-            f"found {given} reference frames, this artifact has room for {count}; rebuild it with "
-            f"--reference-frames {given}"
+            f"found {frame_count} reference frames, this artifact has room for {count}; rebuild it with "
+            f"--reference-frames {frame_count}"
         )
-    parts = per_row(found, shape, np.uint8 if pictures else np.float32, "reference", rows)
+    parts = per_row(array, shape, np.uint8 if pictures else np.float32, "reference", rows)
     if not pictures:
-        check_magnitude(found, "reference")
+        check_magnitude(array, "reference")
     return parts
 
 
@@ -110,8 +110,8 @@ def _set_pictures(
 ) -> None:
     with memory.ordered():
         for row, pictures in parts:
-            held = memory.index(device.buffers[REFERENCE_LATENTS], (row,))  # [C, R, h, w]
+            reference_latents = memory.index(device.buffers[REFERENCE_LATENTS], (row,))  # [C, R, h, w]
             for frame in range(count):
                 memory.write(device.buffers[IMAGE], pictures[frame])
                 device.once["encode"].run()
-                memory.copy(memory.row(held, 1, frame, count), device.buffers[IMAGE_LATENTS])
+                memory.copy(memory.row(reference_latents, 1, frame, count), device.buffers[IMAGE_LATENTS])

@@ -145,10 +145,10 @@ def rescheduled(
     own = {weight.name for weight in manifest.weights} & set(tables)
     if "schedule.timestep" not in own:
         raise UsageError("this artifact has no table schedule.timestep, so its passes cannot be changed")
-    made = sorted(weight.name for weight in manifest.weights if weight.name.startswith(OF_TIMES))
-    if made and timesteps != old.timesteps:
+    computed = sorted(weight.name for weight in manifest.weights if weight.name.startswith(OF_TIMES))
+    if computed and timesteps != old.timesteps:
         raise UsageError(
-            f"{', '.join(made)} was computed for the times of this artifact's passes, so they cannot be changed; "
+            f"{', '.join(computed)} was computed for the times of this artifact's passes, so they cannot be changed; "
             "leave out steps and shift"
         )
     weights = tuple(

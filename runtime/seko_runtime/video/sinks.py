@@ -178,8 +178,8 @@ class Mp4Sink:
         self._av = av
         self._sound, self._fps = sound, fps
         self._pictures = self._heard = 0  # written so far; samples of the sound
-        self._told = f"pictures of {width}x{height} at {fps} fps"
-        with _encoder_faults(self._told):
+        self._description = f"pictures of {width}x{height} at {fps} fps"
+        with _encoder_faults(self._description):
             self._container: Any = av.open(
                 file, mode="w", format="mp4", options=FRAGMENTS if sound is None else FRAGMENTS_WITH_SOUND
             )
@@ -194,7 +194,7 @@ class Mp4Sink:
 
     def write(self, pictures: Iterable[NDArray[Any]]) -> None:
         for picture in pictures:
-            with _encoder_faults(self._told):
+            with _encoder_faults(self._description):
                 frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
                 self._container.mux(self._video.encode(frame))
             self._pictures += 1
@@ -218,14 +218,14 @@ class Mp4Sink:
 
     def close(self, *, whole: bool) -> None:
         if whole:
-            with _encoder_faults(self._told):
+            with _encoder_faults(self._description):
                 self._container.mux(self._video.encode(None))
                 if self._sound is not None:
                     self._container.mux(self._audio.encode(None))
                 self._container.close()
             return
         # Else it would be closed when it is freed, after its file.
-        with contextlib.suppress(OSError, VideoWriterError), _encoder_faults(self._told):
+        with contextlib.suppress(OSError, VideoWriterError), _encoder_faults(self._description):
             self._container.close()
 
 

@@ -50,20 +50,20 @@ class PromptIds:
             If the prompt is too long, and the artifact does not cut prompts.
         """
         spec = self._spec
-        found = list(self._encoded(cleaned).ids)
-        if self._vocabulary is not None and max(found, default=0) >= self._vocabulary:
+        token_ids = list(self._encoded(cleaned).ids)
+        if self._vocabulary is not None and max(token_ids, default=0) >= self._vocabulary:
             raise ArtifactError(
-                f"{spec.tokenizer} gives the id {max(found)}, the text encoder knows ids below {self._vocabulary}; "
+                f"{spec.tokenizer} gives the id {max(token_ids)}, the text encoder knows ids below {self._vocabulary}; "
                 "rebuild the artifact"
             )
-        if len(found) > spec.tokens:
+        if len(token_ids) > spec.tokens:
             if not spec.truncate:
                 raise UsageError(
-                    f"the prompt has {len(found)} tokens, this artifact takes {spec.tokens}; shorten it"
+                    f"the prompt has {len(token_ids)} tokens, this artifact takes {spec.tokens}; shorten it"
                 )
-            found = [*found[: spec.tokens - 1], found[-1]]
+            token_ids = [*token_ids[: spec.tokens - 1], token_ids[-1]]
         out = np.full((1, spec.tokens), spec.pad_id, np.int64)
-        out[0, : len(found)] = found
+        out[0, : len(token_ids)] = token_ids
         return out
 
     def length(self, cleaned: str) -> int:
@@ -79,8 +79,8 @@ class PromptIds:
         unknown = self._unknown_id()
         words = [
             _word_at(cleaned, *span)
-            for one, span in zip(encoded.ids, encoded.offsets, strict=True)
-            if one == unknown
+            for token_id, span in zip(encoded.ids, encoded.offsets, strict=True)
+            if token_id == unknown
         ]
         return list(dict.fromkeys(word for word in words if word))
 
@@ -90,8 +90,8 @@ class PromptIds:
         if model.get("unk_id") is not None:
             return int(model["unk_id"])
         token = model.get("unk_token")
-        found: int | None = None if token is None else tokenizer.token_to_id(token)
-        return found
+        token_id: int | None = None if token is None else tokenizer.token_to_id(token)
+        return token_id
 
     def _encoded(self, cleaned: str) -> Any:
         return cut_text(self._loaded(), cleaned, self._spec.tokenizer)

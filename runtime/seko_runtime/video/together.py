@@ -60,8 +60,8 @@ class Together:
     def run_chunk(self, inputs: Mapping[str, NDArray[Any]] | None = None) -> RowChunks:
         """Make the next chunk of every row; inputs are [B, *shape]."""
         named = (inputs or {}).items()
-        given = [{name: array[row] for name, array in named} for row in range(len(self.sessions))]
-        return RowChunks(self.pool.run(self.sessions, given))
+        row_inputs = [{name: array[row] for name, array in named} for row in range(len(self.sessions))]
+        return RowChunks(self.pool.run(self.sessions, row_inputs))
 
     def set_prompt(self, prompt: str, *, recache: bool = False) -> None:
         """Set the prompt of all rows; see `Session.set_prompt`."""

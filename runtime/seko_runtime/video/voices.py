@@ -59,10 +59,10 @@ class Voices:
             If samples are missing, or a row has both a voice and windows from the caller.
         """
         heard: list[Inputs] = []
-        for row, given, first in zip(rows, inputs, first_frames, strict=True):
+        for row, row_inputs, first in zip(rows, inputs, first_frames, strict=True):
             if row not in self._of_row:
-                self._check_heard(given, first)
-            heard.append({**(given or {}), **self._of_chunk(row, given, first)})
+                self._check_heard(row_inputs, first)
+            heard.append({**(row_inputs or {}), **self._of_chunk(row, row_inputs, first)})
         return heard
 
     def heard_at(self, rows: Sequence[int], first_frames: Sequence[int]) -> float | None:

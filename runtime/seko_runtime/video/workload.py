@@ -135,8 +135,8 @@ def _check_beginning(manifest: VideoManifest, golden: Golden, tensors: Tensors) 
                 check_tensor(tensors, replace(wanted, name=name), golden.file)
     if golden.reference is not None:
         channels, *size = manifest.workload.stream.latent_shape
-        held = (manifest.call_rows, channels, manifest.workload.stream.reference_frames, *size)
-        check_tensor(tensors, TensorSpec(golden.reference, held, "float32"), golden.file)
+        reference_shape = (manifest.call_rows, channels, manifest.workload.stream.reference_frames, *size)
+        check_tensor(tensors, TensorSpec(golden.reference, reference_shape, "float32"), golden.file)
     if golden.text is not None:
         text = next((buffer for buffer in manifest.buffers if buffer.name == TEXT_BUFFER), None)
         dtype = tensors[golden.text].dtype if golden.text in tensors else "float32"  # any dtype that converts

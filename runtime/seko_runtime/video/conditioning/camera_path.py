@@ -61,7 +61,7 @@ class CameraPath:
     ) -> None:
         height, width, chunk_frames = checked_size(height, width, chunk_frames)
         every = checked_poses(poses)
-        seen = recorded_intrinsics(intrinsics, height, width, len(every))
+        every_intrinsics = recorded_intrinsics(intrinsics, height, width, len(every))
         chunks = ((len(every) - 1) // VIDEO_PER_LATENT + 1) // chunk_frames
         if not chunks:
             need = VIDEO_PER_LATENT * (chunk_frames - 1) + 1
@@ -71,9 +71,9 @@ class CameraPath:
         taken = slice(0, VIDEO_PER_LATENT * chunks * chunk_frames, VIDEO_PER_LATENT)
         self._frames = framewise(every[taken][: chunks * chunk_frames])
         self._intrinsics = (
-            seen[taken][: len(self._frames)]
+            every_intrinsics[taken][: len(self._frames)]
             if flag(own_intrinsics, "own_intrinsics")
-            else seen[:1].repeat(len(self._frames), 0)
+            else every_intrinsics[:1].repeat(len(self._frames), 0)
         )
         longest = float(np.linalg.norm(self._frames[:, :, 3], axis=1).max()) or 1.0
         self._frames[:, :, 3] /= checked_unit(longest if unit is None else unit)
@@ -85,9 +85,9 @@ class CameraPath:
 
     def next_chunk(self) -> dict[str, NDArray[np.float32]]:
         """Return the inputs of the next chunk; see `chunk`."""
-        made = self.chunk(self._next)
+        chunk = self.chunk(self._next)
         self._next += 1
-        return made
+        return chunk
 
     def reset(self) -> None:
         """Begin anew."""
@@ -105,10 +105,10 @@ class CameraPath:
         UsageError
             If it is not one.
         """
-        found = state.get("next_chunk") if isinstance(state, Mapping) else None
-        if type(found) is not int or not 0 <= found <= len(self):
+        next_chunk = state.get("next_chunk") if isinstance(state, Mapping) else None
+        if type(next_chunk) is not int or not 0 <= next_chunk <= len(self):
             raise UsageError("this state does not fit this camera's path; take what state() gave")
-        self._next = found
+        self._next = next_chunk
 
     def chunk(self, number: int) -> dict[str, NDArray[np.float32]]:
         """Return the inputs of a chunk by name, ``camera`` [F, 3, 4] and ``intrinsics`` [F, 4].

@@ -62,17 +62,17 @@ class ConditioningFrames:
             If the artifact encodes no pictures, the picture's shape or dtype does not fit, or a level is not finite or
             beyond all models' numbers.
         """
-        told = picture_input(self._manifest)
-        program = "encode" if told is None else "condition"
+        levels_input = picture_input(self._manifest)
+        program = "encode" if levels_input is None else "condition"
         if program not in device.once:
             raise UsageError(NO_ENCODER)
-        name = IMAGE if told is None else PICTURE_LEVELS
-        found, spec = as_array(image, "image"), device.specs[name]
-        levels = name == PICTURE_LEVELS and found.dtype == np.float32
-        pictures = per_row(found, spec.shape, np.float32 if levels else np.uint8, "image", rows)
+        name = IMAGE if levels_input is None else PICTURE_LEVELS
+        pictures_array, spec = as_array(image, "image"), device.specs[name]
+        levels = name == PICTURE_LEVELS and pictures_array.dtype == np.float32
+        pictures = per_row(pictures_array, spec.shape, np.float32 if levels else np.uint8, "image", rows)
         if levels:
-            check_magnitude(found, "image")
-        pictures = [(row, one.astype(host_dtype(spec.dtype), copy=False)) for row, one in pictures]
+            check_magnitude(pictures_array, "image")
+        pictures = [(row, picture.astype(host_dtype(spec.dtype), copy=False)) for row, picture in pictures]
         previous: NDArray[np.generic] | None = None
         with self._memory.ordered():
             for target, picture in pictures:
@@ -80,15 +80,15 @@ class ConditioningFrames:
                     self._memory.write(device.buffers[name], picture)
                     device.once[program].run()
                 previous = picture
-                if told is not None:
-                    row = self._memory.index(device.buffers[told.buffer], (target,))
+                if levels_input is not None:
+                    row = self._memory.index(device.buffers[levels_input.buffer], (target,))
                     self._memory.copy(row, device.buffers[PICTURE_CONDITION])
                     continue
                 frames = self._memory.index(device.buffers[CONDITIONING_LATENTS], (target,))  # [C, F, h, w]
                 first = self._memory.row(frames, 1, 0, self._manifest.workload.stream.chunk_frames)
                 self._memory.copy(first, device.buffers[IMAGE_LATENTS])
         for target, _ in pictures:
-            self.counts[target] = int(told is None)
+            self.counts[target] = int(levels_input is None)
 
     def set_latents(self, device: VideoDevice, rows: Sequence[int], latents: object) -> None:
         """Begin the rows' streams with latents.
@@ -109,16 +109,16 @@ class ConditioningFrames:
         """
         self._check_taken(device)
         stream = self._manifest.workload.stream
-        found = as_array(latents, "conditioning_latents")
-        count = found.shape[-3] if found.ndim >= 4 else 0
+        array = as_array(latents, "conditioning_latents")
+        count = array.shape[-3] if array.ndim >= 4 else 0
         if not 1 <= count <= stream.chunk_frames:
             raise UsageError(
-                f"conditioning latents have shape {list(found.shape)}, expected [C, n, h, w] with n of 1 to "
+                f"conditioning latents have shape {list(array.shape)}, expected [C, n, h, w] with n of 1 to "
                 f"{stream.chunk_frames}"
             )
         shape = (stream.latent_shape[0], count, *stream.latent_shape[1:])
-        parts = per_row(found, shape, np.float32, "conditioning latents", rows)
-        check_magnitude(found, "conditioning_latents")
+        parts = per_row(array, shape, np.float32, "conditioning latents", rows)
+        check_magnitude(array, "conditioning_latents")
         with self._memory.ordered():
             for row, part in parts:
                 whole = np.zeros((1, *device.specs[CONDITIONING_LATENTS].shape[1:]), np.float32)
@@ -144,13 +144,13 @@ class ConditioningFrames:
 
 
 def per_row(
-    found: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str, rows: Sequence[int]
+    array: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str, rows: Sequence[int]
 ) -> list[tuple[int, NDArray[np.generic]]]:
     """Return each row with its part of ``found``, which is one array for all rows or one for each."""
     each = (len(rows), *shape)
-    if found.dtype != dtype or found.shape not in (shape, each):
+    if array.dtype != dtype or array.shape not in (shape, each):
         raise UsageError(
-            f"{what} is {found.dtype} {list(found.shape)}, expected {np.dtype(dtype).name} {list(shape)} or "
+            f"{what} is {array.dtype} {list(array.shape)}, expected {np.dtype(dtype).name} {list(shape)} or "
             f"{list(each)}"
         )
-    return [(row, found if found.shape == shape else found[at]) for at, row in enumerate(rows)]
+    return [(row, array if array.shape == shape else array[at]) for at, row in enumerate(rows)]

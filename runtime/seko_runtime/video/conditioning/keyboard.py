@@ -100,16 +100,16 @@ def key_rows(text: str) -> list[frozenset[str]]:
         raise UsageError(f"keys are {shown(text)}, expected a text such as w-10,iw-15,none-5")
     rows: list[frozenset[str]] = []
     for part in "".join(text.replace(_FULL_WIDTH_COMMA, ",").split()).split(","):
-        found = _PART.fullmatch(part)
-        if found is None or not int(found[2]):
+        match = _PART.fullmatch(part)
+        if match is None or not int(match[2]):
             raise UsageError(
                 f"keys {part[:40]!r}: expected keys of {KEYS}, or {NONE}, a dash and a number of steps, as in "
                 "w-10,iw-15,none-5"
             )
-        if len(rows) + int(found[2]) > MAX_STEPS:
+        if len(rows) + int(match[2]) > MAX_STEPS:
             raise UsageError(f"keys for more than {MAX_STEPS} steps: give fewer")
-        keys = found[1].lower()
-        rows += [frozenset() if keys == NONE else frozenset(keys)] * int(found[2])
+        keys = match[1].lower()
+        rows += [frozenset() if keys == NONE else frozenset(keys)] * int(match[2])
     return rows
 
 
@@ -163,7 +163,7 @@ class KeyboardCamera:
     def reset(self) -> None:
         """Begin anew: at the origin, no key held, the first steps' keys to come."""
         self._place, self._yaw, self._pitch = np.zeros(3), 0.0, 0.0
-        self._held: set[str] = set()
+        self._pressed: set[str] = set()
         self._pulses: set[str] = set()
         self._queue = deque(self._script)
         self._begun = False
@@ -185,11 +185,11 @@ class KeyboardCamera:
         """Hold keys, from the next chunk on."""
         pressed = _checked(keys)
         self._pulses |= pressed
-        self._held |= pressed
+        self._pressed |= pressed
 
     def release(self, keys: Iterable[str]) -> None:
         """Let keys go. One that was pressed since the last chunk still counts for a latent frame."""
-        self._held -= _checked(keys)
+        self._pressed -= _checked(keys)
 
     def next_chunk(self) -> dict[str, NDArray[np.float32]]:
         """Move on by a chunk and return its inputs by name, ``camera`` [F, 3, 4] and ``intrinsics`` [F, 4].
@@ -203,7 +203,7 @@ class KeyboardCamera:
         for _ in range(self._chunk_frames):
             if self._begun:
                 for _ in range(self.settings.steps_per_frame):
-                    self._step(self._queue.popleft() if self._queue else self._held | pulses)
+                    self._step(self._queue.popleft() if self._queue else self._pressed | pulses)
                 pulses.clear()
             self._begun = True
             poses.append(self.pose)
@@ -217,7 +217,7 @@ class KeyboardCamera:
             "place": self._place.tolist(),
             "yaw": self._yaw,
             "pitch": self._pitch,
-            "held": "".join(sorted(self._held)),
+            "held": "".join(sorted(self._pressed)),
             "pulses": "".join(sorted(self._pulses)),
             "steps_left": len(self._queue),
             "begun": self._begun,
@@ -237,7 +237,7 @@ class KeyboardCamera:
             place = np.array(state["place"], np.float64)
             yaw, pitch = real_number(state["yaw"], "yaw"), real_number(state["pitch"], "pitch")
             left = state["steps_left"]
-            held, pulses = _checked(state["held"]), _checked(state["pulses"])
+            pressed, pulses = _checked(state["held"]), _checked(state["pulses"])
             begun = state["begun"]
         except (KeyError, TypeError, ValueError, OverflowError) as fault:
             raise UsageError(
@@ -251,15 +251,15 @@ class KeyboardCamera:
                 "this state does not fit this camera; take what state() gave, with the same first steps"
             )
         self._place, self._yaw, self._pitch = place, yaw, pitch
-        self._held, self._pulses, self._begun = set(held), set(pulses), begun
+        self._pressed, self._pulses, self._begun = set(pressed), set(pulses), begun
         self._queue = deque(self._script[len(self._script) - left :])
 
     def _step(self, keys: Iterable[str]) -> None:
         """Turn, then move over the ground, where the camera looks now."""
-        s, held = self.settings, set(keys)
+        s, pressed = self.settings, set(keys)
 
         def signed(forward: str, back: str) -> int:
-            return (forward in held) - (back in held)
+            return (forward in pressed) - (back in pressed)
 
         pitch = self._pitch + math.radians(s.pitch) * signed("i", "k")
         if abs(pitch) <= math.radians(s.pitch_limit):
@@ -278,10 +278,10 @@ def _checked_rows(rows: object) -> list[frozenset[str]]:
         raise UsageError(
             f"keys are {shown(rows)}, expected a text such as w-10, or a list with the keys of each step"
         )
-    found = [_checked(row) for row in islice(cast("Iterable[Iterable[str]]", rows), MAX_STEPS + 1)]
-    if len(found) > MAX_STEPS:
+    checked = [_checked(row) for row in islice(cast("Iterable[Iterable[str]]", rows), MAX_STEPS + 1)]
+    if len(checked) > MAX_STEPS:
         raise UsageError(f"keys for more than {MAX_STEPS} steps: give fewer")
-    return found
+    return checked
 
 
 def _checked(keys: Iterable[str]) -> frozenset[str]:
@@ -291,10 +291,10 @@ def _checked(keys: Iterable[str]) -> frozenset[str]:
         or isinstance(keys, Mapping | bytes | bytearray)
     ):
         raise UsageError(f"keys are {shown(keys)}, expected some of {', '.join(KEYS)}, as a text or a set")
-    found = {key if isinstance(key, str) else shown(key) for key in keys}
-    if odd := sorted(key for key in found if key not in tuple(KEYS)):
+    names = {key if isinstance(key, str) else shown(key) for key in keys}
+    if odd := sorted(key for key in names if key not in tuple(KEYS)):
         raise UsageError(f"key {str(odd[0])[:40]!r} is not known, expected one of {', '.join(KEYS)}")
-    return frozenset(found)
+    return frozenset(names)
 
 
 def _about_x(angle: float) -> Array:

@@ -63,10 +63,10 @@ def checked_unit(unit: object) -> float:
     UsageError
         If it is not.
     """
-    found = real_number(unit, "unit", "a positive length")
-    if found <= 0:
-        raise UsageError(f"unit is {found}, expected a positive length")
-    return found
+    length = real_number(unit, "unit", "a positive length")
+    if length <= 0:
+        raise UsageError(f"unit is {length}, expected a positive length")
+    return length
 
 
 def checked_poses(poses: object) -> Array:
@@ -77,20 +77,20 @@ def checked_poses(poses: object) -> Array:
     UsageError
         If the array has another shape, a number that is not finite, or a matrix that is no rotation and translation.
     """
-    found = as_array(poses, "poses")
-    if found.ndim != 3 or found.shape[1:] != (4, 4) or not len(found) or found.dtype.kind not in "fiu":
-        raise UsageError(f"poses are {found.dtype} {list(found.shape)}, expected numbers of [N, 4, 4]")
-    made = found.astype(np.float64)
-    turn = made[:, :3, :3]
+    array = as_array(poses, "poses")
+    if array.ndim != 3 or array.shape[1:] != (4, 4) or not len(array) or array.dtype.kind not in "fiu":
+        raise UsageError(f"poses are {array.dtype} {list(array.shape)}, expected numbers of [N, 4, 4]")
+    checked = array.astype(np.float64)
+    turn = checked[:, :3, :3]
     with np.errstate(invalid="ignore", over="ignore"):
         off = np.abs(turn @ turn.swapaxes(1, 2) - np.eye(3)).max()
-        whole = np.abs(made[:, 3] - [0, 0, 0, 1]).max() <= _ROUNDED and np.linalg.det(turn).min() > 0
-    if not (np.isfinite(made).all() and off <= _ROUNDED and whole):
+        whole = np.abs(checked[:, 3] - [0, 0, 0, 1]).max() <= _ROUNDED and np.linalg.det(turn).min() > 0
+    if not (np.isfinite(checked).all() and off <= _ROUNDED and whole):
         raise UsageError(
             "poses hold a matrix that is not a rotation and a translation over a row 0, 0, 0, 1: expected cameras to "
             "the world"
         )
-    return made
+    return checked
 
 
 def checked_intrinsics(intrinsics: object, count: int) -> Array:
@@ -101,17 +101,17 @@ def checked_intrinsics(intrinsics: object, count: int) -> Array:
     UsageError
         If the shape does not fit, or a focal length is not positive.
     """
-    found = as_array(intrinsics, "intrinsics")
-    if found.shape not in ((4,), (count, 4)) or found.dtype.kind not in "fiu":
+    array = as_array(intrinsics, "intrinsics")
+    if array.shape not in ((4,), (count, 4)) or array.dtype.kind not in "fiu":
         raise UsageError(
-            f"intrinsics are {found.dtype} {list(found.shape)}, expected numbers of [4] or [{count}, 4]: focal "
+            f"intrinsics are {array.dtype} {list(array.shape)}, expected numbers of [4] or [{count}, 4]: focal "
             "lengths x and y, centre x and y"
         )
-    made = np.broadcast_to(found.astype(np.float64), (count, 4))
-    check_magnitude(made, "intrinsics")
-    if (made[:, :2] <= 0).any():
+    checked = np.broadcast_to(array.astype(np.float64), (count, 4))
+    check_magnitude(checked, "intrinsics")
+    if (checked[:, :2] <= 0).any():
         raise UsageError("intrinsics hold a focal length that is not positive")
-    return made
+    return checked
 
 
 def recorded_intrinsics(intrinsics: object, height: int, width: int, count: int | None = None) -> Array:
@@ -136,12 +136,12 @@ def recorded_intrinsics(intrinsics: object, height: int, width: int, count: int 
     UsageError
         If the shape does not fit, or a focal length is not positive.
     """
-    found = as_array(intrinsics, "intrinsics")
+    array = as_array(intrinsics, "intrinsics")
     if count is None:
-        count = max(1, len(found)) if found.ndim == 2 else 1
+        count = max(1, len(array)) if array.ndim == 2 else 1
     x, y = width / REFERENCE_WIDTH, height / REFERENCE_HEIGHT
-    made: Array = checked_intrinsics(found, count) * np.array([x, y, x, y])
-    return made
+    scaled: Array = checked_intrinsics(array, count) * np.array([x, y, x, y])
+    return scaled
 
 
 def inputs_of(poses: Array, intrinsics: Array) -> dict[str, NDArray[np.float32]]:

@@ -21,7 +21,7 @@ _MIDDLE = 127.5
 
 def masks_input(manifest: VideoManifest) -> InputSpec | None:
     """Return the input of an artifact that takes masks, if it has several speakers."""
-    return next((one for one in manifest.caller_inputs if one.kind == KIND), None)
+    return next((spec for spec in manifest.caller_inputs if spec.kind == KIND), None)
 
 
 def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: VideoManifest) -> NDArray[np.float32]:
@@ -41,24 +41,26 @@ def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: VideoManifest
         If it takes no masks, or they are too few or too many, or no pictures.
     """
     spec = masks_input(manifest)
-    if spec is None and any(one.kind in (*KINDS, FEATURES) for one in manifest.caller_inputs):
+    if spec is None and any(input_spec.kind in (*KINDS, FEATURES) for input_spec in manifest.caller_inputs):
         raise UsageError("this artifact has one speaker, who is the whole picture: it takes no masks")
     if spec is None:
         raise UsageError("this artifact's model hears no speakers: it takes no masks")
-    given = [
-        as_array(one, "a mask")
-        for one in items_of(pictures, "expected a list of masks, one for each speaker")
+    masks_given = [
+        as_array(picture, "a mask")
+        for picture in items_of(pictures, "expected a list of masks, one for each speaker")
     ]
-    if len(given) != spec.shape[0]:
-        raise UsageError(f"{len(given)} masks given for {spec.shape[0]} speakers, expected one each")
+    if len(masks_given) != spec.shape[0]:
+        raise UsageError(f"{len(masks_given)} masks given for {spec.shape[0]} speakers, expected one each")
     stream = manifest.workload.stream
     _, rows, columns = stream.latent_shape
     side = round((rows * columns / stream.frame_tokens) ** 0.5)  # of a token, in latent cells
     masks = []
-    for one in given:
-        if one.dtype != np.uint8 or one.ndim != 3 or one.shape[-1] != 3 or 0 in one.shape:
-            raise UsageError(f"a mask is {one.dtype} {list(one.shape)}, expected uint8 [rows, columns, 3]")
-        fitted, _ = fit_levels(one, stream.height, stream.width)
+    for picture in masks_given:
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3 or 0 in picture.shape:
+            raise UsageError(
+                f"a mask is {picture.dtype} {list(picture.shape)}, expected uint8 [rows, columns, 3]"
+            )
+        fitted, _ = fit_levels(picture, stream.height, stream.width)
         small, _ = fit_levels(fitted, rows // side, columns // side, bicubic=True)
         masks.append((small[..., 0] > _MIDDLE).astype(np.float32).ravel())
     return np.stack(masks)

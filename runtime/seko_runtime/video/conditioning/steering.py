@@ -49,10 +49,10 @@ def steered(
     before = camera.state()
     try:
         moved = camera.next_chunk()
-        given = mapping_of(inputs, "inputs")
-        if both := sorted(set(moved) & set(given)):
+        by_name = mapping_of(inputs, "inputs")
+        if both := sorted(set(moved) & set(by_name)):
             raise UsageError(f"found the input {both[0]!r} and a camera, which gives it; give one")
-        return run({**given, **moved})
+        return run({**by_name, **moved})
     except BaseException:
         camera.load(before)
         raise

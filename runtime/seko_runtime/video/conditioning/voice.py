@@ -61,7 +61,7 @@ class AudioWindows:
     @classmethod
     def of(cls, manifest: VideoManifest) -> AudioWindows | None:
         """Return those of an artifact; None if it has no input of one of `KINDS`."""
-        spec = next((one for one in manifest.caller_inputs if one.kind in KINDS), None)
+        spec = next((spec for spec in manifest.caller_inputs if spec.kind in KINDS), None)
         if spec is None:
             return None
         stream = manifest.workload.stream
@@ -89,13 +89,13 @@ class AudioWindows:
     @staticmethod
     def missing(manifest: VideoManifest) -> str:
         """Return why an artifact without windows takes no sound, as a sentence."""
-        spec = next((one for one in manifest.caller_inputs if one.kind == FEATURES), None)
+        spec = next((spec for spec in manifest.caller_inputs if spec.kind == FEATURES), None)
         if spec is not None:
             return (
                 f"this artifact hears features of a voice, not its sound: give them as the input {spec.name!r}, "
                 f"{spec.dtype} {list(spec.shape)} for every chunk, or rebuild it with --audio-encoder"
             )
-        names = ", ".join(one.name for one in manifest.caller_inputs) or "none"
+        names = ", ".join(spec.name for spec in manifest.caller_inputs) or "none"
         return f"this artifact's model hears no audio; its inputs: {names}"
 
     def end(self, frame: int) -> int:
@@ -119,12 +119,12 @@ class AudioWindows:
         times : sequence of float
             When chunk 0 began, then when each was ready, in seconds; none of them waited for its samples.
         """
-        made, ready = [], 0.0
+        late, ready = [], 0.0
         for number, (began, ended) in enumerate(pairwise(times)):
             heard = self.needed(number * self.chunk_frames)[1] / RATE
             ready = max(ready, heard) + ended - began
-            made.append(ready - heard)
-        return made
+            late.append(ready - heard)
+        return late
 
     def latent_frames(self, samples: int) -> int:
         """Return how many latent frames cover this many samples; the last frame may end after them."""
@@ -149,15 +149,15 @@ class AudioWindows:
         numpy.ndarray
             [speakers, F, WINDOW] float32.
         """
-        made = np.zeros((self.speakers, self.chunk_frames, WINDOW), np.float32)
+        windows = np.zeros((self.speakers, self.chunk_frames, WINDOW), np.float32)
         for at in range(self.chunk_frames):
             left, right = self.begin(first_frame + at), self.end(first_frame + at)
             first, last = max(left, offset), min(right, offset + samples.shape[1])
             if first < last:
-                made[:, at, first - left : last - left] = samples[:, first - offset : last - offset]
+                windows[:, at, first - left : last - left] = samples[:, first - offset : last - offset]
         if not self.normalised:
-            return made
-        exact = made.astype(np.float64)
+            return windows
+        exact = windows.astype(np.float64)
         mean, variance = (f(exact, axis=(1, 2), keepdims=True) for f in (np.mean, np.var))
         normal: NDArray[np.float64] = (exact - mean) / np.sqrt(variance + _LEAST_VARIANCE)
         return normal.astype(np.float32)
@@ -185,23 +185,23 @@ class SampleBuffer:
 
     def between(self, first: int, last: int) -> NDArray[np.float32]:
         """Return a copy [speakers, last - first] of samples, counted from the first that is held."""
-        made = np.empty((self._speakers, last - first), np.float32)
+        samples = np.empty((self._speakers, last - first), np.float32)
         done, (number, place) = 0, divmod(self._begin + first, _BLOCK)
         while done < last - first:
             part = self._blocks[number][:, place : place + last - first - done]
-            made[:, done : done + part.shape[1]] = part
+            samples[:, done : done + part.shape[1]] = part
             done, number, place = done + part.shape[1], number + 1, 0
-        return made
+        return samples
 
     def write(self, at: int, samples: NDArray[np.float32]) -> None:
         """Replace the samples from number ``at`` on, counted from the first that is held, by others."""
         self._end = self._begin + at + samples.shape[1]
-        kept, place = divmod(self._begin + at, _BLOCK)
-        del self._blocks[kept + (place > 0) :]
-        if kept < self._shared:
+        blocks, place = divmod(self._begin + at, _BLOCK)
+        del self._blocks[blocks + (place > 0) :]
+        if blocks < self._shared:
             if place:
-                self._blocks[kept] = self._blocks[kept].copy()
-            self._shared = kept
+                self._blocks[blocks] = self._blocks[blocks].copy()
+            self._shared = blocks
         while samples.shape[1]:
             if not place:
                 self._blocks.append(np.empty((self._speakers, _BLOCK), np.float32))
@@ -289,8 +289,8 @@ class Voice:
         UsageError
             If they are no samples, leave a gap, come behind the end of the voice, or are too many.
         """
-        found = checked_samples(samples, self.windows.speakers)
-        if at is None and self.ended and found.shape[1]:
+        array = checked_samples(samples, self.windows.speakers)
+        if at is None and self.ended and array.shape[1]:
             raise UsageError(
                 f"the voice has ended at sample {self.end}; say with at=... which of its samples are replaced"
             )
@@ -301,12 +301,12 @@ class Voice:
                 f"samples from {begin} on: the voice is held from {self.first} to {self.end}, and one begins there or "
                 "in between"
             )
-        if begin + found.shape[1] - first > MAX_HELD:
+        if begin + array.shape[1] - first > MAX_HELD:
             raise UsageError(
-                f"{found.shape[1]} samples from {begin} on would make {begin + found.shape[1] - first} that are held, "
+                f"{array.shape[1]} samples from {begin} on would make {begin + array.shape[1] - first} that are held, "
                 f"at most {MAX_HELD} are ({MAX_HELD_S} s): push them when chunks have been made"
             )
-        return found, begin
+        return array, begin
 
     def push(self, samples: object, *, at: object = None, last: bool = False) -> None:
         """Append samples, or with ``at`` replace those from there on; see `Session.push_audio`.
@@ -316,15 +316,15 @@ class Voice:
         UsageError
             As `check_push`.
         """
-        found, begin = self.check_push(samples, at)
-        self.take(found, begin, last=last, replaces=at is not None)
+        array, begin = self.check_push(samples, at)
+        self.take(array, begin, last=last, replaces=at is not None)
 
-    def take(self, found: NDArray[np.float32], begin: int, *, last: bool, replaces: bool) -> None:
+    def take(self, array: NDArray[np.float32], begin: int, *, last: bool, replaces: bool) -> None:
         """Append what `check_push` returned; ``replaces`` says whether it was called with ``at``."""
         if not len(self._samples):
             self.first = begin
         before = self.end
-        self._samples.write(begin - self.first, found)
+        self._samples.write(begin - self.first, array)
         self._replaced = (self.end, before) if replaces and self.end < before else None
         self._note_push(begin)
         # An end is taken back by samples that replace others, not by an empty push.
@@ -396,19 +396,19 @@ def checked_samples(samples: object, speakers: int) -> NDArray[np.float32]:
     UsageError
         If they have another shape or dtype, or a number is not finite.
     """
-    found = as_array(samples, "audio")
-    shaped = found[None] if found.ndim == 1 and speakers == 1 else found
-    if shaped.ndim != 2 or len(shaped) != speakers or found.dtype not in (np.int16, np.float32, np.float64):
+    array = as_array(samples, "audio")
+    shaped = array[None] if array.ndim == 1 and speakers == 1 else array
+    if shaped.ndim != 2 or len(shaped) != speakers or array.dtype not in (np.int16, np.float32, np.float64):
         wanted = "[samples]" if speakers == 1 else f"[{speakers}, samples], a voice for each speaker"
         raise UsageError(
-            f"audio is {found.dtype} {list(found.shape)}, expected int16 or float32 {wanted} at {RATE} Hz"
+            f"audio is {array.dtype} {list(array.shape)}, expected int16 or float32 {wanted} at {RATE} Hz"
         )
     if shaped.shape[1] > MAX_HELD:  # before it is converted: one repeated number may stand for any many
         raise UsageError(
             f"audio has {shaped.shape[1]} samples, at most {MAX_HELD} are held ({MAX_HELD_S} s): push it in parts"
         )
-    check_magnitude(found, "audio")
-    made: NDArray[np.float32] = shaped.astype(np.float32) / np.float32(
-        _INT16 if found.dtype == np.int16 else 1
+    check_magnitude(array, "audio")
+    scaled: NDArray[np.float32] = shaped.astype(np.float32) / np.float32(
+        _INT16 if array.dtype == np.int16 else 1
     )
-    return made
+    return scaled
