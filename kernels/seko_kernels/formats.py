@@ -82,7 +82,7 @@ class CacheTensor:
     dtype : torch.dtype
         Element type.
     part : str
-        Which tokens of a row it holds: ``cache`` (all), ``sink`` or ``ring``.
+        Tokens of a row in this tensor: ``cache`` (all), ``sink`` or ``ring``.
     """
 
     name: str
@@ -117,7 +117,7 @@ class ScaleTensor:
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How keys, or values, are quantised: everything that writers, readers and the buffer table must agree on.
+    """Quantisation of keys or of values: the record that writers, readers and the buffer table share.
 
     A number is ``code * scale``. The scale is its head's calibrated power of two, times the e4m3 step of its group if
     the format has groups. A group is some channels of one token and head, so writing a token changes no other token's
@@ -126,7 +126,7 @@ class NumberFormat:
     Parameters
     ----------
     name : str
-        As the command line and the manifest spell it.
+        Name on the command line and in the manifest.
     code_dtype : torch.dtype
         Dtype of the codes: int8, or uint8 with two 4-bit codes, the even channel in the low nibble. fp8 is stored as
         int8 too: the e4m3 bits of the magnitude with the number's sign, which any GPU can hold.

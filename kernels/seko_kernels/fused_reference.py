@@ -294,7 +294,7 @@ def fp8_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, fp8_scale: T
     Parameters
     ----------
     codes, scales, global_scale : Tensor
-        As in `reference.nvfp4_decode`.
+        Tensors of an NVFP4 cache; see `reference.nvfp4_decode`.
     fp8_scale : Tensor
         ``[H]`` float32, powers of two.
     """
@@ -336,7 +336,7 @@ def qk_norm_rope(
     heads : int
         H.
     eps : float
-        Of the norm.
+        Epsilon of the norm.
 
     Returns
     -------

@@ -60,7 +60,7 @@ class ChannelStatistics:
 
 
 class KvFormat(Protocol):
-    """How keys and values are stored: everything that models, the exporter and the manifest need to know."""
+    """Storage format of keys and values: the interface for models, the exporter and the manifest."""
 
     @property
     def name(self) -> str:
@@ -156,7 +156,7 @@ class ExactKv:
 
     @property
     def name(self) -> str:
-        """As in the manifest: the scheme's own name."""
+        """Name of the scheme in the manifest."""
         name = next(name for name, dtype in EXACT_SCHEMES.items() if dtype == self.dtype)
         return f"{name}-before-rope" if self.before_rope else name
 

@@ -109,7 +109,7 @@ def kv_expand(
     Raises
     ------
     KernelsError
-        As in `kv_write`.
+        If a tensor does not fit the format; see `kv_write`.
     """
     if codes.dim() != 3:
         raise KernelsError(f"codes have shape {tuple(codes.shape)}, expected [tokens, heads, bytes]")

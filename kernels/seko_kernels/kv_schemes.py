@@ -17,7 +17,7 @@ _SINK = "-sink"
 
 @dataclass(frozen=True)
 class KvScheme:
-    """How keys and values are stored, by name.
+    """Storage formats of keys and values, by name.
 
     Parameters
     ----------

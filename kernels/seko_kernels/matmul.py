@@ -55,7 +55,7 @@ def fp8_linear(rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, d
     bias : Tensor
         ``[out]`` of `dtype`.
     dtype : torch.dtype
-        Of the result: bfloat16; on a CPU float32 too.
+        Dtype of the result: bfloat16; on a CPU also float32.
 
     Returns
     -------

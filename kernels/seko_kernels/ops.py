@@ -1,4 +1,4 @@
-"""What decides how an op runs: by its Triton kernel (CUDA), by its reference (CPU), or by a caller's function.
+"""Dispatch of an op: to its Triton kernel (CUDA), to its reference (CPU), or to a caller's function.
 
 An op checks its tensors first; the device at trace time decides. Its CUDA half is a `torch.library.triton_op`,
 which AOTInductor compiles into its package; an ordinary custom op would be opaque and need this module at run time.

@@ -42,7 +42,7 @@ def gluon_twin(source: Any) -> Any | None:
     Parameters
     ----------
     source : triton.compiler.ASTSource
-        What Triton is about to compile.
+        Source that Triton is about to compile.
 
     Returns
     -------

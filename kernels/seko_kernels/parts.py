@@ -1,4 +1,4 @@
-"""What both attention ops share: the factor of their scores, and the parts of the keys that attention is split over."""
+"""Shared code of both attention ops: the factor of their scores, and the split of attention over parts of the keys."""
 
 from __future__ import annotations
 

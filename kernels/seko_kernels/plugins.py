@@ -34,7 +34,7 @@ CeilDiv = Callable[[Size, int], Size]
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is launched. The block size is fixed by its PTX.
+    """Launch of a kernel. The block size is fixed by its PTX.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class PluginOutput:
     name : str
         Result name of the function.
     dtype : str
-        As the manifest names it.
+        Name of the dtype in the manifest.
     shape : callable
         Computes the shape from the inputs' shapes.
     alias : str or None

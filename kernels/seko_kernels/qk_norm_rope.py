@@ -49,11 +49,11 @@ def qk_norm_rope(
     frame_tokens : int
         Tokens of a slot.
     eps : float
-        Of the norms.
+        Epsilon of the norms.
     k_out : Tensor
         ``[B, N, H, D]`` of qkv's dtype, contiguous; mutated.
     plain_keys : str
-        Which keys to return as well: ``"none"``, ``"rotated"`` or ``"before_rope"``, as the KV format stores them.
+        Keys to return as well: ``"none"``, ``"rotated"`` or ``"before_rope"``, depending on the KV format.
 
     Returns
     -------

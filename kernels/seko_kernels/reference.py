@@ -97,7 +97,7 @@ def nvfp4_error(magnitude: Tensor, codes: Tensor, scales: Tensor, g: Tensor) -> 
     magnitude : Tensor
         ``[T, H, D/16, 16]`` float32.
     codes : Tensor
-        The same, int32, without sign.
+        Codes of the same shape, int32, without sign.
     scales : Tensor
         ``[T, H, D/16]`` uint8, e4m3 bits.
     g : Tensor

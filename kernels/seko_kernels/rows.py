@@ -71,18 +71,18 @@ def residual_norm_modulate(
     x, y : Tensor
         ``[B, T, d]`` float32 or bfloat16, contiguous.
     modulation : Modulation
-        That of this layer.
+        Modulation of this layer.
     shift_at, scale_at : int
-        Which of the six rows are shift and scale.
+        Rows of the modulation's six that are shift and scale.
     eps : float
-        Of the norm.
+        Epsilon of the norm.
     fp8 : bool
         Whether the result is quantised to fp8 by row.
 
     Returns
     -------
     hidden : Tensor
-        As `x`, summed in float32.
+        Tensor of `x`'s shape and dtype; the sum is in float32.
     rows : Rows
 
     Raises
@@ -105,7 +105,7 @@ def gated_residual_norm_modulate(
     *,
     fp8: bool,
 ) -> tuple[Tensor, Rows]:
-    """As `residual_norm_modulate`, with ``hidden = x + y * gate``. It joins the end of one layer to the start of the
+    """Compute `residual_norm_modulate` with ``hidden = x + y * gate``: the end of one layer and the start of the
     next.
 
     `before` is the ``[6, d]`` float32 of the previous layer, to which the gate belongs.

@@ -1,4 +1,4 @@
-"""How an attention's tiles of queries are cut so that they fill a GPU's last wave, too. Arithmetic of sizes alone.
+"""Division of an attention's query tiles so that they also fill a GPU's last wave: arithmetic of sizes.
 
 A multiprocessor takes a tile of queries from the first key to the last. At 12 heads and 4,680 queries these are 444
 tiles of 128, on 132 multiprocessors three whole waves, and a fourth in which two thirds of the GPU have nothing to do.
@@ -18,7 +18,7 @@ NEAR = 0.02  # of a wave: where two numbers of parts differ by less, the smaller
 
 
 class Waves(NamedTuple):
-    """How an attention is cut.
+    """Division of an attention into whole tiles and parts of the keys.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def cut(
     pairs : int
         Rows times heads.
     queries, keys : int
-        Of each pair.
+        Queries and keys of each pair.
     tile : int
         Queries of a tile.
     slots : int
@@ -57,9 +57,9 @@ def cut(
     splits : iterable of int
         Numbers of parts that are possible.
     cost_keys : int, optional
-        What cutting costs, in keys that a tile could attend to in the meantime; else `CUT_COST_KEYS`.
+        Cost of a division, in keys that a tile could attend to meanwhile; default: `CUT_COST_KEYS`.
     wave_keys : int
-        What each wave of parts costs besides its keys, in the same.
+        Cost of each wave of parts besides its keys, in the same unit.
     """
     tiles = -(-queries // tile)
     rounds = pairs * tiles // slots  # whole waves

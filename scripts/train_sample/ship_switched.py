@@ -116,8 +116,8 @@ def told_card(card: str, judged: dict[str, Any], parts: list[dict[str, float]], 
     )
     taught = (
         f"\n\nThen prompts that change: {minutes} minutes on one GPU, {steps} steps\n"
-        "(`train_switch.py`), each part from the one before. The student of the table was the teacher: it\n"
-        "was shown the stream from the switch on, the one that learns all of it."
+        "(`train_switch.py`), each part from the one before. The teacher was the student of the\n"
+        "table, which saw the stream from the switch on; the new student saw all of it."
     )
     card = _TAUGHT.sub("", card)
     for pattern, put in (

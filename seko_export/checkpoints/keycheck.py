@@ -21,7 +21,7 @@ def match_sources(
     Parameters
     ----------
     path : Path
-        Where the checkpoint lies, for the message.
+        Path of the checkpoint, for the message.
     opened : OpenedFiles
         The tensors found there.
     config : ModelIdentity
@@ -34,7 +34,7 @@ def match_sources(
     format_name : str
         Name of the naming that the file uses.
     sources : Mapping[str, TensorSource]
-        By the exporter's key, in the order of ``keys.shapes``.
+        Stored tensors by the exporter's key, in the order of ``keys.shapes``.
 
     Raises
     ------

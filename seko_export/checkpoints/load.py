@@ -119,7 +119,7 @@ def load_model(
     dtype : torch.dtype, optional
         float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
     companion : Path, optional
-        As `open_files` takes it.
+        Second weights file; see `open_files`.
 
     Returns
     -------
@@ -162,13 +162,13 @@ def load_weights(
     config : object
         The config of the model that is expected.
     layout : Layout
-        Where files of such a model keep its weights.
+        File layout of such a model's weights.
     match : callable
         Returns the format's name and the stored tensor of every key, or raises a WeightKeysError.
     dtype : torch.dtype, optional
         float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
     companion : Path, optional
-        As `open_files` takes it.
+        Second weights file; see `open_files`.
 
     Returns
     -------

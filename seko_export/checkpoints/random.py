@@ -59,7 +59,7 @@ def write_random_model(
     dtype : torch.dtype
         float32, or bfloat16, which rounds the float32 numbers.
     device : str
-        Where the numbers are drawn; a GPU draws different ones than a CPU.
+        Device on which the numbers are drawn; a GPU draws different ones than a CPU.
 
     Raises
     ------
@@ -88,7 +88,7 @@ class RandomFile:
     Parameters
     ----------
     shapes : mapping of str to tuple of int
-        Of every tensor, by its key.
+        Shape of every tensor, by its key.
     dtype : torch.dtype
         float32 or bfloat16, of all but what is ``given``.
     spread : callable
@@ -187,7 +187,7 @@ def random_weight(
     dtype : torch.dtype
         Dtype of the result; numbers are drawn in float32.
     device : str
-        Where it is drawn.
+        Device on which it is drawn.
     spread : callable
         Mean and standard deviation by name and shape.
 

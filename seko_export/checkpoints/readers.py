@@ -35,7 +35,7 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
     path : Path
         A file, or a folder with one checkpoint (directly, or in one of the layout's subfolders).
     layout : Layout
-        Where files of this kind of model keep its weights.
+        File layout of this kind of model's weights.
     companion : Path, optional
         The file of the layout's companion; default: the one in the checkpoint's folder, if there is one. A layout
         without a companion ignores it.

@@ -31,7 +31,7 @@ class Companion:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where files of one kind of model keep its weights.
+    """File layout of the weights of one kind of model.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class TensorSource:
     dtype_name : str
         Stored dtype, as the file spells it.
     dtype : torch.dtype or None
-        The same as a torch dtype; None if the loader does not support it.
+        Stored dtype as a torch dtype; None if the loader does not support it.
     read : Callable[[], torch.Tensor]
         Returns the tensor on the CPU, mapped from the file.
     """

@@ -24,7 +24,7 @@ def load_vae(
     Parameters
     ----------
     path : Path
-        As the VAE's `Layout` says: a file, its folder, or a pipeline. The content decides which it is.
+        A file, its folder, or a pipeline, in the VAE's `Layout`; the content decides which it is.
     config : VaeConfig
         The VAE that is expected.
     half : str

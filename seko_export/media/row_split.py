@@ -1,4 +1,4 @@
-"""How the ranks of a build share the pictures of a VAE: each has some rows of all columns, rank 0 the uppermost.
+"""Division of a VAE's pictures among ranks: each rank has some rows of all columns, rank 0 the uppermost.
 
 All ranks run the same engines: which rows are a rank's own, and which ranks are its neighbours, is selected by a tensor
 that holds its number. The collectives are functional, which `torch.export` traces. They go through a process group of

@@ -15,13 +15,13 @@ class MediaSources:
     Parameters
     ----------
     vae, text_encoder : Path or None
-        As `load_vae` and `load_text_encoder` take them; None: the build has no such engines.
+        Paths for `load_vae` and `load_text_encoder`; None: the build has no such engines.
     tokenizer : Path or None
         The text encoder's tokenizer, a JSON file of the library `tokenizers`.
     audio_encoder : Path or None
-        As `load_hubert` takes it; None: the build has no such engine.
+        Path for `load_hubert`; None: the build has no such engine.
     image_encoder : Path or None
-        As `load_clip` takes it; None: the build has no such engine.
+        Path for `load_clip`; None: the build has no such engine.
     audio_adapter : Path or None
         Further weights of the transformer itself, if they are not in its folder.
 

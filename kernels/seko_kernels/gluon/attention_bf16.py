@@ -77,7 +77,7 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
     tiles, whole_ctas : int
         Tiles of queries that see all keys, at least 1 even if none does, and how many programs have one.
     first_query, splits, rest_tokens : int
-        Of the other programs: their first query, the parts of the keys, the number of their queries.
+        First query, parts of the keys and number of queries of the other programs.
     HEADS : constexpr int
         H.
     SOFTMAX_SCALE : constexpr float

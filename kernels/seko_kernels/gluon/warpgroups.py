@@ -78,7 +78,7 @@ def tiles_of_part(split, cuts, tiles):  # type: ignore[no-untyped-def]
 def targets(  # type: ignore[no-untyped-def]
     OUT, PART_OUT, PART_LSE, parts, part, row64, head, query_tokens, rest_tokens, HEADS: gl.constexpr
 ):
-    """Where a head's results of this row, or part, begin, and those of its logarithms."""
+    """Return the offsets of a head's results in this row or part, and of their logarithms."""
     width: gl.constexpr = HEADS * 128
     if parts:
         out_base = PART_OUT + part.to(gl.int64) * rest_tokens * width + head * 128

@@ -51,7 +51,7 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
     CODES : pointer to int8, or uint8 where BITS is 4
         ``[N, H, D * BITS/8]``, contiguous.
     SCALES : pointer to uint8
-        As `kv_write_kernel` writes them; not read unless GROUPED.
+        Scales written by `kv_write_kernel`; not read unless GROUPED.
     GLOBAL_SCALE, MEAN : pointer to fp32
         ``[H]``, powers of two, and ``[H, D]``; the mean is not read unless SLOT_PAIRS.
     SLOT_ROTARY, PATCH_ROTARY : pointer to fp32
@@ -63,11 +63,11 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
     HEADS, HEAD_UNITS, UNIT, SLOT_PAIRS, GROUP, TILE : constexpr int
         H, D/UNIT, channels of a unit, pairs that turn with the slot (0: values), heads a program, parts a program.
     BITS, GROUPED, E2M1 : constexpr int, bool, bool
-        As in `kv_write_kernel`.
+        Number format of the codes; see `kv_write_kernel`.
     APART : constexpr bool
         False: ``left_out`` is 0.
     ROTATED : constexpr bool
-        As in `kv_write_kernel`.
+        Whether channels are mixed; see `kv_write_kernel`.
     """
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = place < parts

@@ -179,11 +179,11 @@ def rotated_codes(word, scale, even, odd, cos, sin, INTEGER: tl.constexpr):  # t
     word : int64
         e2m1 codes.
     scale : int32
-        By `block_scale`, over the scale of int8.
+        Scale from `block_scale`, divided by that of int8.
     even, odd : tuple of four int32
-        By `two_pairs`: the mean, over the scale of int8.
+        Mean from `two_pairs`, divided by the scale of int8.
     cos, sin : tuple of four int32
-        By `two_pairs`.
+        Cosines and sines from `two_pairs`.
     """
     if INTEGER:
         factor = _lane(scale, 0)
@@ -209,7 +209,7 @@ def rotated_codes(word, scale, even, odd, cos, sin, INTEGER: tl.constexpr):  # t
 
 @triton.jit  # type: ignore[untyped-decorator]
 def plain_codes(word, scale, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """As `rotated_codes`, of keys that are taken as they lie."""
+    """Int8 codes of a block of keys without rotation; see `rotated_codes`."""
     if INTEGER:
         low, high = word & 0, word & 0
         for channel in tl.static_range(16):

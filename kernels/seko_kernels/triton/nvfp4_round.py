@@ -1,4 +1,4 @@
-"""How a kernel rounds blocks of sixteen numbers to NVFP4, four over six."""
+"""Rounding of blocks of sixteen numbers to NVFP4 (four over six) in kernels."""
 
 from __future__ import annotations
 

@@ -80,9 +80,9 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     tokens, cache_tokens : int
         T and N. The grid is (B * T, 2).
     EPS, HEADS, HEAD_DIM, FRAME_TOKENS, BLOCK : constexpr
-        Of the norm; H; D; tokens of a slot; the power of two from H * D up.
+        Epsilon of the norm; H; D; tokens of a slot; H * D rounded up to a power of two.
     PLAIN : constexpr int
-        Which keys K_PLAIN takes: none, rotated, or before rotation.
+        Keys written to K_PLAIN: none, rotated, or before rotation.
     """
     token = tl.program_id(0)
     token64 = token.to(tl.int64)

@@ -19,7 +19,7 @@ LEAST_PART = 128  # of a warp; a row that is no multiple of it is one part, fill
 
 
 class RowTiles(NamedTuple):
-    """How rows are divided among programs.
+    """Division of rows among programs.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class RowTiles(NamedTuple):
     part, parts : int
         Numbers of a part, a power of two, and how many parts make up a row.
     warps : int
-        Of a program.
+        Warps of a program.
     """
 
     rows: int
@@ -154,7 +154,7 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     OUT_SCALE : pointer to fp32
         ``[B * T]``, written where QUANTISE: what a row is multiplied by to be the real one.
     EPS, WIDTH, FRAME_TOKENS : constexpr
-        Of the norm; d; tokens of a latent frame.
+        Epsilon of the norm; d; tokens of a latent frame.
     ROWS, PART, PARTS : constexpr int
         See `RowTiles`.
     ADD, NORM : constexpr int

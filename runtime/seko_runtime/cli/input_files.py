@@ -36,7 +36,7 @@ class RunInputs:
     changing : mapping of str to sequence of numpy.ndarray
         Inputs per chunk or pass, [rows, *shape] for each chunk of the run.
     voices : numpy.ndarray or None
-        What ``--audio`` gives, float32 [speakers, N]. Such a run takes nothing of the golden's.
+        Samples of ``--audio``, float32 [speakers, N]. Such a run uses no input of the golden.
     """
 
     steady: Mapping[str, NDArray[Any]]

@@ -22,7 +22,7 @@ class Report:
     result : dict
         For ``--json``.
     lines : tuple of str
-        The same as text, printed without ``--json``.
+        The result as text, printed without ``--json``.
     error : SekoRuntimeError, optional
         The error with which the command ends although it ran to its end, such as a failed verification.
     aside : bool

@@ -47,7 +47,7 @@ class Option:
     names : tuple of str
         Its spellings.
     settings : dict
-        What `add_argument` takes besides.
+        Further arguments of `add_argument`.
     """
 
     group: str
@@ -242,9 +242,9 @@ def parse(arguments: Sequence[str], functions: Mapping[str, Callable[..., Any]])
     Parameters
     ----------
     arguments : sequence of str
-        Without the program name.
+        Command line without the program name.
     functions : dict of str to callable
-        One for each of `SUMMARIES`.
+        Functions of the commands, one for each of `SUMMARIES`.
 
     Raises
     ------

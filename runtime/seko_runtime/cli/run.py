@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> Report:
     Raises
     ------
     SekoRuntimeError
-        A subclass for the cause; no new file is left then.
+        A subclass names the cause; a failed run leaves no new file.
     KeyboardInterrupt
         If a signal ends it; finished chunks are kept, see `ChunkWriter`.
     """

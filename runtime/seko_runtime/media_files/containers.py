@@ -90,7 +90,7 @@ def opened(path: Path, form: str, what: str, without_av: str) -> Iterator[Any]:
     what : str
         Begins the message of an error: the option and the file, and what it is not.
     without_av : str
-        What to do where PyAV is not installed.
+        Advice for a machine without PyAV.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Where files keep a CLIP image encoder. Read for messages before torch is loaded."""
+"""File layouts of a CLIP image encoder. Error messages use it before torch is loaded."""
 
 from __future__ import annotations
 

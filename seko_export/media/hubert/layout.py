@@ -1,4 +1,4 @@
-"""Where files keep a HuBERT encoder. Read for messages before torch is loaded."""
+"""File layouts of a HuBERT encoder. Error messages use it before torch is loaded."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def text_config_of(path: Path) -> TextEncoderConfig:
     Parameters
     ----------
     path : Path
-        As `load_text_encoder` takes it. If there is a transformers config.json beside the weights, it is read.
+        Path for `load_text_encoder`. A transformers config.json beside the weights is read if there is one.
         Otherwise sizes are read from the shapes, and the rest is UMT5's.
 
     Raises

@@ -78,7 +78,7 @@ def match_text_sources(
     Parameters
     ----------
     path : Path
-        Where the checkpoint lies, for the message.
+        Path of the checkpoint, for the message.
     opened : OpenedFiles
         The tensors found there; the rest of a full UMT5 may be present.
     config : TextEncoderConfig
@@ -89,7 +89,7 @@ def match_text_sources(
     format_name : str
         ``wan`` or ``transformers``.
     sources : Mapping[str, TensorSource]
-        By Wan key, in the order of `text_shapes`.
+        Stored tensors by Wan key, in the order of `text_shapes`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Where files keep the weights of a UMT5 encoder. Read for messages before torch is loaded."""
+"""File layouts of a UMT5 encoder. Error messages use it before torch is loaded."""
 
 from __future__ import annotations
 

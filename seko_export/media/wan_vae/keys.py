@@ -109,7 +109,7 @@ def match_vae_sources(
     Parameters
     ----------
     path : Path
-        Where the checkpoint lies, for the message.
+        Path of the checkpoint, for the message.
     opened : OpenedFiles
         The tensors found there.
     config : WanVaeConfig
@@ -123,7 +123,7 @@ def match_vae_sources(
     format_name : str
         ``wan`` or ``diffusers``.
     sources : Mapping[str, TensorSource]
-        By Wan key, in the order of `vae_shapes`.
+        Stored tensors by Wan key, in the order of `vae_shapes`.
 
     Raises
     ------

@@ -133,7 +133,7 @@ class VaeDecode(_StreamedHalf):
     def decode(
         self, latents: Tensor, caches: tuple[Tensor, ...], split: RowSplit | None = None
     ) -> tuple[Tensor, ...]:
-        """As `forward`, with the video in the memory order of the last layer.
+        """Decode as `forward` does, but return the video in the memory order of the last layer.
 
         With a ``split``, the video and all caches have the rows of one rank; the latents are whole.
         """
@@ -275,9 +275,9 @@ class VaeTensors:
     Parameters
     ----------
     checkpoint : WeightSource
-        By Wan's names.
+        Tensors by Wan's key names.
     config : WanVaeConfig
-        Of that VAE.
+        Config of the same VAE, with the latents' statistics.
     """
 
     def __init__(self, checkpoint: WeightSource, config: WanVaeConfig) -> None:

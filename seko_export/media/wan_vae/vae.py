@@ -1,4 +1,4 @@
-"""What the exporter asks of the Wan 2.1 VAE: its files, their dimensions, its modules."""
+"""The exporter's interface to the Wan 2.1 VAE: its files, their dimensions, its modules."""
 
 from __future__ import annotations
 
