@@ -105,7 +105,7 @@ def attention_fp8(
     Raises
     ------
     KernelsError
-        If a tensor is not as above; if the tensors lie on different devices, or on one that is neither CPU nor CUDA; if
+        If a tensor is not as above; if the tensors are on different devices, or on one that is neither CPU nor CUDA; if
         the GPU has no fp8 numbers.
     """
     expect_dims("q", q, 4, "[batch, tokens, heads, head_dim]")

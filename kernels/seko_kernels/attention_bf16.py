@@ -43,7 +43,7 @@ def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Ten
     Raises
     ------
     KernelsError
-        If a tensor is not as above; if the tensors lie on different devices, or on one that is neither CPU nor CUDA; if
+        If a tensor is not as above; if the tensors are on different devices, or on one that is neither CPU nor CUDA; if
         the GPU is no Hopper, or triton has no Gluon as of 3.6.
     """
     expect_dims("q", q, 4, "[batch, tokens, heads, head_dim]")

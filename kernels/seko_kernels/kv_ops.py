@@ -54,7 +54,7 @@ def kv_write(
     ------
     KernelsError
         If shapes disagree, D is no multiple of the format's unit, or a cache is not contiguous; if a dtype is not the
-        one above; if the tensors lie on different devices, or on one that is neither CPU nor CUDA.
+        one above; if the tensors are on different devices, or on one that is neither CPU nor CUDA.
     """
     heads, head_dim = _check_written(x, token_index)
     _check_cache(form, codes, scales, global_scale, heads, head_dim)

@@ -42,7 +42,7 @@ def takes_kernels(*tensors: Tensor) -> bool:
     Raises
     ------
     KernelsError
-        If the tensors lie on different devices, or on one that is neither CPU nor CUDA.
+        If the tensors are on different devices, or on one that is neither CPU nor CUDA.
     """
     return _device_type(*tensors) == "cuda" and not _PLAIN.get()
 

@@ -55,7 +55,7 @@ class PluginKernel:
     shared_bytes : int
         Dynamic shared memory per block.
     scratch_bytes : int
-        Global scratch memory per block; the blocks' lie one after another.
+        Global scratch memory per block; blocks are contiguous.
     """
 
     name: str

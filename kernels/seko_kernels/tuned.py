@@ -1,6 +1,6 @@
 """Tiles of the 8-bit attention: which are possible, which are safe, and the table of measured ones.
 
-`scripts/bench/kernels.py --admit` writes `tuned_attention.json`; nobody edits it by hand. It holds only tiles that
+`scripts/bench/kernels.py --admit` writes `tuned_attention.json`; it is never edited by hand. It holds only tiles that
 passed `admission.admit` on their GPU. Builds read it; opening an artifact does not, since the tiles are compiled into
 the engine.
 """

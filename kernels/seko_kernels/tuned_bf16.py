@@ -1,6 +1,6 @@
 """Table of sizes in which the 16-bit attention is faster than torch's.
 
-`scripts/bench/kernels.py --admit` writes `tuned_attention_bf16.json`; nobody edits it by hand. It holds a row for
+`scripts/bench/kernels.py --admit` writes `tuned_attention_bf16.json`; it is never edited by hand. It holds a row for
 each size class in which the kernel passed `admission.admit_bf16` on its GPU and was faster than the engine's default.
 Builds read it; opening an artifact does not.
 """

@@ -1,1 +1,1 @@
-"""Checkpoints in, by strict loading, and seeded random ones out; knows no model family, no engine and no artifact."""
+"""Strict loading of checkpoints, and seeded random ones; independent of model families, engines and artifacts."""

@@ -162,7 +162,7 @@ class KeyTable:
     namings : tuple of Naming
         The first that fits a file is used; the last should fit any file.
     dimensions : tuple of Dimension
-        Dimensions that shapes tell. ``layers`` follows from the keys.
+        Dimensions read from shapes. ``layers`` follows from the keys.
     landmark : str
         A key (exporter's name) of every checkpoint. Whatever precedes it in a foreign file is a prefix to remove.
     subfolders : tuple of str

@@ -136,7 +136,7 @@ def _read_pickle_of_zip(path: Path, layout: Layout) -> bytes:
 
 
 def unsafe_pickle(path: Path, globals_named: list[str]) -> CheckpointError:
-    """Return the error for a refused pickle, which names what it would import."""
+    """Return the error for a refused pickle; the message names the pickle's forbidden imports."""
     return CheckpointError(
         f"{path} is a pickle that asks for {', '.join(globals_named[:20])}: loading it would run code, "
         "so it was not loaded; expected tensors alone: get safetensors, or let its author save the state dict only"

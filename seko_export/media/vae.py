@@ -1,7 +1,7 @@
 """The interface between Seko and a VAE: what a VAE provides, and who uses it.
 
 A VAE is a module with a `VAE`: an object of a class derived from `Vae`. It knows its files and its modules; its config
-(`VaeConfig`) tells strides and channels. Engines, buffers, programs, `plan` and replay are the same for every VAE.
+(`VaeConfig`) has strides and channels. Engines, buffers, programs, `plan` and replay are the same for every VAE.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The 16-bit attention kernel for Hopper. Outline, sizes and what it takes are in `hopper_attention_bf16`.
+"""The 16-bit attention kernel for Hopper. Outline, sizes and limits are in `hopper_attention_bf16`.
 
 Three warpgroups: one fetches tiles into a ring of shared memory, two have 64 queries each. A warpgroup asks for the
 scores of the next tile, and for the values of this one, before it takes the softmax of those scores: so its matrix unit

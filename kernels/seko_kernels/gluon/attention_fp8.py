@@ -1,4 +1,4 @@
-"""The 8-bit attention kernel for Hopper. Outline, tiles and what it takes are in `hopper_attention`.
+"""The 8-bit attention kernel for Hopper. Outline, tiles and limits are in `hopper_attention`.
 
 Four warpgroups: one fetches tiles into a ring of shared memory, three have 64 queries each. Gluon, because Triton gives
 no say in who waits for what and in what order a matrix instruction finds its first factor.

@@ -88,7 +88,7 @@ def opened(path: Path, form: str, what: str, without_av: str) -> Iterator[Any]:
     form : str
         From `picture_format` or `sound_format`.
     what : str
-        Begins the message of an error: the option and the file, and what it is not.
+        Beginning of an error's message: the option, the file, and the expected kind of file.
     without_av : str
         Advice for a machine without PyAV.
 

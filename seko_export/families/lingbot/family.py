@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,22 +11,17 @@ from torch import Tensor
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.video import VideoBuild
-from seko_export.engines.piece import Piece
-from seko_export.engines.weight_source import WeightSource
-from seko_export.families.base import MediaTensors, ModelGraph
+from seko_export.families.base import ModelGraph
 from seko_export.families.layers.choice import SESSION, ChunkModule, LayerChoice
-from seko_export.families.layers.layer_pieces import BLOCK
-from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.rank_split import rank_tokens
-from seko_export.families.layers.weights import RenamedWeights, model_weights
 from seko_export.families.lingbot import camera, condition
 from seko_export.families.lingbot.keys import KEYS, lingbot_model
 from seko_export.families.lingbot.model import MASK_CHANNELS, NO_CAMERA, PER_CHUNK
 from seko_export.families.lingbot.presets import PRESETS
 from seko_export.families.lingbot.recognise import recognise
 from seko_export.families.recognition import Recognised
-from seko_export.families.video import CacheProbe, Preset, VideoFamily
-from seko_export.families.wan_layout.recognise import is_config
+from seko_export.families.video import Preset
+from seko_export.families.wan_layout.family import WanLayoutFamily
 from seko_runtime.format.manifest import InputSpec
 
 _TOKENS, _LAYER = "camera", "injection"  # chunk modules, whose weights have these names in front
@@ -34,11 +29,15 @@ _TOKENS, _LAYER = "camera", "injection"  # chunk modules, whose weights have the
 _NAMES = {f"{_TOKENS}.": "", f".{_LAYER}.": ".", ".after_attention.": "."}
 
 
-class LingbotFamily(VideoFamily):
+class LingbotFamily(WanLayoutFamily):
     """lingbot-world-fast, both versions: a first picture, text, and a camera."""
 
     name = "lingbot"
-    splits_over_ranks = True
+    module_names = _NAMES
+
+    def layer_choice(self, config: VideoBuild) -> LayerChoice:
+        """Return what the family adds to the shared layers."""
+        return layer_choice(config)
 
     @property
     def presets(self) -> Mapping[str, Preset]:
@@ -54,28 +53,19 @@ class LingbotFamily(VideoFamily):
         """Return what a checkpoint tells about its model, or None if it is not one of lingbot-world's."""
         return recognise(where, opened, told)
 
-    def is_config(self, told: Mapping[str, Any]) -> bool:
-        """Return whether a config.json may be that of a lingbot-world model, whose fields are Wan's."""
-        return is_config(told)
-
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""
-        choice = layer_choice(config)
-        pieces, buffers = make_pieces(config, choice), make_buffers(config, choice)
-        programs = make_programs(pieces)
+        graph = super().graph(config)
         vae = config.workload.vae
-        if vae is not None and vae.encodes_on:
-            picture = condition.picture_pieces(config, vae)
-            pieces |= {one.name: one for one in picture}
-            programs["condition"] = condition.picture_program(picture)
-            buffers += condition.picture_buffers(config, vae)
-        return ModelGraph(pieces, programs, buffers, choice.inputs)
-
-    def weights(
-        self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the artifact's weights by name."""
-        return model_weights(pieces, RenamedWeights(checkpoint, _NAMES), media)
+        if vae is None or not vae.encodes_on:
+            return graph
+        picture = condition.picture_pieces(config, vae)
+        return ModelGraph(
+            {**graph.pieces, **{piece.name: piece for piece in picture}},
+            {**graph.programs, "condition": condition.picture_program(picture)},
+            graph.buffers + condition.picture_buffers(config, vae),
+            graph.inputs,
+        )
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return a condition of random numbers for a session, and a camera that moves and turns for a chunk."""
@@ -99,11 +89,6 @@ class LingbotFamily(VideoFamily):
         poses = torch.cat((_rotation(turn), torch.randn(*turn.shape, 1, generator=generator)), -1)
         frame = torch.tensor([0.6 * s.width, 0.6 * s.width, s.width / 2, s.height / 2])
         return {camera.POSES: poses, camera.INTRINSICS: frame.expand(s.batch, s.chunk_frames, 4).contiguous()}
-
-    def cache_probe(self, config: VideoBuild) -> CacheProbe:
-        """Return the blocks and the embedding."""
-        del config
-        return CacheProbe(BLOCK, "embed")
 
 
 def layer_choice(config: VideoBuild) -> LayerChoice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,23 +13,18 @@ from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.schedule import Schedule
 from seko_export.config.video import VideoBuild
-from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
-from seko_export.families.base import MediaTensors, ModelGraph
 from seko_export.families.layers.choice import PROMPT, SESSION, ChunkModule, LayerChoice, PromptModule
-from seko_export.families.layers.layer_pieces import BLOCK
-from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
 from seko_export.families.layers.rank_split import rank_tokens
-from seko_export.families.layers.weights import RenamedWeights, model_weights
 from seko_export.families.recognition import Recognised
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.keys import IN_LAYER, KEYS, PROJECTOR, talk_model
 from seko_export.families.seko_talk.presets import PRESETS
 from seko_export.families.seko_talk.recognise import recognise
 from seko_export.families.seko_talk.run_config import read_run_config
-from seko_export.families.video import CacheProbe, Preset, VideoFamily
-from seko_export.families.wan_layout.recognise import is_config
+from seko_export.families.video import Preset
+from seko_export.families.wan_layout.family import WanLayoutFamily
 from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.video.conditioning.voice import FEATURES, NORMALISED, PLAIN, WINDOW
@@ -47,11 +42,15 @@ _NAMES = {
 }
 
 
-class SekoTalkFamily(VideoFamily):
+class SekoTalkFamily(WanLayoutFamily):
     """Seko-Talk AR: a portrait, text, and the voice of each chunk."""
 
     name = "seko_talk"
-    splits_over_ranks = True
+    module_names = _NAMES
+
+    def layer_choice(self, config: VideoBuild) -> LayerChoice:
+        """Return what the family adds to the shared layers."""
+        return layer_choice(config)
 
     @property
     def presets(self) -> Mapping[str, Preset]:
@@ -66,22 +65,6 @@ class SekoTalkFamily(VideoFamily):
     def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
         """Return what a checkpoint tells about its model, or None if it is not a Seko-Talk."""
         return recognise(where, opened, told)
-
-    def is_config(self, told: Mapping[str, Any]) -> bool:
-        """Return whether a config.json may be that of a Seko-Talk model, whose fields are Wan's and some more."""
-        return is_config(told)
-
-    def graph(self, config: VideoBuild) -> ModelGraph:
-        """Return engines, programs, buffers and inputs of a build."""
-        choice = layer_choice(config)
-        pieces = make_pieces(config, choice)
-        return ModelGraph(pieces, make_programs(pieces), make_buffers(config, choice), choice.inputs)
-
-    def weights(
-        self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the artifact's weights by name."""
-        return model_weights(pieces, RenamedWeights(checkpoint, _NAMES), media)
 
     def tables(self, config: VideoBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
         """Return the adapter's shift, scale and gate by pass."""
@@ -112,11 +95,6 @@ class SekoTalkFamily(VideoFamily):
             places = torch.randint(model.speakers, (s.batch, 1, s.frame_tokens), generator=generator)
             made[audio.MASKS] = (places == torch.arange(model.speakers)[:, None]).float()
         return made
-
-    def cache_probe(self, config: VideoBuild) -> CacheProbe:
-        """Return the blocks and the embedding."""
-        del config
-        return CacheProbe(BLOCK, "embed")
 
 
 def layer_choice(config: VideoBuild) -> LayerChoice:

@@ -1,4 +1,4 @@
-"""File layouts of a CLIP image encoder. Error messages use it before torch is loaded."""
+"""File layouts of a CLIP image encoder, without torch: error messages need them before torch is loaded."""
 
 from __future__ import annotations
 

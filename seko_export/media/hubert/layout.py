@@ -1,4 +1,4 @@
-"""File layouts of a HuBERT encoder. Error messages use it before torch is loaded."""
+"""File layouts of a HuBERT encoder, without torch: error messages need them before torch is loaded."""
 
 from __future__ import annotations
 

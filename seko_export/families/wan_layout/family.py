@@ -1,0 +1,53 @@
+"""What families with Wan's layers and checkpoints in the layout of Wan's code have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from seko_export.config.video import VideoBuild
+from seko_export.engines.piece import Piece
+from seko_export.engines.weight_source import WeightSource
+from seko_export.families.base import MediaTensors, ModelGraph
+from seko_export.families.layers.choice import PLAIN, LayerChoice
+from seko_export.families.layers.layer_pieces import BLOCK
+from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
+from seko_export.families.layers.weights import RenamedWeights, model_weights
+from seko_export.families.video import CacheProbe, VideoFamily
+from seko_export.families.wan_layout.recognise import is_config
+
+
+class WanLayoutFamily(VideoFamily):
+    """A family whose transformer is made of `families.layers`; what it adds to them is its `layer_choice`."""
+
+    splits_over_ranks = True
+    module_names: ClassVar[Mapping[str, str]] = {}
+    """A part of the artifact's names, which say in which module a weight is, and what the checkpoint has instead."""
+
+    def layer_choice(self, config: VideoBuild) -> LayerChoice:
+        """Return what the family adds to the shared layers of a build."""
+        del config
+        return PLAIN
+
+    def is_config(self, told: Mapping[str, Any]) -> bool:
+        """Return whether a config.json has fields of a Wan model."""
+        return is_config(told)
+
+    def graph(self, config: VideoBuild) -> ModelGraph:
+        """Return engines, programs, buffers and inputs of a build."""
+        choice = self.layer_choice(config)
+        pieces = make_pieces(config, choice)
+        return ModelGraph(pieces, make_programs(pieces), make_buffers(config, choice), choice.inputs)
+
+    def weights(
+        self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the artifact's weights by name."""
+        return model_weights(pieces, RenamedWeights(checkpoint, self.module_names), media)
+
+    def cache_probe(self, config: VideoBuild) -> CacheProbe:
+        """Return the blocks, with cache arguments ``caches.k`` and ``caches.v``, and the embedding."""
+        del config
+        return CacheProbe(BLOCK, "embed")
