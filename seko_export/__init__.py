@@ -122,9 +122,9 @@ def plan(
     find_gpu(gpu)
     check_options(options)  # both before torch is loaded
 
-    from seko_export.video.plan.predict import Wish, predict
+    from seko_export.video.plan.predict import PlanRequest, predict
 
-    return predict(Wish(options, gpu, steps, fps))
+    return predict(PlanRequest(options, gpu, steps, fps))
 
 
 def inspect(path: str | Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from seko_export.host.environment import Target
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import SAMPLE_FOLDER, ResolvedBuild, resolve_build
-from seko_export.video.plan.predict import Wish
+from seko_export.video.plan.predict import PlanRequest
 
 NO_LAYOUT: Mapping[str, Any] = {}
 
@@ -32,9 +32,9 @@ def resolved(
     return resolve_build(asked, machine=machine, sample_folder=sample_folder)
 
 
-def wished(base: Wish, *, layout: Mapping[str, Any] = NO_LAYOUT, **changes: Any) -> Wish:
+def wished(base: PlanRequest, *, layout: Mapping[str, Any] = NO_LAYOUT, **changes: Any) -> PlanRequest:
     """Return a question to `plan` with some of its own fields or of the build's options changed."""
-    own = {one.name for one in fields(Wish)}
+    own = {one.name for one in fields(PlanRequest)}
     changes |= layout
     of_build = {name: value for name, value in changes.items() if name not in own}
     of_wish = {name: value for name, value in changes.items() if name in own}

@@ -24,7 +24,7 @@ from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import ResolvedBuild, resolve_build
 from seko_export.video.media import open_media
-from seko_export.video.plan.predict import Wish, predict
+from seko_export.video.plan.predict import PlanRequest, predict
 from seko_runtime.cli.commands import main as run_command
 from tests.export.media_files import TEXT, write_text_encoder, write_tokenizer, write_vae
 
@@ -61,7 +61,7 @@ def expected_lines() -> str:
     }
     lines = []
     for preset, options, source in BUILDS:
-        told = predict(Wish(BuildOptions(preset=preset, **options), "h200"))
+        told = predict(PlanRequest(BuildOptions(preset=preset, **options), "h200"))
         weights = " + ".join(
             f"{told['weight_bytes'][part] / 1e9:.2f}" for part in ("transformer", "text", "vae")
         )

@@ -78,21 +78,21 @@ def compiled_beside(
     costs = {name: _SLOW_COST if piece.large else 1.0 for name, piece in pieces.items()}
     by_cost = dict(sorted(costs.items(), key=lambda pair: -pair[1]))
     finished = False
-    with workshop("seko-") as bench:
+    with workshop("seko-") as workdir:
         try:
             with _workers_starting():
                 futures: dict[Future[float], str] = {
                     pool.submit(
-                        _told,
+                        _make_and_move,
                         backend.compile_piece,
                         config,
                         name,
-                        bench / name,
+                        workdir / name,
                         artifact / engine_file(name, suffix, folder),
                     ): name
                     for name in by_cost
                 }
-            progress(COMPILING, 0, len(futures), beside=_Watch(futures, by_cost, bench, workers))
+            progress(COMPILING, 0, len(futures), beside=_Watch(futures, by_cost, workdir, workers))
             yield lambda: _wait_for_all(futures, progress)
             finished = True
         finally:
@@ -131,16 +131,18 @@ def make_engine(make: EngineMaker, config: BuildConfig, name: str, path: Path) -
     return time.monotonic() - started
 
 
-def _told(make: EngineMaker | None, config: BuildConfig, name: str, workplace: Path, goal: Path) -> float:
+def _make_and_move(
+    make: EngineMaker | None, config: BuildConfig, name: str, workplace: Path, output_path: Path
+) -> float:
     """Make one engine in a worker. A compiler's exception is returned as text, since it may not be picklable."""
     try:
         if make is None:
             raise ExportError("this backend runs pieces as they are and makes no engine files")
         workplace.mkdir()
-        made = workplace / goal.name
+        package = workplace / output_path.name
         with told_by_the_system():
-            seconds = make_engine(make, config, name, made)
-        shutil.move(made, goal)
+            seconds = make_engine(make, config, name, package)
+        shutil.move(package, output_path)
         return seconds
     except (ExportError, OSError):  # these travel
         raise
@@ -181,29 +183,31 @@ class _Watch:
 
     futures: Mapping[Future[float], str]
     costs: Mapping[str, float]
-    bench: Path
+    workdir: Path
     workers: int
     begun: dict[str, float] = field(default_factory=dict)
 
     def __call__(self) -> str:
         """Return the sentence; empty once all are compiled, or one has failed."""
         done = {name: future for future, name in self.futures.items() if future.done()}
-        if len(done) == len(self.futures) or any(one.cancelled() or one.exception() for one in done.values()):
+        if len(done) == len(self.futures) or any(
+            future.cancelled() or future.exception() for future in done.values()
+        ):
             return ""
         now = time.monotonic()
         left = [name for name in self.costs if name not in done]
         for name in left:
-            if name not in self.begun and (self.bench / name).exists():
+            if name not in self.begun and (self.workdir / name).exists():
                 self.begun[name] = now
         running = [name for name in left if name in self.begun]
-        told = f"engines: {len(left)} of {len(self.futures)} left"
+        status = f"engines: {len(left)} of {len(self.futures)} left"
         if running:
-            told += f", compiling {', '.join(running)}"
+            status += f", compiling {', '.join(running)}"
         if done:
             spent = sum(future.result() for future in done.values())
             unit = spent / sum(self.costs[name] for name in done)
-            told += f", about {self._remaining(left, unit, now):.0f} s"
-        return told
+            status += f", about {self._remaining(left, unit, now):.0f} s"
+        return status
 
     def _remaining(self, left: Sequence[str], unit: float, now: float) -> float:
         """Return the seconds that engines still take, a unit of cost taking ``unit`` of them."""

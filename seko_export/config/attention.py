@@ -45,4 +45,4 @@ FP8 = Attention(
     past_in_8_bits=True,
     fp8_numbers=True,
 )
-ATTENTIONS = {one.name: one for one in (TORCH, BF16, FP8)}
+ATTENTIONS = {attention.name: attention for attention in (TORCH, BF16, FP8)}

@@ -75,10 +75,18 @@ class BuildConfig:
         UsageError
             If the values contradict each other.
         """
-        parts = {one.name: values.pop(one.name) for one in fields(self) if one.name in values}
+        parts = {
+            part_field.name: values.pop(part_field.name)
+            for part_field in fields(self)
+            if part_field.name in values
+        }
         for name in ("workload", "target"):
             part = parts.get(name, getattr(self, name))
-            own = {one.name: values.pop(one.name) for one in fields(part) if one.name in values}
+            own = {
+                part_field.name: values.pop(part_field.name)
+                for part_field in fields(part)
+                if part_field.name in values
+            }
             parts[name] = replace(part, **own)
         if values:
             raise TypeError(f"no part of a {type(self).__name__} has the fields {', '.join(values)}")

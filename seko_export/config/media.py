@@ -107,9 +107,12 @@ class HubertConfig:
     def __post_init__(self) -> None:
         counts = (self.dim, self.layers, self.heads, self.ffn_dim, self.position_kernel, self.position_groups)
         convolutions = (self.conv_dims, self.conv_kernels, self.conv_strides)
-        if min(*counts, *(size for one in convolutions for size in one)) < 1 or not self.norm_eps > 0:
+        if (
+            min(*counts, *(size for size_list in convolutions for size in size_list)) < 1
+            or not self.norm_eps > 0
+        ):
             raise UsageError("a size of the audio encoder is below 1, or its norm_eps is not above 0")
-        if len({len(one) for one in convolutions}) > 1 or not self.conv_dims:
+        if len({len(sizes) for sizes in convolutions}) > 1 or not self.conv_dims:
             raise UsageError(
                 f"the audio encoder has {len(self.conv_dims)} channels, {len(self.conv_kernels)} kernels and "
                 f"{len(self.conv_strides)} strides of convolutions: expected as many of each"

@@ -36,9 +36,9 @@ def find_named(what: str, name: str, known: Collection[str], home: str, kind: ty
         raise UsageError(f"{what} {name!r} is not known: expected one of {', '.join(known)}")
     module, _, attribute = (name if ":" in name else home.format(name)).partition(":")
     try:
-        found: object = getattr(import_module(module), attribute)
+        value: object = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"{what} {name!r} cannot be imported: {error}") from None
-    if not isinstance(found, kind):
-        raise UsageError(f"{what} {name!r} is a {type(found).__name__}, expected a {kind.__name__}")
-    return found
+    if not isinstance(value, kind):
+        raise UsageError(f"{what} {name!r} is a {type(value).__name__}, expected a {kind.__name__}")
+    return value

@@ -112,16 +112,16 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | 
         except (MissingGeneratorError, NotACheckpointError, AmbiguousCheckpointError) as fault:
             unread = unread or fault
             continue
-        told, file, ignored = _config_of(path, layout, family)
-        found = family.recognise(str(path), opened, told)
-        if found is None:
+        config_json, file, ignored = _config_of(path, layout, family)
+        recognised = family.recognise(str(path), opened, config_json)
+        if recognised is None:
             hints += family.keys.hints(opened)
             continue
-        _check_speakers(path, told, found)
-        model = ModelFile(opened, found, file, ignored)
-        if not found.foreign:
+        _check_speakers(path, config_json, recognised)
+        model = ModelFile(opened, recognised, file, ignored)
+        if not recognised.foreign:
             return model
-        if nearest is None or len(found.foreign) < len(nearest.recognised.foreign):
+        if nearest is None or len(recognised.foreign) < len(nearest.recognised.foreign):
             nearest = model
     if nearest is not None:  # the family that knows most of its keys; the others are told when it is loaded
         return nearest
@@ -134,12 +134,12 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | 
     )
 
 
-def _check_speakers(path: Path, told: Mapping[str, Any] | None, found: Recognised) -> None:
+def _check_speakers(path: Path, config_json: Mapping[str, Any] | None, recognised: Recognised) -> None:
     """Refuse a config.json with speakers beside a model that hears none."""
-    speakers = (told or {}).get(_SPEAKERS)
-    if speakers is not None and _SPEAKERS not in found.model and not found.foreign:
+    speakers = (config_json or {}).get(_SPEAKERS)
+    if speakers is not None and _SPEAKERS not in recognised.model and not recognised.foreign:
         raise NotACheckpointError(
-            f"{_SPEAKERS} in the config.json of {path} is {shown(repr(speakers))}, and a {found.family} hears "
+            f"{_SPEAKERS} in the config.json of {path} is {shown(repr(speakers))}, and a {recognised.family} hears "
             "no voice: take it out"
         )
 
@@ -152,5 +152,5 @@ def _config_of(
     file = config_file_of(path, layout) or (beside if path.is_file() and beside.is_file() else None)
     if file is None:
         return None, None, None
-    told = read_json_object(file)
-    return (told, file, None) if family.is_config(told) else (None, None, file)
+    config_json = read_json_object(file)
+    return (config_json, file, None) if family.is_config(config_json) else (None, None, file)

@@ -146,22 +146,28 @@ class Recognised:
     @property
     def lacking(self) -> tuple[str, ...]:
         """Fields of the model that are unknown."""
-        return tuple(one.name for one in fields(self.kind) if one.name not in {*self.model, *NAMES})
+        return tuple(
+            model_field.name
+            for model_field in fields(self.kind)
+            if model_field.name not in {*self.model, *NAMES}
+        )
 
     def model_named(self, name: str) -> ModelConfig:
         """Return the model; no field may be unknown."""
-        return self.kind(name=name, family=self.family, **{key: one.value for key, one in self.model.items()})
+        return self.kind(
+            name=name, family=self.family, **{key: fact.value for key, fact in self.model.items()}
+        )
 
 
 def shape_facts(where: str, keys: KeyTable, opened: OpenedFiles) -> Facts | None:
     """Return the facts that shapes tell, or None if a tensor is missing, so that the file is not of this family."""
-    found = keys.dimensions_of(keys.naming_of(opened).shapes_in(opened))
-    if {"layers", *(one.field for one in keys.dimensions)} - set(found):
+    dimensions = keys.dimensions_of(keys.naming_of(opened).shapes_in(opened))
+    if {"layers", *(dimension.field for dimension in keys.dimensions)} - set(dimensions):
         return None
-    return Facts(where, {name: Fact(value, Source.SHAPES) for name, value in found.items()})
+    return Facts(where, {name: Fact(value, Source.SHAPES) for name, value in dimensions.items()})
 
 
-def learn_config(facts: Facts, told: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
+def learn_config(facts: Facts, config_json: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
     """Add the facts of a config.json; ``names`` maps Seko's fields to its field names.
 
     Raises
@@ -174,12 +180,14 @@ def learn_config(facts: Facts, told: Mapping[str, Any], names: Mapping[str, tupl
     for ours, theirs in names.items():
         for name in theirs:
             whole, least = ours not in _NOT_WHOLE, 0 if ours == "sink_frames" else 1
-            value = config_number(facts.where, told, name, whole=whole, least=least)
+            value = config_number(facts.where, config_json, name, whole=whole, least=least)
             if value is not None:
                 facts.learn(ours, Fact(value, Source.CONFIG, name))
 
 
-def config_number(where: str, told: Mapping[str, Any], name: str, *, whole: bool, least: int = 1) -> Any:
+def config_number(
+    where: str, config_json: Mapping[str, Any], name: str, *, whole: bool, least: int = 1
+) -> Any:
     """Return a number from a config.json, or None if the field is missing.
 
     Parameters
@@ -198,7 +206,7 @@ def config_number(where: str, told: Mapping[str, Any], name: str, *, whole: bool
     NotACheckpointError
         If the field has another type or value.
     """
-    value = told.get(name)
+    value = config_json.get(name)
     if value is None:
         return None
     if whole:
@@ -221,6 +229,6 @@ def fill(facts: Facts, model: Mapping[str, Any], source: Source, detail: str) ->
 
 def stream_facts(stream: StreamConfig, source: Source, detail: str) -> dict[str, Fact]:
     """Return the fields of a layout as facts; strides only if they are not the usual ones."""
-    usual = {one.name: one.default for one in fields(StreamConfig)}
-    names = (*STREAM_FIELDS, *(one for one in _STRIDES if getattr(stream, one) != usual[one]))
+    usual = {stream_field.name: stream_field.default for stream_field in fields(StreamConfig)}
+    names = (*STREAM_FIELDS, *(stride for stride in _STRIDES if getattr(stream, stride) != usual[stride]))
     return {name: Fact(getattr(stream, name), source, detail) for name in names}

@@ -29,8 +29,8 @@ def family_named(name: str) -> Family[Any]:
         If there is no such family.
     """
     home = f"{__package__}.{{}}.family:FAMILY"
-    found: Family[Any] = find_named("model family", name, FAMILIES, home, Family)  # type: ignore[type-abstract]
-    return found
+    family: Family[Any] = find_named("model family", name, FAMILIES, home, Family)  # type: ignore[type-abstract]
+    return family
 
 
 def video_family_named(name: str) -> VideoFamily:
@@ -62,12 +62,12 @@ def graph_of(config: BuildConfig) -> ModelGraph:
 
 def presets() -> dict[str, Preset]:
     """Return the named defaults of all video families of `FAMILIES`; those of this package are found without torch."""
-    found: dict[str, Preset] = {}
+    by_name: dict[str, Preset] = {}
     for name in FAMILIES:
         own = ":" not in name
-        found |= (
+        by_name |= (
             import_module(f"{__package__}.{name}.presets").PRESETS
             if own
             else video_family_named(name).presets
         )
-    return found
+    return by_name

@@ -60,7 +60,9 @@ class VideoFamily(Family["VideoBuild"]):
     def presets(self) -> Mapping[str, Preset]:
         """Named defaults, for ``--preset``."""
 
-    def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+    def recognise(
+        self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
+    ) -> Recognised | None:
         """Return what a checkpoint tells about its model, or None if it is not of this family.
 
         A family that no file tells by its content, as one outside this package, leaves it as it is: its models are
@@ -77,15 +79,15 @@ class VideoFamily(Family["VideoBuild"]):
         NotACheckpointError
             If config.json has a field of another type than it should.
         """
-        del where, opened, told
+        del where, opened, config_json
         return None
 
-    def is_config(self, told: Mapping[str, Any]) -> bool:
+    def is_config(self, config_json: Mapping[str, Any]) -> bool:
         """Return whether a config.json beside weights may be of this family, rather than of a VAE or text encoder."""
-        del told
+        del config_json
         return False
 
-    def run_config(self, where: str, told: Mapping[str, Any]) -> tuple[Mapping[str, Any], Schedule]:
+    def run_config(self, where: str, config_json: Mapping[str, Any]) -> tuple[Mapping[str, Any], Schedule]:
         """Return the fields of the stream's layout and the schedule that a run configuration asks for.
 
         Such a file (``where``, its content ``told``) belongs to the code that the family's models come from. A family
@@ -96,7 +98,7 @@ class VideoFamily(Family["VideoBuild"]):
         UsageError
             If there are none, or it asks for what is not built.
         """
-        del told
+        del config_json
         raise UsageError(
             f"--run-config {where}: the family {self.name!r} has no run configurations; leave it out"
         )

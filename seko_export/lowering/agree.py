@@ -45,9 +45,9 @@ def check_agrees(piece: Piece, package: Path, device: str) -> None:
         inputs = random_inputs(piece, device)
         wanted = FlatModule(piece)(*inputs)
         loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", True, 1, -1)
-        found: Sequence[Tensor] = loader.boxed_run(list(inputs))
+        results: Sequence[Tensor] = loader.boxed_run(list(inputs))
     dtype = next((a.dtype for a in piece.parameters if a.dtype == torch.bfloat16), torch.float32)
-    for argument, ours, theirs in zip(piece.outputs, found, wanted, strict=True):
+    for argument, ours, theirs in zip(piece.outputs, results, wanted, strict=True):
         difference = (ours.double() - theirs.double()).norm()
         if argument.dtype == torch.uint8:
             error, allowed = float(difference) / math.sqrt(theirs.numel()), LEVELS[dtype]
@@ -66,19 +66,19 @@ def random_inputs(piece: Piece, device: str) -> list[Tensor]:
     """Return seeded inputs for an engine that keep its activations near 1."""
     generator = torch.Generator(device).manual_seed(0)
     vocabulary = min((a.shape[0] for a in piece.parameters if "token_embedding" in a.name), default=_TOKENS)
-    made = []
+    tensors = []
     for argument in piece.signature:
         shape, dtype = argument.shape, argument.dtype
         if not dtype.is_floating_point:
             high = 256 if dtype == torch.uint8 else min(_TOKENS, vocabulary)
             if argument.name == RANK:  # of several: there are at least two
                 high = 2
-            made.append(torch.randint(0, high, shape, generator=generator, device=device, dtype=dtype))
+            tensors.append(torch.randint(0, high, shape, generator=generator, device=device, dtype=dtype))
             continue
         tensor = torch.randn(shape, generator=generator, device=device)
         if argument in piece.parameters:
             fan_in = math.prod(shape[1:])
             # Gains and deviations lie around 1, matrices and kernels give each number the variance of one.
             tensor = 1 + 0.1 * tensor if fan_in == 1 else tensor * fan_in**-0.5
-        made.append(tensor.to(dtype))
-    return made
+        tensors.append(tensor.to(dtype))
+    return tensors

@@ -43,7 +43,7 @@ def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
     names = {str(prefix).encode() for prefix in local_prefixes}
     prefixes = sorted((name for name in names if len(name) >= _SHORTEST_PREFIX), key=len, reverse=True)
     slim = package.with_suffix(".slim")
-    kept = hashlib.sha256()
+    digest = hashlib.sha256()
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(slim, "w", zipfile.ZIP_STORED) as target:
         # the serial last: it is made anew from all that is kept, so that equal code gives equal bytes
         for entry in sorted(source.infolist(), key=lambda entry: entry.filename.endswith(_SERIAL)):
@@ -55,9 +55,9 @@ def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
             elif entry.filename.endswith(".so"):
                 content = strip_symbols(content)
             elif entry.filename.endswith(_SERIAL):
-                content = str(int(kept.hexdigest(), 16))[:_SERIAL_DIGITS].encode()
+                content = str(int(digest.hexdigest(), 16))[:_SERIAL_DIGITS].encode()
             content = blank_paths(content, prefixes)
-            kept.update(f"{entry.filename} {len(content)} ".encode() + content)
+            digest.update(f"{entry.filename} {len(content)} ".encode() + content)
             target.writestr(zipfile.ZipInfo(entry.filename, _FIXED_TIME), content)
     slim.replace(package)
 

@@ -94,19 +94,19 @@ def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
     """Substitute a block's lossy cache and fused ops by counting stand-ins: their kernels cannot run on the meta
     device.
     """
-    kept: list[tuple[nn.Module, str, object]] = []
+    replaced: list[tuple[nn.Module, str, object]] = []
     if isinstance(module, BlockWeights | KeysAndValues) and not isinstance(module.kv, ExactKv):
-        kept.append((module, "kv", module.kv))
+        replaced.append((module, "kv", module.kv))
         object.__setattr__(module, "kv", _CountedKv(module, recorder))
-    for one in module.modules():
-        if isinstance(one, FusedLayer | KeysAndValues | LastUpdate | QuantisingLinear | WindowExpand):
-            kept.append((one, "ops", one.ops))
-            one.ops = CountedOps(recorder.add)
+    for part in module.modules():
+        if isinstance(part, FusedLayer | KeysAndValues | LastUpdate | QuantisingLinear | WindowExpand):
+            replaced.append((part, "ops", part.ops))
+            part.ops = CountedOps(recorder.add)
     try:
         yield
     finally:
-        for one, name, own in kept:
-            object.__setattr__(one, name, own)
+        for part, name, own in replaced:
+            object.__setattr__(part, name, own)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class _Recorder(TorchDispatchMode):
         self._maker: dict[int, int] = {}  # storage -> the op that wrote it last
         self._alias: dict[int, int] = {}
         self._size: dict[int, int] = {}
-        self._kept: list[Tensor] = list(inputs)  # an address stands for a storage: none may be freed
+        self._alive: list[Tensor] = list(inputs)  # an address stands for a storage: none may be freed
         self._inputs = {self._storage(t): name for t, name in zip(inputs, names, strict=True)}
         self._names = dict(self._inputs)  # with what was gathered of them
 
@@ -147,7 +147,7 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         ins, outs = _tensors((args, kwargs)), _tensors(out)
-        self._kept += outs
+        self._alive += outs
         name = func._schema.name
         if name.startswith(_UNFILLED):
             return out
@@ -207,8 +207,8 @@ class _Recorder(TorchDispatchMode):
         last_use = {(self._maker.get(self._storage(t)), self._storage(t)): end for t in results}
         for turn, group in enumerate(order):
             for read in self._outside(groups[group]):
-                made = read.maker, read.storage
-                last_use[made] = max(turn, last_use.get(made, 0))
+                maker = read.maker, read.storage
+                last_use[maker] = max(turn, last_use.get(maker, 0))
         launches, alive, most = [], dict[int, int](), 0
         for turn, group in enumerate(order):
             written = {n: [s for s in self._ops[n].writes if (n, s) in last_use] for n in groups[group]}
@@ -240,8 +240,10 @@ class _Recorder(TorchDispatchMode):
             for read in op.reads:
                 other = None if read.maker is None else self._ops[read.maker]
                 if other is not None and op.kind == other.kind == ROWS and op.level == other.level:
-                    kept, gone = sorted((group[read.maker or 0], group[number]))
-                    group = [kept if one == gone else one for one in group]
+                    remaining, gone = sorted((group[read.maker or 0], group[number]))
+                    group = [
+                        remaining if number_of_group == gone else number_of_group for number_of_group in group
+                    ]
         return {first: [n for n, g in enumerate(group) if g == first] for first in sorted(set(group))}
 
     def _launch(self, numbers: Sequence[int], leaving: Sequence[int]) -> Launch:
@@ -344,7 +346,7 @@ class _CountedKv:
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         """Record the expansion of the quantised tensors, and return empty tensors for the results."""
-        windows, made = [], []
+        windows, outputs = [], []
         for side, exact in zip(("k", "v"), self.exact, strict=True):
             if exact:
                 windows.append(caches[side])
@@ -355,9 +357,9 @@ class _CountedKv:
             )  # codes and scales are of the same ones
             shape = (tokens, self._heads, self._model.head_dim)
             windows.append(torch.empty(shape, dtype=dtype, device="meta"))
-            made.append(windows[-1])
+            outputs.append(windows[-1])
         read = [cache for name, cache in caches.items() if name not in ("k", "v")]
-        self._recorder.add(EXPAND, [*read, *scales.values(), *key_rotary.values()], made)
+        self._recorder.add(EXPAND, [*read, *scales.values(), *key_rotary.values()], outputs)
         return windows[0], windows[1]
 
 

@@ -23,7 +23,7 @@ EXPAND, FP8_EXPAND, ROW_KERNEL = "expand", "expand to fp8", "row kernels"
 BF16_ATTENTION, FP8_ATTENTION, FP8_MATMUL = "attention, bf16", "attention, fp8", "matmul, fp8"
 
 
-class TakeDown(Protocol):
+class RecordOp(Protocol):
     """The type of `op_count`'s recording function."""
 
     def __call__(
@@ -43,12 +43,12 @@ class CountedOps(LayerOps):
 
     Parameters
     ----------
-    take_down : TakeDown
+    record : RecordOp
         Called for every launch.
     """
 
-    def __init__(self, take_down: TakeDown) -> None:
-        self._take_down = take_down
+    def __init__(self, record: RecordOp) -> None:
+        self._record = record
 
     def residual_norm_modulate(
         self,
@@ -102,7 +102,7 @@ class CountedOps(LayerOps):
         """Count `rows.gated_residual`."""
         del gate_at
         hidden = torch.empty_like(x)
-        self._take_down(ROW_KERNEL, [x, y, *modulation], [hidden])
+        self._record(ROW_KERNEL, [x, y, *modulation], [hidden])
         return hidden
 
     def qk_norm_rope(
@@ -123,11 +123,11 @@ class CountedOps(LayerOps):
         batch, tokens, _ = qkv.shape
         shape = (batch, tokens, *k_out.shape[2:])
         q = torch.empty(shape, dtype=k_out.dtype, device=qkv.device)
-        kept = (0,) if plain_keys == "none" else shape
-        keys = torch.empty(kept, dtype=qkv.dtype, device=qkv.device)
+        keys_shape = (0,) if plain_keys == "none" else shape
+        keys = torch.empty(keys_shape, dtype=qkv.dtype, device=qkv.device)
         width = q_weight.shape[0]
         ins = [qkv[..., : 2 * width], q_weight, k_weight, cos, sin, write_slots]
-        self._take_down(
+        self._record(
             ROW_KERNEL,
             ins,
             [q, *([keys] if keys.numel() else [])],
@@ -154,14 +154,14 @@ class CountedOps(LayerOps):
     ) -> None:
         """Count `scratch.fp8_expand`: reads and writes everything except the call's own tokens."""
         del frame_tokens
-        past = k_out.shape[0] * k_out.shape[1]  # of tokens
-        caches = (x[:past] for x in (k_codes, k_scales, v_codes, v_scales))
+        cached = k_out.shape[0] * k_out.shape[1]  # of tokens
+        caches = (x[:cached] for x in (k_codes, k_scales, v_codes, v_scales))
         constants = (k_global_scale, v_global_scale, v_fp8_scale)
         ins = [*caches, *constants, write_slots, valid_tokens, *(rotation or ())]
         written = k_out.numel()
         scales = k_out_scale.numel() * k_out_scale.itemsize
         parts = [(k_out, written), (k_out_scale, scales), (v_out, written)]
-        self._take_down(FP8_EXPAND, ins, [], parts=parts)
+        self._record(FP8_EXPAND, ins, [], parts=parts)
 
     def attention_fp8(
         self,
@@ -179,13 +179,13 @@ class CountedOps(LayerOps):
         out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device).flatten(2)
         tokens = k.shape[1]
         ins = [q, k, k_scale, v_t[..., :tokens], v_scale, valid_tokens, *own]
-        self._take_down(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * (tokens + own.k.shape[1]))
+        self._record(FP8_ATTENTION, ins, [out], flops=4 * q.numel() * (tokens + own.k.shape[1]))
         return out
 
     def attention_bf16(self, q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
         """Count `attention_bf16.attention_bf16` over the whole cache."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device).flatten(2)
-        self._take_down(BF16_ATTENTION, [q, k, v, valid_tokens], [out], flops=4 * q.numel() * k.shape[1])
+        self._record(BF16_ATTENTION, [q, k, v, valid_tokens], [out], flops=4 * q.numel() * k.shape[1])
         return out
 
     def quantise_rows(self, x: Tensor) -> Rows:
@@ -202,7 +202,7 @@ class CountedOps(LayerOps):
         """Count `matmul.fp8_linear`."""
         out = torch.empty((*rows.values.shape[:2], weight.shape[0]), dtype=dtype, device=weight.device)
         flops = 2 * rows.values.numel() * weight.shape[0]
-        self._take_down(FP8_MATMUL, [*rows, weight, weight_scale, bias], [out], flops=flops)
+        self._record(FP8_MATMUL, [*rows, weight, weight_scale, bias], [out], flops=flops)
         return out
 
     def _rows(
@@ -211,7 +211,7 @@ class CountedOps(LayerOps):
         values = torch.empty(x.shape, dtype=FP8 if fp8 else x.dtype, device=x.device)
         scales = (x.shape[0] * x.shape[1], 1) if fp8 else (0,)
         scale = torch.empty(scales, dtype=torch.float32, device=x.device)
-        kept = torch.empty_like(x) if hidden else x
-        outs = [*([kept] if hidden else []), values, *([scale] if fp8 else [])]
-        self._take_down(ROW_KERNEL, ins, outs)
-        return kept, Rows(values, scale)
+        hidden_out = torch.empty_like(x) if hidden else x
+        outs = [*([hidden_out] if hidden else []), values, *([scale] if fp8 else [])]
+        self._record(ROW_KERNEL, ins, outs)
+        return hidden_out, Rows(values, scale)

@@ -60,7 +60,7 @@ def room_of(config: BuildConfig, *, random_weights: bool) -> Room:
     )
 
 
-def check_room(room: Room, goal: Path) -> str:
+def check_room(room: Room, output_path: Path) -> str:
     """Compare what a build needs with what is free; container limits are respected.
 
     Returns
@@ -74,21 +74,21 @@ def check_room(room: Room, goal: Path) -> str:
         If something is too small; the message has all such numbers.
     """
     free = free_host_bytes()
-    above = next(parent for parent in goal.absolute().parents if parent.is_dir())
+    above = next(parent for parent in output_path.absolute().parents if parent.is_dir())
     places = {above: room.disk}
     temporary = Path(tempfile.gettempdir())
     if room.temporary and temporary.stat().st_dev == above.stat().st_dev:
         places[above] += room.temporary
     elif room.temporary:
         places[temporary] = room.temporary
-    found = [("of memory", room.memory, free)]
-    found += [(f"of disk at {place}", needed, _free_disk(place)) for place, needed in places.items()]
-    told = ", ".join(f"{_gb(needed)} {what} ({_gb(there)} free)" for what, needed, there in found)
-    if all(needed <= there for _, needed, there in found):
-        return f"takes about {told}"
+    needs = [("of memory", room.memory, free)]
+    needs += [(f"of disk at {place}", needed, _free_disk(place)) for place, needed in places.items()]
+    needs_text = ", ".join(f"{_gb(needed)} {what} ({_gb(there)} free)" for what, needed, there in needs)
+    if all(needed <= there for _, needed, there in needs):
+        return f"takes about {needs_text}"
     raise MachineError(
-        f"this build takes about {told}, which is too little: free some, build on a larger machine, with another -o "
-        "or TMPDIR, or let it try with --no-room-check"
+        f"this build takes about {needs_text}, which is too little: free some, build on a larger machine, with another "
+        "-o or TMPDIR, or let it try with --no-room-check"
     )
 
 

@@ -27,7 +27,7 @@ class Work:
     def of(cls, config: BuildConfig) -> Work:
         """Count the work of every engine of a build for a GPU."""
         graph = graph_of(config)
-        counts = {name: count_piece(one) for name, one in graph.pieces.items()}
+        counts = {name: count_piece(piece) for name, piece in graph.pieces.items()}
         return cls(graph.pieces, graph.programs, counts)
 
     def scratch_bytes(self, programs: Collection[str]) -> int:

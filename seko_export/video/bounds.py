@@ -94,16 +94,16 @@ def golden_bound(config: VideoBuild, made: EagerChunk, other: EagerChunk, exact:
     )
 
 
-def difference(config: VideoBuild, found: EagerChunk, wanted: EagerChunk) -> GoldenBound:
+def difference(config: VideoBuild, actual: EagerChunk, wanted: EagerChunk) -> GoldenBound:
     """Return how much two chunks differ in latents, in the worst cache token and in video, measured as `verify` does.
 
     Caches of different formats are not compared.
     """
     cache, video = 0.0, 0.0
     for buffer in graph_of(config).buffers:
-        if buffer.role == "cache" and buffer.name in found.cache:
-            ours, theirs = (chunk.cache[buffer.name].float().numpy() for chunk in (found, wanted))
+        if buffer.role == "cache" and buffer.name in actual.cache:
+            ours, theirs = (chunk.cache[buffer.name].float().numpy() for chunk in (actual, wanted))
             cache = max(cache, cache_error(ours, theirs, buffer.dtype, row_axis=buffer.row_axis))
-    if found.video is not None and wanted.video is not None:
-        video = video_error(found.video.numpy(), wanted.video.numpy(), step=1)  # both are sampled already
-    return GoldenBound(relative_error(found.latents.numpy(), wanted.latents.numpy()), cache, video)
+    if actual.video is not None and wanted.video is not None:
+        video = video_error(actual.video.numpy(), wanted.video.numpy(), step=1)  # both are sampled already
+    return GoldenBound(relative_error(actual.latents.numpy(), wanted.latents.numpy()), cache, video)

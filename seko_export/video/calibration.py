@@ -25,21 +25,21 @@ def layer_constants(config: VideoBuild, tensors: Mapping[str, Tensor]) -> dict[s
     tensors : mapping of str to Tensor
         Weights of the model and the cache format's constants, by name.
     """
-    made: dict[str, Tensor] = {}
+    constants: dict[str, Tensor] = {}
     for layer in range(config.model.layers if config.target.attention_kind.past_in_8_bits else 0):
         known = {c.name: tensors[f"blocks.{layer}.kv.{c.name}"].cpu() for c in config.kv.scale_tensors}
-        made |= {f"blocks.{layer}.kv.{n}": t for n, t in scratch_constants(known).items()}
-    return made
+        constants |= {f"blocks.{layer}.kv.{n}": t for n, t in scratch_constants(known).items()}
+    return constants
 
 
 def uncalibrated_scales(config: VideoBuild) -> dict[str, Tensor]:
     """Return a cache format's constants as if every channel lay in [-1, 1]: for random weights alone."""
-    one = torch.ones(config.model.heads, config.model.head_dim)
-    seen = ChannelStatistics(-one, one, 0 * one)
+    ones = torch.ones(config.model.heads, config.model.head_dim)
+    statistics = ChannelStatistics(-ones, ones, 0 * ones)
     return {
         f"blocks.{layer}.kv.{name}": tensor.clone()
         for layer in range(config.model.layers)
-        for name, tensor in config.kv.calibrate(seen, seen).items()
+        for name, tensor in config.kv.calibrate(statistics, statistics).items()
     }
 
 
@@ -85,7 +85,7 @@ class KvStatistics:
         self._config, self._form = config, form
         model = config.model
         shape = (model.heads, model.head_dim)
-        self._seen = [
+        self._sums = [
             tuple(
                 _Sums(torch.zeros(shape), torch.zeros(shape), torch.zeros(shape, dtype=torch.float64))
                 for _ in range(2)
@@ -121,7 +121,7 @@ class KvStatistics:
         """Return the cache format's constants as weights: ``blocks.{layer}.kv.NAME``."""
         return {
             f"blocks.{layer}.kv.{name}": tensor
-            for layer, (k, v) in enumerate(self._seen)
+            for layer, (k, v) in enumerate(self._sums)
             for name, tensor in self._form.calibrate(k.statistics, v.statistics).items()
         }
 
@@ -130,5 +130,5 @@ class KvStatistics:
         k, v = (tensors[f"caches.{name}"][token_index] for name in ("k", "v"))  # the chunk's own, [B*T, H, D]
         if self._form.keys_before_rope and not self._config.kv.keys_before_rope:
             k = rotate(k.float().unflatten(0, cos.shape[:2]), cos, -sin).flatten(0, 1)
-        for sums, x in zip(self._seen[layer], (k, v), strict=True):
+        for sums, x in zip(self._sums[layer], (k, v), strict=True):
             sums.add(x)

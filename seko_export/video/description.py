@@ -31,8 +31,8 @@ def kv_pool(config: VideoBuild) -> KvPool:
         len(group.layers) * config.of_layer_group(group).workload.stream.cache_tokens
         for group in config.layer_groups
     )
-    held = config.workload.state_rows * config.workload.cache_passes
-    numbers = 2 * held * tokens * model.dim // config.target.ranks  # K and V
+    cache_rows = config.workload.state_rows * config.workload.cache_passes
+    numbers = 2 * cache_rows * tokens * model.dim // config.target.ranks  # K and V
     return KvPool(
         scheme=config.kv.name,
         pool_bytes=sum(buffer.nbytes for buffer in graph_of(config).buffers if buffer.role == "cache"),

@@ -116,14 +116,14 @@ def _value(hint: Any, definitions: dict[str, Schema]) -> Schema:
         return _object(hint, definitions)  # type: ignore[arg-type]  # a class, not an instance
     limits = [getattr(budgets, note.constant) for note in notes if isinstance(note, Limit)]
     if get_origin(hint) is tuple:
-        made = {"type": "array", "items": _value(get_args(hint)[0], definitions)}
-        return made | ({"maxItems": limits[0]} if limits else {})
-    made = {
+        schema = {"type": "array", "items": _value(get_args(hint)[0], definitions)}
+        return schema | ({"maxItems": limits[0]} if limits else {})
+    schema = {
         "type": "object",
         "additionalProperties": _value(get_args(hint)[1], definitions),
         "propertyNames": {"maxLength": MAX_KEY_LETTERS},
     }
-    return made | ({"maxProperties": limits[0]} if limits else {})
+    return schema | ({"maxProperties": limits[0]} if limits else {})
 
 
 def _first_paragraph(kind: type) -> str:
@@ -133,13 +133,13 @@ def _first_paragraph(kind: type) -> str:
 def _described(kind: type) -> dict[str, Schema]:
     """Return the descriptions of a dataclass's fields, from its docstring's parameters."""
     _, _, parameters = inspect.cleandoc(kind.__doc__ or "").partition("Parameters\n----------\n")
-    found = {}
+    descriptions = {}
     for names, text in re.findall(
         r"^([\w, ]+)(?: : .*)?\n((?:    .*\n?|\n(?=    ))+)", parameters, re.MULTILINE
     ):
         for name in names.split(", "):
-            found[name] = {"description": " ".join(text.split())}
-    return found
+            descriptions[name] = {"description": " ".join(text.split())}
+    return descriptions
 
 
 if __name__ == "__main__":

@@ -30,14 +30,14 @@ def open_media(media: MediaSources, config: VideoBuild) -> MediaTensors:
     CheckpointError
         If a file is not the expected model.
     """
-    for what, wanted, given in (
+    for what, wanted, named in (
         ("a VAE", config.workload.vae, media.vae),
         ("a text encoder", config.workload.text, media.text_encoder),
         ("an audio encoder", config.workload.audio, media.audio_encoder),
         ("an image encoder", config.workload.image, media.image_encoder),
     ):
-        if (wanted is None) != (given is None):
-            raise UsageError(f"the build has {what}: {wanted is not None}, a file of it is named: {given}")
+        if (wanted is None) != (named is None):
+            raise UsageError(f"the build has {what}: {wanted is not None}, a file of it is named: {named}")
     text = vae = audio = image = None
     if config.workload.text is not None and media.text_encoder is not None:
         text = load_text_encoder(media.text_encoder, config.workload.text)

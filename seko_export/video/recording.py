@@ -168,12 +168,12 @@ def record(
         exact_config, on_device, text, seeds, chunks, progress, None if lossless else statistics
     )
     scales: dict[str, Tensor] = {}
-    made = other = exact
+    first = other = exact
     if not lossless:
         scales = statistics.calibrate()
         scales |= layer_constants(config, {**weights, **scales})
         on_device |= {name: tensor.to(config.target.eager_device) for name, tensor in scales.items()}
-        made = run_eager(config, on_device, text, seeds, chunks, progress, None)
+        first = run_eager(config, on_device, text, seeds, chunks, progress, None)
         other = shaken = run_eager(config, on_device, text, seeds, chunks, progress, None, shake=True)
     else:
         shaken = run_eager(config, on_device, text, seeds, chunks[:1], progress, None, shake=True)
@@ -184,13 +184,15 @@ def record(
         text,
         seeds,
         scales,
-        made,
+        first,
         {} if lossless else exact,
-        bounds=tuple(golden_bound(config, made[number], other[number], exact[number]) for number in chunks),
+        bounds=tuple(golden_bound(config, first[number], other[number], exact[number]) for number in chunks),
         cache_step=stream.frame_tokens,
         video_step=video_step(config),
         prompt=None if ids is None else GOLDEN_PROMPT,
-        rounding=max(difference(config, one, made[number]).latents for number, one in shaken.items()),
+        rounding=max(
+            difference(config, shaken_chunk, first[number]).latents for number, shaken_chunk in shaken.items()
+        ),
         reference=golden_reference(config),
         inputs={
             input_tensor(name, chunk): tensor
@@ -212,22 +214,22 @@ def run_eager(
     shake: bool = False,
 ) -> dict[int, EagerChunk]:
     """Return the wanted chunks, computed in eager torch; with ``shake`` the last bits are perturbed."""
-    made: dict[int, EagerChunk] = {}
+    chunks_made: dict[int, EagerChunk] = {}
     dtypes = {buffer.name: torch_dtype(buffer.dtype) for buffer in graph_of(config).buffers}
     step = video_step(config)
     with eager_session(config, weights, text, seeds, statistics, shake=shake) as session:
         beside = home_bytes(session.manifest.buffers)
-        told = f"{config.workload.kv_scheme}{', perturbed' * shake}"
-        told += f", {beside / 1e9:.1f} GB of its cache on the host" * bool(beside)
+        details = f"{config.workload.kv_scheme}{', perturbed' * shake}"
+        details += f", {beside / 1e9:.1f} GB of its cache on the host" * bool(beside)
         for index in range(chunks[-1] + 1):
-            progress(f"recording goldens ({told})", index, chunks[-1] + 1)
+            progress(f"recording goldens ({details})", index, chunks[-1] + 1)
             chunk = session.run_chunk(golden_inputs(config, index))
             if index in chunks:
                 sample = session.cache_sample(config.workload.stream.frame_tokens)
                 cache = {name: torch.from_numpy(numbers).to(dtypes[name]) for name, numbers in sample.items()}
                 video = torch.from_numpy(chunk.video())[:, :, ::step, ::step].contiguous() if step else None
-                made[index] = EagerChunk(torch.from_numpy(chunk.to_host()), cache, video)
-    return made
+                chunks_made[index] = EagerChunk(torch.from_numpy(chunk.to_host()), cache, video)
+    return chunks_made
 
 
 @contextmanager
@@ -275,9 +277,9 @@ def eager_session(
     memory = eager_memory(config)
     manifest = cast(VideoManifest, eager_manifest(config, weights))
     manifest = replace(manifest, buffers=placed_buffers(config, buffer_room(config, memory)))
-    held = golden_reference(config) if reference is None else reference
+    reference_frames = golden_reference(config) if reference is None else reference
     loaded = Loaded(manifest, resolve_video(manifest), engines, weights, lambda: memory)
-    given = golden_inputs(config, None)
+    inputs = golden_inputs(config, None)
     with (
         torch.no_grad(),
         attention_backends(config.target.eager_device),
@@ -290,8 +292,8 @@ def eager_session(
                 seed=seed,
                 tenant=TOGETHER,
                 text=text[row : row + 1],
-                reference=None if held is None else held[row].numpy(),
-                inputs={name: array[row] for name, array in given.items()},
+                reference=None if reference_frames is None else reference_frames[row].numpy(),
+                inputs={name: array[row] for name, array in inputs.items()},
             )
             sessions.append(opened.enter_context(session))
         yield Together(pool, sessions)
@@ -329,10 +331,10 @@ def golden_text(config: VideoBuild) -> Tensor:
 
 def golden_inputs(config: VideoBuild, chunk: int | None) -> dict[str, NDArray[Any]]:
     """Return the family's inputs for a golden chunk, or for its session, in the form that a session takes."""
-    given = video_family_of(config).golden_inputs(config, chunk)
+    inputs = video_family_of(config).golden_inputs(config, chunk)
     return {
         name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-        for name, tensor in given.items()
+        for name, tensor in inputs.items()
     }
 
 

@@ -171,12 +171,12 @@ class VideoExport(ExportWorkload[VideoBuild]):
             artifact = video_artifact(opened)
             workload = artifact.manifest.workload
             stream, golden, video = workload.stream, workload.golden, workload.video
-            given: dict[str, Any] = {}  # so that a sentence and a picture go through their engines too
+            options: dict[str, Any] = {}  # so that a sentence and a picture go through their engines too
             if workload.text is not None and golden is not None:
-                given["prompt"] = golden.prompt
+                options["prompt"] = golden.prompt
             if video is not None:
-                given["image"] = np.zeros((video.height, video.width, PICTURE_CHANNELS), np.uint8)
-            with artifact.open_together(**given) as session:
+                options["image"] = np.zeros((video.height, video.width, PICTURE_CHANNELS), np.uint8)
+            with artifact.open_together(**options) as session:
                 fill = -(-stream.cache_frames // stream.chunk_frames) + 1
                 for number in range(fill):
                     session.run_chunk(artifact.golden_inputs(number, None))

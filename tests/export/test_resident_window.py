@@ -24,7 +24,7 @@ from seko_export.families.wan.presets import PRESETS
 from seko_export.goldens.placement import device_bytes
 from seko_export.lowering.trace import trace
 from seko_export.video import bounds as golden_bounds
-from seko_export.video.plan.predict import Wish, predict
+from seko_export.video.plan.predict import PlanRequest, predict
 from seko_export.video.recording import placed_buffers
 from seko_kernels.attention import key_tiles, v_columns
 from seko_runtime import open_artifact
@@ -151,7 +151,9 @@ def test_the_command_asks_for_it(invoke: Callable[..., Result], tmp_path: Path) 
 
 def test_the_plan_tells_its_memory_and_its_time() -> None:
     """Of calls, not of sessions: keys, scales and values of the past of every layer."""
-    wish = Wish(BuildOptions(preset="self-forcing-1.3b", fp4_kv=True, no_vae=True, no_text=True), "h200")
+    wish = PlanRequest(
+        BuildOptions(preset="self-forcing-1.3b", fp4_kv=True, no_vae=True, no_text=True), "h200"
+    )
     without, report = predict(wish), predict(wished(wish, resident_window=True))
     preset = PRESETS["self-forcing-1.3b"]
     past = preset.stream.cache_tokens - preset.stream.chunk_tokens

@@ -22,7 +22,7 @@ from seko_export.roofline.op_count import (
     count_piece,
 )
 from seko_export.roofline.seconds import launch_seconds
-from seko_export.video.plan.predict import Wish, config_of, predict
+from seko_export.video.plan.predict import PlanRequest, config_of, predict
 from seko_export.video.plan.table import show
 from tests.asked import wished
 from tests.export.planned import on_gpu
@@ -91,7 +91,7 @@ def test_a_step_on_two_gpus_is_near_its_newest_row():
 
 def test_each_rank_has_its_share_of_a_quantised_cache_and_of_decoding():
     build = BuildOptions(preset="tiny", kv="fp4", kernels="plain", height=480, width=832)
-    one, two = (predict(Wish(replace(build, ranks=ranks), "h200")) for ranks in (1, 2))
+    one, two = (predict(PlanRequest(replace(build, ranks=ranks), "h200")) for ranks in (1, 2))
     assert (
         0.5 <= two["session_bytes"]["kv"] / one["session_bytes"]["kv"] <= 0.501
     )  # the host's numbers are whole
@@ -219,7 +219,7 @@ def test_what_does_not_fit_is_said_with_numbers(invoke):
 @pytest.mark.parametrize(("share", "fewest"), [(0.99, 1), (0.56, 2), (1e-6, None)])
 def test_what_would_fit_is_told_and_does(monkeypatch, share, fewest):
     """On a GPU with a share of the memory that a build takes: the options told fit, with the bytes told."""
-    small = Wish(BuildOptions(preset="self-forcing-1.3b", height=64, width=64, no_text=True), "h200")
+    small = PlanRequest(BuildOptions(preset="self-forcing-1.3b", height=64, width=64, no_text=True), "h200")
     peak = predict(small)["peak_bytes"]
     monkeypatch.setitem(GPUS, "h200", replace(GPUS["h200"], memory_bytes=int(share * peak)))
     report = predict(small)
@@ -317,7 +317,7 @@ def test_json_is_the_report(invoke):
         "plan", "--preset", "tiny", "--gpu", "h200", "--steps", 2, "--batch", 2, "--no-vae", "--json"
     )
     assert len(result.stdout.splitlines()) == 1
-    report = predict(Wish(BuildOptions(preset="tiny", batch=(2,), no_vae=True), "h200", steps=2))
+    report = predict(PlanRequest(BuildOptions(preset="tiny", batch=(2,), no_vae=True), "h200", steps=2))
     assert json.loads(result.stdout) == json.loads(json.dumps(report))
     assert report["decode_s"] == report["weight_bytes"]["vae"] == 0
     assert any("no text encoder counted" in note for note in report["notes"])
@@ -411,7 +411,7 @@ def test_the_page_shows_what_the_command_prints(invoke):
 
 # -- helpers ---------------------------------------------------------------------------------------------------
 
-S1_WISH = Wish(BuildOptions(preset="self-forcing-1.3b", no_vae=True, no_text=True), "h200")
+S1_WISH = PlanRequest(BuildOptions(preset="self-forcing-1.3b", no_vae=True, no_text=True), "h200")
 
 
 @cache

@@ -73,7 +73,7 @@ def test_a_full_disk_below_a_librarys_own_fault_is_the_systems(
 
     monkeypatch.setattr(workers, "graph_of", lambda _: SimpleNamespace(pieces={"step": None}))
     with pytest.raises(OSError, match="No space left") as caught:
-        workers._told(make, SimpleNamespace(), "step", tmp_path / "place", tmp_path / "step.pt2")  # type: ignore[arg-type]
+        workers._make_and_move(make, SimpleNamespace(), "step", tmp_path / "place", tmp_path / "step.pt2")  # type: ignore[arg-type]
     assert caught.value.errno == errno.ENOSPC
 
 

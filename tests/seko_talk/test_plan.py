@@ -10,17 +10,17 @@ from seko_export.config.media import HubertConfig
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.options.declaration import BuildOptions
 from seko_export.video.plan.memory import weight_bytes
-from seko_export.video.plan.predict import Wish, config_of, predict
+from seko_export.video.plan.predict import PlanRequest, config_of, predict
 from seko_export.video.plan.table import show
 from tests.seko_talk.streams import talk_config
 
 
 def test_the_usual_audio_encoder_is_counted() -> None:
     """Of the full-size model that of the large HuBERT; of another width none, and a note says so."""
-    config, notes = config_of(Wish(BuildOptions(preset="seko-talk-14b"), "h200"))
+    config, notes = config_of(PlanRequest(BuildOptions(preset="seko-talk-14b"), "h200"))
     assert config.workload.audio == HubertConfig()
     assert not any("audio" in note for note in notes)
-    config, notes = config_of(Wish(BuildOptions(preset="seko-talk-tiny"), "h200"))
+    config, notes = config_of(PlanRequest(BuildOptions(preset="seko-talk-tiny"), "h200"))
     assert config.workload.audio is None
     assert any("no audio encoder counted: none is known that is 48 wide" in note for note in notes)
 
@@ -54,7 +54,7 @@ def test_sessions_with_a_cache_for_each_pass_fit_in_fp4(preset: str, frames: int
     """
     plan = {
         kv: predict(
-            Wish(
+            PlanRequest(
                 BuildOptions(preset=preset, kv=kv, no_vae=True, no_text=True, sessions=sessions, batch=(1,)),
                 "h200",
             )
@@ -73,7 +73,7 @@ def test_sessions_with_a_cache_for_each_pass_fit_in_fp4(preset: str, frames: int
 def test_ranks_share_cache_and_layers_but_not_the_voice() -> None:
     """Of two GPUs each has half of the cache and all weights; layers exchange twice, the head once."""
     options = BuildOptions(preset="seko-talk-tiny", kv="bf16", kernels="plain", no_vae=True, no_text=True)
-    one, two = (predict(Wish(replace(options, ranks=ranks), "h200")) for ranks in (1, 2))
+    one, two = (predict(PlanRequest(replace(options, ranks=ranks), "h200")) for ranks in (1, 2))
     assert two["weight_bytes"] == one["weight_bytes"]
     slots = one["session_bytes"]["kv"] - 2 * two["session_bytes"]["kv"]
     assert -8 * 6 <= slots <= 0  # which frame lies in each of six slots is known to both

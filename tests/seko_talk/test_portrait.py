@@ -24,7 +24,7 @@ from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import resolve_build
 from seko_export.video.media import open_media
 from seko_export.video.plan.memory import weight_bytes
-from seko_export.video.plan.predict import Wish, config_of
+from seko_export.video.plan.predict import PlanRequest, config_of
 from seko_export.video.recording import golden_text
 from seko_runtime.errors import UsageError as RuntimeUsageError
 from tests.seko_talk.streams import (
@@ -148,7 +148,7 @@ def test_a_model_folder_has_it_and_a_model_without_the_branch_leaves_it(
 
 
 def test_its_weights_are_counted(clip: tuple[Path, Any]) -> None:
-    config, _ = config_of(Wish(BuildOptions(preset="seko-talk-14b"), "h200"))
+    config, _ = config_of(PlanRequest(BuildOptions(preset="seko-talk-14b"), "h200"))
     assert config.workload.image == ClipConfig()
     config, _ = seeing(clip[0])
     own = load_clip(clip[0], clip_config_of(clip[0])).items()

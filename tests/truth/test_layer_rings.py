@@ -19,7 +19,7 @@ from seko_export.config.stream import StreamConfig
 from seko_export.config.video import VideoBuild
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_buffers, make_pieces, make_programs
-from seko_export.video.plan.predict import Wish, predict
+from seko_export.video.plan.predict import PlanRequest, predict
 from seko_runtime.errors import ManifestError
 from seko_runtime.format.manifest import Call
 from seko_runtime.video.manifest import parse_video_manifest
@@ -33,7 +33,7 @@ from tests.truth.test_pass_caches import session_weights
 
 RINGS = (2, 2, 5)
 
-PLAIN = Wish(
+PLAIN = PlanRequest(
     BuildOptions(preset="self-forcing-1.3b", kv="fp4", no_vae=True, no_text=True, attention="torch"), "h200"
 )
 

@@ -14,7 +14,7 @@ from seko_export import BuildOptions
 from seko_export.config.video import VideoBuild
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.ring_positions import window_positions
-from seko_export.video.plan.predict import Wish, predict
+from seko_export.video.plan.predict import PlanRequest, predict
 from seko_runtime.video.clocks import RowClocks
 from seko_runtime.video.ring import Ring
 from tests.asked import resolved
@@ -119,5 +119,5 @@ def test_the_options_take_them():
     assert resolved("tiny", layout=layout, kernels="fused").config.target.fused
     for scheme in ("bf16", "fp4"):
         options = BuildOptions(preset="self-forcing-1.3b", kv=scheme, no_vae=True, no_text=True, **layout)
-        wish = Wish(options, "h200")
+        wish = PlanRequest(options, "h200")
         assert predict(wish)["step_s"] > 0

@@ -46,7 +46,7 @@ def fold_constants(program: ExportedProgram, examples: Sequence[Tensor], name: s
             if isinstance(value, Tensor):
                 values[node] = value
         elif node.op == "call_function" and _is_constant(node, values):
-            arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda one: values[one])
+            arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda node_input: values[node_input])
             result = node.target(*arguments[0], **arguments[1])
             if isinstance(result, Tensor):
                 values[node] = result
@@ -72,8 +72,8 @@ def _replace(module: GraphModule, values: dict[Node, Tensor]) -> None:
             name = f"folded_{number}"
             module.register_buffer(name, value.contiguous().clone(), persistent=False)
             with graph.inserting_before(node):
-                made = graph.get_attr(name)
-            node.replace_all_uses_with(made, delete_user_cb=lambda user: user not in values)
+                constant = graph.get_attr(name)
+            node.replace_all_uses_with(constant, delete_user_cb=lambda user: user not in values)
     graph.eliminate_dead_code()
     graph.lint()
     module.recompile()

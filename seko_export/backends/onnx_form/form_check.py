@@ -71,7 +71,7 @@ def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
 def open_shapes(model: ModelProto) -> Iterator[str]:
     """Yield the name of every value whose type is unknown or whose shape is not known in numbers."""
     graph = model.graph
-    known = {one.name for one in graph.initializer}
+    known = {initializer.name for initializer in graph.initializer}
     known |= _known((*graph.input, *graph.output, *graph.value_info))
     yield from _unknown(graph.node, known)
     yield from (value.name for value in (*graph.input, *graph.output) if value.name not in known)
@@ -87,13 +87,13 @@ def _unknown(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:
 
 
 def _known(values: Iterable[ValueInfoProto]) -> set[str]:
-    found = set()
+    names = set()
     for value in values:
         tensor = value.type.tensor_type
         sizes = [axis.HasField("dim_value") for axis in tensor.shape.dim]
         if tensor.elem_type != onnx.TensorProto.UNDEFINED and tensor.HasField("shape") and all(sizes):
-            found.add(value.name)
-    return found
+            names.add(value.name)
+    return names
 
 
 def _exists(op: str, opset: int) -> bool:

@@ -102,9 +102,9 @@ class KeptOps:
         """Keep one write: ``nvfp4_write_keys`` if it subtracts a mean, else ``nvfp4_write``."""
         names = ("x", "token_index", "codes", "scales", "global_scale", "mean")
         results = {"new_codes": _spec(tensors[2]), "new_scales": _spec(tensors[3])}
-        given = dict(zip(names, tensors, strict=False))
+        by_name = dict(zip(names, tensors, strict=False))
         return self._keep(
-            "nvfp4_write_keys" if "mean" in given else "nvfp4_write", given, results, nvfp4_write
+            "nvfp4_write_keys" if "mean" in by_name else "nvfp4_write", by_name, results, nvfp4_write
         )
 
     def _expand(self, codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -126,15 +126,15 @@ class KeptOps:
         return self._expanded("nvfp4_expand_keys", tensors, dtype, reference.nvfp4_decode_keys)
 
     def _expand_past(self, *tensors: Tensor) -> Sequence[Tensor]:
-        given = dict(zip(_PAST, tensors, strict=True))
-        return self._keep("fp8_expand", given, _scratch(given), fp8_expand)
+        by_name = dict(zip(_PAST, tensors, strict=True))
+        return self._keep("fp8_expand", by_name, _scratch(by_name), fp8_expand)
 
     def _attend_past(self, *tensors: Tensor) -> Tensor:
         names = ("q", "k", "k_scale", "v", "v_scale", "valid_tokens", "k_own", "v_own")
         q = tensors[0]
         results = {"y": ((*q.shape[:2], q.shape[2] * q.shape[3]), q.dtype)}
-        given = dict(zip(names, tensors, strict=True))
-        return self._keep("attention_fp8", given, results, fused_reference.attention_fp8)[0]
+        by_name = dict(zip(names, tensors, strict=True))
+        return self._keep("attention_fp8", by_name, results, fused_reference.attention_fp8)[0]
 
     def _gaussian(
         self, seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[int, int, int]
@@ -156,8 +156,10 @@ class KeptOps:
         tensors = {"q": q, "k": k, "v": v} | ({} if attn_mask is None else {"bias": attn_mask})
         name = "full_attention" if attn_mask is None else "attention"
         results = {"y": ((*q.shape[:-1], v.shape[-1]), q.dtype)}
-        told = {"scale": q.shape[-1] ** -0.5 if scale is None else scale} if name in self._bodiless else {}
-        return self._keep(name, tensors, results, partial(attend, scale=scale), told)[0]
+        attributes = (
+            {"scale": q.shape[-1] ** -0.5 if scale is None else scale} if name in self._bodiless else {}
+        )
+        return self._keep(name, tensors, results, partial(attend, scale=scale), attributes)[0]
 
     def _keep(
         self,
@@ -167,7 +169,7 @@ class KeptOps:
         body: Body,
         attributes: Mapping[str, float] | None = None,
     ) -> Sequence[Tensor]:
-        made = KeptOp(
+        op_kept = KeptOp(
             name,
             tuple(tensors),
             tuple(results),
@@ -177,13 +179,13 @@ class KeptOps:
         )
         if name in MANY and name not in self._bodiless:
             alike = [op for op in self.found.values() if op.name.partition(".")[0] == name]
-            same = [op.name for op in alike if _meaning(op) == _meaning(made)]
+            same = [op.name for op in alike if _meaning(op) == _meaning(op_kept)]
             name = same[0] if same else f"{name}.{len(alike) + 1}" if alike else name
-            made = replace(made, name=name)
-        first = self.found.setdefault(name, made)
-        if _meaning(first) != _meaning(made) and not (name in MANY and name in self._bodiless):
+            op_kept = replace(op_kept, name=name)
+        first = self.found.setdefault(name, op_kept)
+        if _meaning(first) != _meaning(op_kept) and not (name in MANY and name in self._bodiless):
             raise LoweringError(
-                f"function {DOMAIN}::{name} is called with {made.inputs} and with {first.inputs}, or with another "
+                f"function {DOMAIN}::{name} is called with {op_kept.inputs} and with {first.inputs}, or with another "
                 "constant: its body is made for one of them; give the second one a name of its own in kept_ops.py"
             )
         shapes, dtypes = zip(*results.values(), strict=True)
@@ -232,22 +234,22 @@ def fp8_expand(*tensors: Tensor) -> tuple[Tensor, ...]:
     Its tensors are those of the op, without the scratch and with the rotation's.
     It has no ONNX form: plans alone name it, as a function without a body.
     """
-    given = dict(zip(_PAST, tensors, strict=True))
-    rotation = scratch.KeyRotation(*(given.pop(name) for name in scratch.KeyRotation._fields))
+    by_name = dict(zip(_PAST, tensors, strict=True))
+    rotation = scratch.KeyRotation(*(by_name.pop(name) for name in scratch.KeyRotation._fields))
     patches = len(rotation.patch_rotary)
-    made = {
+    outputs = {
         name: torch.zeros(shape, dtype=dtype)
-        for name, (shape, dtype) in _scratch(given | rotation._asdict()).items()
+        for name, (shape, dtype) in _scratch(by_name | rotation._asdict()).items()
     }
     scratch.fp8_expand(
-        **given,
+        **by_name,
         frame_tokens=patches,
-        k_out=made["k"],
-        k_out_scale=made["k_scale"],
-        v_out=made["v"],
+        k_out=outputs["k"],
+        k_out_scale=outputs["k_scale"],
+        v_out=outputs["v"],
         rotation=rotation,
     )
-    return tuple(made.values())
+    return tuple(outputs.values())
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
@@ -259,11 +261,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
     return torch.softmax(scores if bias is None else scores + bias, dim=-1) @ v
 
 
-def _scratch(given: Mapping[str, Tensor]) -> dict[str, Spec]:
-    tokens, heads, half_dim = given["k_codes"].shape
-    batch, frames = given["write_slots"].shape
-    past = scratch.past_of(tokens // batch, frames, len(given["patch_rotary"]))
-    shapes = scratch.scratch_shapes(batch, heads, half_dim * 2, past)
+def _scratch(by_name: Mapping[str, Tensor]) -> dict[str, Spec]:
+    tokens, heads, half_dim = by_name["k_codes"].shape
+    batch, frames = by_name["write_slots"].shape
+    cached = scratch.past_of(tokens // batch, frames, len(by_name["patch_rotary"]))
+    shapes = scratch.scratch_shapes(batch, heads, half_dim * 2, cached)
     return {name: (shapes[name], dtype) for name, dtype in _SCRATCH_DTYPES.items()}
 
 

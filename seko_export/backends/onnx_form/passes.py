@@ -102,8 +102,8 @@ class _ProgramGraph:
         """Add one call."""
         spec = self.specs[call.engine]
         self.called.add(call.engine)
-        inputs = [self._read(ref, one) for ref, one in zip(call.inputs, spec.inputs, strict=True)]
-        outputs = [self._write(ref, one) for ref, one in zip(call.outputs, spec.outputs, strict=True)]
+        inputs = [self._read(ref, tensor) for ref, tensor in zip(call.inputs, spec.inputs, strict=True)]
+        outputs = [self._write(ref, tensor) for ref, tensor in zip(call.outputs, spec.outputs, strict=True)]
         self.nodes.append(helper.make_node(call.engine, inputs, outputs, domain=PIECE_DOMAIN))
 
     def _read(self, ref: Ref, spec: TensorSpec) -> str:
@@ -138,15 +138,15 @@ def _input_name(ref: Ref) -> str:
 
 def _add_functions(model: ModelProto, engines: Mapping[str, ModelProto]) -> None:
     """Add each engine as a function, and the functions that it calls."""
-    found: dict[tuple[str, str], bytes] = {}
+    bodies: dict[tuple[str, str], bytes] = {}
     for name, engine in engines.items():
         for function in (*engine.functions, as_function(engine, PIECE_DOMAIN, name)):
             key, body = (function.domain, function.name), function.SerializeToString(deterministic=True)
-            if key not in found:
-                found[key] = body
+            if key not in bodies:
+                bodies[key] = body
                 model.functions.append(function)
                 _import_domains(model, engine)
-            elif found[key] != body:
+            elif bodies[key] != body:
                 raise LoweringError(
                     f"two engines of one pass have different functions {'::'.join(key)}: one file holds one of them"
                 )
@@ -172,15 +172,15 @@ def _value_info(name: str, spec: TensorSpec) -> ValueInfoProto:
 
 def _external(tensor: MappedTensor, file: str) -> TensorProto:
     """Return an initializer that refers to a byte range in a file of the artifact."""
-    made = TensorProto(
+    initializer = TensorProto(
         name=tensor.name,
         dims=tensor.shape,
         data_type=onnx_dtype(tensor.dtype),
         data_location=TensorProto.EXTERNAL,
     )
     for key, value in (("location", file), ("offset", tensor.offset), ("length", tensor.nbytes)):
-        made.external_data.add(key=key, value=str(value))
-    return made
+        initializer.external_data.add(key=key, value=str(value))
+    return initializer
 
 
 def onnx_dtype(name: str) -> int:

@@ -85,14 +85,14 @@ def piece_model(piece: Piece, opset: int = OPSET, bodiless: Collection[str] = ()
 
     inputs = [a.name for a in piece.signature]
     outputs = [NEXT * (a.name in inputs) + a.name for a in functional_piece(piece).outputs]
-    kept = KeptOps(bodiless)
+    kept_ops = KeptOps(bodiless)
     with torch.no_grad(), _quiet_exporter():
         trace(piece, "cpu")  # its checks know what is a cache
         examples = piece.example_inputs("cpu")
-        with kept:
+        with kept_ops:
             program = torch.export.export(FunctionalModule(piece), examples, strict=False)
         model = translate(program, examples, inputs, outputs, opset, piece.name)
-        if bodies := [op for op in kept.found.values() if op.name not in bodiless]:
+        if bodies := [op for op in kept_ops.found.values() if op.name not in bodiless]:
             model.functions.extend(_functions_of(bodies, opset))
     model = infer_shapes(model)
     check_form(model, opset)
@@ -140,7 +140,7 @@ def translate(
     _refuse_lost_writes(program, inputs, name)
     _refuse_dtypes(program, name)
     try:
-        made = torch.onnx.export(
+        exported = torch.onnx.export(
             fold_constants(program, examples, name),
             dynamo=True,
             opset_version=opset,
@@ -150,9 +150,9 @@ def translate(
     except torch.onnx.errors.OnnxExporterError as fault:
         reason = str(fault.__cause__ or fault).strip().splitlines()[0]
         raise LoweringError(f"{name!r} has no ONNX form at opset {opset}: {reason}") from fault
-    if made is None:
+    if exported is None:
         raise LoweringError(f"{name!r} has no ONNX form at opset {opset}: the exporter gave nothing")
-    model: ModelProto = made.model_proto
+    model: ModelProto = exported.model_proto
     model.graph.name = name
     forget_sources(model)
     rename_values(model, inputs, outputs)
@@ -181,9 +181,9 @@ def rename_values(model: ModelProto, inputs: Sequence[str], outputs: Sequence[st
     """
     graph = model.graph
     names = {old.name: new for old, new in zip(graph.input, inputs, strict=True)}
-    made = {name for node in graph.node for name in node.output}
+    computed = {name for node in graph.node for name in node.output}
     for old, new in zip(graph.output, outputs, strict=True):
-        if old.name not in made or old.name in names:  # an input, a constant, or given out twice
+        if old.name not in computed or old.name in names:  # an input, a constant, or given out twice
             node = graph.node.add(op_type="Identity")
             node.input.append(old.name)
             node.output.append(new)
@@ -205,7 +205,10 @@ def as_function(model: ModelProto, domain: str, name: str) -> FunctionProto:
     from onnx import helper
 
     graph = model.graph
-    constants = [helper.make_node("Constant", [], [one.name], value=one) for one in graph.initializer]
+    constants = [
+        helper.make_node("Constant", [], [initializer.name], value=initializer)
+        for initializer in graph.initializer
+    ]
     return helper.make_function(
         domain,
         name,
@@ -228,8 +231,8 @@ class _Bodies(nn.Module):
         remaining, results = list(tensors), list[Tensor]()
         for op in self._ops:
             arguments, remaining = remaining[: len(op.arguments)], remaining[len(op.arguments) :]
-            made = op.body(*arguments)
-            results += made if isinstance(made, tuple) else (made,)
+            outputs = op.body(*arguments)
+            results += outputs if isinstance(outputs, tuple) else (outputs,)
         return tuple(results)
 
 
@@ -257,11 +260,11 @@ def _part(model: ModelProto, op: KeptOp) -> ModelProto:
     part.opset_import.extend(model.opset_import)
     graph = part.graph
     graph.node.extend(reversed(nodes))
-    graph.initializer.extend(one for one in model.graph.initializer if one.name in needed)
-    made = needed | {name for node in nodes for name in node.output}
-    graph.value_info.extend(one for one in model.graph.value_info if one.name in made)
-    graph.input.extend(one for one in model.graph.input if one.name in names)
-    graph.output.extend(one for one in model.graph.output if one.name in names)
+    graph.initializer.extend(value for value in model.graph.initializer if value.name in needed)
+    available = needed | {name for node in nodes for name in node.output}
+    graph.value_info.extend(value for value in model.graph.value_info if value.name in available)
+    graph.input.extend(value for value in model.graph.input if value.name in names)
+    graph.output.extend(value for value in model.graph.output if value.name in names)
     for value in (*graph.input, *graph.output):
         value.name = names[value.name]
     for node in graph.node:
@@ -272,7 +275,7 @@ def _part(model: ModelProto, op: KeptOp) -> ModelProto:
 
 def _refuse_lost_writes(program: ExportedProgram, inputs: Sequence[str], name: str) -> None:
     signature = program.graph_signature
-    numbers = {given: number for number, given in enumerate(signature.user_inputs)}
+    numbers = {value: number for number, value in enumerate(signature.user_inputs)}
     lost = [inputs[numbers[target]] for target in signature.user_inputs_to_mutate.values()]
     lost += list(signature.buffers_to_mutate.values())
     if lost:
@@ -285,10 +288,10 @@ def _refuse_lost_writes(program: ExportedProgram, inputs: Sequence[str], name: s
 def _refuse_dtypes(program: ExportedProgram, name: str) -> None:
     for node in program.graph.nodes:
         value = node.meta.get("val")
-        for one in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(one, Tensor) and one.dtype not in ONNX_DTYPES:
+        for tensor in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(tensor, Tensor) and tensor.dtype not in ONNX_DTYPES:
                 raise LoweringError(
-                    f"{name!r} holds {node.name} as {one.dtype}, which ONNX cannot hold; there are "
+                    f"{name!r} holds {node.name} as {tensor.dtype}, which ONNX cannot hold; there are "
                     f"{', '.join(sorted(str(d).removeprefix('torch.') for d in ONNX_DTYPES))}"
                 )
 
@@ -316,9 +319,9 @@ def _shifts() -> dict[Any, Any]:
         """x << places; bits shifted out are dropped, as in hardware."""
         if x.dtype != onnx_ir.DataType.INT32:
             return op.Mul(x, number(1 << places, x))
-        kept = number((1 << (32 - places)) - 1, x)
+        mask = number((1 << (32 - places)) - 1, x)
         wide = op.Mul(
-            op.Cast(op.BitwiseAnd(x, kept), to=onnx_ir.DataType.INT64), op.Constant(value_int=1 << places)
+            op.Cast(op.BitwiseAnd(x, mask), to=onnx_ir.DataType.INT64), op.Constant(value_int=1 << places)
         )
         sign = op.Constant(value_int=1 << 31)
         signed = op.Sub(op.BitwiseXor(wide, sign), sign)

@@ -151,14 +151,14 @@ def build_plans(
         started = time.monotonic()
         form = plan_form(onnx.load(path), rows, caches[path.stem])
         if form.narrowed:
-            told = f"engine {path.stem}: {form.narrowed} values of float64 become float32, TensorRT's widest"
-            progress(told, 0, 1)
-        made = with_kernels(form, archs)
-        for name, ptx in made.ptx.items():
+            note = f"engine {path.stem}: {form.narrowed} values of float64 become float32, TensorRT's widest"
+            progress(note, 0, 1)
+        with_code = with_kernels(form, archs)
+        for name, ptx in with_code.ptx.items():
             (engines / PTX_FOLDER / name).write_text(ptx, encoding="ascii")
         timings = timing_cache_file(library, path.stem, names)
         known = timings.read_bytes() if timings.is_file() else b""
-        plan = builder.build(made.model, form.aliases, archs, known, progress)
+        plan = builder.build(with_code.model, form.aliases, archs, known, progress)
         (engines / engine_file(path.stem, PLAN_SUFFIX, "")).write_bytes(plan.content)
         if plan.timing_cache:
             _write_whole(timings, plan.timing_cache)
@@ -170,7 +170,9 @@ def build_plans(
 
 def kv_caches(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
     """Return, for each piece, the caches of layers that it writes."""
-    caches = {f"buffer:{one.name}" for one in graph.buffers if one.role == "cache" and one.row_axis}
+    caches = {
+        f"buffer:{buffer.name}" for buffer in graph.buffers if buffer.role == "cache" and buffer.row_axis
+    }
     return {
         name: tuple(
             a.name for a in piece.inputs if a.name in piece.mutates and a.ref.partition("[")[0] in caches

@@ -128,10 +128,10 @@ class PlanBuilder:
         config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
         config.progress_monitor = make_monitor(trt, name, progress)
         timings = configure(self._library, trt, config, archs, timing_cache)
-        made = builder.build_serialized_network(network, config)
-        if made is None:
+        serialized = builder.build_serialized_network(network, config)
+        if serialized is None:
             raise LoweringError(f"{version} did not build engine {name!r}: {logger.worst()}")
-        return Plan(bytes(made), b"" if timings is None else bytes(timings.serialize()))
+        return Plan(bytes(serialized), b"" if timings is None else bytes(timings.serialize()))
 
 
 def configure(
@@ -168,8 +168,11 @@ def check_signature(network: trt.INetworkDefinition, model: ModelProto) -> None:
     """
     inputs = [network.get_input(place) for place in range(network.num_inputs)]
     outputs = [network.get_output(place) for place in range(network.num_outputs)]
-    for verb, found, wanted in (("takes", inputs, model.graph.input), ("gives", outputs, model.graph.output)):
-        theirs, ours = [*map(_described, found)], [*map(_wanted, wanted)]
+    for verb, tensors, wanted in (
+        ("takes", inputs, model.graph.input),
+        ("gives", outputs, model.graph.output),
+    ):
+        theirs, ours = [*map(_described, tensors)], [*map(_wanted, wanted)]
         if theirs != ours:
             first = next((t, o) for t, o in zip([*theirs, None], [*ours, None], strict=False) if t != o)
             raise LoweringError(
@@ -191,15 +194,15 @@ def check_aliases(network: trt.INetworkDefinition, model: ModelProto, aliases: M
     nodes = {name: node for node in model.graph.node for name in node.output}
     for output, source in aliases.items():
         node, layer = nodes[output], makers.get(output)
-        told = "" if layer is None else layer.type.name
+        layer_type = "" if layer is None else layer.type.name
         plugin = node.op_type == PLUGIN_NAME
-        fields = {one.name: [*one.ints] for one in node.attribute}
+        fields = {attribute.name: [*attribute.ints] for attribute in node.attribute}
         place = fields["aliases"][[*node.output].index(output)] if plugin else 0
         taken = None if layer is None or place < 0 else layer.get_input(place)
         expected = "PLUGIN_V3" if plugin else "KVCACHE_UPDATE"
-        if told.replace("_", "") != expected.replace("_", "") or taken is None or taken.name != source:
+        if layer_type.replace("_", "") != expected.replace("_", "") or taken is None or taken.name != source:
             raise LoweringError(
-                f"TensorRT's network of {model.graph.name!r} makes {output} by {told or 'no layer'} out of "
+                f"TensorRT's network of {model.graph.name!r} makes {output} by {layer_type or 'no layer'} out of "
                 f"{'nothing' if taken is None else taken.name}, expected {expected} in the memory of {source}"
             )
 

@@ -53,27 +53,27 @@ def write_in_place(model: ModelProto, rows: CacheRows | None) -> dict[str, str]:
     values = {value.name: value for value in (*graph.input, *graph.output, *graph.value_info)}
     makers = {name: node for node in graph.node for name in node.output}
     aliases: dict[str, str] = {}
-    made: list[NodeProto] = []
+    nodes: list[NodeProto] = []
     gone: set[str] = set()
     for node in graph.node:
         cache = node.output[0].removeprefix(NEXT) if node.output else ""
         if node.op_type != "ScatterND" or not cache.startswith("caches.") or node.input[0] != cache:
-            made.append(node)
+            nodes.append(node)
             continue
         index = makers[node.input[1]].input[
             0
         ]  # token numbers, before they got the axis that ScatterND asks for
         gone.add(node.input[1])
         if rows is None:
-            made.append(
+            nodes.append(
                 helper.make_node(CACHE_WRITE, [node.input[2], index, cache], [*node.output], domain=DOMAIN)
             )
         else:
-            made += _cache_update(model, node, index, values, rows)
+            nodes += _cache_update(model, node, index, values, rows)
             aliases[node.output[0]] = cache
-    gone -= {name for node in made for name in node.input}
+    gone -= {name for node in nodes for name in node.input}
     del graph.node[:]
-    graph.node.extend(node for node in made if not gone & {*node.output})
+    graph.node.extend(node for node in nodes if not gone & {*node.output})
     return aliases
 
 

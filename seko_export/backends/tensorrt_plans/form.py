@@ -72,31 +72,31 @@ def plan_form(source: ModelProto, rows: CacheRows | None = None, kv_caches: Coll
     model = ModelProto()
     model.CopyFrom(source)
     aliases = write_in_place(model, rows)
-    found: dict[str, Plugin] = {}
+    used: dict[str, Plugin] = {}
     compute = "float32"
     types = {value.name: value.type.tensor_type.elem_type for value in _values(model)}
     for node in [node for node in model.graph.node if node.domain == DOMAIN]:
         plugin = _plugin_of(node, types, model)
         if plugin is None:
             continue
-        found[plugin.name] = plugin
+        used[plugin.name] = plugin
         for name, dtype in zip(node.input, plugin.inputs.values(), strict=True):
             compute = _NAMES[types[name]] if dtype == "float" else compute
-        given = dict(zip(plugin.inputs, node.input, strict=True))
+        input_of = dict(zip(plugin.inputs, node.input, strict=True))
         pairs = zip(node.output, plugin.outputs, strict=True)
-        aliases |= {name: given[output.alias] for name, output in pairs if output.alias}
+        aliases |= {name: input_of[output.alias] for name, output in pairs if output.alias}
     _expand_behind_writes(model, aliases)
     _own_attention(model)
-    kept = [function for function in model.functions if function.name not in found]
+    functions = [function for function in model.functions if function.name not in used]
     del model.functions[:]
-    model.functions.extend(kept)
-    _bytes_as_int8(model, found)
+    model.functions.extend(functions)
+    _bytes_as_int8(model, used)
     _pictures_as_floats(model)
     outputs = [value.name for value in model.graph.output]
     _refuse_copied_caches(model, kv_caches, aliases)
     return PlanForm(
         model,
-        found,
+        used,
         compute,
         _narrow(model),
         {name: aliases[name] for name in outputs if name in aliases},
@@ -128,7 +128,7 @@ def _expand_behind_writes(model: ModelProto, aliases: Mapping[str, str]) -> None
         return
     for node in expands:
         node.input[:] = [written.get(name, name) for name in node.input]
-    waiting, made = [*graph.node], list[NodeProto]()
+    waiting, ordered = [*graph.node], list[NodeProto]()
     missing = {name for node in waiting for name in node.output}
     while waiting:  # every node behind those that make its inputs
         ready = [node for node in waiting if not missing & {*node.input}]
@@ -136,11 +136,11 @@ def _expand_behind_writes(model: ModelProto, aliases: Mapping[str, str]) -> None
             raise LoweringError(
                 f"{model.graph.name!r} writes what it computed out of the past to the same cache"
             )
-        made += ready
+        ordered += ready
         waiting = [node for node in waiting if missing & {*node.input}]
         missing -= {name for node in ready for name in node.output}
     del graph.node[:]
-    graph.node.extend(made)
+    graph.node.extend(ordered)
 
 
 def _own_attention(model: ModelProto) -> None:
@@ -151,14 +151,14 @@ def _own_attention(model: ModelProto) -> None:
             node.domain, node.op_type = "", "Attention"
 
 
-def _bytes_as_int8(model: ModelProto, found: Mapping[str, Plugin]) -> None:
+def _bytes_as_int8(model: ModelProto, used: Mapping[str, Plugin]) -> None:
     """Declare the bytes that go in and out of plugins as int8: TensorRT's uint8 may only be cast.
 
     The bytes are the same, and nothing but plugins touches them.
     """
     touched, others = set[str](), set[str]()
     for node in model.graph.node:
-        plugin = node.domain == DOMAIN and node.op_type in found
+        plugin = node.domain == DOMAIN and node.op_type in used
         (touched if plugin else others).update(name for name in (*node.input, *node.output) if name)
     for value in _values(model):
         tensor = value.type.tensor_type
@@ -188,7 +188,9 @@ def _pictures_as_floats(model: ModelProto) -> None:
     first, last = list[NodeProto](), list[NodeProto]()
     inputs, outputs = graph.input, graph.output
     for side in (inputs, outputs):
-        for value in [one for one in side if one.type.tensor_type.elem_type == TensorProto.UINT8]:
+        for value in [
+            side_value for side_value in side if side_value.type.tensor_type.elem_type == TensorProto.UINT8
+        ]:
             inner = f"%{value.name}.float"
             for node in nodes:
                 node.input[:] = [inner if name == value.name else name for name in node.input]

@@ -54,19 +54,29 @@ def with_kernels(form: PlanForm, archs: Sequence[int]) -> KernelForm:
     model, texts = ModelProto(), dict[str, str]()
     model.CopyFrom(form.model)
     values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
-    shapes = {one.name: [axis.dim_value for axis in one.type.tensor_type.shape.dim] for one in values}
-    types = {one.name: one.type.tensor_type.elem_type for one in values}
+    shapes = {value.name: [axis.dim_value for axis in value.type.tensor_type.shape.dim] for value in values}
+    types = {value.name: value.type.tensor_type.elem_type for value in values}
     for node in model.graph.node:
         if node.domain != DOMAIN or node.op_type not in form.plugins:
             continue
         plugin = form.plugins[node.op_type]
-        sizes = {name: tuple(shapes[one]) for name, one in zip(plugin.inputs, node.input, strict=True)}
-        made = [compile_plugin(plugin, sizes, form.compute, arch) for arch in archs]
-        for arch, kernel in zip(archs, made, strict=True):
+        sizes = {
+            name: tuple(shapes[name_of_tensor])
+            for name, name_of_tensor in zip(plugin.inputs, node.input, strict=True)
+        }
+        kernels = [compile_plugin(plugin, sizes, form.compute, arch) for arch in archs]
+        for arch, kernel in zip(archs, kernels, strict=True):
             texts[f"{model.graph.name}.{node.op_type}.sm_{arch}.ptx"] = kernel.ptx
         aliases = _aliases(plugin, node, shapes, types)
         _set_fields(
-            node, plugin, made, archs, sizes, form.compute, aliases, [shapes[one] for one in node.output]
+            node,
+            plugin,
+            kernels,
+            archs,
+            sizes,
+            form.compute,
+            aliases,
+            [shapes[name_of_tensor] for name_of_tensor in node.output],
         )
     for entry in model.opset_import:
         if entry.domain == DOMAIN:
@@ -80,23 +90,23 @@ def _aliases(
     plugin: Plugin, node: NodeProto, shapes: Mapping[str, list[int]], types: Mapping[str, int]
 ) -> list[int]:
     """Return, for each output, the place of the input whose memory it is, or -1."""
-    names, found = [*plugin.inputs], []
+    names, places = [*plugin.inputs], []
     for name, output in zip(node.output, plugin.outputs, strict=True):
         place = names.index(output.alias) if output.alias else -1
-        found.append(place)
+        places.append(place)
         source = node.input[place] if output.alias else name
         if (shapes[source], types[source]) != (shapes[name], types[name]):
             raise LoweringError(
                 f"plugin {plugin.identifier} gives {name} as {shapes[name]} in the memory of {source}, which is "
                 f"{shapes[source]}, or of another dtype; an output in place is what its input is"
             )
-    return found
+    return places
 
 
 def _set_fields(
     node: NodeProto,
     plugin: Plugin,
-    made: Sequence[PluginKernel],
+    kernels: Sequence[PluginKernel],
     archs: Sequence[int],
     sizes: Mapping[str, Sequence[int]],
     compute: str,
@@ -104,8 +114,8 @@ def _set_fields(
     shapes: Sequence[Sequence[int]],
 ) -> None:
     """Turn a node into one of the C++ plugin; `ptx_kernel.cpp` says what the fields are."""
-    first = made[0]
-    if any((one.name, one.threads) != (first.name, first.threads) for one in made):
+    first = kernels[0]
+    if any((kernel.name, kernel.threads) != (first.name, first.threads) for kernel in kernels):
         raise LoweringError(f"plugin {plugin.identifier} is launched differently on {list(archs)}")
     # Every shape of a plan is a number, so the launch's expressions are numbers here.
     launch = plugin.launch(sizes, lambda a, b: -(-a // b))
@@ -117,10 +127,10 @@ def _set_fields(
         "plugin_namespace": PLUGIN_NAMESPACE,
         "plugin_version": PLUGIN_VERSION,
         "entry": first.name,
-        "ptx": "\f".join(one.ptx for one in made),
+        "ptx": "\f".join(kernel.ptx for kernel in kernels),
         "archs": [*archs],
-        "shared": [one.shared_bytes for one in made],
-        "scratch": [one.scratch_bytes for one in made],
+        "shared": [kernel.shared_bytes for kernel in kernels],
+        "scratch": [kernel.scratch_bytes for kernel in kernels],
         "launch": [*launch.grid, first.threads],
         "scalars": [len(launch.scalars), *launch.scalars],
         "inputs": [len(plugin.inputs)],

@@ -52,15 +52,15 @@ def tensorrt_headers(library: TensorRt) -> Path:
         ) from None
     major = re.search(r"^#define\s+(?:NV_TENSORRT_MAJOR|TRT_MAJOR_\w+)\s+(\d+)", text, re.MULTILINE)
     if major is None or int(major[1]) not in library.header_majors:
-        found = "an unknown version" if major is None else f"version {major[1]}"
+        version = "an unknown version" if major is None else f"version {major[1]}"
         raise MachineError(
-            f"the headers in {folder} are of {found}, plugins for {library.title} are compiled with "
+            f"the headers in {folder} are of {version}, plugins for {library.title} are compiled with "
             f"{' or '.join(map(str, library.header_majors))}; name others in {HEADERS_VARIABLE}"
         )
     return folder
 
 
-def compile_plugin_library(library: TensorRt, goal: Path) -> None:
+def compile_plugin_library(library: TensorRt, output_path: Path) -> None:
     """Compile the plugin. It links neither TensorRT nor CUDA; equal sources and compilers give equal bytes.
 
     Raises
@@ -84,8 +84,8 @@ def compile_plugin_library(library: TensorRt, goal: Path) -> None:
         environ = os.environ | {"TMPDIR": str(folder)}
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environ)
         if done.returncode:
-            told = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
+            error_line = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
             raise MachineError(
-                f"{compiler} cannot compile {PLUGIN_SOURCE.name} with the headers in {headers}: {told.strip()}"
+                f"{compiler} cannot compile {PLUGIN_SOURCE.name} with the headers in {headers}: {error_line.strip()}"
             )
-        shutil.copyfile(folder / "plugin.so", goal)
+        shutil.copyfile(folder / "plugin.so", output_path)

@@ -88,8 +88,8 @@ class BlockWeights(Ranked):
             pairs.append((k, v))
         if rows is not None:
             pairs = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in pairs]
-        made = [attention(q, k, v, bias=None) for k, v in pairs]
-        return made[0] if len(made) == 1 else made[0] + made[1]
+        results = [attention(q, k, v, bias=None) for k, v in pairs]
+        return results[0] if len(results) == 1 else results[0] + results[1]
 
 
 class Block(BlockWeights):
@@ -175,16 +175,16 @@ class Block(BlockWeights):
         q = rotate(self.split_heads(rms_norm(q, self.self_attn.norm_q)), cos, sin).to(dtype)  # [B, T, H, D]
         unturned = self.split_heads(rms_norm(k, self.self_attn.norm_k))
         k, v = rotate(unturned, cos, sin).to(dtype), self.split_heads(v)
-        kept: tuple[Tensor, ...] = (unturned.to(dtype),) if self.kv.keys_before_rope else ()
+        unturned_keys: tuple[Tensor, ...] = (unturned.to(dtype),) if self.kv.keys_before_rope else ()
         if self.split is not None:
-            q, k, v, *rest = self.split.to_heads((q, k, v, *kept))
-            kept = tuple(rest)
+            q, k, v, *rest = self.split.to_heads((q, k, v, *unturned_keys))
+            unturned_keys = tuple(rest)
         own = (k.flatten(0, 1), v.flatten(0, 1))  # [B*T, H, D]
-        stored = kept[0].flatten(0, 1) if kept else own[0]
+        stored = unturned_keys[0].flatten(0, 1) if unturned_keys else own[0]
         self.kv.write(caches, scales, token_index, stored, own[1])
         if rows is not None:
-            held = text_k.shape[0]
-            caches = {name: rows_of(cache, rows, len(cache) // held) for name, cache in caches.items()}
+            cache_rows = text_k.shape[0]
+            caches = {name: rows_of(cache, rows, len(cache) // cache_rows) for name, cache in caches.items()}
             token_index = token_index_of_call(token_index, rows, self.stream)
         y = self._attend(q, own, token_index, caches, scales, places, valid_tokens)
         y = self.self_attn.o(y if self.split is None else self.split.to_tokens(y))

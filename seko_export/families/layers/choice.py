@@ -134,25 +134,28 @@ class LayerChoice:
     pass_tables: Outputs = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        plain = {name for one in self.chunk_modules if not one.numbered for name in one.takes}
+        plain = {name for module in self.chunk_modules if not module.numbered for name in module.takes}
         plain |= {*self.embed_inputs, *self.layer_inputs}
-        chunk = {name for one in self.chunk_modules for name in one.takes}
-        prompt = {name for one in self.prompt_modules for name in one.takes}
-        for one in self.inputs:
-            if one.per not in ("chunk", PROMPT, SESSION):
+        chunk = {name for module in self.chunk_modules for name in module.takes}
+        prompt = {name for module in self.prompt_modules for name in module.takes}
+        for caller_input in self.inputs:
+            if caller_input.per not in ("chunk", PROMPT, SESSION):
                 raise UsageError(
-                    f"input {one.name!r} is per {one.per}: the shared layers take inputs per chunk, prompt or session; "
-                    "make buffers and arguments of another in the family's own graph"
+                    f"input {caller_input.name!r} is per {caller_input.per}: the shared layers "
+                    "take inputs per chunk, prompt or session; make buffers and arguments of another "
+                    "in the family's own graph"
                 )
-            if one.per == SESSION and one.name in plain | prompt:
+            if caller_input.per == SESSION and caller_input.name in plain | prompt:
                 raise UsageError(
-                    f"input {one.name!r} is per session, for all rows of a pool: only a numbered ChunkModule takes it"
+                    f"input {caller_input.name!r} is per session, for all rows of a pool: "
+                    "only a numbered ChunkModule takes it"
                 )
-            if (one.per == PROMPT and one.name in plain | chunk) or (
-                one.per == "chunk" and one.name in prompt
+            if (caller_input.per == PROMPT and caller_input.name in plain | chunk) or (
+                caller_input.per == "chunk" and caller_input.name in prompt
             ):
                 raise UsageError(
-                    f"input {one.name!r} is per {one.per}: only a PromptModule takes inputs per prompt, and no others"
+                    f"input {caller_input.name!r} is per {caller_input.per}: only a PromptModule takes "
+                    "inputs per prompt, and no others"
                 )
 
     @property
@@ -170,13 +173,13 @@ def caller_arguments(
     """Return an engine's arguments for inputs of the caller, outputs of modules and tables, for the rows of a call."""
     rows, part = bucket or config.workload.stream.batch, "" if bucket is None else "[bucket]"
     known = {
-        one.name: Argument(
-            f"given.{one.name}",
-            f"buffer:{one.buffer}{part if one.per == 'chunk' else ''}",
-            (rows if one.per == "chunk" else config.workload.state_rows, *one.shape),
-            getattr(torch, one.dtype),
+        caller_input.name: Argument(
+            f"given.{caller_input.name}",
+            f"buffer:{caller_input.buffer}{part if caller_input.per == 'chunk' else ''}",
+            (rows if caller_input.per == "chunk" else config.workload.state_rows, *caller_input.shape),
+            getattr(torch, caller_input.dtype),
         )
-        for one in choice.inputs
+        for caller_input in choice.inputs
     }
     for module in choice.chunk_modules:
         known |= _arguments(config, CHUNK, module, (rows,), part)
@@ -197,16 +200,16 @@ def chunk_module_pieces(
     return [
         _piece(
             config,
-            EngineKey(CHUNK, bucket=bucket, variant=(one.name,)),
-            one,
+            EngineKey(CHUNK, bucket=bucket, variant=(module.name,)),
+            module,
             (
-                *caller_arguments(config, bucket, choice, one.takes),
-                *(numbers if one.numbered else ()),
-                *(rank_argument(config) if one.split else ()),
+                *caller_arguments(config, bucket, choice, module.takes),
+                *(numbers if module.numbered else ()),
+                *(rank_argument(config) if module.split else ()),
             ),
-            _arguments(config, CHUNK, one, (rows,), part),
+            _arguments(config, CHUNK, module, (rows,), part),
         )
-        for one in choice.chunk_modules
+        for module in choice.chunk_modules
     ]
 
 
@@ -214,34 +217,44 @@ def prompt_module_pieces(config: VideoBuild, choice: LayerChoice) -> list[Piece]
     """Return the engines of the family's prompt modules, in the order in which they run."""
     rows, row = ((config.workload.stream.batch,), "") if config.workload.pool is None else ((), "[row]")
     known = {
-        one.name: Argument(
-            f"given.{one.name}", f"buffer:{one.buffer}{row}", (*rows, *one.shape), getattr(torch, one.dtype)
+        caller_input.name: Argument(
+            f"given.{caller_input.name}",
+            f"buffer:{caller_input.buffer}{row}",
+            (*rows, *caller_input.shape),
+            getattr(torch, caller_input.dtype),
         )
-        for one in choice.inputs
-        if one.per == PROMPT
+        for caller_input in choice.inputs
+        if caller_input.per == PROMPT
     }
     pieces = []
-    for one in choice.prompt_modules:
-        made = _arguments(config, PROMPT, one, rows, row)
-        key = EngineKey(PROMPT, variant=(one.name,))
-        pieces.append(_piece(config, key, one, tuple(known[name] for name in one.takes), made))
-        known |= made
+    for module in choice.prompt_modules:
+        outputs = _arguments(config, PROMPT, module, rows, row)
+        key = EngineKey(PROMPT, variant=(module.name,))
+        pieces.append(_piece(config, key, module, tuple(known[name] for name in module.takes), outputs))
+        known |= outputs
     return pieces
 
 
 def input_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
     """Return the buffers of the caller's inputs."""
     return [
-        Buffer(one.buffer, (config.workload.call_rows, *one.shape), one.dtype, "host")
-        if one.per == "chunk"
-        else Buffer(one.buffer, (config.workload.state_rows, *one.shape), one.dtype, "session")
-        for one in choice.inputs
+        Buffer(
+            caller_input.buffer, (config.workload.call_rows, *caller_input.shape), caller_input.dtype, "host"
+        )
+        if caller_input.per == "chunk"
+        else Buffer(
+            caller_input.buffer,
+            (config.workload.state_rows, *caller_input.shape),
+            caller_input.dtype,
+            "session",
+        )
+        for caller_input in choice.inputs
     ]
 
 
 def module_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
     """Return the buffers in which the outputs of the family's modules are kept."""
-    kept = []
+    buffers = []
     for role, buffer_role, rows, modules in (
         (CHUNK, "state", config.workload.call_rows, choice.chunk_modules),
         (PROMPT, "session", config.workload.state_rows, choice.prompt_modules),
@@ -250,10 +263,10 @@ def module_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
             layers = (config.model.layers,) if module.per_layer else ()
             for name, (shape, dtype) in module.outputs(config).items():
                 whole = (*layers, rows, *shape)
-                kept.append(
+                buffers.append(
                     Buffer(f"{role}.{name}", whole, dtype_name(dtype), buffer_role, int(module.per_layer))
                 )
-    return kept
+    return buffers
 
 
 def _piece(
@@ -264,14 +277,14 @@ def _piece(
     outputs: Mapping[str, Argument],
 ) -> Piece:
     def make() -> nn.Module:
-        made = module.make(config)
+        built = module.make(config)
         if module.per_layer and config.target.fp8 and not config.target.fp8_except:
-            set_fp8(made)
+            set_fp8(built)
         if isinstance(module, ChunkModule) and module.split:
-            if not isinstance(made, Ranked):
+            if not isinstance(built, Ranked):
                 raise TypeError(f"the chunk module {module.name!r} is split, so it must be a Ranked")
-            made.split = rank_split(config)
-        return made
+            built.split = rank_split(config)
+        return built
 
     return Piece(
         key,

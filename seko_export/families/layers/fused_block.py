@@ -76,14 +76,17 @@ class Past(NamedTuple):
     key_rotary: Mapping[str, Tensor]
     window: Mapping[str, Tensor]
     rows: Tensor | None
-    held: int
+    cache_rows: int
 
     @property
     def of_rows(self) -> Mapping[str, Tensor]:
         """The caches of the call's rows."""
         if self.rows is None:
             return self.caches
-        return {name: rows_of(one, self.rows, len(one) // self.held) for name, one in self.caches.items()}
+        return {
+            name: rows_of(cache, self.rows, len(cache) // self.cache_rows)
+            for name, cache in self.caches.items()
+        }
 
 
 class FusedLayer(BlockWeights):
@@ -193,9 +196,9 @@ class FusedLayer(BlockWeights):
             fp8=self.fp8,
         )
         qkv = self._matmul(self.self_attn.qkv, x, dtype)  # [B, T, 3*d]
-        held = text_k.shape[0]  # rows of the caches
-        past = Past(valid_tokens, caches, scales, places, window, rows, held)
-        y = self._attend(qkv, cos, sin, past, write_slots, token_index)
+        cache_rows = text_k.shape[0]  # rows of the caches
+        cached = Past(valid_tokens, caches, scales, places, window, rows, cache_rows)
+        y = self._attend(qkv, cos, sin, cached, write_slots, token_index)
         if self.split is not None:
             y = self.split.to_tokens(y)
         y = self._matmul(self.self_attn.o, self._as_rows(y.to(dtype)), dtype)
@@ -229,7 +232,7 @@ class FusedLayer(BlockWeights):
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        past: Past,
+        cached: Past,
         write_slots: Tensor | None,
         token_index: Tensor | None,
     ) -> Tensor:
@@ -299,7 +302,7 @@ class FusedBlock(FusedLayer):
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        past: Past,
+        cached: Past,
         write_slots: Tensor | None,
         token_index: Tensor | None,
     ) -> Tensor:
@@ -308,19 +311,19 @@ class FusedBlock(FusedLayer):
         q, k, v, keys = self._norm_rope(qkv, cos, sin, "before_rope" if self.writes else "none")
         if self.split is not None:  # the kernel takes no strided ones
             q, k = q.contiguous(), k.contiguous()
-        scales = past.scales
-        if past.window:
-            window = PastWindow(**past.window)
+        scales = cached.scales
+        if cached.window:
+            window = PastWindow(**cached.window)
         elif write_slots is None:
             raise TypeError("a layer without a resident window expands its own, and takes write_slots for it")
         else:
             window = PastWindow.empty(q.shape[2], q.shape[3], self.stream, len(qkv), qkv.device)
-            of_rows, valid, key_rotary = past.of_rows, past.valid_tokens, past.key_rotary
+            of_rows, valid, key_rotary = cached.of_rows, cached.valid_tokens, cached.key_rotary
             expand_past(self.ops, window, of_rows, scales, key_rotary, write_slots, valid, self.stream)
         own = OwnTokens(k, qkv.chunk(3, dim=-1)[2] if self.split is None else v.flatten(2))
-        y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], past.valid_tokens, own)
+        y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], cached.valid_tokens, own)
         if token_index is not None:  # behind the read: what is read are the engine's inputs as they came
-            self.kv.write(past.caches, scales, token_index, keys.flatten(0, 1), v.flatten(0, 1))
+            self.kv.write(cached.caches, scales, token_index, keys.flatten(0, 1), v.flatten(0, 1))
         return y
 
 
@@ -356,30 +359,32 @@ class RowFusedBlock(FusedLayer):
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        past: Past,
+        cached: Past,
         write_slots: Tensor | None,  # noqa: ARG002 - of fp8 attention
         token_index: Tensor | None,
     ) -> Tensor:
         if token_index is None:
             raise TypeError("a layer with 16-bit attention always writes: it takes token_index")
         s, batch = self.stream, qkv.shape[0]
-        scales, rows = past.scales, past.rows
+        scales, rows = cached.scales, cached.rows
         before = self.kv.keys_before_rope
         q, k, v, unturned = self._norm_rope(qkv, cos, sin, "before_rope" if before else "none")
         values = v.flatten(0, 1)
         own = (k.flatten(0, 1), values)  # [B*T, H, D]
-        self.kv.write(past.caches, scales, token_index, unturned.flatten(0, 1) if before else own[0], values)
+        self.kv.write(
+            cached.caches, scales, token_index, unturned.flatten(0, 1) if before else own[0], values
+        )
         if rows is not None:
             token_index = token_index_of_call(token_index, rows, s)
-        windows = self.kv.expand(past.of_rows, scales, past.key_rotary, q.dtype)  # each [B*N, H, D]
-        keys, seen = (  # a chunk sees itself as it is: only its past went through the format
+        windows = self.kv.expand(cached.of_rows, scales, cached.key_rotary, q.dtype)  # each [B*N, H, D]
+        keys, window_values = (  # a chunk sees itself as it is: only its past went through the format
             (window if exact else window.index_copy(0, token_index, x)).unflatten(0, (batch, s.cache_tokens))
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
         )
         if self.kernel:
             q = q if self.split is None else q.contiguous()
-            return self.ops.attention_bf16(q, keys, seen, past.valid_tokens)
-        return window_attention(q, keys, seen, past.valid_tokens if self.masked else None)
+            return self.ops.attention_bf16(q, keys, window_values, cached.valid_tokens)
+        return window_attention(q, keys, window_values, cached.valid_tokens if self.masked else None)
 
 
 class _KeysAndValuesWeights(nn.Module):
@@ -449,7 +454,7 @@ class KeysAndValues(Ranked):
         own: tuple[Tensor, ...] = (keys.to(dtype), v.unflatten(-1, heads))  # [B, T, H, D]
         if self.split is not None and rank is not None:
             own, scales = self.split.to_heads(own), self.split.heads_of_each(scales, rank)
-        keys, values = (one.flatten(0, 1) for one in own)
+        keys, values = (part.flatten(0, 1) for part in own)
         self.kv.write(caches, scales, token_index, keys, values)
         return ()
 

@@ -69,7 +69,7 @@ class LayerArguments:
         )
         self._among = group.layers if len(config.layer_groups) > 1 else ()
         m, s, kv = config.model, self._config.workload.stream, self._config.kv
-        b, f, held = bucket or s.batch, s.chunk_frames, config.workload.state_rows
+        b, f, state_rows = bucket or s.batch, s.chunk_frames, config.workload.state_rows
         part, i64, f32 = "" if bucket is None else "[bucket]", torch.int64, torch.float32
         name, place = group.own, OF_PLACE if self._among else OF_LAYER
         of_pass = OF_PASS if s.pass_caches else ""
@@ -80,7 +80,7 @@ class LayerArguments:
             Argument(
                 f"caches.{c.name}",
                 f"buffer:{cache_name(c.name, group)}{of_pass}{place}",
-                (held * self._config.row_tokens(c.part), *c.token_shape),
+                (state_rows * self._config.row_tokens(c.part), *c.token_shape),
                 c.dtype,
             )
             for c in kv.cache_tensors
@@ -90,8 +90,8 @@ class LayerArguments:
             for c in config.changed(ranks=1).scales
         )
         self.window = tuple(
-            Argument(f"window.{name}", f"buffer:{window}{place}{part}", tuple(one.shape), one.dtype)
-            for name, window, one in resident_windows(config, group, b)
+            Argument(f"window.{name}", f"buffer:{window}{place}{part}", tuple(tensor.shape), tensor.dtype)
+            for name, window, tensor in resident_windows(config, group, b)
         )
         self.rope_cos_sin = rope_cos_sin
         self.filled: tuple[Argument, ...] = ()  # what positions within the window hang on
@@ -102,10 +102,12 @@ class LayerArguments:
             slots = (b * s.cache_frames, m.head_dim // 2 - side, 2)
             patches = (s.frame_tokens, side, 2)
             frames = f"buffer:{name(SLOT_FRAMES)}"
-            self.slot_frames = (Argument("slot_frames", frames, (held * s.cache_frames,), i64),)
+            self.slot_frames = (Argument("slot_frames", frames, (state_rows * s.cache_frames,), i64),)
             if s.window_positions:
                 self.filled = (self._valid,)
-                self.rope_cos_sin = tuple(replace(one, ref=name(one.ref)) for one in rope_cos_sin)
+                self.rope_cos_sin = tuple(
+                    replace(argument, ref=name(argument.ref)) for argument in rope_cos_sin
+                )
             self.key_rotary = (
                 Argument("places.slot_rotary", f"value:{name('slot_rotary')}", slots, f32),
                 Argument("places.patch_rotary", f"value:{name('patch_rotary')}", patches, f32),
@@ -135,7 +137,7 @@ class LayerArguments:
             self._config.model.layers,
             (*taken, *rows, *rank_argument(self._config)),
             (),
-            tuple(one.name for one in self.window),
+            tuple(argument.name for argument in self.window),
             only=self._among or None,
             among=self._among,
         )
@@ -172,12 +174,12 @@ class LayerArguments:
             writes: bool = True,
         ) -> None:
             chunk = (*state, *tables, *([self.token_index] if writes else []), self._valid)
-            past = (*self._caches, *self._scales, *self.key_rotary, *inputs)
+            cached = (*self._caches, *self._scales, *self.key_rotary, *inputs)
             if self.window:
-                past = (*(self._caches if writes else ()), *self._scales, *self.window)
-            taken = (*chunk, *text_kv, *past, *rows, *self._caller, *rank_argument(config))
+                cached = (*(self._caches if writes else ()), *self._scales, *self.window)
+            arguments = (*chunk, *text_kv, *cached, *rows, *self._caller, *rank_argument(config))
             module = on_meta(lambda: self._with_choice(make()))
-            piece = Piece(self._key(BLOCK, *variant), module, LAYER, m.layers, taken, state, large=True)
+            piece = Piece(self._key(BLOCK, *variant), module, LAYER, m.layers, arguments, state, large=True)
             blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))
 
         def fused_blocks(*wide: str, fp8: bool) -> None:
@@ -280,8 +282,8 @@ def resident_windows(config: VideoBuild, group: LayerGroup, rows: int) -> list[t
     if not config.target.resident_window:
         return []
     stream, heads = config.of_layer_group(group).workload.stream, config.model.heads // config.target.ranks
-    one = PastWindow.empty(heads, config.model.head_dim, stream, rows, torch.device("meta"))
-    return [(name, group.own(f"window.{name}"), tensor) for name, tensor in one._asdict().items()]
+    window = PastWindow.empty(heads, config.model.head_dim, stream, rows, torch.device("meta"))
+    return [(name, group.own(f"window.{name}"), tensor) for name, tensor in window._asdict().items()]
 
 
 def cache_name(name: str, group: LayerGroup) -> str:

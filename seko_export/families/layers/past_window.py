@@ -111,7 +111,7 @@ class WindowExpand(Ranked):
     ) -> tuple[()]:
         """Write ``window``. Parameters as in `fused_block.FusedLayer.forward`."""
         if rows is not None:
-            caches = {name: rows_of(one, rows, self.stream.cache_tokens) for name, one in caches.items()}
+            caches = {name: rows_of(cache, rows, self.stream.cache_tokens) for name, cache in caches.items()}
         if self.split is not None and rank is not None:
             scales = self.split.heads_of_each(scales, rank)
         out = PastWindow(**window)

@@ -109,9 +109,9 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
     """
     m, s, dtype = config.model, config.workload.stream, config.target.dtype
     b, f, t = bucket or s.batch, s.chunk_frames, rank_tokens(config)
-    held, part = config.workload.state_rows, "" if bucket is None else "[bucket]"
+    state_rows, part = config.workload.state_rows, "" if bucket is None else "[bucket]"
     latent = (m.out_channels, f, s.latent_height, s.latent_width)
-    text = (held, m.text_tokens, m.heads, m.head_dim)
+    text = (state_rows, m.text_tokens, m.heads, m.head_dim)
     i64, f32 = torch.int64, torch.float32
 
     latents = Argument("latents", f"buffer:latents{part}", (b, *latent), f32)
@@ -131,7 +131,7 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
     modulation = Argument("modulation", "value:modulation", (b, f, 6, m.dim), f32)
     rope_cos_sin = tuple(Argument(x, f"value:{x}", (b, t, m.head_dim // 2), f32) for x in ("cos", "sin"))
     groups = [LayerArguments(config, group, bucket, rope_cos_sin, choice) for group in config.layer_groups]
-    main, windows = groups[0], [one for one in groups if one.window]
+    main, windows = groups[0], [group for group in groups if group.window]
     advance = ADVANCE[config.workload.schedule.sampler]
 
     def embed() -> Embed:
@@ -167,9 +167,9 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
             tuple(a.name for a in main.slot_frames),
         ),
         *chunk_module_pieces(config, bucket, choice, (frames, *rows)),
-        *(one.positions_piece(frames, rows) for one in groups if one is not main or windows),
-        *(one.window_piece(rows) for one in windows),
-        *(piece for one in groups for piece in one.blocks(state, modulation, text_kv, rows)),
+        *(group.positions_piece(frames, rows) for group in groups if group is not main or windows),
+        *(group.window_piece(rows) for group in windows),
+        *(piece for group in groups for piece in group.blocks(state, modulation, text_kv, rows)),
         *([last_update(config, bucket, state, modulation)] if config.target.fused else ()),
         Piece(
             EngineKey("head", bucket=bucket),
@@ -188,7 +188,9 @@ def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -
                 seeds,
                 frames,
                 Argument("draw", "weight:schedule.first_draw", (1,), i64),
-                Argument("conditioning_latents", f"buffer:{CONDITIONING_LATENTS}", (held, *latent), f32),
+                Argument(
+                    "conditioning_latents", f"buffer:{CONDITIONING_LATENTS}", (state_rows, *latent), f32
+                ),
                 conditioning_frames,
                 *rows,
             ),
@@ -245,7 +247,7 @@ def _chunk_programs(
         wide = ((), (WIDE,))
         return [EngineKey(BLOCK, group, bucket, variant + w) for w in wide for group in ("", *small)]
 
-    made: dict[ProgramKey, tuple[Call, ...]] = {}
+    programs: dict[ProgramKey, tuple[Call, ...]] = {}
     embed = (*_calls(pieces, EngineKey("embed", bucket=bucket)), *positions(*small))
     for full in (False, True):
         variant = (FULL,) if full else ()
@@ -256,22 +258,22 @@ def _chunk_programs(
         end = () if update is None else update.calls()
         head = _calls(pieces, EngineKey("head", bucket=bucket), EngineKey("advance", bucket=bucket))
         denoise = _through_layers(pieces, layers(*variant))
-        made[ProgramKey("denoise", bucket, full)] = (*embed, *denoise, *end, *head)
+        programs[ProgramKey("denoise", bucket, full)] = (*embed, *denoise, *end, *head)
         if not any(
             argument.name.startswith("caches.") and OF_PASS in argument.ref for argument in block.inputs
         ):  # else each pass writes its own cache
             # Engines that return what they write mutate nothing.
-            writes = block.mutates or any(one.name.startswith("caches.") for one in block.outputs)
+            writes = block.mutates or any(output.name.startswith("caches.") for output in block.outputs)
             last = EngineKey(BLOCK, bucket=bucket, variant=(LAST,))
             context = _through_layers(pieces, [*layers(*(variant if writes else (CONTEXT,))), last])
-            made[ProgramKey("context", bucket, full)] = (*embed, *context)
+            programs[ProgramKey("context", bucket, full)] = (*embed, *context)
     once = [key for key in pieces if key.role == CHUNK and key.bucket == bucket]
     begin = _calls(pieces, EngineKey("noise", bucket=bucket), *once)
     if EngineKey(RING_POSITIONS, bucket=bucket) in pieces:
         begin += positions("", *small)
         begin += _through_layers(pieces, [EngineKey(WINDOW, group, bucket) for group in ("", *small)])
-    made[ProgramKey("begin", bucket)] = begin
-    return made
+    programs[ProgramKey("begin", bucket)] = begin
+    return programs
 
 
 def _calls(pieces: Mapping[EngineKey, Piece], *keys: EngineKey) -> tuple[Call, ...]:
@@ -290,10 +292,10 @@ def _through_layers(pieces: Mapping[EngineKey, Piece], keys: Sequence[EngineKey]
 def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffer, ...]:
     """Return the buffer table: what the runtime allocates for a session, and the role of each buffer."""
     m, s, dtype = config.model, config.workload.stream, dtype_name(config.target.dtype)
-    b, held, f = config.workload.call_rows, config.workload.state_rows, s.chunk_frames
+    b, state_rows, f = config.workload.call_rows, config.workload.state_rows, s.chunk_frames
     latent = (m.out_channels, f, s.latent_height, s.latent_width)
-    text = (m.layers, held, m.text_tokens, m.heads, m.head_dim)
-    reference = (held, m.out_channels, s.reference_frames, s.latent_height, s.latent_width)
+    text = (m.layers, state_rows, m.text_tokens, m.heads, m.head_dim)
+    reference = (state_rows, m.out_channels, s.reference_frames, s.latent_height, s.latent_width)
     passes = (config.workload.cache_passes,) if s.pass_caches else ()
     caches = tuple(
         Buffer(
@@ -301,7 +303,7 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
             (
                 *passes,
                 len(group.layers),
-                held * config.of_layer_group(group).row_tokens(c.part),
+                state_rows * config.of_layer_group(group).row_tokens(c.part),
                 *c.token_shape,
             ),
             dtype_name(c.dtype),
@@ -317,7 +319,7 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
         caches += tuple(
             Buffer(
                 group.own(SLOT_FRAMES),
-                (held * (s.pinned_frames + group.ring_frames),),
+                (state_rows * (s.pinned_frames + group.ring_frames),),
                 "int64",
                 "cache",
             )
@@ -325,7 +327,7 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
         )
     return (
         *caches,
-        Buffer("text.embeddings", (held, m.text_tokens, m.text_dim), dtype, "session"),
+        Buffer("text.embeddings", (state_rows, m.text_tokens, m.text_dim), dtype, "session"),
         Buffer("text.k", text, dtype, "session", row_axis=1),
         Buffer("text.v", text, dtype, "session", row_axis=1),
         Buffer("seeds", (b,), "int64", "host"),
@@ -337,12 +339,12 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
         *([] if config.target.ranks == 1 else [Buffer(RANK, (1,), "int64", "host")]),
         *input_buffers(config, choice),
         *module_buffers(config, choice),
-        Buffer(CONDITIONING_LATENTS, (held, *latent), "float32", "session"),
+        Buffer(CONDITIONING_LATENTS, (state_rows, *latent), "float32", "session"),
         *([Buffer(REFERENCE_LATENTS, reference, "float32", "session")] if s.reference_frames else []),
         *(
-            Buffer(name, (len(group.layers), *one.shape), dtype_name(one.dtype), "state", row_axis=1)
+            Buffer(name, (len(group.layers), *tensor.shape), dtype_name(tensor.dtype), "state", row_axis=1)
             for group in config.layer_groups
-            for _, name, one in resident_windows(config, group, b)
+            for _, name, tensor in resident_windows(config, group, b)
         ),
         Buffer("latents", (b, *latent), "float32", "state"),
         *media_buffers(config),

@@ -83,7 +83,7 @@ class RankSplit:
 
     def heads_of_each(self, tensors: Mapping[str, Tensor], rank: Tensor) -> dict[str, Tensor]:
         """Return `own_heads` of each tensor, by name."""
-        return {name: self.own_heads(one, rank) for name, one in tensors.items()}
+        return {name: self.own_heads(tensor, rank) for name, tensor in tensors.items()}
 
     def to_heads(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Give each rank its heads of all tokens, in one exchange.
@@ -91,7 +91,7 @@ class RankSplit:
         Parts [B, T/R, H, D] each become [B, T, H/R, D], in the order of `as_exchanged`. With one row and no padding
         they are strided views of what was received. What is sent is written once, in the order of sending.
         """
-        shares = [one.unflatten(2, (self.ranks, -1)).permute(2, 0, 1, 3, 4) for one in parts]
+        shares = [part.unflatten(2, (self.ranks, -1)).permute(2, 0, 1, 3, 4) for part in parts]
         x = self._exchanged(torch.stack(shares, dim=3))  # [R, B, T/R, P, H/R, D], axis 0: whose tokens
         heads: tuple[Tensor, ...]
         if self.padding:

@@ -108,7 +108,7 @@ def of_rank(
     if split is None or rank is None:
         return positions
     cos, sin, index, *tables = positions
-    own = (split.own_tokens(one, rank) for one in (cos, sin))
+    own = (split.own_tokens(tensor, rank) for tensor in (cos, sin))
     return (*own, split.as_exchanged(index, cos.shape[0]), *tables)
 
 

@@ -170,8 +170,8 @@ def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[in
     24 bits a word, so |value| stays below sqrt(2*ln(2**25)) = 5.9.
     """
     if whole := stand_in("gaussian"):
-        kept: Tensor = whole(seeds, frames, draw, latent_shape)
-        return kept
+        result: Tensor = whole(seeds, frames, draw, latent_shape)
+        return result
     channels, rows, columns = latent_shape
     count = channels * rows * columns
     # The mask changes no number. Without it the compiler takes counter * constant for an index, and computes it in 32

@@ -65,21 +65,21 @@ def model_weights(
         f"{AUDIO_ENCODER}.": media and media.audio,
         f"{IMAGE_ENCODER}.": media and media.image,
     }
-    seen: set[str] = set()
+    known_names: set[str] = set()
     for piece in pieces.values():
         source = sources.get(piece.prefix) or checkpoint
         own = piece.prefix if piece.prefix in sources else ""
         for layer in piece.served or (0,):
             for argument in piece.parameters:
                 name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
-                if name in seen:  # as the masked and the unmasked block share theirs
+                if name in known_names:  # as the masked and the unmasked block share theirs
                     continue
-                seen.add(name)
+                known_names.add(name)
                 if name.endswith(_FP8_WEIGHT):
                     matrix = _gather(name.removesuffix(_FP8_WEIGHT) + ".weight", source)
                     values, scale = quantise_weight(matrix)
                     scale_name = name.removesuffix(_FP8_WEIGHT) + _FP8_SCALE
-                    seen.add(scale_name)
+                    known_names.add(scale_name)
                     yield name, values
                     yield scale_name, scale
                     continue
@@ -90,8 +90,10 @@ def model_weights(
 def _gather(name: str, checkpoint: WeightSource) -> Tensor:
     if name.endswith(BEFORE):  # of the layer before; the first one's gate meets an update of zeros
         before = int(name.split(".")[1]) - 1
-        held = checkpoint[f"blocks.{max(before, 0)}.modulation"]
-        return held.clone() if before >= 0 else torch.zeros_like(held)  # files hold no tensor twice
+        modulation = checkpoint[f"blocks.{max(before, 0)}.modulation"]
+        return (
+            modulation.clone() if before >= 0 else torch.zeros_like(modulation)
+        )  # files hold no tensor twice
     if ".self_attn.qkv." in name:
         return torch.cat([checkpoint[name.replace(".qkv.", f".{part}.")] for part in "qkv"])
     return checkpoint[name]

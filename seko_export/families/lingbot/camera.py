@@ -45,15 +45,15 @@ class CameraTokens(Ranked):
         """Return [B, T, d] from poses [B, F, 3, 4] and intrinsics [B, F, 4], as `rays` takes them; with `split` and
         the rank's number [1] int64 its [B, T/R, d].
         """
-        seen = as_tokens(rays(given[POSES], given[INTRINSICS], self.height, self.width))
+        ray_tokens = as_tokens(rays(given[POSES], given[INTRINSICS], self.height, self.width))
         if self.split is not None and rank is not None:
-            seen = self.split.own_tokens(seen, rank)
+            ray_tokens = self.split.own_tokens(ray_tokens, rank)
         tokens: Tensor = self.patch_embedding_wancamctrl(
-            seen.to(self.patch_embedding_wancamctrl.weight.dtype)
+            ray_tokens.to(self.patch_embedding_wancamctrl.weight.dtype)
         )
         inner = self.c2ws_hidden_states_layer2(F.silu(self.c2ws_hidden_states_layer1(tokens)))
-        made: Tensor = tokens + inner
-        return made
+        result: Tensor = tokens + inner
+        return result
 
 
 class ScaleShift(nn.Module):

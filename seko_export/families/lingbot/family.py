@@ -49,9 +49,11 @@ class LingbotFamily(WanLayoutFamily):
         """The original's own names."""
         return KEYS
 
-    def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+    def recognise(
+        self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
+    ) -> Recognised | None:
         """Return what a checkpoint tells about its model, or None if it is not one of lingbot-world's."""
-        return recognise(where, opened, told)
+        return recognise(where, opened, config_json)
 
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""
@@ -123,11 +125,13 @@ def layer_choice(config: VideoBuild) -> LayerChoice:
             kind="camera_intrinsics",
         ),
     )
-    kept = ((rank_tokens(config), model.dim), dtype)
+    per_token = ((rank_tokens(config), model.dim), dtype)
     names = (camera.POSES, camera.INTRINSICS)
-    tokens = ChunkModule(_TOKENS, camera.CameraTokens, names, lambda _: {camera.TOKENS: kept}, split=True)
+    tokens = ChunkModule(
+        _TOKENS, camera.CameraTokens, names, lambda _: {camera.TOKENS: per_token}, split=True
+    )
     if model.camera == PER_CHUNK:
-        by_layer = {camera.SCALE: kept, camera.SHIFT: kept}
+        by_layer = {camera.SCALE: per_token, camera.SHIFT: per_token}
         injection = ChunkModule(
             _LAYER,
             lambda config: camera.ScaleShift(config.model, config.target.dtype),

@@ -23,7 +23,7 @@ def lingbot_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for layer in range(config.layers):
         for name in INJECTOR_LAYERS:
             shapes |= linear_shapes(f"blocks.{layer}.{name}", d, d)
-    return dict(sorted(shapes.items(), key=lambda one: _place(one[0])))
+    return dict(sorted(shapes.items(), key=lambda item: _place(item[0])))
 
 
 def lingbot_config(config: ModelConfig) -> dict[str, object]:

@@ -20,17 +20,17 @@ _VERSIONS = {"lingbot_world_fast": V1, "transformers": V2}  # the authors' folde
 _CONTROL = "control_type"
 
 
-def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None) -> Recognised | None:
     """Return what a file and its config.json tell about a lingbot-world model, or None if it is not one.
 
     Both versions have the same shapes and the same config.json but for sink and window, which are the user's too. The
     folder tells them apart; another folder is taken for the second version, and --preset says otherwise.
     """
-    found = recognise_wan(where, opened, told, family="lingbot", keys=KEYS)
-    if found is None:
+    wan_model = recognise_wan(where, opened, config_json, family="lingbot", keys=KEYS)
+    if wan_model is None:
         return None
-    facts = Facts(where, dict(found.model))
-    control = None if told is None else told.get(_CONTROL)
+    facts = Facts(where, dict(wan_model.model))
+    control = None if config_json is None else config_json.get(_CONTROL)
     if control is not None:
         if not isinstance(control, str) or control not in CONTROLS:
             raise NotACheckpointError(
@@ -39,18 +39,18 @@ def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -
             )
         facts.learn("control_channels", Fact(CONTROLS[control], Source.CONFIG, _CONTROL))
     facts.learn("camera", Fact(PER_CHUNK, Source.FAMILY))
-    version, stated = _version(where), {name: one for name, one in found.stream.items() if one.is_read}
+    version, stated = _version(where), {name: fact for name, fact in wan_model.stream.items() if fact.is_read}
     preset = PRESETS[version]
     usual = stream_facts(preset.stream, Source.ASSUMED, version)
     if any(folder in _folders(where) for folder in _VERSIONS):
         usual["chunk_frames"] = Fact(preset.stream.chunk_frames, Source.FAMILY, version)
     return replace(
-        found,
+        wan_model,
         model=facts.known,
         stream=usual | stated,
         schedule=Fact(preset.schedule, Source.ASSUMED, version),
         kind=LingbotModel,
-        unused=unused_fields(told, window=False),
+        unused=unused_fields(config_json, window=False),
     )
 
 

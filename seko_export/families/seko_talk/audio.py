@@ -141,8 +141,8 @@ class DecoderLayer(nn.Module):
         """Return [N, A, width] of queries [N, A, width] that attend to themselves and to memory [N, M, width]."""
         x = self.norm1(x + self.self_attn(x, x, self.heads))
         x = self.norm2(x + self.multihead_attn(x, memory, self.heads))
-        made: Tensor = self.norm3(x + self.linear2(F.relu(self.linear1(x))))
-        return made
+        result: Tensor = self.norm3(x + self.linear2(F.relu(self.linear1(x))))
+        return result
 
 
 class _Attention(nn.Module):
@@ -158,11 +158,11 @@ class _Attention(nn.Module):
         """Return [N, A, width] of x [N, A, width] over memory [N, M, width]."""
         weights, biases = self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3)
         q, k, v = (
-            F.linear(one, weight, bias).unflatten(-1, (heads, -1)).transpose(1, 2)
-            for one, weight, bias in zip((x, memory, memory), weights, biases, strict=True)
+            F.linear(tensor, weight, bias).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for tensor, weight, bias in zip((x, memory, memory), weights, biases, strict=True)
         )
-        made: Tensor = self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return made
+        result: Tensor = self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return result
 
 
 class AudioKv(nn.Module):
@@ -214,11 +214,13 @@ class AudioAttention(nn.Module):
         q = self.to_q(x.to(hidden.dtype)).unflatten(1, (frames, -1))  # [B, F, n, d]
         q = q.flatten(0, 1).unflatten(-1, k.shape[-2:]).transpose(1, 2)  # [B*F, H, n, D]
         heard = torch.zeros_like(hidden, dtype=torch.float32)
-        for one in range(speakers):
-            own_k, own_v = (x[:, one].flatten(0, 1).transpose(1, 2) for x in (k, v))  # [B*F, H, A, D]
-            seen = F.scaled_dot_product_attention(q, own_k, own_v)  # [B*F, H, n, D]
-            seen = self.to_out(seen.transpose(1, 2).flatten(2)).unflatten(0, (batch, frames)).flatten(1, 2)
-            heard = heard + seen.float() * of_speaker[:, one, :, None]
+        for speaker in range(speakers):
+            own_k, own_v = (x[:, speaker].flatten(0, 1).transpose(1, 2) for x in (k, v))  # [B*F, H, A, D]
+            attended = F.scaled_dot_product_attention(q, own_k, own_v)  # [B*F, H, n, D]
+            attended = (
+                self.to_out(attended.transpose(1, 2).flatten(2)).unflatten(0, (batch, frames)).flatten(1, 2)
+            )
+            heard = heard + attended.float() * of_speaker[:, speaker, :, None]
         return (hidden.float() + heard * gate).to(hidden.dtype)
 
 
@@ -226,9 +228,9 @@ def time_table(
     weights: WeightSource, model: ModelConfig, timesteps: tuple[float, ...], dtype: torch.dtype
 ) -> Tensor:
     """Return [passes, 3, d]: the adapter's time embedding of each pass's time, as shift, scale, gate."""
-    made = sinusoid(torch.tensor(timesteps, dtype=torch.float32), talk_model(model).audio_freq_dim)
+    times = sinusoid(torch.tensor(timesteps, dtype=torch.float32), talk_model(model).audio_freq_dim)
     for at, name in enumerate(("linear_1", "linear_2", "time_proj")):
         weight, bias = (weights[f"{TIME}.{name}.{leaf}"].to(dtype) for leaf in ("weight", "bias"))
-        made = F.linear((F.silu(made) if at else made).to(dtype), weight, bias)
-    table: Tensor = made.unflatten(-1, (3, model.dim)).contiguous()
+        times = F.linear((F.silu(times) if at else times).to(dtype), weight, bias)
+    table: Tensor = times.unflatten(-1, (3, model.dim)).contiguous()
     return table

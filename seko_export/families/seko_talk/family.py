@@ -62,9 +62,11 @@ class SekoTalkFamily(WanLayoutFamily):
         """The original's own names, of the transformer's file and of the adapter's."""
         return KEYS
 
-    def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+    def recognise(
+        self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
+    ) -> Recognised | None:
         """Return what a checkpoint tells about its model, or None if it is not a Seko-Talk."""
-        return recognise(where, opened, told)
+        return recognise(where, opened, config_json)
 
     def tables(self, config: VideoBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
         """Return the adapter's shift, scale and gate by pass."""
@@ -72,9 +74,9 @@ class SekoTalkFamily(WanLayoutFamily):
         table = audio.time_table(checkpoint, config.model, times, config.target.dtype)
         return {f"{OF_TIMES}{audio.TIMES}": table}
 
-    def run_config(self, where: str, told: Mapping[str, Any]) -> tuple[Mapping[str, Any], Schedule]:
+    def run_config(self, where: str, config_json: Mapping[str, Any]) -> tuple[Mapping[str, Any], Schedule]:
         """Return the fields of the layout and the schedule of a run configuration of LightX2V."""
-        return read_run_config(where, told)
+        return read_run_config(where, config_json)
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return random features of the picture for a session; of the voices, or noise as voices, for a chunk."""
@@ -84,17 +86,17 @@ class SekoTalkFamily(WanLayoutFamily):
             heard = (model.audio_frames, model.audio_dim) if config.workload.audio is None else (WINDOW,)
             voices = (s.batch, model.speakers, s.chunk_frames, *heard)
             return {audio.AUDIO: torch.randn(voices, generator=generator)}
-        made = {}
+        inputs = {}
         if config.workload.image is not None:
             portraits = (s.batch, s.height, s.width, PICTURE_CHANNELS)
-            made[picture.PORTRAIT] = torch.randint(256, portraits, generator=generator, dtype=torch.uint8)
+            inputs[picture.PORTRAIT] = torch.randint(256, portraits, generator=generator, dtype=torch.uint8)
         elif model.image_dim:
             features = (s.batch, model.image_tokens, model.image_dim)
-            made[picture.FEATURES] = torch.randn(features, generator=generator)
+            inputs[picture.FEATURES] = torch.randn(features, generator=generator)
         if model.speakers > 1:
             places = torch.randint(model.speakers, (s.batch, 1, s.frame_tokens), generator=generator)
-            made[audio.MASKS] = (places == torch.arange(model.speakers)[:, None]).float()
-        return made
+            inputs[audio.MASKS] = (places == torch.arange(model.speakers)[:, None]).float()
+        return inputs
 
 
 def layer_choice(config: VideoBuild) -> LayerChoice:
@@ -137,8 +139,8 @@ def layer_choice(config: VideoBuild) -> LayerChoice:
         audio.TOKENS: ((*voices, model.audio_tokens, model.audio_width), dtype),
         audio.GATE: ((model.speakers, rank_tokens(config)), torch.float32),
     }
-    kept = ((*voices, model.audio_tokens, *heads), dtype)
-    projected = (audio.HEARD if encoder else audio.AUDIO, *(one.name for one in inputs[1:]))
+    projected_heads = ((*voices, model.audio_tokens, *heads), dtype)
+    projected = (audio.HEARD if encoder else audio.AUDIO, *(model_input.name for model_input in inputs[1:]))
     modules = (
         *encoder,
         ChunkModule(PROJECTOR, audio.AudioTokens, projected, lambda _: tokens, numbered=True, split=True),
@@ -146,7 +148,7 @@ def layer_choice(config: VideoBuild) -> LayerChoice:
             IN_LAYER,
             audio.AudioKv,
             (audio.TOKENS,),
-            lambda _: dict.fromkeys((audio.KEYS, audio.VALUES), kept),
+            lambda _: dict.fromkeys((audio.KEYS, audio.VALUES), projected_heads),
             per_layer=True,
         ),
     )
@@ -165,12 +167,16 @@ def layer_choice(config: VideoBuild) -> LayerChoice:
             name, kind, held_as = picture.PORTRAIT, PORTRAIT, "uint8"
             shape = (s.height, s.width, PICTURE_CHANNELS)
         inputs.append(InputSpec(name, shape, held_as, f"input.{name}", per=PROMPT, kind=kind))
-        seen = {picture.TOKENS: ((model.image_tokens, model.dim), dtype)}
-        held = dict.fromkeys((picture.KEYS, picture.VALUES), ((model.image_tokens, *heads), dtype))
+        tokens_kept = {picture.TOKENS: ((model.image_tokens, model.dim), dtype)}
+        keys_and_values = dict.fromkeys((picture.KEYS, picture.VALUES), ((model.image_tokens, *heads), dtype))
         beside = (
             *looks,
-            PromptModule(_PICTURE, picture.PictureTokens, (picture.SEEN if looks else name,), lambda _: seen),
-            PromptModule(_IN_LAYER, picture.PictureKv, (picture.TOKENS,), lambda _: held, per_layer=True),
+            PromptModule(
+                _PICTURE, picture.PictureTokens, (picture.SEEN if looks else name,), lambda _: tokens_kept
+            ),
+            PromptModule(
+                _IN_LAYER, picture.PictureKv, (picture.TOKENS,), lambda _: keys_and_values, per_layer=True
+            ),
         )
     return LayerChoice(
         tuple(inputs),

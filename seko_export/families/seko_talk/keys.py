@@ -51,7 +51,7 @@ def seko_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes |= _norm(f"{audio}.norm_kv", m.audio_width) | _linear(f"{audio}.to_kv", 2 * d, m.audio_width)
         shapes |= _linear(f"{audio}.to_q", d, d) | _linear(f"{audio}.to_out", d, d)
         shapes[f"{audio}.shift_scale_gate"] = (1, 3, d)
-    return dict(sorted(shapes.items(), key=lambda one: _place(one[0])))
+    return dict(sorted(shapes.items(), key=lambda item: _place(item[0])))
 
 
 def _projector_shapes(m: SekoTalkModel) -> dict[str, tuple[int, ...]]:

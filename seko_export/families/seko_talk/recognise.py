@@ -49,7 +49,7 @@ POSITIONS = Question(
 )
 
 
-def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None) -> Recognised | None:
     """Return what the files and their config.json tell about a Seko-Talk model, or None if it is not one.
 
     Whether there is a picture branch is read off the keys. What neither shapes nor config.json tell is the preset's,
@@ -62,21 +62,21 @@ def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -
     CheckpointError
         If config.json says another thing than the keys.
     """
-    found = recognise_wan(where, opened, told, family="seko_talk", keys=KEYS)
-    if found is None:
+    wan_model = recognise_wan(where, opened, config_json, family="seko_talk", keys=KEYS)
+    if wan_model is None:
         return None
     shapes = SEKO.shapes_in(opened)
     if f"{PROJECTOR}.proj_in.weight" not in shapes:
         raise CheckpointNotFoundError(
             f"{where} is a Seko-Talk model without its audio adapter: put {ADAPTER.names[0]} into its folder"
         )
-    facts = Facts(where, dict(found.model))
+    facts = Facts(where, dict(wan_model.model))
     for name, size in _sizes(shapes).items():
         facts.learn(name, Fact(size, Source.SHAPES))
-    _check_picture(facts, told)
+    _check_picture(facts, config_json)
     for name in (*_WHOLE, *_NUMBERS):
         whole, least = name in _WHOLE, _WHOLE.get(name, 0)
-        value = config_number(where, told or {}, name, whole=whole, least=least)
+        value = config_number(where, config_json or {}, name, whole=whole, least=least)
         if value is not None:
             facts.learn(name, Fact(value if whole else float(value), Source.CONFIG, name))
     preset = PRESETS[FULL]
@@ -89,22 +89,24 @@ def recognise(where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -
     # A window of a Wan config.json counts otherwise than here: `--ring-frames` and `--sink-frames` say it.
     stream = stream_facts(preset.stream, Source.ASSUMED, FULL)
     stream |= {name: Fact(getattr(preset.stream, name), Source.FAMILY, "Seko-Talk") for name in _EVERY_STREAM}
-    stream |= _positions(where, told)
+    stream |= _positions(where, config_json)
     return replace(
-        found,
+        wan_model,
         model=facts.known,
         stream=stream,
         schedule=Fact(preset.schedule, Source.ASSUMED, FULL),
         kind=SekoTalkModel,
         questions={"window_positions": POSITIONS},
-        unused=unused_fields(told, window=True),
+        unused=unused_fields(config_json, window=True),
     )
 
 
 def _sizes(shapes: Shapes) -> dict[str, int]:
     """Return the sizes of picture branch and adapter that shapes tell."""
     sizes = {
-        one.field: shapes[one.key][one.axis] for one in _ADAPTER if len(shapes.get(one.key, ())) > one.axis
+        dimension.field: shapes[dimension.key][dimension.axis]
+        for dimension in _ADAPTER
+        if len(shapes.get(dimension.key, ())) > dimension.axis
     }
     layers = {
         name.removeprefix(f"{DECODER}.").partition(".")[0] for name in shapes if name.startswith(DECODER)
@@ -113,21 +115,21 @@ def _sizes(shapes: Shapes) -> dict[str, int]:
     return sizes | {"audio_layers": len(layers), "image_dim": picture[0] if picture else 0}
 
 
-def _positions(where: str, told: Mapping[str, Any] | None) -> dict[str, Fact]:
+def _positions(where: str, config_json: Mapping[str, Any] | None) -> dict[str, Fact]:
     """Return the positions that config.json says, at its top or in ``ar_config``; empty if it says none."""
-    cache = (told or {}).get(_CACHE)
-    held = {**(told or {}), **(cache if isinstance(cache, dict) else {})}
-    if _MODE not in held:
+    cache = (config_json or {}).get(_CACHE)
+    merged = {**(config_json or {}), **(cache if isinstance(cache, dict) else {})}
+    if _MODE not in merged:
         return {}
     try:
-        fields = positions(f"the config.json of {where}", held)
+        fields = positions(f"the config.json of {where}", merged)
     except UsageError as fault:
         raise NotACheckpointError(str(fault)) from None
     return {name: Fact(value, Source.CONFIG, _MODE) for name, value in fields.items()}
 
 
-def _check_picture(facts: Facts, told: Mapping[str, Any] | None) -> None:
-    asked = None if told is None else told.get(_USE_PICTURE)
+def _check_picture(facts: Facts, config_json: Mapping[str, Any] | None) -> None:
+    asked = None if config_json is None else config_json.get(_USE_PICTURE)
     if isinstance(asked, bool) and asked != bool(facts.known["image_dim"].value):
         raise CheckpointError(
             f"{facts.where} contradicts itself: {_USE_PICTURE} is {str(asked).lower()} by config.json, and the file "

@@ -29,7 +29,7 @@ _ONE_WAY: dict[str, float] = {
 _WINDOWS = re.compile(r"W[1-9][0-9]{0,3}(-W[1-9][0-9]{0,3})*", re.ASCII)
 
 
-def read_run_config(where: str, told: Mapping[str, Any]) -> tuple[dict[str, Any], Schedule]:
+def read_run_config(where: str, config_json: Mapping[str, Any]) -> tuple[dict[str, Any], Schedule]:
     """Return the fields of the stream's layout and the schedule that a run configuration asks for.
 
     Parameters
@@ -44,33 +44,33 @@ def read_run_config(where: str, told: Mapping[str, Any]) -> tuple[dict[str, Any]
     UsageError
         If it is of another model, or says something that is not built.
     """
-    cache = told.get("ar_config")
+    cache = config_json.get("ar_config")
     if not isinstance(cache, Mapping):
         raise UsageError(f"--run-config {where} has no ar_config: it is not of an autoregressive Seko-Talk")
     known = {"num_frame_per_chunk", "step_kv_cache", "sink_size", "local_attn_size", "hybrid_attn"}
     odd = {*cache} - known - {"rope_position_mode", "rope_max_frames"} - _ITS_OWN
     if odd:
         raise UsageError(f"--run-config {where}: ar_config says {', '.join(sorted(odd))}, which is not known")
-    for name, needed, found in (
-        ("enable_cfg", False, told.get("enable_cfg", False)),
-        ("sample_guide_scale", 1, told.get("sample_guide_scale", 1)),
+    for name, needed, value in (
+        ("enable_cfg", False, config_json.get("enable_cfg", False)),
+        ("sample_guide_scale", 1, config_json.get("sample_guide_scale", 1)),
         ("ar_config.step_kv_cache", True, cache.get("step_kv_cache", True)),
-        *((name, built, told.get(name, built)) for name, built in _ONE_WAY.items()),
+        *((name, built, config_json.get(name, built)) for name, built in _ONE_WAY.items()),
     ):
-        if found != needed:
-            raise UsageError(f"--run-config {where}: {name} is {str(found)[:40]}, and only {needed} is built")
-    if "speakers" in told:
+        if value != needed:
+            raise UsageError(f"--run-config {where}: {name} is {str(value)[:40]}, and only {needed} is built")
+    if "speakers" in config_json:
         raise UsageError(
-            f"--run-config {where}: speakers is {str(told['speakers'])[:40]}, which no run configuration of LightX2V "
-            "says; take it out and give --speakers N"
+            f"--run-config {where}: speakers is {str(config_json['speakers'])[:40]}, which no run configuration of "
+            "LightX2V says; take it out and give --speakers N"
         )
-    height, width = _sides(where, told)
+    height, width = _sides(where, config_json)
     chunk, sink = _whole(where, cache, "num_frame_per_chunk"), _whole(where, cache, "sink_size")
     rings = _rings(where, cache, chunk, sink)
     fields = {
         "height": height,
         "width": width,
-        "fps": _whole(where, told, "fps" if "fps" in told else "target_fps"),
+        "fps": _whole(where, config_json, "fps" if "fps" in config_json else "target_fps"),
         "chunk_frames": chunk,
         "reference_frames": REFERENCES,
         "sink_frames": sink - REFERENCES,
@@ -79,7 +79,9 @@ def read_run_config(where: str, told: Mapping[str, Any]) -> tuple[dict[str, Any]
         "pass_caches": True,
         **positions(f"--run-config {where}", cache),
     }
-    return fields, evenly(_whole(where, told, "infer_steps"), _number(where, told, "sample_shift"))
+    return fields, evenly(
+        _whole(where, config_json, "infer_steps"), _number(where, config_json, "sample_shift")
+    )
 
 
 def _rings(where: str, cache: Mapping[str, Any], chunk: int, sink: int) -> tuple[int, ...]:
@@ -92,7 +94,7 @@ def _rings(where: str, cache: Mapping[str, Any], chunk: int, sink: int) -> tuple
         raise UsageError(
             f"--run-config {where}: hybrid_attn is {str(hybrid)[:40]!r}, expected chunks as W2-W2-W21"
         )
-    return tuple(int(one[1:]) * chunk for one in hybrid.split("-"))
+    return tuple(int(part[1:]) * chunk for part in hybrid.split("-"))
 
 
 def positions(where: str, cache: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,28 +113,28 @@ def positions(where: str, cache: Mapping[str, Any]) -> dict[str, Any]:
     return {"window_positions": True, "rope_max_frames": _whole_number(where, cache, "rope_max_frames")}
 
 
-def _sides(where: str, told: Mapping[str, Any]) -> tuple[int, int]:
-    size = told.get("size")
+def _sides(where: str, config_json: Mapping[str, Any]) -> tuple[int, int]:
+    size = config_json.get("size")
     if size is None:
-        return _whole(where, told, "target_height"), _whole(where, told, "target_width")
+        return _whole(where, config_json, "target_height"), _whole(where, config_json, "target_width")
     if not isinstance(size, list) or len(size) != 2:
         raise UsageError(f"--run-config {where}: size is {str(size)[:40]}, expected height and width")
     return _whole(where, {"size": size[0]}, "size"), _whole(where, {"size": size[1]}, "size")
 
 
-def _whole(where: str, told: Mapping[str, Any], name: str) -> int:
-    return _whole_number(f"--run-config {where}", told, name)
+def _whole(where: str, config_json: Mapping[str, Any], name: str) -> int:
+    return _whole_number(f"--run-config {where}", config_json, name)
 
 
-def _whole_number(where: str, told: Mapping[str, Any], name: str) -> int:
-    value = told.get(name)
+def _whole_number(where: str, config_json: Mapping[str, Any], name: str) -> int:
+    value = config_json.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 16:
         raise UsageError(f"{where}: {name} is {str(value)[:40]}, expected a whole number of at least 1")
     return value
 
 
-def _number(where: str, told: Mapping[str, Any], name: str) -> float:
-    value = told.get(name)
+def _number(where: str, config_json: Mapping[str, Any], name: str) -> float:
+    value = config_json.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1000:
         raise UsageError(f"--run-config {where}: {name} is {str(value)[:40]}, expected a number above 0")
     return float(value)

@@ -51,8 +51,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the shape of ``x`` [..., d]."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        made: Tensor = self.down_proj(F.silu(gate) * up)
-        return made
+        result: Tensor = self.down_proj(F.silu(gate) * up)
+        return result
 
 
 class Layer(nn.Module):

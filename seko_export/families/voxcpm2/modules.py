@@ -47,8 +47,8 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return [N, 1, d] of ``tokens`` [N, 1 + P, e]."""
-        made: Tensor = self.proj(self.norm(tokens[:, :1]))
-        return made
+        result: Tensor = self.proj(self.norm(tokens[:, :1]))
+        return result
 
 
 class NextToken(PatchEmbedding):
@@ -56,8 +56,8 @@ class NextToken(PatchEmbedding):
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return [B, 1, d] twice."""
-        made = super().forward(tokens)
-        return made, made.clone()
+        token = super().forward(tokens)
+        return token, token.clone()
 
 
 class PromptTokens(nn.Module):
@@ -107,8 +107,8 @@ class Fsq(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the shape of ``x`` [..., d]."""
-        made: Tensor = self.out_proj(self.levels(x) / self.scale)
-        return made
+        result: Tensor = self.out_proj(self.levels(x) / self.scale)
+        return result
 
 
 class Fusion(nn.Module):
@@ -176,12 +176,12 @@ class KeepState(nn.Module):
         """
         batch, tokens = hidden.shape[:2]
         last = torch.arange(batch, device=hidden.device) * tokens + count - 1
-        kept = base.flatten(0, 1).index_select(0, last)
+        kept_base = base.flatten(0, 1).index_select(0, last)
         kept_residual = self.norm(hidden.flatten(0, 1).index_select(0, last))
-        base_state.index_copy_(0, rows, kept)
+        base_state.index_copy_(0, rows, kept_base)
         residual_state.index_copy_(0, rows, kept_residual)
         last_patch.index_copy_(0, rows, patches.index_select(0, last))
-        return kept, kept_residual
+        return kept_base, kept_residual
 
 
 class Condition(nn.Module):
@@ -286,9 +286,9 @@ class SolverStep(nn.Module):
             [1], how far the time moves.
         """
         velocities: Tensor = self.out_proj(self.norm(tokens[:, tokens.shape[1] - self.latents :]))
-        told, free = velocities.unflatten(0, (-1, 2)).unbind(1)
-        product = (told * free).sum((1, 2), keepdim=True)
+        conditioned, free = velocities.unflatten(0, (-1, 2)).unbind(1)
+        product = (conditioned * free).sum((1, 2), keepdim=True)
         free = free * (product / (free.square().sum((1, 2), keepdim=True) + _SCALE_EPS))
-        guided = free + (guidance[:, None, None] * (told - free).float()).to(free.dtype)
+        guided = free + (guidance[:, None, None] * (conditioned - free).float()).to(free.dtype)
         moved: Tensor = patch - size * guided
         return moved

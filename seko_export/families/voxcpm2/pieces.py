@@ -74,8 +74,8 @@ class SpeechLayout:
 
 def step_pieces(config: VoxCpm2Config, layout: SpeechLayout, batch: int, length: int) -> dict[str, Piece]:
     """Return the engines of a step of ``batch`` rows that reads ``length`` positions, by name."""
-    made = _Pieces(config, layout, batch, tokens=1, length=length)
-    return {piece.name: piece for piece in (*made.solver(), *made.local_encoder(), *made.models())}
+    pieces = _Pieces(config, layout, batch, tokens=1, length=length)
+    return {piece.name: piece for piece in (*pieces.solver(), *pieces.local_encoder(), *pieces.models())}
 
 
 def prefill_pieces(config: VoxCpm2Config, layout: SpeechLayout, tokens: int, length: int) -> dict[str, Piece]:
@@ -85,8 +85,10 @@ def prefill_pieces(config: VoxCpm2Config, layout: SpeechLayout, tokens: int, len
     """
     if tokens < 2 or length < tokens:
         raise UsageError(f"a prefill of {tokens} tokens that reads {length}: at least 2, and as many read")
-    made = _Pieces(config, layout, 1, tokens, length, PREFILL)
-    return {piece.name: piece for piece in (*made.local_encoder(), made.prompt_tokens(), *made.models())}
+    pieces = _Pieces(config, layout, 1, tokens, length, PREFILL)
+    return {
+        piece.name: piece for piece in (*pieces.local_encoder(), pieces.prompt_tokens(), *pieces.models())
+    }
 
 
 def voice_piece(config: VoxCpm2Config, layout: SpeechLayout) -> Piece:
@@ -184,19 +186,19 @@ class _Pieces:
         shape = (count, config.patch_tokens, config.encoder.dim)
         hidden, tokens = (Argument(name, "value:patch_tokens", shape, dtype) for name in ("hidden", "tokens"))
         make: type[nn.Module] = modules.PatchEmbedding if self.variant else modules.NextToken
-        made = (self.embedded,) if self.variant else (self.features, self.hidden)
+        outputs = (self.embedded,) if self.variant else (self.features, self.hidden)
         return [
             self._piece("patch_tokens", modules.PatchTokens, (self._patches(),), (hidden,)),
             self._local("patch_layer", ENCODER, config.encoder, hidden, weights.PATCH_ROTARY),
-            self._piece("patch_embedding", make, (tokens,), made),
+            self._piece("patch_embedding", make, (tokens,), outputs),
         ]
 
     def prompt_tokens(self) -> Piece:
         """Return the engine that makes the language models' tokens of a prompt."""
         ids = Argument("ids", f"buffer:{IDS}[bucket]", (self.tokens,), I64)
-        made = (self.hidden, self.features)
+        outputs = (self.hidden, self.features)
         return self._piece(
-            "prompt_tokens", modules.PromptTokens, (ids, self._is_audio(), self.embedded), made
+            "prompt_tokens", modules.PromptTokens, (ids, self._is_audio(), self.embedded), outputs
         )
 
     def models(self) -> list[Piece]:

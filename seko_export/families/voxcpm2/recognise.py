@@ -47,18 +47,18 @@ def recognise(folder: Path) -> VoxCpm2Config | None:
     file = folder / CONFIG_FILE
     if not file.is_file():
         raise CheckpointNotFoundError(f"no {CONFIG_FILE} in {folder}: expected the folder of a VoxCPM2 model")
-    told = read_json_object(file)
-    return read_config(told, str(file)) if is_config(told) else None
+    parsed = read_json_object(file)
+    return read_config(parsed, str(file)) if is_config(parsed) else None
 
 
-def is_config(told: Mapping[str, Any]) -> bool:
+def is_config(parsed: Mapping[str, Any]) -> bool:
     """Return whether a config.json is of a VoxCPM2 model."""
-    return told.get("architecture") == ARCHITECTURE
+    return parsed.get("architecture") == ARCHITECTURE
 
 
-def read_config(told: Mapping[str, Any], where: str) -> VoxCpm2Config:
+def read_config(parsed: Mapping[str, Any], where: str) -> VoxCpm2Config:
     """Return the config that the content of a config.json, ``where``, describes. Raises as `recognise`."""
-    top = _Section(where, "", told)
+    top = _Section(where, "", parsed)
     top.fixed("architecture", ARCHITECTURE)
     lm, encoder, dit = (top.section(name) for name in ("lm_config", "encoder_config", "dit_config"))
     vae = _vae(top.section("audio_vae_config", optional=True))
@@ -175,8 +175,8 @@ def _local_json(net: NetConfig) -> dict[str, object]:
 class _Section:
     """An object of config.json whose fields are read by name and type, each once or more."""
 
-    def __init__(self, where: str, path: str, told: Mapping[str, Any]) -> None:
-        self._where, self._path, self._told = where, path, told
+    def __init__(self, where: str, path: str, parsed: Mapping[str, Any]) -> None:
+        self._where, self._path, self._fields = where, path, parsed
         self._read: set[str] = set()
 
     def section(self, name: str, *, optional: bool = False) -> _Section:
@@ -247,11 +247,11 @@ class _Section:
 
     def has(self, name: str) -> bool:
         """Return whether the field is there and not null."""
-        return self._told.get(name) is not None
+        return self._fields.get(name) is not None
 
     def close(self) -> None:
         """Refuse fields that nobody read."""
-        unknown = sorted(set(self._told) - self._read)
+        unknown = sorted(set(self._fields) - self._read)
         if unknown:
             names = ", ".join(shown(f"{self._path}{name}") for name in unknown[:20])
             raise NotACheckpointError(
@@ -262,14 +262,14 @@ class _Section:
     def contradiction(self, name: str, other: str) -> CheckpointError:
         """Return the error for two fields that contradict each other."""
         return CheckpointError(
-            f"{self._where} contradicts itself: {self._path}{name} is {self._told[name]!r}, {other}; correct the one "
+            f"{self._where} contradicts itself: {self._path}{name} is {self._fields[name]!r}, {other}; correct the one "
             "that is wrong"
         )
 
     def _take(self, name: str, default: object) -> Any:
         self._read.add(name)
-        if name in self._told:
-            return self._told[name]
+        if name in self._fields:
+            return self._fields[name]
         if default is _REQUIRED:
             raise NotACheckpointError(f"{self._where} lacks {self._path}{name}")
         return default

@@ -36,13 +36,13 @@ def solver_times(steps: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
     span = torch.linspace(1, 0, steps + 1, dtype=dtype)
     span = span + 1.0 * (torch.cos(torch.pi / 2 * span) - 1 + span)
     time, size = span[0], span[0] - span[1]
-    found = []
+    times = []
     for step in range(1, steps + 1):
-        found.append((time, size))
+        times.append((time, size))
         time = time - size
         if step < steps:
             size = time - span[step + 1]
-    return found
+    return times
 
 
 def still_steps(steps: int) -> int:

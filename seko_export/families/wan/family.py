@@ -30,9 +30,11 @@ class WanFamily(WanLayoutFamily):
         """Wan's own names, diffusers', and those of Self-Forcing's `.pt`."""
         return KEYS
 
-    def recognise(self, where: str, opened: OpenedFiles, told: Mapping[str, Any] | None) -> Recognised | None:
+    def recognise(
+        self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
+    ) -> Recognised | None:
         """Return what a checkpoint tells about its model, or None if it is not one of Wan's."""
-        return recognise(where, opened, told, family=self.name, keys=KEYS)
+        return recognise(where, opened, config_json, family=self.name, keys=KEYS)
 
 
 FAMILY = WanFamily()

@@ -31,9 +31,9 @@ class WanLayoutFamily(VideoFamily):
         del config
         return PLAIN
 
-    def is_config(self, told: Mapping[str, Any]) -> bool:
+    def is_config(self, config_json: Mapping[str, Any]) -> bool:
         """Return whether a config.json has fields of a Wan model."""
-        return is_config(told)
+        return is_config(config_json)
 
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""

@@ -62,7 +62,7 @@ _FIXED = {"rope_theta": 10_000.0}  # Wan's code has it as a literal
 def recognise(
     where: str,
     opened: OpenedFiles,
-    told: Mapping[str, Any] | None,
+    config_json: Mapping[str, Any] | None,
     *,
     family: str,
     keys: KeyTable,
@@ -75,17 +75,17 @@ def recognise(
     if facts is None:
         return None
     stream, schedule = Facts(where), None
-    if told is not None:
-        parts = [told.get(part) for part in _PARTS]
+    if config_json is not None:
+        parts = [config_json.get(part) for part in _PARTS]
         if isinstance(parts[0], dict):  # our sample's form
             model, layout, times = (part if isinstance(part, dict) else {} for part in parts)
-            told = {**model, **times}
+            config_json = {**model, **times}
             learn_config(stream, layout, {name: (name,) for name in STREAM_FIELDS})
-        learn_config(facts, told, _MODEL_FIELDS)
-        _check_attention(where, told)
-        _learn_head_dim(facts, told)
-        _learn_window(stream, told)
-        schedule = _schedule(where, told)
+        learn_config(facts, config_json, _MODEL_FIELDS)
+        _check_attention(where, config_json)
+        _learn_head_dim(facts, config_json)
+        _learn_window(stream, config_json)
+        schedule = _schedule(where, config_json)
     dim = facts.known["dim"].value
     heads = {} if dim % _HEAD_CHANNELS else {"heads": dim // _HEAD_CHANNELS}
     fill(facts, {**heads, **_USUAL}, Source.ASSUMED, "Wan")
@@ -101,39 +101,42 @@ def recognise(
     )
 
 
-def unused_fields(told: Mapping[str, Any] | None, *, window: bool) -> tuple[str, ...]:
+def unused_fields(config_json: Mapping[str, Any] | None, *, window: bool) -> tuple[str, ...]:
     """Return the fields of times, and with ``window`` of the window, that a config.json has, with their values.
 
     For a family that takes these from elsewhere, so that it can say so. -1 as a window, and a sink of 0, say nothing.
     """
-    held = told or {}
-    parts = (held.get("stream"), held.get("schedule"))
-    held = {**held, **{name: one for part in parts if isinstance(part, dict) for name, one in part.items()}}
+    fields = config_json or {}
+    parts = (fields.get("stream"), fields.get("schedule"))
+    fields = {
+        **fields,
+        **{name: value for part in parts if isinstance(part, dict) for name, value in part.items()},
+    }
     names = (*_SHIFTS, _TIMES, *((_WINDOW, _SINK, _CHUNK) if window else ()))
     nothing = {_WINDOW: -1, _SINK: 0}
     return tuple(
-        shown(f"{name} {held[name]}")
+        shown(f"{name} {fields[name]}")
         for name in names
-        if held.get(name) is not None and held[name] != nothing.get(name)
+        if fields.get(name) is not None and fields[name] != nothing.get(name)
     )
 
 
-def is_config(told: Mapping[str, Any]) -> bool:
+def is_config(config_json: Mapping[str, Any]) -> bool:
     """Return whether a config.json may be a Wan model's, rather than a VAE's, a scheduler's or transformers'."""
-    name = told.get("_class_name")
-    if "architectures" in told or (
+    name = config_json.get("_class_name")
+    if "architectures" in config_json or (
         isinstance(name, str) and "Model" not in name and "Transformer" not in name
     ):
         return False
-    model = told.get("model")
+    model = config_json.get("model")
     known = {name for names in _MODEL_FIELDS.values() for name in names}
     known |= {_HEAD_DIM, _WINDOW, _SINK, _CHUNK, *_SHIFTS}
-    return bool(known & set(model if isinstance(model, dict) else told))
+    return bool(known & set(model if isinstance(model, dict) else config_json))
 
 
-def _check_attention(where: str, told: Mapping[str, Any]) -> None:
+def _check_attention(where: str, config_json: Mapping[str, Any]) -> None:
     """Refuse a config.json of a model that attends to a window along each axis, which is not built."""
-    size = told.get(_ATTENTION_WINDOW)
+    size = config_json.get(_ATTENTION_WINDOW)
     if size is not None and size != [-1, -1]:
         raise NotACheckpointError(
             f"{_ATTENTION_WINDOW} in the config.json of {where} is {shown(repr(size))}, and only models that attend to "
@@ -141,9 +144,9 @@ def _check_attention(where: str, told: Mapping[str, Any]) -> None:
         )
 
 
-def _learn_head_dim(facts: Facts, told: Mapping[str, Any]) -> None:
+def _learn_head_dim(facts: Facts, config_json: Mapping[str, Any]) -> None:
     """Use diffusers' head width: with the number of heads it gives the width, without it the number of heads."""
-    size = config_number(facts.where, told, _HEAD_DIM, whole=True)
+    size = config_number(facts.where, config_json, _HEAD_DIM, whole=True)
     if size is None:
         return
     if "heads" in facts.known:
@@ -158,13 +161,13 @@ def _learn_head_dim(facts: Facts, told: Mapping[str, Any]) -> None:
     facts.learn("heads", Fact(dim // size, Source.CONFIG, _HEAD_DIM))
 
 
-def _learn_window(stream: Facts, told: Mapping[str, Any]) -> None:
+def _learn_window(stream: Facts, config_json: Mapping[str, Any]) -> None:
     """Learn chunk, sink and ring. Wan's window includes the sink; -1 means all frames of a video of fixed length."""
-    chunk = config_number(stream.where, told, _CHUNK, whole=True)
+    chunk = config_number(stream.where, config_json, _CHUNK, whole=True)
     if chunk is not None:
         stream.learn("chunk_frames", Fact(chunk, Source.CONFIG, _CHUNK))
-    window = config_number(stream.where, told, _WINDOW, whole=True, least=-1)
-    sink = config_number(stream.where, told, _SINK, whole=True, least=0)
+    window = config_number(stream.where, config_json, _WINDOW, whole=True, least=-1)
+    sink = config_number(stream.where, config_json, _SINK, whole=True, least=0)
     if window is not None and window > 0:
         ring = window - (sink or 0)
         if ring < 1:
@@ -178,15 +181,15 @@ def _learn_window(stream: Facts, told: Mapping[str, Any]) -> None:
         stream.learn("sink_frames", Fact(sink, Source.CONFIG, _SINK))
 
 
-def _schedule(where: str, told: Mapping[str, Any]) -> Fact | None:
+def _schedule(where: str, config_json: Mapping[str, Any]) -> Fact | None:
     """Return the timesteps of the passes: the sample's, or Self-Forcing's four, warped with the stated shift."""
     shifts = Facts(where)
     for name in _SHIFTS:
-        value = config_number(where, told, name, whole=False)
+        value = config_number(where, config_json, name, whole=False)
         if value is not None:
             shifts.learn("shift", Fact(float(value), Source.CONFIG, name))
     shift = shifts.known.get("shift")
-    times = told.get(_TIMES)
+    times = config_json.get(_TIMES)
     try:
         if isinstance(times, list):
             numbered = {str(at): time for at, time in enumerate(times)}

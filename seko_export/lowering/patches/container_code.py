@@ -57,8 +57,8 @@ def split_source(source: str, interface: str) -> tuple[str, str] | None:
         The container's source, equal for all engines of a device, and the engine's own. None where the interface is
         not in the source: the whole is then compiled as torch does.
     """
-    before, found, after = source.partition(interface.strip())
-    if not found:
+    before, marker, after = source.partition(interface.strip())
+    if not marker:
         return None
     includes = "".join(f"{line}\n" for line in interface.splitlines() if line.startswith("#include"))
     return before + interface + _INSTANTIATED, before + includes + _DECLARED + after
@@ -95,11 +95,11 @@ def _compiled_in_two(cmd_line: str, cwd: str, run: Callable[[str, str], None]) -
     with tempfile.TemporaryDirectory(dir=folder) as work:
         own_object, fresh = Path(work, "own.o"), Path(work, "container.o")
         compile_to(own, own_object)
-        kept = folder / f"{digest}.o"
-        if not kept.exists():
+        cached_object = folder / f"{digest}.o"
+        if not cached_object.exists():
             compile_to(container, fresh)
-            os.replace(fresh, kept)  # a build beside this one may have been quicker: equal bytes
-        link = [command[0], "-r", "-nostdlib", "-o", command[target_at], str(own_object), str(kept)]
+            os.replace(fresh, cached_object)  # a build beside this one may have been quicker: equal bytes
+        link = [command[0], "-r", "-nostdlib", "-o", command[target_at], str(own_object), str(cached_object)]
         run(shlex.join(link), cwd)
     return True
 

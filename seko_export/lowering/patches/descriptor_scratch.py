@@ -47,13 +47,13 @@ def _scaled(lines: list[str], size: int) -> list[str]:
     """Replace C++ lines that allocate ``size`` bytes by lines that allocate as much for each program of the grid."""
     if any(GRID in line for line in lines):
         return lines
-    one = f"_size[] = {{{size}}};"
-    if sum(one in line for line in lines) != 1:
+    size_of_one = f"_size[] = {{{size}}};"
+    if sum(size_of_one in line for line in lines) != 1:
         raise LoweringError(
             f"this torch allocates descriptor scratch in an unknown way ({lines[0]!r}): engines could write beyond it"
         )
     every = f"_size[] = {{static_cast<int64_t>({size}) * {GRID}}};"
-    return [line.replace(one, every) for line in lines]
+    return [line.replace(size_of_one, every) for line in lines]
 
 
 PATCH = Patch(scratch_of_the_whole_grid, mended_in=(2, 13))

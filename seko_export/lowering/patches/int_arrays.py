@@ -41,10 +41,10 @@ def arrays_declared_where_used() -> Iterator[None]:
 
 def _lasting(compiler: object, writeline: Writer) -> Writer:
     """Return one lasting method for an owner; while both are alive, no other has its address."""
-    kept: dict[tuple[int, str], tuple[object, Writer]] = compiler.__dict__.setdefault(_KEPT, {})
+    writers: dict[tuple[int, str], tuple[object, Writer]] = compiler.__dict__.setdefault(_KEPT, {})
     owner: object = getattr(writeline, "__self__", writeline)
     name: str = getattr(writeline, "__name__", "")
-    return kept.setdefault((id(owner), name), (owner, writeline))[1]
+    return writers.setdefault((id(owner), name), (owner, writeline))[1]
 
 
 PATCH = Patch(arrays_declared_where_used, mended_in=(2, 13))

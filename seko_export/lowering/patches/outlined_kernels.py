@@ -40,7 +40,7 @@ def gluon_behind_outlines() -> Iterator[None]:
     def compile_twin(source: Any, *rest: Any, **more: Any) -> Any:
         twin = gluon_twin(source)
         compiled = known_compile(source if twin is None else twin, *rest, **more)
-        seen.append(twin is not None)
+        twins.append(twin is not None)
         return compiled
 
     def compile_here(self: AsyncCompile, kernel_name: str, source_code: str, *rest: Any, **more: Any) -> Any:
@@ -48,19 +48,19 @@ def gluon_behind_outlines() -> Iterator[None]:
         if not shown:
             return known_triton(self, kernel_name, source_code, *rest, **more)
         compiler.use_process_pool = classmethod(lambda _: False)  # a process of the pool knows no twins
-        seen.clear()
+        twins.clear()
         try:
-            made = known_triton(self, kernel_name, source_code, *rest, **more)
+            result = known_triton(self, kernel_name, source_code, *rest, **more)
         finally:
             compiler.use_process_pool = pooled
-        if not all(seen or [source_code in _COMPILED]):
+        if not all(twins or [source_code in _COMPILED]):
             raise LoweringError(
                 f"this torch compiles {shown[0]} in an unknown way: the engine would compute nothing"
             )
         _COMPILED.add(source_code)
-        return made
+        return result
 
-    seen: list[bool] = []
+    twins: list[bool] = []
     triton.compile = compile_twin
     compiler.triton = compile_here
     try:

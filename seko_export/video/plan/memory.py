@@ -71,13 +71,13 @@ def rows_bytes(config: VideoBuild, work: Work) -> tuple[dict[str, int], dict[str
     dict of str to int
         What a session adds: without a pool all that it allocates.
     """
-    held = _held_bytes(config, work)
+    kinds_bytes = _held_bytes(config, work)
     if config.workload.pool is None:
-        return {}, held
+        return {}, kinds_bytes
     sessions = config.workload.pool.sessions
     larger = _held_bytes(config.changed(pool=replace(config.workload.pool, sessions=sessions + 1)), work)
-    each = {name: larger[name] - size for name, size in held.items()}
-    return {name: size - sessions * each[name] for name, size in held.items()}, each
+    each = {name: larger[name] - size for name, size in kinds_bytes.items()}
+    return {name: size - sessions * each[name] for name, size in kinds_bytes.items()}, each
 
 
 def _held_bytes(config: VideoBuild, work: Work) -> dict[str, int]:
@@ -90,14 +90,16 @@ def _held_bytes(config: VideoBuild, work: Work) -> dict[str, int]:
     s = config.workload.stream
     window = sum(buffer.nbytes for buffer in buffers if buffer.role == "state" and buffer.row_axis)
     latents = next(buffer for buffer in buffers if buffer.name == "latents")
-    kept = RowClocks(Ring(s.sink_frames, s.ring_frames, s.chunk_frames), config.workload.rows).kept_slots
+    kept_slots = RowClocks(
+        Ring(s.sink_frames, s.ring_frames, s.chunk_frames), config.workload.rows
+    ).kept_slots
     return {
         "kv": of("cache"),
         "prompt": of("session"),
         "prompt_cache": PROMPT_CACHE * _prompt_entry(config, buffers, work),
         "latents": of("host", "state")
         - window
-        + kept * config.workload.rows * latents.nbytes // config.workload.call_rows,
+        + kept_slots * config.workload.rows * latents.nbytes // config.workload.call_rows,
         "window": window,
         "decode": of("lane"),
         "scratch_step": work.scratch_bytes(_CHUNK),
@@ -111,7 +113,7 @@ def _prompt_entry(config: VideoBuild, buffers: tuple[Buffer, ...], work: Work) -
     """Return the bytes that are kept for one prompt: a row's embeddings and the keys and values made from them."""
     if config.workload.text is None:
         return 0
-    made = {
+    written = {
         ref.removeprefix("buffer:").partition("[")[0] for c in work.programs["prompt"] for ref in c.outputs
     }
-    return sum(b.nbytes for b in buffers if b.name in made | {TEXT_BUFFER}) // config.workload.state_rows
+    return sum(b.nbytes for b in buffers if b.name in written | {TEXT_BUFFER}) // config.workload.state_rows

@@ -30,7 +30,7 @@ from seko_runtime.video.schedule import warped_timesteps
 
 
 @dataclass(frozen=True)
-class Wish:
+class PlanRequest:
     """The question that `seko-export plan` answers.
 
     Parameters
@@ -51,7 +51,7 @@ class Wish:
     fps: int | None = None
 
 
-def predict(wish: Wish) -> dict[str, Any]:
+def predict(request: PlanRequest) -> dict[str, Any]:
     """Estimate what a build takes of a GPU.
 
     Returns
@@ -75,10 +75,10 @@ def predict(wish: Wish) -> dict[str, Any]:
     UsageError
         If a name is unknown, or the options contradict each other or do not fit, as `seko-export build` says it.
     """
-    gpu = find_gpu(wish.gpu)
-    if wish.build.fp8 and not gpu.fp8:
+    gpu = find_gpu(request.gpu)
+    if request.build.fp8 and not gpu.fp8:
         raise UsageError(f"--fp8 needs fp8 tensor cores, which --gpu {gpu.name} ({gpu.title}) lacks")
-    config, notes = config_of(wish)
+    config, notes = config_of(request)
     work = Work.of(config)
     memory = memory_report(config, gpu, work)
     return (
@@ -88,7 +88,7 @@ def predict(wish: Wish) -> dict[str, Any]:
             "gpu_title": gpu.title,
             "measured_gpu": gpu.measured,
             "kv": config.workload.kv_scheme,
-            "fp8": wish.build.fp8,
+            "fp8": request.build.fp8,
             "kernels": "fused" if config.target.fused else "plain",
             "attention": config.target.attention,
             "resident_window": config.target.resident_window,
@@ -98,13 +98,13 @@ def predict(wish: Wish) -> dict[str, Any]:
             "pool": None if config.workload.pool is None else asdict(config.workload.pool),
         }
         | memory
-        | {"would_fit": [] if memory["fits"] else what_fits(wish, memory)}
+        | {"would_fit": [] if memory["fits"] else what_fits(request, memory)}
         | time_report(config, gpu, work, memory["sessions_fit"])
-        | {"notes": [*notes, *_notes(wish, gpu, config, work)]}
+        | {"notes": [*notes, *_notes(request, gpu, config, work)]}
     )
 
 
-def what_fits(wish: Wish, memory: Mapping[str, Any]) -> list[dict[str, Any]]:
+def what_fits(request: PlanRequest, memory: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the fewest changes of options with which a build fits on its GPU.
 
     Each of ``--kv fp4``, ``--fp8``, ``--no-text``, fewer ring frames and ``--no-vae`` is tried alone, then two of them
@@ -112,7 +112,7 @@ def what_fits(wish: Wish, memory: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Parameters
     ----------
-    wish : Wish
+    request : PlanRequest
         What does not fit.
     memory : mapping
         Its `memory_report`.
@@ -122,21 +122,23 @@ def what_fits(wish: Wish, memory: Mapping[str, Any]) -> list[dict[str, Any]]:
     list of dict
         ``options`` to add, as the command line spells them, and ``peak_bytes`` with them. Empty if nothing helps.
     """
-    changes = _changes(wish, memory)
+    changes = _changes(request, memory)
     excess = memory["peak_bytes"] - memory["memory_bytes"]
-    for count in range(1, len({one.of for one in changes}) + 1):
-        found: list[dict[str, Any]] = []
+    for count in range(1, len({change.of for change in changes}) + 1):
+        fitting_changes: list[dict[str, Any]] = []
         fitting: set[frozenset[str]] = set()
         for chosen in combinations(changes, count):
-            kinds = frozenset(one.of for one in chosen)
-            if len(kinds) < count or kinds in fitting or sum(one.saved for one in chosen) < excess:
+            kinds = frozenset(change.of for change in chosen)
+            if len(kinds) < count or kinds in fitting or sum(change.saved for change in chosen) < excess:
                 continue
-            peak = _peak_with(wish, chosen)
+            peak = _peak_with(request, chosen)
             if peak is not None and peak <= memory["memory_bytes"]:
                 fitting.add(kinds)
-                found.append({"options": " ".join(one.option for one in chosen), "peak_bytes": peak})
-        if found:
-            return found
+                fitting_changes.append(
+                    {"options": " ".join(change.option for change in chosen), "peak_bytes": peak}
+                )
+        if fitting_changes:
+            return fitting_changes
     return []
 
 
@@ -150,25 +152,27 @@ class _Change:
     saved: float
 
 
-def _changes(wish: Wish, memory: Mapping[str, Any]) -> list[_Change]:
-    build, weights, session = wish.build, memory["weight_bytes"], memory["session_bytes"]
+def _changes(request: PlanRequest, memory: Mapping[str, Any]) -> list[_Change]:
+    build, weights, session = request.build, memory["weight_bytes"], memory["session_bytes"]
     rows = 1 if build.sessions is None else build.sessions
     kv = rows * (session["kv"] + session["window"] + session["scratch_step"])
     kv += sum(memory["call_bytes"].get(name, 0) for name in ("kv", "window", "scratch_step"))
     changes = []
     if not build.fp4_kv and build.kv != "fp4":
         changes.append(_Change("kv", "--kv fp4", {"kv": "fp4", "fp4_kv": False}, 0.75 * kv))
-    if not build.fp8 and find_gpu(wish.gpu).fp8:
+    if not build.fp8 and find_gpu(request.gpu).fp8:
         changes.append(_Change("fp8", "--fp8", {"fp8": True}, 0.5 * weights["transformer"]))
     if weights["text"]:
         prompts = rows * (session["prompt_cache"] + session["scratch_prompt"])
         prompts += sum(memory["call_bytes"].values())
         changes.append(_Change("text", "--no-text", {"no_text": True}, weights["text"] + prompts))
-    stream = config_of(wish)[0].workload.stream
+    stream = config_of(request)[0].workload.stream
     least = max(stream.chunk_frames, stream.sink_frames)
     if not stream.layer_rings:
         rings = {stream.ring_frames * part // 4 for part in (3, 2, 1)}
-        for ring in sorted((one for one in rings if least <= one < stream.ring_frames), reverse=True):
+        for ring in sorted(
+            (frames for frames in rings if least <= frames < stream.ring_frames), reverse=True
+        ):
             saved = kv * (stream.ring_frames - ring) / stream.cache_frames
             changes.append(_Change("ring", f"--ring-frames {ring}", {"ring_frames": ring}, saved))
     if weights["vae"]:
@@ -178,25 +182,25 @@ def _changes(wish: Wish, memory: Mapping[str, Any]) -> list[_Change]:
     return changes
 
 
-def _peak_with(wish: Wish, changes: Sequence[_Change]) -> int | None:
-    """Return the bytes that a wish takes with these changes; None if the options do not go together."""
-    fields = {name: value for one in changes for name, value in one.fields.items()}
+def _peak_with(request: PlanRequest, changes: Sequence[_Change]) -> int | None:
+    """Return the bytes that a request takes with these changes; None if the options do not go together."""
+    fields = {name: value for change in changes for name, value in change.fields.items()}
     try:
-        config, _ = config_of(replace(wish, build=replace(wish.build, **fields)))
+        config, _ = config_of(replace(request, build=replace(request.build, **fields)))
     except UsageError:
         return None
-    peak: int = memory_report(config, find_gpu(wish.gpu), Work.of(config))["peak_bytes"]
+    peak: int = memory_report(config, find_gpu(request.gpu), Work.of(config))["peak_bytes"]
     return peak
 
 
-def config_of(wish: Wish) -> tuple[VideoBuild, list[str]]:
-    """Return the configuration that a wish means on a GPU, and notes for the reader."""
-    machine = Target("cuda", find_gpu(wish.gpu).arch)
-    built = resolve_build(wish.build, machine=machine).config
-    if wish.fps is not None:
-        built = built.changed(stream=replace(built.workload.stream, fps=wish.fps))
+def config_of(request: PlanRequest) -> tuple[VideoBuild, list[str]]:
+    """Return the configuration that a request means on a GPU, and notes for the reader."""
+    machine = Target("cuda", find_gpu(request.gpu).arch)
+    built = resolve_build(request.build, machine=machine).config
+    if request.fps is not None:
+        built = built.changed(stream=replace(built.workload.stream, fps=request.fps))
     notes = []
-    if built.workload.vae is None and not wish.build.no_vae:
+    if built.workload.vae is None and not request.build.no_vae:
         stream = built.workload.stream
         vae = vae_for(built.model.out_channels, stream.spatial_stride, stream.temporal_stride)
         if vae is not None:
@@ -206,7 +210,7 @@ def config_of(wish: Wish) -> tuple[VideoBuild, list[str]]:
                 f"no VAE counted: none is known of {built.model.out_channels} latent channels and strides of "
                 f"{stream.spatial_stride} pixels and {stream.temporal_stride} frames, as {built.model.name} gives them"
             )
-    if built.workload.text is None and not wish.build.no_text:
+    if built.workload.text is None and not request.build.no_text:
         if built.model.text_dim == UMT5_XXL.dim:
             built = built.changed(text=UMT5_XXL)
         else:
@@ -222,24 +226,28 @@ def config_of(wish: Wish) -> tuple[VideoBuild, list[str]]:
             notes.append(
                 f"no audio encoder counted: none is known that is {heard} wide, as {built.model.name} takes it"
             )
-    seen = built.model.picture_features
-    if built.workload.image is None and seen is not None and seen[1] == ClipConfig().dim:
+    picture_features = built.model.picture_features
+    if (
+        built.workload.image is None
+        and picture_features is not None
+        and picture_features[1] == ClipConfig().dim
+    ):
         built = built.changed(image=ClipConfig())
-    if wish.steps is not None:
+    if request.steps is not None:
         shift = built.workload.schedule.shift or 1.0  # passes are counted here; their times do not matter
         schedule = Schedule(
-            warped_timesteps(wish.steps, shift), built.workload.schedule.context_timestep, shift
+            warped_timesteps(request.steps, shift), built.workload.schedule.context_timestep, shift
         )
         built = built.changed(schedule=schedule)
     return built, notes
 
 
-def _notes(wish: Wish, gpu: Gpu, config: VideoBuild, work: Work) -> list[str]:
+def _notes(request: PlanRequest, gpu: Gpu, config: VideoBuild, work: Work) -> list[str]:
     notes = []
-    if export_backend(wish.build.backend).capabilities.unmeasured:
+    if export_backend(request.build.backend).capabilities.unmeasured:
         kernels = "AOTInductor's fused layers" if config.target.fused else "torch's plain kernels"
         notes.append(
-            f"no engine of --backend {wish.build.backend} has run: scratch and times are those of {kernels}"
+            f"no engine of --backend {request.build.backend} has run: scratch and times are those of {kernels}"
         )
     if not gpu.measured:
         notes.append(f"not measured on this GPU: the H200's shares of the peak are taken for {gpu.title}")

@@ -111,11 +111,11 @@ def _time(report: Mapping[str, Any]) -> Iterator[str]:
 def _pace(report: Mapping[str, Any]) -> str:
     pool, keep_up = report["pool"], report["sessions_real_time"]
     if pool is None:
-        told = f"so {_sessions(keep_up)} in real time" if report["real_time"] else "too slow"
-        return f"{report['real_time_factor']:.2f} x real time, {told}"
-    told = "in real time" if report["real_time"] else "too slow"
+        verdict = f"so {_sessions(keep_up)} in real time" if report["real_time"] else "too slow"
+        return f"{report['real_time_factor']:.2f} x real time, {verdict}"
+    verdict = "in real time" if report["real_time"] else "too slow"
     factor = f"{report['real_time_factor']:.2f} x real time"
-    return f"{_sessions(pool['sessions'])} at {factor}, {told}; {keep_up} would keep up"
+    return f"{_sessions(pool['sessions'])} at {factor}, {verdict}; {keep_up} would keep up"
 
 
 def _notes(report: Mapping[str, Any]) -> Iterator[str]:
