@@ -175,7 +175,7 @@ class _Watch:
         Each engine's name.
     costs : mapping of str to float
         What each takes, in one unit.
-    bench : Path
+    workdir : Path
         An engine's folder is made there when a worker begins with it.
     workers : int
         How many compile at a time.

@@ -292,7 +292,7 @@ def several_gpus() -> list[Finding]:
         if not torch.cuda.can_device_access_peer(device, other):
             status = f"{count}, but cuda:{device} does not reach the memory of cuda:{other}"
             return [
-                Finding(subject, True, status, "exchanges go through the host's memory, which takes longer")
+                Finding(subject, True, status, "collectives go through the host's memory, which takes longer")
             ]
     return [Finding(subject, True, f"{count}, each reaches the memory of the others")]
 

@@ -161,7 +161,7 @@ ROW_KERNEL_SHARE = 0.62
 FP32_MATMUL_SHARE = 0.5  # assumed: embedding of time and head, a thousandth of a step
 # Of the host link; measured: 55.3 GB/s by plain copies, an offloaded cache reached 98 % (rows layer_streaming).
 HOST_LINK_SHARE = 0.86
-# Of the link between two GPUs, and the time of an exchange of nothing; assumed, as large messages of NCCL reach them.
+# Of the link between two GPUs, and the time of an empty collective; assumed, as large messages of NCCL reach them.
 PEER_LINK_SHARE, EXCHANGE_S = 0.75, 1e-5
 LAUNCH_S = (
     2e-6  # assumed: from kernel to kernel inside a graph; ROWS_SHARE takes up what is wrong with it at S1

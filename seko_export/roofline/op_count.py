@@ -51,7 +51,7 @@ class Launch:
     flops : int
         Multiplications and additions; 0 if it only moves bytes.
     bytes_read, bytes_written : int
-        Bytes of every tensor, or of the part that is accessed, counted once; an exchange writes what other ranks send.
+        Bytes of every tensor, or of the part that is accessed, counted once; a collective writes what other ranks send.
     inputs : frozenset of str
         Names of the engine's inputs of which it reads all or a part.
     """

@@ -86,7 +86,7 @@ def test_a_step_on_two_gpus_is_near_its_newest_row():
     assert near(report["step_s"] * 1e3, row["step_ms"])
     assert (report["ranks"], report["sessions_fit"]) == (2, 1)
     assert "2 x NVIDIA H200" in show(report)
-    assert "exchanges go over NVLink" in " ".join(report["notes"])
+    assert "collectives go over NVLink" in " ".join(report["notes"])
 
 
 def test_each_rank_has_its_share_of_a_quantised_cache_and_of_decoding():

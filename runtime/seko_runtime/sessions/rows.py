@@ -108,7 +108,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     Attributes
     ----------
-    torn : set of int
+    inconsistent : set of int
         Rows that are being advanced, or were when Ctrl-C came: it is not known where they stand.
     """
 
@@ -172,7 +172,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @contextmanager
     def counted(self, rows: Sequence[int]) -> Iterator[None]:
-        """Context in which the host counts what the device has done for rows: if Ctrl-C ends it, they are torn."""
+        """Context in which the host counts what the device has done for rows: if Ctrl-C ends it, they are inconsistent."""
         self.inconsistent.update(rows)
         yield
         self.inconsistent.difference_update(rows)
@@ -203,7 +203,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @machine_faults()
     def store(self, row: int) -> RowState:
-        """Queue copies of a row's state to the host, beside calls of others; TornStreamError if the row is torn."""
+        """Queue copies of a row's state to the host, beside calls of others; TornStreamError if the row is inconsistent."""
         device = self.device()
         self.check_whole([row])
         numbers, arrays, beside = self._save(row)

@@ -5,7 +5,7 @@ per frame needs no change, and the same share of the heads, in order. The collec
 `torch.export` traces; engines find the ranks' process group by `CALL_GROUP`. All ranks run the same engines: which
 tokens are a rank's own is selected by a tensor that holds its number.
 
-Inside attention the tokens stand in the ranks' order: all tokens of rank 0, then all of rank 1, and so on. An exchange
+Inside attention the tokens stand in the ranks' order: all tokens of rank 0, then all of rank 1, and so on. An all-to-all
 leaves them so, and attention gives the same in any order. `as_exchanged` reorders what says where they are cached.
 
 Where the ranks do not divide a latent frame's tokens, zeros are put behind each frame, so the last ranks have padding.
@@ -86,7 +86,7 @@ class RankSplit:
         return {name: self.own_heads(tensor, rank) for name, tensor in tensors.items()}
 
     def to_heads(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Give each rank its heads of all tokens, in one exchange.
+        """Give each rank its heads of all tokens, in one all-to-all.
 
         Parts [B, T/R, H, D] each become [B, T, H/R, D], in the order of `as_exchanged`. With one row and no padding
         they are strided views of what was received. What is sent is written once, in the order of sending.

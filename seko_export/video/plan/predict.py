@@ -255,7 +255,7 @@ def _notes(request: PlanRequest, gpu: Gpu, config: VideoBuild, work: Work) -> li
         link = "NVLink" if gpu.peer_link > gpu.host_link else "PCIe, at best"
         notes.append(
             f"{config.target.ranks} GPUs of one box: memory is the first one's, the others hold no text or picture "
-            f"encoder; exchanges go over {link} at an assumed rate"
+            f"encoder; collectives go over {link} at an assumed rate"
         )
     if config.no_shared_decoding is not None:
         notes.append(f"each GPU decodes whole pictures: {config.no_shared_decoding}")
