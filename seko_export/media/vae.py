@@ -94,7 +94,7 @@ class Vae(ABC, Generic[C]):
         Called if the config says that it ``shares_rows``; ``ranks`` divides the latents' rows. It takes the latents
         [C, frames, h, w] of the whole picture, then the rank's number [1] int64, then the caches. It returns the rank's
         rows of the pictures [`VaeConfig.video_frames`, H / ranks, W, 3], and the caches for the next call, with the
-        shapes of `cache_shapes` for h / ranks rows. `row_split.RowSplit` sends halo rows to the other ranks.
+        shapes of `cache_shapes` for h / ranks rows. `row_split.RowSplit` has the collectives.
         """
         raise NotImplementedError(f"{type(self).__name__} has no decoder that ranks share")
 

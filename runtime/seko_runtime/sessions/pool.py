@@ -217,7 +217,7 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
         Raises
         ------
         SekoRuntimeError
-            What the call raises. If one session alone is refused, such as one with an inconsistent stream, the message names it
+            What the call raises. If one session alone is refused, such as an inconsistent one, the message names it
             and what it asked for is dropped, so that the next call serves the others.
         """
         with self._call_lock.take():

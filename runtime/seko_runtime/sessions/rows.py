@@ -172,7 +172,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @contextmanager
     def counted(self, rows: Sequence[int]) -> Iterator[None]:
-        """Context in which the host counts what the device has done for rows: if Ctrl-C ends it, they are inconsistent."""
+        """Mark rows inconsistent while the host counts what the device has done; they stay so if Ctrl-C ends it."""
         self.inconsistent.update(rows)
         yield
         self.inconsistent.difference_update(rows)
@@ -203,7 +203,10 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @machine_faults()
     def store(self, row: int) -> RowState:
-        """Queue copies of a row's state to the host, beside calls of others; TornStreamError if the row is inconsistent."""
+        """Queue copies of a row's state to the host, beside other rows' calls.
+
+        Raises TornStreamError if the row is inconsistent.
+        """
         device = self.device()
         self.check_whole([row])
         numbers, arrays, beside = self._save(row)

@@ -5,8 +5,9 @@ per frame needs no change, and the same share of the heads, in order. The collec
 `torch.export` traces; engines find the ranks' process group by `CALL_GROUP`. All ranks run the same engines: which
 tokens are a rank's own is selected by a tensor that holds its number.
 
-Inside attention the tokens stand in the ranks' order: all tokens of rank 0, then all of rank 1, and so on. An all-to-all
-leaves them so, and attention gives the same in any order. `as_exchanged` reorders what says where they are cached.
+Inside attention the tokens stand in the ranks' order: all tokens of rank 0, then all of rank 1, and so on. The
+all-to-all leaves them so, and attention gives the same in any order. `as_exchanged` reorders what says where they are
+cached.
 
 Where the ranks do not divide a latent frame's tokens, zeros are put behind each frame, so the last ranks have padding.
 Layers compute on it as on tokens; no op outside attention mixes tokens. `to_heads` and `every_token` leave it out, and
