@@ -61,14 +61,16 @@ class EagerChunk:
     video: Tensor | None = None
 
 
-def golden_bound(config: VideoBuild, made: EagerChunk, other: EagerChunk, exact: EagerChunk) -> GoldenBound:
+def golden_bound(
+    config: VideoBuild, recorded: EagerChunk, other: EagerChunk, exact: EagerChunk
+) -> GoldenBound:
     """Return how much an engine may differ from one recorded chunk.
 
     Parameters
     ----------
     config : VideoBuild
         The build.
-    made, other, exact : EagerChunk
+    recorded, other, exact : EagerChunk
         The recorded chunk; the same with perturbed last bits; the same with an exact cache. For an exact format all
         three are the same.
 
@@ -84,7 +86,7 @@ def golden_bound(config: VideoBuild, made: EagerChunk, other: EagerChunk, exact:
     least = tuple(
         table[config.target.dtype][kind] for table in (TOLERANCES, CACHE_TOLERANCES, VIDEO_TOLERANCES)
     )
-    last_bits, loss = difference(config, other, made), difference(config, exact, made)
+    last_bits, loss = difference(config, other, recorded), difference(config, exact, recorded)
     rounded = loss.latents > least[0]  # the first chunk's is 0: no past
     codes = MOST_CODES if last_bits.cache < CHAOTIC_CODES else UNJUDGED
     return GoldenBound(
