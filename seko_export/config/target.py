@@ -1,4 +1,4 @@
-"""Where a build's engines run, and with which kernels."""
+"""The machine and the kernels that a build's engines are for."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TargetConfig:
 
     @property
     def eager_device(self) -> str:
-        """Where goldens are recorded: the CPU, where the GPUs that engines are for need not be here."""
+        """The device on which goldens are recorded: the CPU where the target's GPUs need not be here."""
         return "cpu" if self.archs else self.device
 
     @property

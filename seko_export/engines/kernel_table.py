@@ -1,4 +1,4 @@
-"""Which kernels the layers of a build use, with which tiles, as shown by `doctor` and stored in an artifact.
+"""The kernels of a build's layers and their tiles, as shown by `doctor` and stored in an artifact.
 
 The tiles are compiled into the engines. This table is for people; opening an artifact does not read it.
 """

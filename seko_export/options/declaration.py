@@ -36,7 +36,7 @@ _OF_STREAM = {
 
 
 class Group(StrEnum):
-    """What an option is about: the headings of the help and of the table in the docs, in their order."""
+    """The subject of an option: the headings of the help and of the table in the docs, in their order."""
 
     MODEL = "Model (weights and their settings)"
     MEDIA = "Media (text, pictures and sound in, video out)"
@@ -48,7 +48,7 @@ class Group(StrEnum):
 
 @dataclass(frozen=True)
 class Option:
-    """How a field of `BuildOptions` appears as an option.
+    """The command-line option of a field of `BuildOptions`.
 
     Parameters
     ----------

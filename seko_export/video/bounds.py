@@ -1,4 +1,4 @@
-"""How much an engine may differ from a recorded chunk: by format and dtype, by rounding, by what the format loses."""
+"""The bounds of an engine's difference from a recorded chunk: by format, dtype and rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each process of an artifact of several ranks runs: opens the artifact as its rank, and answers the caller.
+"""The process of one rank: opens the artifact as its rank, and answers the caller.
 
 python -m seko_runtime.opening.rank_process DESCRIPTOR
 """

@@ -68,7 +68,7 @@ def set_fp8(module: nn.Module | None) -> None:
 
 
 class Past(NamedTuple):
-    """What a layer attends to besides its chunk, and the number of rows that its caches hold."""
+    """The cached frames that a layer attends to, and the number of rows that its caches hold."""
 
     valid_tokens: Tensor
     caches: Mapping[str, Tensor]
@@ -90,7 +90,7 @@ class Past(NamedTuple):
 
 
 class FusedLayer(BlockWeights):
-    """What the fused layers share: everything except self-attention.
+    """Base class of fused layers; subclasses add self-attention.
 
     Parameters
     ----------
