@@ -76,7 +76,7 @@ class KvFormat(Protocol):
 
     @property
     def read_in_8_bits(self) -> bool:
-        """Whether 8-bit attention can read the past of this cache (`scratch`)."""
+        """Whether 8-bit attention can read this cache (`scratch`)."""
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:

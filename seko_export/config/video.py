@@ -250,7 +250,7 @@ class VideoBuild(BuildConfig):
             return f"it takes heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
         least = self.workload.stream.pinned_frames + min(group.ring_frames for group in self.layer_groups)
         if least == self.workload.stream.chunk_frames:
-            return f"it reads the past in fp8, and a cache of {least} frames holds the chunk alone"
+            return f"it reads cached frames in fp8, and a cache of {least} frames holds the chunk alone"
         references, chunk = self.workload.stream.reference_frames, self.workload.stream.chunk_frames
         if references % chunk and (references > chunk or chunk % references):
             # A chunk of references is filled up with copies, or with zeros that no other attention sees.

@@ -264,7 +264,7 @@ class BuildOptions:
         plan=True,
     )
     resident_window: bool = _option(
-        "Convert the past to 8 bits once a chunk instead of in every pass: faster, more memory.",
+        "Convert cached frames to 8 bits once a chunk instead of in every pass: faster, more memory.",
         Group.CACHE,
         False,
         plan=True,

@@ -87,7 +87,7 @@ def golden_bound(
         table[config.target.dtype][kind] for table in (TOLERANCES, CACHE_TOLERANCES, VIDEO_TOLERANCES)
     )
     last_bits, loss = difference(config, other, recorded), difference(config, exact, recorded)
-    rounded = loss.latents > least[0]  # the first chunk's is 0: no past
+    rounded = loss.latents > least[0]  # the first chunk's is 0: no cached frames
     codes = MOST_CODES if last_bits.cache < CHAOTIC_CODES else UNJUDGED
     return GoldenBound(
         max(least[0], 2 * last_bits.latents, 2**0.5 * loss.latents),
