@@ -86,7 +86,7 @@ class HostBytes:
         return sum(array.nbytes for array in self.by_name.values())
 
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
-        """The bytes of each tensor, [nbytes]."""
+        """Return the bytes of each tensor, [nbytes]."""
         return self.by_name
 
 

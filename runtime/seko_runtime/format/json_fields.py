@@ -51,7 +51,7 @@ class Fields:
         return key in self._table
 
     def names(self) -> list[str]:
-        """The keys as written."""
+        """Return the keys as written."""
         return list(self._table)
 
     def value(self, key: str) -> object:

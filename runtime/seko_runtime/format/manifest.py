@@ -115,7 +115,7 @@ class Buffer(TensorSpec):
 
     @property
     def layers(self) -> int:
-        """How many layers it has: 1 where nothing comes before its rows."""
+        """Number of layers: 1 where nothing comes before its rows."""
         return math.prod(self.shape[: self.row_axis])
 
     @property

@@ -134,7 +134,7 @@ class RankGroup:
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """Their process ids, by rank."""
+        """Process ids of the ranks, by rank."""
         return tuple(member.pid for member in self._members)
 
     @property

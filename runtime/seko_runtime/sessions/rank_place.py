@@ -31,7 +31,7 @@ class RankPlace:
     first_alone: Collection[str] = ()
 
     def runs(self, program: str) -> bool:
-        """Whether this process runs a program."""
+        """Return whether this process runs a program."""
         return not self.number or self.share is None or program not in self.first_alone
 
     def spared(self, programs: Programs) -> tuple[set[str], set[str]]:

@@ -69,7 +69,7 @@ class ResumeToken:
 
     @property
     def hashed(self) -> str:
-        """Its SHA-256; empty before the first `rotate`."""
+        """SHA-256 of the token; empty before the first `rotate`."""
         return self._hashed
 
     def rotate(self) -> str:
