@@ -63,8 +63,9 @@ def build(
     """
     from seko_export.options.checks import check_build
 
-    goal = Path(output)
-    check_build(options, goal, force=replace)  # all that can be told without torch, and before it is loaded
+    output_path = Path(output)
+    # Without torch, and before it is loaded.
+    check_build(options, output_path, force=replace)
 
     from seko_export.build_steps import build_artifact
     from seko_export.options.build_files import opened_checkpoint
@@ -74,7 +75,7 @@ def build(
     resolved = resolve_build(options)
     if room_check:
         room = room_of(resolved.config, random_weights=resolved.checkpoint is None)
-        progress(check_room(room, goal), 0, 1)
+        progress(check_room(room, output_path), 0, 1)
     for sentence in resolved.notes:
         note(sentence)
     seed = options.random_weights or 0
@@ -82,7 +83,7 @@ def build(
         result = build_artifact(
             resolved.config,
             checkpoint,
-            goal,
+            output_path,
             media=resolved.media,
             backend=options.backend,
             use_ema=not options.no_ema,

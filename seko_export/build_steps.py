@@ -36,7 +36,7 @@ from seko_runtime.format.whole_files import check_goal, whole_folder
 def build_artifact(
     config: BuildConfig,
     checkpoint: Path,
-    goal: Path,
+    output_path: Path,
     *,
     media: MediaSources | None = None,
     backend: str = "aoti",
@@ -54,7 +54,7 @@ def build_artifact(
         Model, workload, target.
     checkpoint : Path
         Any format that `load_checkpoint` reads.
-    goal : Path
+    output_path : Path
         The artifact's folder.
     media : MediaSources, optional
         Files of the models around the main one, for a build that includes them.
@@ -69,7 +69,7 @@ def build_artifact(
         Whether they are recorded; only a build for GPUs that are not here can be without. The scales of a quantised
         cache are then not calibrated, which is for random weights alone.
     replace : bool
-        Whether to replace an artifact at ``goal``.
+        Whether to replace an artifact at ``output_path``.
     progress : callable
         Called at every step.
 
@@ -84,12 +84,12 @@ def build_artifact(
     """
     started, maker, workload = time.monotonic(), export_backend(backend), workload_of(config)
     maker.check_build(config)
-    check_goal(goal, replace=replace)
+    check_goal(output_path, replace=replace)
     media = media or MediaSources()
     source = load_checkpoint(checkpoint, config.model, use_ema=use_ema, companion=media.audio_adapter)
     around = workload.open_media(config, media)
 
-    with whole_folder(goal, "building", replace=replace) as folder:
+    with whole_folder(output_path, "building", replace=replace) as folder:
         with compiled_beside(config, maker, folder, progress) as wait_for_engines:
             if maker.host_code:
                 progress("probing the compiler", 0, 1)
@@ -133,7 +133,7 @@ def build_artifact(
             digest = str(report["digest"])
     sizes = {name: entry.size for name, entry in manifest.files.items()}
     result = BuildResult(
-        artifact=goal,
+        artifact=output_path,
         digest=digest,
         build_s=time.monotonic() - started,
         engine_bytes=sum(size for name, size in sizes.items() if name.startswith("engines/")),

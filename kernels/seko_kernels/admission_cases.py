@@ -91,9 +91,9 @@ def expected(
 ) -> tuple[Tensor, Tensor]:
     """Return the attention in float32, and the same with the roundings that the kernel makes.
 
-    Queries of the past are rounded to int8. Probabilities, scaled to 256 at a row's maximum, are rounded to e4m3 for
-    the past and to q's dtype for own tokens. The result is rounded to bfloat16. One head and row at a time, to bound
-    memory.
+    Queries of cached tokens are rounded to int8. Probabilities, scaled to 256 at a row's maximum, are rounded to e4m3
+    for cached tokens and to q's dtype for own tokens. The result is rounded to bfloat16. One head and
+    row at a time, to bound memory.
 
     Returns
     -------

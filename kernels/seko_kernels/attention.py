@@ -68,7 +68,7 @@ def attention_fp8(
     own: OwnTokens,
     tiles: AttentionTiles | None = None,
 ) -> Tensor:
-    """Attend to the past in 8 bits and to the chunk's own tokens unquantised (docs/adr/0006).
+    """Attend to the cached tokens in 8 bits and to the chunk's own tokens unquantised (docs/adr/0006).
 
     The past of row b is its first ``valid_tokens[b] - T`` keys; bytes behind them are never used. Past keys are int8,
     with one scale for each head and tile of `KEY_TILE` tokens; queries are rounded to int8 by row. Past values are

@@ -214,7 +214,7 @@ def attention_fp8(
     Parameters
     ----------
     q : Tensor
-        ``[B, T, H, D]`` float32 or bfloat16; rounded by `int8_rows` for the past.
+        ``[B, T, H, D]`` float32 or bfloat16; rounded by `int8_rows` for cached tokens.
     k : Tensor
         ``[B, N, H, D]`` int8.
     k_scale : Tensor

@@ -76,7 +76,7 @@ class KvFormat(Protocol):
 
     @property
     def read_in_8_bits(self) -> bool:
-        """Whether 8-bit attention can read the past of this cache (`scratch`)."""
+        """Whether 8-bit attention can read this cache (`scratch`)."""
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
@@ -239,8 +239,8 @@ def check_sizes(heads: int, head_dim: int) -> None:
 
 def check_statistics(k: ChannelStatistics, v: ChannelStatistics, heads: int, head_dim: int) -> None:
     """Refuse statistics with another number of heads or channels; raises `KernelsError`."""
-    for name, found in (("k", k), ("v", v)):
-        if tuple(found.mean.shape) != (heads, head_dim):
+    for name, statistics in (("k", k), ("v", v)):
+        if tuple(statistics.mean.shape) != (heads, head_dim):
             raise KernelsError(
-                f"the statistics of {name} have shape {tuple(found.mean.shape)}, expected ({heads}, {head_dim})"
+                f"the statistics of {name} have shape {tuple(statistics.mean.shape)}, expected ({heads}, {head_dim})"
             )

@@ -213,7 +213,7 @@ def gaussian(latent_shape: tuple[int, int, int]) -> Plugin:
 
 
 def fp8_expand() -> Plugin:
-    """Expand the past of an FP4 cache to 8 bits, without the slots that the chunk writes.
+    """Expand the cached tokens of an FP4 cache to 8 bits, without the slots that the chunk writes.
 
     It reads none of the bytes that a write of the same chunk changes, so it does not matter which of the two is first.
     """
@@ -264,7 +264,7 @@ def fp8_expand() -> Plugin:
 
 
 def attention_fp8() -> Plugin:
-    """Attend to the past in 8 bits, as `fp8_expand` gives it, and to the chunk's own tokens unquantised.
+    """Attend to the cached tokens in 8 bits, as `fp8_expand` gives it, and to the chunk's own tokens unquantised.
 
     Its tiles are those that compile without spills on every GPU with fp8; none were measured on the GPUs of plans.
     """

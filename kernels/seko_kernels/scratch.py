@@ -1,4 +1,4 @@
-"""The op that fills the 8-bit scratch that attention reads: the past of an NVFP4 cache, without the chunk's own
+"""The op that fills the 8-bit scratch of attention: the cached tokens of an NVFP4 cache, without the chunk's own
 tokens.
 
 All layers share one scratch, one after another. K is ``[B, P, H, D]`` int8 with a scale for each head and tile of
@@ -105,7 +105,7 @@ def fp8_expand(
     v_out: Tensor,
     rotation: KeyRotation | None = None,
 ) -> None:
-    """Expand the past of an NVFP4 cache into the scratch, in place and without gaps.
+    """Expand the cached tokens of an NVFP4 cache into the scratch, in place and without gaps.
 
     The past of row b is its tokens below ``valid_tokens[b]`` that lie in none of the slots ``write_slots[b]``. Those
     slots belong to the chunk being denoised, whose keys and values attention reads unquantised. Past tokens fill the

@@ -42,12 +42,12 @@ def whole_number(value: object, name: str, least: int, most: int | None = None) 
     UsageError
         If it is none; ``name`` is the argument's in the message.
     """
-    found = operator.index(cast(Any, value)) if is_whole(value) else None
-    if found is None or found < least or (most is not None and found > most):
+    number = operator.index(cast(Any, value)) if is_whole(value) else None
+    if number is None or number < least or (most is not None and number > most):
         span = f"at least {least}" if most is None else f"{least} to {most}"
-        kind = "a whole number, " if found is None else ""
+        kind = "a whole number, " if number is None else ""
         raise UsageError(f"{name} is {shown(value)}, expected {kind}{span}")
-    return found
+    return number
 
 
 def real_number(value: object, name: str, expected: str = "a finite number") -> float:
@@ -64,12 +64,12 @@ def real_number(value: object, name: str, expected: str = "a finite number") -> 
         getattr(value, "shape", None) == () and getattr(getattr(value, "dtype", None), "kind", "") in "iuf"
     )
     try:
-        found = float(cast(Any, value)) if number or scalar else math.nan
+        result = float(cast(Any, value)) if number or scalar else math.nan
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
+        result = math.nan
+    if not math.isfinite(result):
         raise UsageError(f"{name} is {shown(value)}, expected {expected}")
-    return found
+    return result
 
 
 def flag(value: object, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a backend of the exporter is: its capabilities, and the functions that make its engine files."""
+"""The exporter's backends: capabilities, and the functions that make engine files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EngineMaker = Callable[[Any, "Piece", Path], None]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend's engines support. `refuse_uncarried` refuses builds that need more.
+    """The features that a backend's engines support. `refuse_uncarried` refuses builds that need more.
 
     Parameters
     ----------

@@ -59,8 +59,8 @@ def write_sections(formatter: click.HelpFormatter, sections: Mapping[str, Sequen
 def help_all_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator that adds ``--help-all`` to a `GroupedCommand`; ``--help`` then shows the common options."""
 
-    def show(ctx: click.Context, _: click.Parameter, given: bool) -> None:
-        if given and not ctx.resilient_parsing:
+    def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted and not ctx.resilient_parsing:
             ctx.meta[_ALL] = True
             click.echo(ctx.get_help(), color=ctx.color)
             ctx.exit()

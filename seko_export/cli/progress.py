@@ -1,4 +1,4 @@
-"""What a build shows on stderr while it runs: bars on a terminal, lines in a log, one at least every eight seconds."""
+"""Progress of a build on stderr: bars on a terminal, lines in a log, one at least every eight seconds."""
 
 from __future__ import annotations
 

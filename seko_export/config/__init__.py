@@ -1,1 +1,1 @@
-"""What a build is made for, as frozen dataclasses that check themselves. No model's modules."""
+"""Build configuration: frozen dataclasses that validate their fields. No model's modules."""

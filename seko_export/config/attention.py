@@ -18,7 +18,7 @@ class Attention:
     own_kernel : bool
         Whether it is a kernel of Seko's, which fused layers alone have.
     past_in_8_bits : bool
-        Whether the past is expanded to 8 bits, which takes constants of its own, and can stay so for all passes.
+        Whether cached frames are expanded to 8 bits, which takes constants of its own, and can stay so for all passes.
     fp8_numbers : bool
         Whether it computes with fp8 numbers, which a GPU may lack.
     arch : str or None
@@ -40,7 +40,7 @@ TORCH = Attention("torch")
 BF16 = Attention("bf16", "Seko's kernel for Hopper GPUs", own_kernel=True, arch="sm_90", head_dim=128)
 FP8 = Attention(
     "fp8",
-    "the past in 8 bits, read from an FP4 cache",
+    "cached frames in 8 bits, read from an FP4 cache",
     own_kernel=True,
     past_in_8_bits=True,
     fp8_numbers=True,

@@ -15,7 +15,7 @@ from seko_export.config.target import TargetConfig
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What every model's dimensions have: a name, and the family that builds it. Each kind of model derives its own.
+    """Base of every model's dimensions: a name, and the family that builds it. Each kind of model derives its own.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class WorkloadConfig(ABC):
-    """What a workload adds to a build. Each derives a frozen dataclass."""
+    """Base of a workload's part of a build. Each workload derives a frozen dataclass."""
 
     workload: ClassVar[str]
     """The workload, as `workloads.registry.workload_named` takes it."""

@@ -1,4 +1,4 @@
-"""Where a build's engines run, and with which kernels."""
+"""The machine and the kernels that a build's engines are for."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class TargetConfig:
     fp8_except : tuple of int
         Layers whose matmuls are not in fp8, ascending.
     attention : str
-        A name of `config.attention.ATTENTIONS`: ``torch``; ``bf16``: Seko's 16-bit kernel; ``fp8``: reads the past of
+        A name of `config.attention.ATTENTIONS`: ``torch``; ``bf16``: Seko's 16-bit kernel; ``fp8``: reads the frames of
         an FP4 cache in 8 bits and the call's own tokens unquantised.
     resident_window : bool
-        Whether the past is converted to 8 bits once for all passes over the same tokens, for all layers at once,
+        Whether cached frames are converted to 8 bits once for all passes over the same tokens, for all layers at once,
         instead of in every pass.
 
     Raises
@@ -71,7 +71,7 @@ class TargetConfig:
 
     @property
     def eager_device(self) -> str:
-        """Where goldens are recorded: the CPU, where the GPUs that engines are for need not be here."""
+        """The device on which goldens are recorded: the CPU where the target's GPUs need not be here."""
         return "cpu" if self.archs else self.device
 
     @property

@@ -26,7 +26,7 @@ from seko_kernels.scratch import scratch_scales
 
 @dataclass(frozen=True)
 class VideoConfig(WorkloadConfig):
-    """What a video build adds to model and target.
+    """The video workload's part of a build.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class VideoConfig(WorkloadConfig):
 
     @property
     def cache_passes(self) -> int:
-        """How many passes of a chunk have a cache of their own."""
+        """Number of passes of a chunk that have a cache of their own."""
         return len(self.schedule.timesteps) if self.stream.pass_caches else 1
 
     @property
@@ -221,12 +221,12 @@ class VideoBuild(BuildConfig):
 
     @property
     def decode_ranks(self) -> int:
-        """How many ranks share the decoding of a chunk, each some rows of the pictures; 1: each decodes it whole."""
+        """Number of ranks that decode a chunk together, each some rows of the pictures; 1: each decodes all."""
         return 1 if self.workload.vae is None or self.no_shared_decoding else self.target.ranks
 
     @property
     def no_shared_decoding(self) -> str | None:
-        """Why each of several ranks decodes whole pictures; None if it does not."""
+        """The reason why each of several ranks decodes whole pictures; None if it does not."""
         vae, ranks = self.workload.vae, self.target.ranks
         if vae is None or ranks == 1:
             return None
@@ -250,7 +250,7 @@ class VideoBuild(BuildConfig):
             return f"it takes heads of a power of two of at least {SMALLEST_HEAD_DIM} channels, not {size}"
         least = self.workload.stream.pinned_frames + min(group.ring_frames for group in self.layer_groups)
         if least == self.workload.stream.chunk_frames:
-            return f"it reads the past in fp8, and a cache of {least} frames holds the chunk alone"
+            return f"it reads cached frames in fp8, and a cache of {least} frames holds the chunk alone"
         references, chunk = self.workload.stream.reference_frames, self.workload.stream.chunk_frames
         if references % chunk and (references > chunk or chunk % references):
             # A chunk of references is filled up with copies, or with zeros that no other attention sees.
@@ -262,7 +262,7 @@ class VideoBuild(BuildConfig):
 
     @property
     def no_resident_window(self) -> str | None:
-        """Why this build cannot keep the past in 8 bits for all passes of a chunk; None if it can."""
+        """The reason why this build cannot keep cached frames in 8 bits for all passes of a chunk; None if it can."""
         if not self.target.attention_kind.past_in_8_bits:
             return (
                 "it holds what 8-bit attention reads (--attention fp8, over an FP4 cache), and this build's attention "
@@ -340,7 +340,7 @@ class VideoBuild(BuildConfig):
         )
 
     def of_layer_group(self, group: LayerGroup) -> VideoBuild:
-        """The same build as if all layers were in this group."""
+        """Return the build as if all layers were in one group."""
         stream = replace(self.workload.stream, ring_frames=group.ring_frames, layer_rings=())
         return self.changed(stream=stream)
 

@@ -1,4 +1,4 @@
-"""What engines of several ranks share; see `families.layers.rank_split` and `media.row_split`."""
+"""The collectives of engines of several ranks; see `families.layers.rank_split` and `media.row_split`."""
 
 from __future__ import annotations
 

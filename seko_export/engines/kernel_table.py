@@ -1,4 +1,4 @@
-"""Which kernels the layers of a build use, with which tiles, as shown by `doctor` and stored in an artifact.
+"""The kernels of a build's layers and their tiles, as shown by `doctor` and stored in an artifact.
 
 The tiles are compiled into the engines. This table is for people; opening an artifact does not read it.
 """
@@ -53,15 +53,17 @@ def attention_tiles(config: VideoBuild, target: Target) -> list[dict[str, Any]]:
     One entry for each combination of call size and past size; layer groups differ in the latter.
     """
     streams = [config.of_layer_group(group).workload.stream for group in config.layer_groups]
-    pasts = sorted({scratch_tokens(one.cache_tokens - one.chunk_tokens) for one in streams}, reverse=True)
-    model, found = config.model, []
+    pasts = sorted(
+        {scratch_tokens(stream.cache_tokens - stream.chunk_tokens) for stream in streams}, reverse=True
+    )
+    model, rows_of_table = config.model, []
     for rows, shape in _calls(config):
-        for past in pasts:
-            place = (target.arch, model.head_dim, shape, past)
+        for cached_tokens in pasts:
+            place = (target.arch, model.head_dim, shape, cached_tokens)
             measured = measured_tiles(*place) is not None
-            entry = {"rows": rows, "past_tokens": past, "shape_class": shape, "measured": measured}
-            found.append({**entry, "tiles": asdict(tiles_for(*place))})
-    return found
+            entry = {"rows": rows, "past_tokens": cached_tokens, "shape_class": shape, "measured": measured}
+            rows_of_table.append({**entry, "tiles": asdict(tiles_for(*place))})
+    return rows_of_table
 
 
 def bf16_is_faster(config: VideoBuild, target: Target) -> bool:
@@ -91,8 +93,8 @@ def examine_kernels() -> Finding:
     if arch is None:
         return Finding("kernels", True, "torch's own: there is no GPU")
     if not has_fp8(Target("cuda", arch)):
-        found = f"fused layers with torch's attention; no fp8, since {arch} has no such numbers"
-        return Finding("kernels", True, found)
+        status = f"fused layers with torch's attention; no fp8, since {arch} has no such numbers"
+        return Finding("kernels", True, status)
     sizes = [f"{dim} channels, {shape}" for (a, dim, shape) in sorted(tuned.tuned_table()) if a == arch]
     safe = safe_tiles(arch)
     rest = f"else safe ones, {safe.block_m} x {safe.block_n}"

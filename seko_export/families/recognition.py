@@ -88,7 +88,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Question:
-    """What neither the files nor the family tell of a stream, and a wrong answer to which shows in the video alone.
+    """A property of a stream that neither the files nor the family state; a wrong answer shows in the video alone.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Recognised:
-    """What a family recognised in a checkpoint.
+    """The facts that a family recognised in a checkpoint.
 
     Parameters
     ----------

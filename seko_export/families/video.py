@@ -1,4 +1,4 @@
-"""What a family of causal video transformers provides, and its presets."""
+"""Families of causal video transformers and their presets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class CacheProbe:
-    """Where calibration can read the keys and values that are written to the cache.
+    """The place in a layer where calibration reads the keys and values that are written to the cache.
 
     Parameters
     ----------

@@ -57,16 +57,16 @@ def placed(
         If the host has too little free memory for the rest.
     """
     on_host = {buffer.name: buffer for buffer in offloaded}
-    held, table = device_bytes(buffers), list(buffers)
+    on_device, table = device_bytes(buffers), list(buffers)
     for at, buffer in enumerate(buffers):
-        if held <= room:
+        if on_device <= room:
             break
         moved = on_host.get(buffer.name, buffer)  # what is only kept for several calls has no home there
         if moved.device_layers:
             layer = buffer.nbytes // buffer.layers
-            fitting = (buffer.nbytes - (held - room)) // layer
+            fitting = (buffer.nbytes - (on_device - room)) // layer
             moved = replace(moved, device_layers=max(moved.device_layers, fitting))
-        held -= buffer.on_device.nbytes - moved.on_device.nbytes
+        on_device -= buffer.on_device.nbytes - moved.on_device.nbytes
         table[at] = moved
     homes, free = home_bytes(table) - home_bytes(buffers), free_host_bytes()
     if homes > free:

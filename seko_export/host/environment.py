@@ -1,4 +1,4 @@
-"""What this machine can build and run, and why not. Installs and changes nothing."""
+"""Examination of this machine: what it can build and run. Installs and changes nothing."""
 
 from __future__ import annotations
 

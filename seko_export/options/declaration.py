@@ -36,7 +36,7 @@ _OF_STREAM = {
 
 
 class Group(StrEnum):
-    """What an option is about: the headings of the help and of the table in the docs, in their order."""
+    """The subject of an option: the headings of the help and of the table in the docs, in their order."""
 
     MODEL = "Model (weights and their settings)"
     MEDIA = "Media (text, pictures and sound in, video out)"
@@ -48,7 +48,7 @@ class Group(StrEnum):
 
 @dataclass(frozen=True)
 class Option:
-    """How a field of `BuildOptions` appears as an option.
+    """The command-line option of a field of `BuildOptions`.
 
     Parameters
     ----------
@@ -264,7 +264,7 @@ class BuildOptions:
         plan=True,
     )
     resident_window: bool = _option(
-        "Convert the past to 8 bits once a chunk instead of in every pass: faster, more memory.",
+        "Convert cached frames to 8 bits once a chunk instead of in every pass: faster, more memory.",
         Group.CACHE,
         False,
         plan=True,

@@ -178,7 +178,7 @@ def with_run_config(chosen: ChosenModel, options: BuildOptions) -> ChosenModel:
 
 @dataclass(frozen=True)
 class ReadFacts:
-    """What is known of the model of a checkpoint that was given without a preset.
+    """The known facts of a checkpoint's model without a preset.
 
     Parameters
     ----------

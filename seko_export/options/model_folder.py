@@ -64,7 +64,7 @@ class ModelFolder:
 
     @property
     def beside(self) -> dict[str, Path]:
-        """What stands around the transformer, by option."""
+        """The files beside the transformer, by option."""
         return _by_option(self)
 
 

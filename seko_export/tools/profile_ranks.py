@@ -79,7 +79,7 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
 
 def begin(rank: int, facts: Mapping[str, Any]) -> tuple[Handler, object]:
     """Join the ranks; return what profiles this one."""
-    artifact, found = joined(rank, facts)
+    artifact, facts_of_rank = joined(rank, facts)
 
     def answer(command: str, asked: Mapping[str, Any]) -> object:
         if command == "end":
@@ -92,7 +92,7 @@ def begin(rank: int, facts: Mapping[str, Any]) -> tuple[Handler, object]:
             trace=None if trace is None else Path(trace),
         )
 
-    return answer, found
+    return answer, facts_of_rank
 
 
 if __name__ == "__main__":

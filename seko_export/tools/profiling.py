@@ -72,7 +72,7 @@ def profile_opened(
             traced(stream.timed, 1, on_device)
             recorded, profiled = traced(stream.timed, chunks, on_device)
         captured = session.stats.captured_graphs > 0
-    digest = _seen(recorded, on_device)
+    digest = _digest_of(recorded, on_device)
     report = digest.report(top)
     notes = []
     if captured:
@@ -186,7 +186,7 @@ def _uncaptured_engines(artifact: VideoArtifact, ranges: _Ranges) -> Digest:
         stream.fill()
         with ranges.shown():
             trace, _ = traced(stream.timed, 1, on_device=True)
-    return _seen(trace, on_device=True)
+    return _digest_of(trace, on_device=True)
 
 
 class _Chunks:
@@ -249,7 +249,7 @@ def traced(timed: Callable[[], float], chunks: int, on_device: bool) -> tuple[di
     return trace, times
 
 
-def _seen(trace: Mapping[str, Any], on_device: bool) -> Digest:
+def _digest_of(trace: Mapping[str, Any], on_device: bool) -> Digest:
     digest = digest_trace(trace)
     if on_device and not any(name[:3] != "Mem" for name in digest.names if digest.on_device):
         raise MachineError(

@@ -1,4 +1,4 @@
-"""How much an engine may differ from a recorded chunk: by format and dtype, by rounding, by what the format loses."""
+"""The bounds of an engine's difference from a recorded chunk: by format, dtype and rounding."""
 
 from __future__ import annotations
 
@@ -61,14 +61,16 @@ class EagerChunk:
     video: Tensor | None = None
 
 
-def golden_bound(config: VideoBuild, made: EagerChunk, other: EagerChunk, exact: EagerChunk) -> GoldenBound:
+def golden_bound(
+    config: VideoBuild, recorded: EagerChunk, other: EagerChunk, exact: EagerChunk
+) -> GoldenBound:
     """Return how much an engine may differ from one recorded chunk.
 
     Parameters
     ----------
     config : VideoBuild
         The build.
-    made, other, exact : EagerChunk
+    recorded, other, exact : EagerChunk
         The recorded chunk; the same with perturbed last bits; the same with an exact cache. For an exact format all
         three are the same.
 
@@ -84,8 +86,8 @@ def golden_bound(config: VideoBuild, made: EagerChunk, other: EagerChunk, exact:
     least = tuple(
         table[config.target.dtype][kind] for table in (TOLERANCES, CACHE_TOLERANCES, VIDEO_TOLERANCES)
     )
-    last_bits, loss = difference(config, other, made), difference(config, exact, made)
-    rounded = loss.latents > least[0]  # the first chunk's is 0: no past
+    last_bits, loss = difference(config, other, recorded), difference(config, exact, recorded)
+    rounded = loss.latents > least[0]  # the first chunk's is 0: no cached frames
     codes = MOST_CODES if last_bits.cache < CHAOTIC_CODES else UNJUDGED
     return GoldenBound(
         max(least[0], 2 * last_bits.latents, 2**0.5 * loss.latents),

@@ -1,1 +1,1 @@
-"""What a workload adds to a build, and the table of workloads."""
+"""The workloads of the exporter and their table."""

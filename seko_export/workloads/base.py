@@ -91,7 +91,7 @@ class Recording(Protocol):
 
     @property
     def table(self) -> Any:
-        """What `ExportWorkload.describe` puts into the manifest."""
+        """The manifest's table that `ExportWorkload.describe` returns."""
 
     def write(self, folder: Path) -> None:
         """Write the recorded tensors into an artifact's folder."""

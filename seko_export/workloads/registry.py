@@ -21,8 +21,8 @@ def workload_named(name: str) -> ExportWorkload[Any]:
         If there is no such workload.
     """
     home = "seko_export.{}.workload:WORKLOAD"
-    found: ExportWorkload[Any] = find_named("workload", name, WORKLOADS, home, ExportWorkload)  # type: ignore[type-abstract]
-    return found
+    workload: ExportWorkload[Any] = find_named("workload", name, WORKLOADS, home, ExportWorkload)  # type: ignore[type-abstract]
+    return workload
 
 
 def workload_of(config: BuildConfig) -> ExportWorkload[Any]:

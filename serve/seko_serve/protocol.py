@@ -22,7 +22,7 @@ _UNSIGNED_32, _UNSIGNED_64 = (1 << 32) - 1, (1 << 64) - 1
 
 
 class Codec(IntEnum):
-    """What a binary message holds."""
+    """The content of a binary message."""
 
     H264 = 1  # Annex B, parameter sets inside each key frame
     VP8 = 2
@@ -286,7 +286,7 @@ def message(kind: str, **fields: object) -> str:
 
 @dataclass(frozen=True)
 class Entrance:
-    """What a client offers in its subprotocols: a ticket, or a resume token with the last serial that it saw.
+    """A client's credentials in its subprotocols: a ticket, or a resume token with the last serial that it saw.
 
     A browser can set no other header of a socket.
     """

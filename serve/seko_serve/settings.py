@@ -10,7 +10,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server was started with.
+    """The settings of a server.
 
     Parameters
     ----------

@@ -120,9 +120,9 @@ def test_a_gpu_that_the_profiler_does_not_see() -> None:
     copies["traceEvents"] = [one for one in copies["traceEvents"] if one["cat"] != "kernel"]
     for trace in (cpu_trace(), copies):
         with pytest.raises(profiling.MachineError, match="saw no kernel of the GPU"):
-            profiling._seen(trace, on_device=True)
-    assert isinstance(profiling._seen(cpu_trace(), on_device=False), Digest)
-    assert profiling._seen(gpu_trace(captured=True), on_device=True).on_device
+            profiling._digest_of(trace, on_device=True)
+    assert isinstance(profiling._digest_of(cpu_trace(), on_device=False), Digest)
+    assert profiling._digest_of(gpu_trace(captured=True), on_device=True).on_device
 
 
 @pytest.mark.gpu

@@ -58,7 +58,7 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     OWN_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` keys of the past and T own ones.
+    """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` cached keys and T own ones.
 
     `triton.attention_fp8.attention_fp8_kernel` says what is computed; here a tile of 128 keys has one scale. A program
     has 192 queries of a head and a row. Programs from `whole_ctas` on have a part of the keys and queries from
@@ -75,7 +75,7 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
         ``[B, N, H, 128]``, contiguous.
     K_SCALE : pointer to fp32
         ``[B, H, v_columns / 128]``, contiguous: what a tile's numbers of a head are multiplied by to be the real
-        ones. Behind the past's last tile it is not read.
+        ones. Behind the last cached tile it is not read.
     V_T : pointer to fp8
         ``[B, H, 128, v_columns]``, contiguous; v_columns a multiple of 128 that holds N.
     K_OWN : pointer to bf16
@@ -105,7 +105,7 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     OWN_N : constexpr int
         Own keys of a tile.
     STAGES : constexpr int
-        Tiles of the past in the ring; ``STAGES * 64 / OWN_N`` own ones lie in the same memory before.
+        Cached tiles in the ring; ``STAGES * 64 / OWN_N`` own ones lie in the same memory before.
     """
     parts, head, row, part, cuts, split, out_query, query = place_of(
         tiles, whole_ctas, first_query, splits, rest_tokens, 192, HEADS
@@ -181,9 +181,9 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
 def _fetch(  # type: ignore[no-untyped-def]
     sources, rings, barriers, places, WIDTH: gl.constexpr, OWN_N: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Fetch own tiles, then tiles of the past, as fast as the ring empties.
+    """Fetch own tiles, then cached tiles, as fast as the ring empties.
 
-    Descriptors are made where they are needed, those of the past while own tiles are attended to.
+    Descriptors are made where they are needed, those of cached tiles while own tiles are attended to.
     """
     OWN_STAGES: gl.constexpr = STAGES * 64 // OWN_N
     INT8: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
@@ -254,7 +254,7 @@ def _attend(  # type: ignore[no-untyped-def]
 ):
     """Attend with the 64 queries of a warpgroup; let the tiles pass where none of them is there.
 
-    Without a past it is code of its own: a branch around a tile of it makes the loop over the others slower.
+    Without cached tiles it is code of its own: a branch around a tile of it makes the loop over the others slower.
     """
     _, _, _, _, out_query, out_tokens, _, _ = target
     _, _, first, last = places
@@ -305,7 +305,7 @@ def _attend_all(  # type: ignore[no-untyped-def]
     GROUP: gl.constexpr,
     PAST: gl.constexpr,
 ):
-    """Attend with the 64 queries of a warpgroup: to the own tiles, then, with PAST, to those of the past."""
+    """Attend with the 64 queries of a warpgroup: to the own tiles, then, with PAST, to the cached ones."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     OWN_S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OWN_N, 16])
@@ -388,7 +388,7 @@ def _own_tile(  # type: ignore[no-untyped-def]
 def _past_tiles(  # type: ignore[no-untyped-def]
     q, codes, scales, ring, first, last, limit, m, total, acc, SOFTMAX_SCALE: gl.constexpr
 ):
-    """Maximum, sums and `acc` [64, 128] after all tiles of the past; `codes` [64, 128] takes the queries in int8."""
+    """Maximum, sums and `acc` [64, 128] after all cached tiles; `codes` [64, 128] takes the queries in int8."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     CODES: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
@@ -425,7 +425,7 @@ def _past_tiles(  # type: ignore[no-untyped-def]
 def _past_tile(  # type: ignore[no-untyped-def]
     codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, MASK: gl.constexpr
 ):
-    """Maximum, sums and `acc` [64, 128] after tile i of the past.
+    """Maximum, sums and `acc` [64, 128] after cached tile i.
 
     Whole numbers are counted from 0x4B400000 on, the bits of 1.5 * 2**23: then they are floats as they lie, 1.5 * 2**23
     too large, in the same order, and no instruction converts them. The exponent's subtrahend takes it off again.

@@ -59,11 +59,11 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` keys of the past and T own ones.
+    """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` cached keys and T own ones.
 
     `seko_kernels.fused_reference.attention_fp8` is the definition. One program a tile of queries, a head, a row and a
     part of the keys. A tile of queries is rounded to int8, by its own largest numbers, once it has seen its own keys;
-    its products with the past's keys are whole numbers. A tile of keys has one scale, which is part of the factor that
+    its products with the cached keys are whole numbers. A tile of keys has one scale, which is part of the factor that
     a score has anyway. All tiles come through tensor descriptors whose shape ends at the last valid token: what lies
     behind reads as zero, so bytes never written (NaN among them) cannot enter; scores there are masked, in the one tile
     that has them: a mask in each takes an eighth of the time.

@@ -32,7 +32,7 @@ def _angles(at_slot, at_patch, block, two: tl.constexpr, SLOT_PAIRS: tl.constexp
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _sources(place, WRITE_SLOTS, FRAME_TOKENS: tl.constexpr, CHUNK_FRAMES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Places of the cache that stand behind as many of the past as `place` says; WRITE_SLOTS is of one row."""
+    """Places of the cache that stand behind as many cached tokens as `place` says; WRITE_SLOTS is of one row."""
     # Of slots left out in rising order, the i-th stands before those whose number among the rest is it less i or more.
     slot = place // FRAME_TOKENS
     left_out = tl.zeros(place.shape, tl.int32)
@@ -246,7 +246,7 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     KEY_TILE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write keys in int8 and ``e4m3(value / V_FP8_SCALE)`` of the past: places below VALID_TOKENS, not of WRITE_SLOTS.
+    """Write keys in int8 and ``e4m3(value / V_FP8_SCALE)`` of cached tokens: below VALID_TOKENS, not of WRITE_SLOTS.
 
     `seko_kernels.scratch.fp8_expand` is the definition. A program is of keys or of values. Keys go from their codes to
     int8 in fp16, in units of int8 (`seko_kernels.fused_reference.key_codes`); scales of values are powers of two, so

@@ -1,4 +1,4 @@
-"""What a backend of the runtime is: its requirements on this machine, and how it opens engine files."""
+"""The runtime's backends: requirements on this machine, and the opening of engine files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seko_runtime.format.manifest import Manifest, Target
 
 
 class Backend(Protocol):
-    """What an open artifact needs of a backend; one object for each open artifact."""
+    """A backend in use by one open artifact."""
 
     def memory(self) -> Memory:
         """Return memory for one session, or for the weights."""
@@ -34,7 +34,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class RuntimeBackend:
-    """One kind of engine files, with its requirements; making or querying it imports no library.
+    """A kind of engine files and its requirements; making or querying it imports no library.
 
     Parameters
     ----------

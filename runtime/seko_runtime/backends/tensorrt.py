@@ -116,7 +116,7 @@ class PlanBackend:
         return engines
 
     def stats(self) -> Mapping[str, int]:
-        """How many caches are copied back whole at each call, because a plan does not write them in place."""
+        """Return the number of caches that are copied back whole at each call, as no plan writes them in place."""
         return {"caches_copied_back": self._copied_back}
 
     def close(self) -> None:

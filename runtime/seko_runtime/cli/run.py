@@ -165,8 +165,8 @@ class _Job:
             frames += _video_frames(self.artifact.manifest, number)
             latents = None if self.writer.takes_frames else chunk.to_host()
             if number in self.compared:
-                found = chunk.to_host() if latents is None else latents
-                self.errors.append(self.artifact.chunk_error(number, found))
+                latents_on_host = chunk.to_host() if latents is None else latents
+                self.errors.append(self.artifact.chunk_error(number, latents_on_host))
             if latents is not None:
                 self._write(latents)
                 continue

@@ -1,4 +1,4 @@
-"""What a workload tells the executor about its programs: which there are, how each runs, and what it may write."""
+"""The contract of a workload with the executor: its programs, how each runs, and the buffers it may write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RANK = "rank"  # [1], a host buffer: the number of the process, where several ru
 
 @dataclass(frozen=True)
 class ProgramRule:
-    """How one program runs.
+    """The rule by which one program runs.
 
     Parameters
     ----------

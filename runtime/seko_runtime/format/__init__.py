@@ -1,1 +1,1 @@
-"""What an artifact is on disk: its manifest, its files and their hashes, its tar, its signature."""
+"""Artifacts on disk: manifest, files and their hashes, tar, signature."""

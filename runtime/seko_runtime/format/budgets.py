@@ -27,7 +27,7 @@ MAX_DISTINCT_REFERENCES = 1 << 17  # among them, 12,768
 
 
 class Budget:
-    """How many of something a document may still contain; several tables may share one budget.
+    """The number of items that a document may still contain; several tables may share one budget.
 
     Parameters
     ----------

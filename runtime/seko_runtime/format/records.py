@@ -47,7 +47,7 @@ class Mark(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """How many items or entries may be read: a constant of `budgets`. Fields with the same object share one budget."""
+    """A limit of items or entries: a constant of `budgets`. Fields with the same object share one budget."""
 
     constant: str
     what: str

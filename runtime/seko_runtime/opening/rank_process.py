@@ -1,4 +1,4 @@
-"""What each process of an artifact of several ranks runs: opens the artifact as its rank, and answers the caller.
+"""The process of one rank: opens the artifact as its rank, and answers the caller.
 
 python -m seko_runtime.opening.rank_process DESCRIPTOR
 """
@@ -24,7 +24,7 @@ JOIN_S = 300.0  # for all processes to open the artifact and find each other
 
 def begin(rank: int, facts: _Facts) -> tuple[Handler, _Facts]:
     """Join the group and open the artifact; return the handler of commands, and what all ranks must agree on."""
-    artifact, found = joined(rank, facts)
+    artifact, begun = joined(rank, facts)
     answer = commands_of(rank, artifact)
 
     def handle(command: str, asked: _Facts) -> object:
@@ -33,7 +33,7 @@ def begin(rank: int, facts: _Facts) -> tuple[Handler, _Facts]:
         answer.close()
         return artifact.close()
 
-    return handle, found
+    return handle, begun
 
 
 def joined(rank: int, facts: _Facts) -> tuple[OpenArtifact[Any], _Facts]:

@@ -37,7 +37,7 @@ _TOLD_BYTES = 4096  # of a process's last words
 
 @dataclass
 class Answers:
-    """What the ranks answered to one command.
+    """The answers of the ranks to one command.
 
     Parameters
     ----------

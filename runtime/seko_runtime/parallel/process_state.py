@@ -1,4 +1,4 @@
-"""What the kernel says of a process: whether it runs, how much, and since when. From /proc, without a library."""
+"""The state of a process by /proc: whether it runs, how much, and since when."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where process ``rank`` of ``ranks`` of a run finds the others: a private folder, which rank 0 makes."""
+    """The meeting place of a run's processes: a private folder, which rank 0 makes."""
 
     rank: int
     ranks: int

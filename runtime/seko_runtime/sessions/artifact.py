@@ -31,7 +31,7 @@ class Closable(Protocol):
 
 @dataclass(frozen=True)
 class OpenedFiles(Generic[ManifestT]):
-    """What an open artifact keeps of its files.
+    """The part of its files that an open artifact keeps.
 
     Parameters
     ----------

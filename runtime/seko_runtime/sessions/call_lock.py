@@ -83,9 +83,9 @@ def under_lock(
     """Decorator for methods of an object with ``_call_lock``: the lock is held during the call."""
 
     @wraps(method)
-    def held(self: Holder, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    def locked(self: Holder, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         with self._call_lock.take():
             self._call_lock.check_open()  # the thread that closes may have had its turn while this one waited
             return method(self, *arguments, **named)
 
-    return held
+    return locked

@@ -9,7 +9,7 @@ KEPT = 5  # calls of each kind
 
 
 class CallTimes:
-    """How long the calls of a pool took.
+    """Durations of a pool's calls.
 
     Parameters
     ----------

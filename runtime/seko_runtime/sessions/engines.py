@@ -17,7 +17,7 @@ Wrap = Callable[[str, Engine], Engine]
 
 
 class Engines(Protocol):
-    """Where the engines of an open artifact are: in this process, or in one for each rank."""
+    """The engines of an open artifact: in this process, or in one for each rank."""
 
     @property
     def processes(self) -> tuple[int, ...]:

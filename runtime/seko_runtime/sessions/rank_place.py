@@ -1,4 +1,4 @@
-"""Which of an artifact's processes this one is, and which programs only the first of them runs."""
+"""The rank of this process, and the programs that rank 0 alone runs."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Command = Callable[[Any, Facts], object]  # takes a rank's rows and the command'
 
 
 class Group(Protocol):
-    """What ranked rows need of a `RankGroup`."""
+    """The part of `RankGroup` that ranked rows use."""
 
     @property
     def over(self) -> bool:

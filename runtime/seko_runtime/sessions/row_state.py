@@ -56,7 +56,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class StateForm:
-    """How a workload's part of a row's state is written and read.
+    """The form of a workload's part of a row's state.
 
     Parameters
     ----------

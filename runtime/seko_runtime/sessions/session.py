@@ -29,7 +29,7 @@ class SessionLeakWarning(ResourceWarning):
 
 @dataclass(frozen=True)
 class Request:
-    """What a session that waits for its next result has asked for.
+    """A session's request for its next result.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Request:
 
 
 class SharedRows(Protocol):
-    """What a session needs of its pool: its rows, its lock and its clock."""
+    """The part of a pool that a session uses: rows, lock and clock."""
 
     _rows: Rows[Any, Any]
     _call_lock: CallLock
@@ -172,7 +172,7 @@ class RowSession:
 
     @property
     def due(self) -> float | None:
-        """When the result is due that was asked for; None if none was, or it is there."""
+        """The due time of the requested result; None if none is requested, or it is there."""
         request = self._request
         return None if request is None else request.due
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class GoldenError(Protocol):
-    """How much one replayed result differs from the recorded one; `str` gives a line."""
+    """The difference of a replayed result from the recorded one; `str` gives a line."""
 
     @property
     def within(self) -> bool:

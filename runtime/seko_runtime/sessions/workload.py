@@ -18,7 +18,7 @@ Tensors = Mapping[str, MappedTensor]
 
 
 class RuntimeWorkload(ABC, Generic[ManifestT]):
-    """One kind of model. An artifact names it in its manifest's ``workload.kind``.
+    """A kind of model. An artifact names it in its manifest's ``workload.kind``.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a session returns: a finished chunk, and its counters. `VideoRows` makes the chunks."""
+"""A finished chunk, which a session returns, and its counters. `VideoRows` makes the chunks."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class RowClocks:
 
     @property
     def kept_slots(self) -> int:
-        """How many chunks' latents a row keeps."""
+        """Number of chunks whose latents a row keeps."""
         return self._kept_ring.cache_frames
 
     def next_frames(self, rows: Sequence[int]) -> NDArray[np.int64]:

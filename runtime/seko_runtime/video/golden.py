@@ -15,7 +15,7 @@ from seko_runtime.format.safetensors_map import MappedTensor
 
 @dataclass(frozen=True)
 class ChunkError:
-    """How much a replayed chunk differs from the recorded one.
+    """The difference of a replayed chunk from the recorded one.
 
     Parameters
     ----------

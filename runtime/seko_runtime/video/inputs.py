@@ -140,10 +140,10 @@ class CallerInputs:
     def kept(self, rows: Rows, entries: Sequence[KeptChunk]) -> dict[str, Array]:
         """Return the inputs of the kept chunks in one step of a rebuild; zeros for a row without one."""
         arrays = {}
-        for name, kept in self._kept.items():
+        for name, by_slot in self._kept.items():
             arrays[name] = np.stack(
                 [
-                    np.zeros_like(kept[0, 0]) if entry.kept_slot is None else kept[entry.kept_slot, row]
+                    np.zeros_like(by_slot[0, 0]) if entry.kept_slot is None else by_slot[entry.kept_slot, row]
                     for row, entry in zip(rows, entries, strict=True)
                 ]
             )
@@ -153,8 +153,8 @@ class CallerInputs:
         """Forget the inputs of a row's chunks; inputs per session or prompt stay."""
         for latest in self._latest.values():
             latest[row] = 0
-        for kept in self._kept.values():
-            kept[:, row] = 0
+        for by_slot in self._kept.values():
+            by_slot[:, row] = 0
 
     def rewind(self, row: int, kept_slot: int | None) -> None:
         """Hold again what a row's chunk in a kept slot was given; None: nothing, at the start of a stream."""
@@ -176,9 +176,9 @@ class CallerInputs:
 
     def _views(self, row: int) -> dict[str, Array]:
         views = {saved_input(name): latest[row : row + 1] for name, latest in self._latest.items()}
-        for name, kept in self._kept.items():
+        for name, by_slot in self._kept.items():
             views |= {
-                f"{saved_input(name)}.{place}": kept[place, row : row + 1] for place in range(len(kept))
+                f"{saved_input(name)}.{place}": by_slot[place, row : row + 1] for place in range(len(by_slot))
             }
         return views
 

@@ -91,7 +91,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Text:
-    """How a sentence becomes the token ids for the program ``text``.
+    """The tokenizer of the program ``text``, and its limits.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class Video:
 
 @dataclass(frozen=True)
 class GoldenBound:
-    """How much one recorded chunk may differ: ``latents`` and ``cache`` relative, ``video`` in levels of 255."""
+    """The bounds of a recorded chunk: ``latents`` and ``cache`` relative, ``video`` in levels of 255."""
 
     latents: float
     cache: Annotated[float, Mark.REQUIRED] = 0.0
@@ -163,7 +163,7 @@ class Golden:
 
 @dataclass(frozen=True)
 class VideoWorkload(Workload):
-    """What a video artifact says beside the core's tables. ``output`` names the buffer of a chunk's latents."""
+    """The video workload's part of a manifest. ``output`` names the buffer of a chunk's latents."""
 
     kind: Annotated[str, OneOf((KIND,), complaint=UNKNOWN_WORD)]
     stream: Stream

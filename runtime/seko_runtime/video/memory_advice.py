@@ -1,4 +1,4 @@
-"""What a build can do about too little memory for a session."""
+"""Advice for a build whose session needs more memory than the device has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the opener of a session or pool chooses, for all of its rows."""
+"""Options of a session or pool, for all of its rows."""
 
 from __future__ import annotations
 

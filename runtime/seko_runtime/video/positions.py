@@ -18,7 +18,7 @@ from seko_runtime.video.ring import Ring
 
 @dataclass(frozen=True)
 class Positions:
-    """Where the rows of a call stand; a row's index in these sequences is its batch index.
+    """The positions of a call's rows in their streams; a row's index in these sequences is its batch index.
 
     Parameters
     ----------

@@ -139,7 +139,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         super().close()
 
 
-def _told(chunk: Chunk) -> list[object]:
+def _chunk_fields(chunk: Chunk) -> list[object]:
     """Return a chunk as a message, without its tensors."""
     return [chunk.index, chunk.frames, chunk.serial, chunk.row, chunk.picture, chunk.heard_at]
 
@@ -154,7 +154,7 @@ RANK_COMMANDS: Mapping[str, Command] = {
     "decodes_beside": lambda rows, _: rows.decodes_beside,
     "stats": lambda rows, _: asdict(rows.stats),
     "begin": lambda rows, facts: rows.begin(facts["rows"], Beginning(**facts["beginning"])),
-    "run": lambda rows, facts: [_told(chunk) for chunk in rows.run(**facts)],
+    "run": lambda rows, facts: [_chunk_fields(chunk) for chunk in rows.run(**facts)],
     "set_prompt": lambda rows, facts: rows.set_prompt(**facts),
     "set_text": lambda rows, facts: rows.set_text(**facts),
     "set_inputs": lambda rows, facts: rows.set_inputs(**facts),

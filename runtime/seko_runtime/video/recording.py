@@ -1,4 +1,4 @@
-"""What an artifact's golden was recorded with and of: inputs to fall back on, and chunks to compare with."""
+"""An artifact's golden: recorded inputs to fall back on, and chunks to compare with."""
 
 from __future__ import annotations
 

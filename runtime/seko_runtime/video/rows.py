@@ -20,7 +20,7 @@ NO_VIDEO = "this artifact makes no video; read latents with run_chunk().to_host(
 
 @dataclass(frozen=True)
 class Beginning:
-    """What the streams of some rows begin with, k of them.
+    """The conditions with which the streams of k rows begin.
 
     Parameters
     ----------

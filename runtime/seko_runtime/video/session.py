@@ -20,7 +20,7 @@ from seko_runtime.video.video_stream import QueuedChunks, VideoStream
 
 
 class SharedStreams(SharedRows, Protocol):
-    """What a session needs of its pool."""
+    """The part of a pool that a session uses."""
 
     _rows: VideoRows
 

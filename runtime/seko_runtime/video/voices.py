@@ -14,7 +14,7 @@ from seko_runtime.video.manifest import VideoManifest
 
 
 class Voices:
-    """What was pushed for each row; see `Session.push_audio`. Rows without a voice are given windows as inputs.
+    """The audio pushed for each row; see `Session.push_audio`. Rows without a voice take windows as inputs.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ CACHE_UPDATE = "TensorScatter"  # of opset 24; TensorRT's parser makes a cache u
 
 @dataclass(frozen=True)
 class CacheRows:
-    """How an exact cache lies whose chunks never cross the end of the ring.
+    """The layout of an exact cache whose chunks never cross the end of the ring.
 
     Parameters
     ----------

@@ -117,7 +117,7 @@ def _plugin_of(node: NodeProto, types: Mapping[str, int], model: ModelProto) -> 
 
 
 def _expand_behind_writes(model: ModelProto, aliases: Mapping[str, str]) -> None:
-    """Let the past be expanded out of the cache that the same call has written, where it writes it.
+    """Let cached frames be expanded out of the cache that the same call has written, where it writes it.
 
     What is expanded leaves the written slots out, so the bytes are the same. A cache that one plugin reads and another
     writes in place would leave the order of the two open, and the builder for RTX refuses it.
@@ -134,7 +134,7 @@ def _expand_behind_writes(model: ModelProto, aliases: Mapping[str, str]) -> None
         ready = [node for node in waiting if not missing & {*node.input}]
         if not ready:
             raise LoweringError(
-                f"{model.graph.name!r} writes what it computed out of the past to the same cache"
+                f"{model.graph.name!r} writes what it computed out of cached frames to the same cache"
             )
         ordered += ready
         waiting = [node for node in waiting if missing & {*node.input}]

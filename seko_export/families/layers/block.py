@@ -212,7 +212,7 @@ class Block(BlockWeights):
     ) -> Tensor:
         batch, tokens = q.shape[0], self.stream.cache_tokens
         windows = self.kv.expand(caches, scales, places, q.dtype)  # each [B*N, H, D]
-        k, v = (  # a chunk sees itself as it is: only its past went through the format
+        k, v = (  # a chunk sees itself as it is: only cached frames went through the format
             window if exact else window.index_copy(0, token_index, x)
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
         )

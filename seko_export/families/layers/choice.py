@@ -87,7 +87,7 @@ class PromptModule(FamilyModule):
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """What a family changes about the shared layers.
+    """A family's changes to the shared layers.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ class LayerChoice:
 
     @property
     def layer_inputs(self) -> tuple[str, ...]:
-        """What every layer takes besides keys and values, each once."""
+        """Inputs of every layer besides keys and values, each once."""
         return tuple(dict.fromkeys((*self.after_attention_inputs, *self.tail_inputs)))
 
 

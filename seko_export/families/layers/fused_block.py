@@ -1,7 +1,7 @@
 """One transformer layer in Seko's kernels: `block.Block` with fewer launches, optionally with fp8 attention.
 
 `RowFusedBlock` works with any cache: it fuses norms, modulation, residuals and RoPE, uses 16-bit attention, and
-rounds exactly as `Block` does. `FusedBlock` needs an FP4 cache: the past is expanded to an 8-bit scratch (keys int8,
+rounds exactly as `Block` does. `FusedBlock` needs an FP4 cache: its frames are expanded to an 8-bit scratch (keys int8,
 values fp8), and one kernel attends to it and to the chunk's own unquantised keys and values (docs/adr/0004). The
 scratch lives for one call, so all layers share its memory. With a resident window, `past_window.WindowExpand` fills
 it once a chunk instead. Attention reads the number of filled tokens on the device, so full and filling rows share an
@@ -68,7 +68,7 @@ def set_fp8(module: nn.Module | None) -> None:
 
 
 class Past(NamedTuple):
-    """What a layer attends to besides its chunk, and the number of rows that its caches hold."""
+    """The cached frames that a layer attends to, and the number of rows that its caches hold."""
 
     valid_tokens: Tensor
     caches: Mapping[str, Tensor]
@@ -90,7 +90,7 @@ class Past(NamedTuple):
 
 
 class FusedLayer(BlockWeights):
-    """What the fused layers share: everything except self-attention.
+    """Base class of fused layers; subclasses add self-attention.
 
     Parameters
     ----------
@@ -273,7 +273,7 @@ class FusedLayer(BlockWeights):
 
 
 class FusedBlock(FusedLayer):
-    """One transformer layer over an NVFP4 cache: the past in 8 bits, the chunk's own tokens unquantised.
+    """One transformer layer over an NVFP4 cache: cached frames in 8 bits, the chunk's own tokens unquantised.
 
     Parameters
     ----------
@@ -377,7 +377,7 @@ class RowFusedBlock(FusedLayer):
         if rows is not None:
             token_index = token_index_of_call(token_index, rows, s)
         windows = self.kv.expand(cached.of_rows, scales, cached.key_rotary, q.dtype)  # each [B*N, H, D]
-        keys, window_values = (  # a chunk sees itself as it is: only its past went through the format
+        keys, window_values = (  # a chunk sees itself as it is: only cached frames went through the format
             (window if exact else window.index_copy(0, token_index, x)).unflatten(0, (batch, s.cache_tokens))
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
         )

@@ -38,7 +38,7 @@ FULL, CONTEXT, LAST, WIDE = "full", "context", "last", "wide"
 
 
 class LayerArguments:
-    """Makes the arguments and engines of one layer group.
+    """The arguments and engines of one layer group.
 
     Parameters
     ----------

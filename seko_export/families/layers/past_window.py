@@ -54,7 +54,7 @@ def expand_past(
     valid_tokens: Tensor,
     stream: StreamConfig,
 ) -> None:
-    """Expand the past of an FP4 cache, without the chunk's own slots, into ``window``.
+    """Expand the cached tokens of an FP4 cache, without the chunk's own slots, into ``window``.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How the ranks of a build share a chunk: tokens outside attention, heads inside it (Ulysses, arXiv 2309.14509).
+"""Division of a chunk among ranks: tokens outside attention, heads inside it (Ulysses, arXiv 2309.14509).
 
 A rank is one process with one GPU. Every rank has the same share of each latent frame's tokens, so that what is given
 per frame needs no change, and the same share of the heads, in order. The collectives are functional, which

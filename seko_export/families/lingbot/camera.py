@@ -57,7 +57,7 @@ class CameraTokens(Ranked):
 
 
 class ScaleShift(nn.Module):
-    """What one layer makes of the camera's tokens."""
+    """Scale and shift that one layer computes from the camera's tokens."""
 
     groups = ("given",)
     fp8_linears = ("cam_injector_layer1", "cam_injector_layer2", "cam_scale_layer", "cam_shift_layer")

@@ -50,7 +50,7 @@ class LongRope:
 
     @property
     def amplitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         growth = math.log(self.max_positions / self.original_positions) / math.log(self.original_positions)
         return math.sqrt(1 + growth)
 
@@ -96,7 +96,7 @@ class NetConfig:
 
     @property
     def branch_scale(self) -> float:
-        """What attention and feed-forward are multiplied by before they are added."""
+        """Factor of attention and feed-forward before they are added."""
         return 1.0 if self.scale_depth is None else self.scale_depth / math.sqrt(self.layers)
 
     @property

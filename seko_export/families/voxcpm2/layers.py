@@ -157,7 +157,7 @@ class CachedLayer(Layer):
 
 
 class Positions(nn.Module):
-    """Where the tokens of a call lie in the cache, what they see, and their rotary tables.
+    """The positions of a call's tokens in the cache, the tokens they attend to, and their rotary tables.
 
     Parameters
     ----------

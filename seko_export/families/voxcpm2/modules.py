@@ -230,7 +230,7 @@ class Condition(nn.Module):
 
 
 class PatchNoise(nn.Module):
-    """Where the solver begins: noise that depends on seed and number of the patch alone."""
+    """The solver's initial noise, which depends on seed and number of the patch alone."""
 
     def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""What checkpoints of Wan's layers have in common, whichever family they belong to."""
+"""Common parts of checkpoints with Wan's layers, of any family."""

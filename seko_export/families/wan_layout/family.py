@@ -1,4 +1,4 @@
-"""What families with Wan's layers and checkpoints in the layout of Wan's code have in common."""
+"""Base of families with Wan's layers and checkpoints in the layout of Wan's code."""
 
 from __future__ import annotations
 

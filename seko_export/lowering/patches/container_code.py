@@ -87,10 +87,10 @@ def _compiled_in_two(cmd_line: str, cwd: str, run: Callable[[str, str], None]) -
     def compile_to(text: str, target: Path) -> None:
         source = target.with_suffix(".cpp")
         source.write_text(text)
-        made = command.copy()
-        made[source_at], made[target_at] = str(source), str(target)
+        adapted = command.copy()
+        adapted[source_at], adapted[target_at] = str(source), str(target)
         # Checks name the source's file: without the folder, whose name is random, equal code gives equal bytes.
-        run(shlex.join([*made, f"-ffile-prefix-map={target.parent}=seko"]), cwd)
+        run(shlex.join([*adapted, f"-ffile-prefix-map={target.parent}=seko"]), cwd)
 
     with tempfile.TemporaryDirectory(dir=folder) as work:
         own_object, fresh = Path(work, "own.o"), Path(work, "container.o")

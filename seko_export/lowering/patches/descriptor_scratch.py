@@ -33,8 +33,12 @@ def scratch_of_the_whole_grid() -> Iterator[None]:
     def cpp_scratch(
         self: CUDADeviceOpOverrides, idx: int, workspace: Any, prefix: str | None = None
     ) -> tuple[list[str], str] | None:
-        made = known(self, idx, workspace, prefix)
-        return made if made is None or workspace.size == 0 else (_scaled(made[0], workspace.size), made[1])
+        scratch = known(self, idx, workspace, prefix)
+        return (
+            scratch
+            if scratch is None or workspace.size == 0
+            else (_scaled(scratch[0], workspace.size), scratch[1])
+        )
 
     CUDADeviceOpOverrides.cpp_scratch = cpp_scratch  # type: ignore[method-assign]
     try:

@@ -1,4 +1,4 @@
-"""What a patch of torch or triton is, and a context that applies several."""
+"""Patches of torch or triton, and a context that applies several."""
 
 from __future__ import annotations
 

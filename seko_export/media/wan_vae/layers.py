@@ -101,7 +101,7 @@ class CausalConv3d(Streamed):
         return self._convolved(joined, self.weight, padding)
 
     def _convolved(self, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
-        """Return the convolution of the frames in ``x`` [B, channels_in, T', H', W], which includes the past.
+        """Return the convolution of the frames in ``x`` [B, channels_in, T', H', W], which includes the cached frames.
 
         ``padding``: rows and columns of zeros on either side. cuDNN is asked for what it is fast at: a few filters are
         a matmul instead, and most kernels in time are one of pictures for each tap.
@@ -291,7 +291,7 @@ def conv_of_few_filters(
     Parameters
     ----------
     x : Tensor
-        [B, C, T + t - 1, H, W], the past in it, in channels-last memory: in any other it is copied.
+        [B, C, T + t - 1, H, W], the cached frames in it, in channels-last memory: in any other it is copied.
     weight : Tensor
         [O, C, t, r, c], the dtype of ``x``; r and c odd.
     bias : Tensor

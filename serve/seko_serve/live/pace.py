@@ -1,4 +1,4 @@
-"""When a viewer's next chunk is due, and whether it may be made: at most two chunks are ahead of what was shown."""
+"""The pace of a viewer: when the next chunk is due; at most two chunks are ahead of what was shown."""
 
 from __future__ import annotations
 

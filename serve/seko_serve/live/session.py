@@ -49,7 +49,7 @@ class _Sent:
 
 @dataclass(frozen=True)
 class Opening:
-    """What a session begins with, checked by the HTTP room."""
+    """The conditions with which a session begins, checked by the HTTP room."""
 
     prompt: str | None
     seed: int

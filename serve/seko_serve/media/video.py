@@ -149,7 +149,7 @@ class RawEncoder(VideoEncoder):
 
 
 class MjpegEncoder(VideoEncoder):
-    """One JPEG a frame."""
+    """Encoder of one JPEG a frame."""
 
     codec = Codec.MJPEG
 

@@ -1,1 +1,1 @@
-"""Who may do what, and how often: keys, tickets, resume tokens, origins, rates."""
+"""Access and its limits: keys, tickets, resume tokens, origins, rates."""

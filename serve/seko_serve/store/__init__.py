@@ -1,1 +1,1 @@
-"""Where snapshots of sessions lie: files that are written once, read, and removed."""
+"""Stores of sessions' snapshots: files that are written once, read, and removed."""

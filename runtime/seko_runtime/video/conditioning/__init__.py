@@ -1,4 +1,4 @@
-"""What steers a stream besides text: conditioning frames, and cameras from keys or recorded paths. Numpy only."""
+"""Conditions of a stream besides text: conditioning frames, and cameras from keys or recorded paths. Numpy only."""
 
 from seko_runtime.video.conditioning.camera_path import CameraPath
 from seko_runtime.video.conditioning.conditioning_frames import (

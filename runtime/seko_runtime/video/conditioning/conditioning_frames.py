@@ -26,7 +26,7 @@ NO_ENCODER = "this artifact encodes no pictures; rebuild it with a VAE (--vae), 
 
 
 class ConditioningFrames:
-    """How many conditioning frames each row's stream begins with; ``conditioning.latents`` holds their latents.
+    """The number of conditioning frames of each row; ``conditioning.latents`` holds their latents.
 
     Parameters
     ----------

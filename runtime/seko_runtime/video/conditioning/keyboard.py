@@ -37,7 +37,7 @@ _USUAL_FOCAL_LENGTH = 500.0  # pixels, at any size
 
 @dataclass(frozen=True)
 class KeySettings:
-    """How far a held key moves and turns the camera in one step.
+    """The distance and angle by which a held key moves the camera in one step.
 
     Parameters
     ----------

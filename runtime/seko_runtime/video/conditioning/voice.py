@@ -32,7 +32,7 @@ _BLOCK = RATE  # samples of a voice that are held in one array
 
 @dataclass(frozen=True)
 class AudioWindows:
-    """Which samples each latent frame of an artifact's streams hears.
+    """The window of audio samples of each latent frame.
 
     Latent frame 0 is one video frame, each later one ``per_latent`` of them. A window of `WINDOW` samples lies around
     the middle of its video frames. Samples before the voice, and behind the frame's last video frame, are zeros in it.
