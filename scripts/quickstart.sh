@@ -34,8 +34,8 @@ if [ "${1:-}" = --world ]; then
 fi
 if [ "${1:-}" = --serve ]; then
     seko_add_serve
-    built artifacts/quickstart-serve --sessions 2 --batch 1,2
-    exec "$PYTHON" -m seko_serve artifacts/quickstart-serve "${@:2}"
+    built artifacts/quickstart
+    exec "$PYTHON" -m seko_serve artifacts/quickstart "${@:2}"
 fi
 built artifacts/quickstart
 prompt="a small red disc bouncing and a large blue ring pulsing on a green gradient"

@@ -5,24 +5,40 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 import uvicorn
 
 from seko_runtime import Pool
+from seko_runtime.backends.torch_memory import CpuMemory
 from seko_serve.http.app import Application
 from seko_serve.live.device import Device
 from seko_serve.live.house import House
 from seko_serve.run import SERVER_LIMITS
 from seko_serve.settings import Settings
-from tests.runtime import toy_pool
+from tests.runtime import toy_pool, toy_whole
+from tests.stacked import open_rows
 
 
 @contextmanager
 def toy_opener() -> Iterator[Pool]:
     with toy_pool.open_pool() as pool:
+        yield pool
+
+
+@contextmanager
+def plain_opener() -> Iterator[Pool]:
+    """The pool of an artifact that was built without ``--sessions``: one row."""
+    rows = open_rows(
+        toy_whole.whole_manifest(),
+        toy_whole.eager_engines(),
+        toy_whole.whole_weights(),
+        CpuMemory(),
+        prompt_ids=toy_whole.WordIds(),
+    )
+    with Pool(rows) as pool:
         yield pool
 
 
@@ -51,9 +67,11 @@ def start() -> Iterator[Starter]:
     """Start servers with settings; they end with the test."""
     running: list[Running] = []
 
-    def started(**changes: object) -> Running:
+    def started(
+        opener: Callable[[], AbstractContextManager[Pool]] = toy_opener, **changes: object
+    ) -> Running:
         settings = Settings(Path("toy"), port=0, **changes)  # type: ignore[arg-type]
-        house = House(settings, Device(toy_opener))
+        house = House(settings, Device(opener))
         config = uvicorn.Config(
             Application(settings, house).app(), host="127.0.0.1", port=0, log_level="warning", **SERVER_LIMITS
         )

@@ -19,7 +19,7 @@ from seko_serve.errors import ServeError
 from seko_serve.protocol import Media
 from tests.runtime import toy_pool, toy_whole
 
-from .conftest import Running, Starter
+from .conftest import Running, Starter, plain_opener
 
 PROMPT = "a b"
 LIMIT_S = 60.0
@@ -197,6 +197,24 @@ def test_rows_are_freed_and_a_full_server_says_when_to_come_back(start: Starter)
         assert status == 201
         assert http(f"{server.url}/v1/sessions/{opened['id']}", "DELETE")[0] == 204
         assert http(f"{server.url}/v1/sessions/{opened['id']}")[0] == 404
+
+    run(test, server)
+
+
+def test_an_artifact_without_sessions_serves_one_viewer_after_another(start: Starter) -> None:
+    server = start(plain_opener)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        seen = []
+        for _ in range(2):
+            client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+            assert http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[0] == 503
+            media, _ = await watch(client, 4)
+            await client.close()
+            seen.append(pictures(media))
+            while http(f"{server.url}/v1/sessions")[1]["data"]:
+                await asyncio.sleep(0.01)
+        assert np.array_equal(*seen)
 
     run(test, server)
 
