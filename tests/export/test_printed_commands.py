@@ -34,11 +34,11 @@ class StopError(RuntimeError):
 def headers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have files of weights hold their header and a hole: those of 14 billion numbers take no room."""
 
-    def write(path: Path, names: Mapping[str, str], weights: Any) -> None:
+    def write(path: Path, content: Mapping[str, Any]) -> None:
         header, end = {}, 0
-        for key, name in names.items():
-            begin, end = end, end + weights.bytes_of(name)
-            header[key] = {"dtype": "BF16", "shape": weights.shapes[name], "data_offsets": [begin, end]}
+        for key, tensor in content.items():
+            begin, end = end, end + tensor.nbytes
+            header[key] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": [begin, end]}
         encoded = json.dumps(header).encode()
         with path.open("wb") as file:
             file.write(len(encoded).to_bytes(8, "little") + encoded)
