@@ -114,6 +114,8 @@ class LiveSession:
             KeyboardCamera(stream.height, stream.width, stream.chunk_frames) if takes_camera else None
         )
         self._keys: frozenset[str] = frozenset()
+        self._asked = False  # whether the next chunk was asked for
+        self._inputs: Mapping[str, object] | None = None  # of that chunk
 
     # -- the event loop ----------------------------------------------------------------------------------------
 
@@ -254,12 +256,17 @@ class LiveSession:
                 self._post(message("rejected", id=control.id, code="bad_request", message=text))
             else:
                 self._applied.append(control.id)
-        row.request_chunk(due, self._steered())
+        if (
+            not self._asked
+        ):  # else the pool has not served it yet, and the camera has moved for this chunk already
+            self._inputs, self._asked = self._steered(), True
+        row.request_chunk(due, self._inputs)
         return row
 
     def made(self, chunk: Chunk, now: float) -> None:
         """Take the chunk that was asked for, and have it encoded."""
         applied, self._applied = self._applied, []
+        self._asked = False
         with self._lock:
             self._jobs.append((self._pace.chunks, chunk, applied, now))
             begin = not self._encoding
