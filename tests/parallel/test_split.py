@@ -145,7 +145,7 @@ def test_backends_and_families_that_cannot_split_refuse(monkeypatch: pytest.Monk
             refuse_uncarried(export_backend(name), config)
     of_talk = BuildOptions(preset="seko-talk-tiny", target="cpu", ranks=2)
     assert resolve_build(of_talk).config.target.ranks == 2
-    monkeypatch.delattr(SekoTalkFamily, "splits_over_ranks")  # as of a family outside this package
+    monkeypatch.setattr(SekoTalkFamily, "splits_over_ranks", False)  # as of a family outside this package
     with pytest.raises(UsageError, match="of the family 'seko_talk' run on one GPU so far"):
         resolve_build(of_talk)
 

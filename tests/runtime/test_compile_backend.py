@@ -45,7 +45,7 @@ with open_artifact(sys.argv[1]) as artifact:
 """
 
 
-SAID = "seko_runtime: engines are compiled here, which takes a while before the first chunk: "
+SAID = "seko_runtime: engines are compiled here, which takes a while before the first call: "
 
 
 def replay(folder: Path, cache_folder: Path, *more: str, says: str | None, **settings: str) -> dict[str, int]:
