@@ -24,7 +24,8 @@ from scripts.bench.counting import processor_ticks
 from scripts.bench.rows import append_row
 
 ROOT = Path(__file__).parents[2]
-INSTALL = "source scripts/venv.sh && seko_make_venv && seko_make_venv dev && seko_add_serve && seko_try_extra tensorrt-rtx"
+STEPS = ("seko_make_venv", "seko_make_venv dev", "seko_add_serve", "seko_try_extra tensorrt-rtx")
+INSTALL = " && ".join(("source scripts/venv.sh", *STEPS))
 QUICKSTART = ("scripts/quickstart.sh",)
 # Of each tier: the script with its arguments, and how many quick starts it may take.
 TIERS = {"fast": (("scripts/test.sh",), 6.5), "all": (("scripts/test.sh", "--all"), 11.0)}

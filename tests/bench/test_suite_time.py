@@ -11,7 +11,7 @@ import pytest
 from scripts.bench import suite_time
 
 BUSY = "python3 -c 'import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass'"
-VENV = "seko_make_venv() { true; }\nseko_try_extra() { true; }\n"
+VENV = "seko_make_venv() { true; }\nseko_add_serve() { true; }\nseko_try_extra() { true; }\n"
 
 
 def git(home: Path, *words: str) -> None:

@@ -114,7 +114,7 @@ def test_a_write_of_what_was_computed_out_of_the_same_cache_is_refused() -> None
     (write,) = (node for node in copy.graph.node if node.op_type == "nvfp4_write")
     (attend,) = (node for node in copy.graph.node if node.op_type == "attention_fp8")
     write.input[0] = attend.output[0]
-    with pytest.raises(LoweringError, match="writes what it computed out of the past to the same cache"):
+    with pytest.raises(LoweringError, match="writes what it computed out of cached frames to the same cache"):
         plan_form(copy)
 
 
