@@ -147,7 +147,7 @@ FP8_MATMUL_SHARE = 0.65
 ATTENTION_SHARE = 0.55  # measured alone, cuDNN: 1.73 ms at 12 heads, 5.74 ms at 40 (docs/adr/0002)
 # Measured alone: `ms` of kernels/seko_kernels/tuned_attention_bf16.json, 595 TFLOP/s at 12 heads, 598 at 40.
 BF16_ATTENTION_SHARE = 0.6
-# Of the bf16 peak, with cached frames in 8 bits (docs/adr/0006); measured alone: `ms` of
+# Of the bf16 peak, with cached tokens in 8 bits (docs/adr/0006); measured alone: `ms` of
 # kernels/seko_kernels/tuned_attention.json, 849 TFLOP/s at 12 heads, 859 at 40.
 FP8_ATTENTION_SHARE = 0.86
 MASKED_ATTENTION_SHARE = 0.37  # measured alone, cuDNN with a bias: 2.64 and 8.26 ms (docs/adr/0002)
