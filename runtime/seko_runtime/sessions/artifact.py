@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol
 
 from seko_runtime.format.safetensors_map import MappedTensor
 from seko_runtime.host.faults import machine_faults
 from seko_runtime.sessions.call_lock import CallLock
+from seko_runtime.sessions.closing import Closing
 from seko_runtime.sessions.engines import Engines, Wrap
 from seko_runtime.sessions.loaded import ManifestT
 from seko_runtime.sessions.verdict import GoldenError
-
-OwnT = TypeVar("OwnT", bound="OpenArtifact[Any]")
 
 
 class Closable(Protocol):
@@ -51,7 +49,7 @@ class OpenedFiles(Generic[ManifestT]):
     golden: Mapping[str, MappedTensor]
 
 
-class OpenArtifact(Generic[ManifestT]):
+class OpenArtifact(Closing, Generic[ManifestT]):
     """An artifact with loaded engines and weights on the device; its sessions share both.
 
     Made by `open_artifact`. Use it as a context manager, or call `close()`. Any thread may call it: opening and
@@ -133,14 +131,3 @@ class OpenArtifact(Generic[ManifestT]):
             finally:
                 self._opened.clear()
                 self.engines.close()
-
-    def __enter__(self: OwnT) -> OwnT:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

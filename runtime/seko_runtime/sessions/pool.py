@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from seko_runtime.arguments import iterates, path_of
 from seko_runtime.errors import PoolFullError, SekoRuntimeError, UsageError
 from seko_runtime.sessions.call_times import CallTimes
+from seko_runtime.sessions.closing import Closing
 from seko_runtime.sessions.rows import Rows
 from seko_runtime.sessions.scheduler import NextCall, Waiting, next_call
 from seko_runtime.sessions.session import (
@@ -37,10 +37,9 @@ from seko_runtime.sessions.snapshot import checked_key, read_snapshot
 SessionT = TypeVar("SessionT", bound=RowSession)
 GivenT = TypeVar("GivenT")
 ResultT = TypeVar("ResultT")
-OwnT = TypeVar("OwnT", bound="RowPool[Any, Any, Any]")
 
 
-class RowPool(Generic[SessionT, GivenT, ResultT]):
+class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
     """The rows of an artifact, each for a session. Each workload derives its own.
 
     Of an artifact that was built with ``--sessions`` a call carries some of the sessions, of any other one all rows.
@@ -329,17 +328,6 @@ class RowPool(Generic[SessionT, GivenT, ResultT]):
             self._rows.close()
             for session in left:  # last: a warning may be an error
                 warnings.warn(f"session {session.name!r} was never closed", SessionLeakWarning, stacklevel=2)
-
-    def __enter__(self: OwnT) -> OwnT:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _sessions_by_row(self) -> dict[int, SessionT]:
         """Return the session of each taken row."""

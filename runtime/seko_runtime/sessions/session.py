@@ -8,19 +8,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
 from seko_runtime.arguments import path_of, real_number, shown
 from seko_runtime.errors import SessionClosedError, UsageError
 from seko_runtime.sessions.call_lock import CallLock
+from seko_runtime.sessions.closing import Closing
 from seko_runtime.sessions.row_state import RowState
 from seko_runtime.sessions.rows import Rows
 from seko_runtime.sessions.snapshot import write_snapshot
-
-OwnT = TypeVar("OwnT", bound="RowSession")
 
 
 class SessionLeakWarning(ResourceWarning):
@@ -67,7 +65,7 @@ class SharedRows(Protocol):
         """Return a free row, prepared for a tenant; PoolFullError if there is none."""
 
 
-class RowSession:
+class RowSession(Closing):
     """A session of a pool, which holds one row, or while it is paused a state on the host.
 
     Any thread may call it, also at the same time as other calls of the pool: one call runs, the others wait.
@@ -205,17 +203,6 @@ class RowSession:
                 self._ended()
             if self._owns_pool:
                 self._pool.close()
-
-    def __enter__(self: OwnT) -> OwnT:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if self._row is not None and not self._pool._call_lock.forked:

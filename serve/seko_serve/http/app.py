@@ -22,7 +22,7 @@ from seko_serve.errors import ServeError
 from seko_serve.http.stream import serve_stream
 from seko_serve.live.house import House
 from seko_serve.live.session import LiveSession, Opening
-from seko_serve.protocol import MAX_PROMPT_LETTERS
+from seko_serve.protocol import MAX_PROMPT_LETTERS, parse_control
 from seko_serve.security.keys import ApiKeys
 from seko_serve.security.rates import Rate
 from seko_serve.settings import Settings
@@ -166,8 +166,6 @@ def _opening(table: dict[str, Any], house: House) -> Opening:
 
 def _take(table: dict[str, Any], session: LiveSession) -> None:
     """Apply a PATCH: a prompt, or a pause."""
-    from seko_serve.protocol import parse_control
-
     if set(table) - {"prompt", "recache", "paused"}:
         raise ServeError("bad_request", "unknown fields, expected some of paused, prompt, recache")
     if "prompt" in table:
