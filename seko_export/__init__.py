@@ -87,6 +87,8 @@ def build(
             media=resolved.media,
             backend=options.backend,
             use_ema=not options.no_ema,
+            loras=options.lora_files,
+            lora_partial=options.lora_partial,
             compiler_cache=compiler_cache,
             goldens=not options.no_goldens,
             replace=replace,

@@ -12,7 +12,7 @@ import torch
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
+from seko_export.checkpoints.sources import Layout, MergedLora, OpenedFiles, TensorSource, shown
 from seko_export.config.build import ModelIdentity
 from seko_export.errors import CheckpointError, UsageError
 
@@ -37,18 +37,26 @@ class Checkpoint:
         weights in another format; a label, not a proof).
     dtype : torch.dtype or None
         The dtype to convert to; None keeps the stored dtype.
+    sources : mapping of str to TensorSource
+        The stored tensor of every key, in layer order.
+    adapters : tuple of MergedLora
+        LoRAs that are merged into the weights.
+    notes : tuple of str
+        Sentences on what was taken, for the user.
     """
 
     config: object
     format: str
     identity: Mapping[str, str | int]
     dtype: torch.dtype | None
-    _sources: Mapping[str, TensorSource]
+    sources: Mapping[str, TensorSource]
+    adapters: tuple[MergedLora, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every key, in layer order."""
-        return tuple(self._sources)
+        return tuple(self.sources)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return one weight, checked to be finite.
@@ -71,7 +79,7 @@ class Checkpoint:
         CheckpointError
             If a stored number is NaN or infinite; if a stored number does not fit ``self.dtype``.
         """
-        source = self._sources[name]
+        source = self.sources[name]
         stored = source.read()
         weight = stored if self.dtype is None else stored.to(self.dtype)
         # What is finite after the conversion was finite before it: one pass in the good case.
@@ -90,7 +98,7 @@ class Checkpoint:
 
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every name with its tensor, one at a time, so that the caller decides what stays in memory."""
-        for name in self._sources:
+        for name in self.sources:
             yield name, self[name]
 
 

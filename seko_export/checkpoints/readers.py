@@ -91,7 +91,7 @@ def _open_one(path: Path, layout: Layout) -> OpenedFiles:
             head = file.read(64)
         file_bytes = path.stat().st_size
         if _looks_like_safetensors(head):
-            return OpenedFiles("safetensors", "all", file_bytes, _open_safetensors(path))
+            return OpenedFiles("safetensors", "all", file_bytes, *_open_safetensors(path))
         if head.startswith(b"PK\x03\x04"):
             return OpenedFiles("pt", layout.pt_part or "all", file_bytes, open_pt(path, layout))
     except OSError as fault:
@@ -128,12 +128,13 @@ def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
         head = file.read(64)
     if not _looks_like_safetensors(head):
         raise _refused_content(files[0], head, layout)
-    return OpenedFiles("safetensors", "all", files[0].stat().st_size, _open_safetensors(files[0]))
+    return OpenedFiles("safetensors", "all", files[0].stat().st_size, *_open_safetensors(files[0]))
 
 
 def _open_sharded(index: Path) -> OpenedFiles:
     weight_map = _read_weight_map(index)
     sources: list[TensorSource] = []
+    metadata: dict[str, str] = {}
     file_bytes = 0
     for shard in sorted(set(weight_map.values())):
         path = index.parent / shard
@@ -142,7 +143,8 @@ def _open_sharded(index: Path) -> OpenedFiles:
                 f"{index} names the shard {shown(repr(shard))}, which is not there; fetch it again"
             )
         file_bytes += path.stat().st_size
-        inside = _open_safetensors(path)
+        inside, about = _open_safetensors(path)
+        metadata |= about
         listed = {key for key, name in weight_map.items() if name == shard}
         stored = {source.file_key for source in inside}
         if listed != stored:
@@ -152,7 +154,7 @@ def _open_sharded(index: Path) -> OpenedFiles:
                 f"(first: {shown(repr(min(listed ^ stored)))}); they are of different checkpoints, fetch them again"
             )
         sources.extend(inside)
-    return OpenedFiles("safetensors", "all", file_bytes, tuple(sources))
+    return OpenedFiles("safetensors", "all", file_bytes, tuple(sources), metadata)
 
 
 def _read_weight_map(index: Path) -> Mapping[str, str]:
@@ -179,7 +181,8 @@ def _looks_like_safetensors(head: bytes) -> bool:
     )
 
 
-def _open_safetensors(path: Path) -> tuple[TensorSource, ...]:
+def _open_safetensors(path: Path) -> tuple[tuple[TensorSource, ...], Mapping[str, str]]:
+    """Return a file's tensors, and the metadata of its header."""
     try:
         file = safe_open(str(path), framework="pt", device="cpu")
         sources = []
@@ -189,7 +192,7 @@ def _open_safetensors(path: Path) -> tuple[TensorSource, ...]:
             shape = tuple(stored.get_shape())
             read = partial(file.get_tensor, key)
             sources.append(TensorSource(key, key, shape, kind, _SAFETENSORS_DTYPES.get(kind), read))
-        return tuple(sources)
+        return tuple(sources), file.metadata() or {}  # type: ignore[no-untyped-call]
     except SafetensorError as fault:
         raise DamagedCheckpointError(
             f"{path} is no whole safetensors file: cut short or damaged "

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from seko_export.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +31,44 @@ class Companion:
     names: tuple[str, ...]
     parts: tuple[str, ...]
     pt_part: str | None = None
+
+
+@dataclass(frozen=True)
+class LoraFile:
+    """A LoRA to merge into a model: its file or PEFT folder, and the weight that multiplies it.
+
+    Raises
+    ------
+    CheckpointError
+        If the weight is negative or not finite.
+    """
+
+    path: Path
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.weight) and self.weight >= 0):
+            raise CheckpointError(f"--lora {self.path}:{self.weight}: expected a finite weight of at least 0")
+
+    @classmethod
+    def parse(cls, text: str) -> LoraFile:
+        """Read ``FILE`` or ``FILE:WEIGHT``; a colon without a number behind it belongs to the file's name."""
+        name, colon, number = text.rpartition(":")
+        if colon and name and not Path(text).exists():
+            try:
+                return cls(Path(name), float(number))
+            except ValueError:
+                pass
+        return cls(Path(text))
+
+
+@dataclass(frozen=True)
+class MergedLora:
+    """A LoRA that is merged into weights: its name, the weight that multiplied it, and its SHA-256."""
+
+    name: str
+    weight: float
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -96,6 +138,7 @@ class OpenedFiles:
     part: str  # "generator", "generator_ema", or "all" where the container has no parts
     file_bytes: int
     sources: tuple[TensorSource, ...]
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of a safetensors header
 
 
 def shown(key: str) -> str:

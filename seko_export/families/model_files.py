@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from seko_export.checkpoints.errors import (
 )
 from seko_export.checkpoints.json_files import CONFIG_FILE, config_file_of, read_json_object
 from seko_export.checkpoints.load import Checkpoint, load_model
+from seko_export.checkpoints.lora import with_loras
 from seko_export.checkpoints.random import write_random_model
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import Layout, OpenedFiles, shown
+from seko_export.checkpoints.sources import Layout, LoraFile, OpenedFiles, shown
 from seko_export.config.build import ModelIdentity
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.recognition import Recognised
@@ -59,10 +60,15 @@ def load_checkpoint(
     use_ema: bool = True,
     dtype: torch.dtype | None = None,
     companion: Path | None = None,
+    loras: Sequence[LoraFile] = (),
+    lora_partial: bool = False,
 ) -> Checkpoint:
-    """Open a model's checkpoint and check all its keys, shapes and dtypes; see `load_model`."""
+    """Open a model's checkpoint and its LoRAs, and check all their keys, shapes and dtypes; see `load_model` and
+    `with_loras`.
+    """
     keys = family_named(config.family).keys
-    return load_model(path, config, keys, use_ema=use_ema, dtype=dtype, companion=companion)
+    checkpoint = load_model(path, config, keys, use_ema=use_ema, dtype=dtype, companion=companion)
+    return with_loras(checkpoint, config, keys, loras, partial_match=lora_partial)
 
 
 def write_random_checkpoint(
