@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from seko_export.artifact.writer import hash_files, write_weights
 from seko_export.backends import export_backend
 from seko_export.backends.base import ExportBackend, Unfinished
 from seko_export.backends.workers import compiled_beside
+from seko_export.checkpoints.load import Checkpoint
 from seko_export.checkpoints.sources import LoraFile, MergedLora
 from seko_export.config.build import BuildConfig
 from seko_export.engines.key import ENGINES_FOLDER
@@ -42,7 +43,8 @@ def build_artifact(
     *,
     media: MediaSources | None = None,
     backend: str = "aoti",
-    use_ema: bool = True,
+    entry: str | None = None,
+    first_entry: str | None = None,
     loras: Sequence[LoraFile] = (),
     lora_partial: bool = False,
     compiler_cache: bool = True,
@@ -64,8 +66,10 @@ def build_artifact(
         Files of the models around the main one, for a build that includes them.
     backend : str
         One of `BACKENDS`.
-    use_ema : bool
-        Whether to take the averaged weights of a Self-Forcing ``.pt``.
+    entry : str, optional
+        The entry of a ``.pt`` that holds the weights.
+    first_entry : str, optional
+        The entry that is taken if the file has it and none is asked for.
     loras : sequence of LoraFile
         LoRAs to merge into the weights.
     lora_partial : bool
@@ -97,7 +101,8 @@ def build_artifact(
     source = load_checkpoint(
         checkpoint,
         config.model,
-        use_ema=use_ema,
+        entry=entry,
+        first_entry=first_entry,
         companion=media.audio_adapter,
         loras=loras,
         lora_partial=lora_partial,
@@ -109,7 +114,7 @@ def build_artifact(
             if maker.host_code:
                 progress("probing the compiler", 0, 1)
                 environment.probe_compiler()
-            for note in (*source.notes, *workload.notes(config)):
+            for note in (*source.notes, *_on_codes(source, config), *workload.notes(config)):
                 progress(note, 0, 1)
             progress("reading the checkpoint", 0, 1)
             tensors = dict(family_of(config).weights(graph_of(config).pieces, source, around))
@@ -159,6 +164,18 @@ def build_artifact(
         attention=config.target.attention,
     )
     return workload.result(result, config, manifest, recording, report)
+
+
+def _on_codes(source: Checkpoint, config: BuildConfig) -> Iterator[str]:
+    """Yield what becomes of matrices that the checkpoint stores in e4m3."""
+    if source.coded:
+        taken = (
+            "those that --fp8 computes in fp8 are taken byte for byte, others"
+            if config.target.fp8
+            else "they"
+        )
+        dtype = str(config.target.dtype).removeprefix("torch.")
+        yield f"{source.coded} matrices of the checkpoint are in e4m3: {taken} are expanded to {dtype}"
 
 
 def too_few_devices(config: BuildConfig) -> bool:

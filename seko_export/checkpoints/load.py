@@ -96,6 +96,25 @@ class Checkpoint:
             "expected none: the checkpoint is damaged or its training diverged; take another one"
         )
 
+    def row_codes(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return a matrix as it is stored in e4m3, with a float32 scale for each row [out, 1]; None if it is not.
+
+        Raises
+        ------
+        CheckpointError
+            If a number is NaN or infinite.
+        """
+        source = self.sources[name]
+        if source.row_codes is None:
+            return None
+        self[name]  # checked to be finite
+        return source.row_codes()
+
+    @property
+    def coded(self) -> int:
+        """Number of matrices that are stored in e4m3."""
+        return sum(source.row_codes is not None for source in self.sources.values())
+
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every name with its tensor, one at a time, so that the caller decides what stays in memory."""
         for name in self.sources:
@@ -107,7 +126,8 @@ def load_model(
     config: ModelIdentity,
     keys: KeyTable,
     *,
-    use_ema: bool = True,
+    entry: str | None = None,
+    first_entry: str | None = None,
     dtype: torch.dtype | None = None,
     companion: Path | None = None,
 ) -> Checkpoint:
@@ -122,8 +142,10 @@ def load_model(
         The model that is expected.
     keys : KeyTable
         Key table of its family; `seko_export.families.model_files.load_checkpoint` finds it.
-    use_ema : bool
-        Whether to take the averaged weights of a `.pt` instead of the raw ones; other formats hold one set.
+    entry : str, optional
+        The entry of a `.pt` that holds the weights; other formats hold one set.
+    first_entry : str, optional
+        The entry that is taken if the file has it and none is asked for.
     dtype : torch.dtype, optional
         float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
     companion : Path, optional
@@ -141,7 +163,7 @@ def load_model(
     CheckpointError
         A subclass for the cause; see `seko_export.checkpoints.errors`.
     """
-    layout = keys.layout(use_ema=use_ema)
+    layout = keys.layout(entry, first_entry)
     return load_weights(
         path,
         config,
@@ -218,7 +240,11 @@ def _checkpoint(
         "bytes": opened.file_bytes,
         "fingerprint": _fingerprint(sources),
     }
-    return Checkpoint(config, format_name, identity, dtype, sources)
+    notes: tuple[str, ...] = ()
+    if opened.other_parts:
+        others = " or ".join(f"--entry {name}" for name in opened.other_parts)
+        notes = (f"the entry {opened.part} of {path} is taken; it could also be {others}",)
+    return Checkpoint(config, format_name, identity, dtype, sources, notes=notes)
 
 
 def is_finite(weight: torch.Tensor) -> bool:

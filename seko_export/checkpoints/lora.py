@@ -21,8 +21,8 @@ from seko_export.checkpoints.errors import WeightKeysError
 from seko_export.checkpoints.key_table import KeyTable, Shapes
 from seko_export.checkpoints.keycheck import SHOWN_KEYS
 from seko_export.checkpoints.load import WEIGHT_DTYPES, Checkpoint, is_finite
-from seko_export.checkpoints.lora_files import OpenedLora, Role, open_lora, scalar
-from seko_export.checkpoints.sources import LoraFile, MergedLora, TensorSource, shown
+from seko_export.checkpoints.lora_files import OpenedLora, Role, open_lora
+from seko_export.checkpoints.sources import WRAPPERS, LoraFile, MergedLora, TensorSource, shown
 from seko_export.config.build import ModelIdentity
 from seko_export.errors import CheckpointError
 
@@ -41,7 +41,6 @@ _PREFIXES = (
     "lora_transformer_",
     "lycoris_",
 )
-_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 # Modules of Wan 2.1's image branch, in Wan's and diffusers' words: a LoRA for image to video has them.
 _IMAGE_BRANCH = ("k_img", "v_img", "img_emb", "add_k_proj", "add_v_proj", "norm_added_k", "image_embedder")
 _LEAVES = {
@@ -100,6 +99,7 @@ def with_loras(
             dtype_name="merged",
             dtype=torch.float32,
             read=partial(_merged, source, tuple(changes[name])),
+            row_codes=None,
         )
         if name in changes
         else source
@@ -132,7 +132,7 @@ def _spellings(keys: KeyTable, shapes: Shapes) -> dict[str, str]:
 
 def _parameter(module: str, role: Role, spellings: Mapping[str, str]) -> str | None:
     """Return the model's name of the parameter that a tensor of a module changes, or None if it has none."""
-    for wrapper in _WRAPPERS:
+    for wrapper in WRAPPERS:
         module = module.replace(wrapper, "")
     while True:
         for leaf in _LEAVES.get(role, ("weight",)):
@@ -284,14 +284,20 @@ class _Module:
         """Return alpha / r; sets where alpha is from."""
         alpha, self.scale_origin = self._scaling.alpha_of(self._module), self._scaling.origin
         if Role.ALPHA in self._tensors:
-            alpha, self.scale_origin = scalar(self._tensors[Role.ALPHA]), "its keys"
-            if not math.isfinite(alpha):
-                self._refuse(f"alpha is {alpha}, expected a finite number")
+            alpha, self.scale_origin = self._alpha(self._tensors[Role.ALPHA]), "its keys"
         if alpha is None:
             self.scale_origin = "no alpha: 1"
             return 1.0
         rank = self.rank or self._tensors[Role.DOWN].shape[0]
         return alpha / (math.sqrt(rank) if self._scaling.rank_stabilised else rank)
+
+    def _alpha(self, source: TensorSource) -> float:
+        if any(size != 1 for size in source.shape):
+            self._refuse(f"alpha is {[*source.shape]}, expected one number")
+        alpha = float(source.read().to(torch.float64).item())
+        if not math.isfinite(alpha):
+            self._refuse(f"alpha is {alpha}, expected a finite number")
+        return alpha
 
     def _read(self, source: TensorSource) -> Tensor:
         tensor = source.read().to(torch.float32)

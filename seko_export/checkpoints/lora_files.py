@@ -16,8 +16,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.checkpoints.json_files import read_json_object
 from seko_export.checkpoints.readers import open_files
@@ -27,7 +25,7 @@ from seko_export.errors import CheckpointError
 FORMATS = "a LoRA (safetensors, .pt, or PEFT's folder)"
 PEFT_CONFIG = "adapter_config.json"
 _PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-_LAYOUT = Layout(FORMATS, (), None, optional_part="generator_lora")
+_LAYOUT = Layout(FORMATS, (), ("generator_lora", "lora", "state_dict"))
 _HEADER = "lora_adapter_metadata"  # diffusers' key of a safetensors header: PEFT's config as JSON
 _KOHYA_ALPHA, _KOHYA_RANK = "ss_network_alpha", "ss_network_dim"
 _MAX_PATTERN, _MAX_REPEATS = (
@@ -262,10 +260,3 @@ def _by_pattern(values: Mapping[str, float], module: str, otherwise: float | Non
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value
     return otherwise
-
-
-def scalar(source: TensorSource) -> float:
-    """Return the number of a tensor with one element, such as an alpha."""
-    if any(size != 1 for size in source.shape):
-        raise CheckpointError(f"{shown(source.file_key)} is {list(source.shape)}, expected one number")
-    return float(source.read().to(torch.float64).item())

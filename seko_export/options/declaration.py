@@ -147,17 +147,16 @@ class BuildOptions:
     heads: int | None = _option(
         "Number of attention heads, if no config.json beside the weights says it.", Group.MODEL
     )
-    no_ema: bool = _option(
-        "Use a .pt's plain weights (generator) instead of the averaged ones (generator_ema).",
+    entry: str | None = _option(
+        "The entry of a .pt that holds the weights, such as generator (as trained) or generator_ema (averaged). "
+        "Default: the preset's, else the first of generator_ema, generator, model, state_dict; the build says which.",
         Group.MODEL,
-        False,
     )
     lora: tuple[str, ...] = _option(
         "FILE or FILE:WEIGHT, a LoRA (safetensors, .pt, PEFT's folder) to merge into the weights; may be repeated.",
         Group.MODEL,
         (),
         repeated=True,
-        common=True,
     )
     lora_partial: bool = _option(
         "Leave out keys of a LoRA that belong to no weight of the model, instead of refusing the LoRA.",
