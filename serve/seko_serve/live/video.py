@@ -137,14 +137,14 @@ class VideoContent:
     def open(self, pool: Pool, name: str, tenant: str) -> Session:
         """Open a row with the opening's picture, prompt, inputs and voice."""
         opening, place = self.opening, picture_place(self.manifest)
-        given = {} if opening.image is None or place is None else {place: opening.image}
         row = pool.open_session(
             seed=opening.seed,
             prompt=opening.prompt,
             inputs=dict(opening.inputs) or None,
             name=name,
             tenant=tenant,
-            **given,
+            image=opening.image if place == "image" else None,
+            reference=opening.image if place == "reference" else None,
         )
         if self._voice is not None:
             self._voice.begin(row)
