@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket
 import seko_serve
 from seko_serve.errors import ServeError
 from seko_serve.http.stream import serve_stream
-from seko_serve.live.house import House
+from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession, Opening
 from seko_serve.protocol import MAX_PROMPT_LETTERS, parse_control
 from seko_serve.security.keys import ApiKeys
@@ -50,17 +50,17 @@ class Application:
     ----------
     settings : Settings
         The server's.
-    house : House
+    manager : SessionManager
         Its live sessions.
     """
 
-    def __init__(self, settings: Settings, house: House) -> None:
-        self._house, self._keys = house, ApiKeys(settings.keys)
+    def __init__(self, settings: Settings, manager: SessionManager) -> None:
+        self._manager, self._keys = manager, ApiKeys(settings.keys)
         self._opens = Rate(1.0, 8.0, "sessions opened", time.monotonic)
         self._controls = Rate(60.0, 120.0, "controls", time.monotonic)
 
     def app(self) -> ASGIApp:
-        """Return the ASGI application; its lifespan starts and stops the house."""
+        """Return the ASGI application; its lifespan starts and stops the manager."""
         routes = [
             Route("/", lambda _: FileResponse(PAGE / "index.html")),
             Route("/health", lambda _: JSONResponse({"status": "ok"})),
@@ -78,21 +78,21 @@ class Application:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        await self._house.start()
+        await self._manager.start()
         try:
             yield
         finally:
-            await self._house.stop()
+            await self._manager.stop()
 
     async def _ready(self, _: Request) -> Response:
-        if self._house.stopping:
+        if self._manager.stopping:
             raise ServeError("stopping", "the server is shutting down")
-        free = self._house.capacity - len(self._house.sessions)
-        return JSONResponse({"status": "ready", "free": max(0, free), "capacity": self._house.capacity})
+        free = self._manager.capacity - len(self._manager.sessions)
+        return JSONResponse({"status": "ready", "free": max(0, free), "capacity": self._manager.capacity})
 
     async def _models(self, request: Request) -> Response:
         self._keys.tenant(request.headers.get("authorization"))
-        manifest = self._house.device.manifest
+        manifest = self._manager.device.manifest
         return JSONResponse(
             {"object": "list", "data": [{"id": manifest.name, "object": "model", "owned_by": "seko"}]}
         )
@@ -101,21 +101,23 @@ class Application:
         tenant = self._keys.tenant(request.headers.get("authorization"))
         address = request.client.host if request.client else ""
         self._opens.take(f"{tenant} {address}")
-        opening = _opening(await _body(request), self._house)
-        session = await self._house.open(tenant, opening)
-        ticket = self._house.tickets.issue(session.name)
+        opening = _opening(await _body(request), self._manager)
+        session = await self._manager.open(tenant, opening)
+        ticket = self._manager.tickets.issue(session.name)
         return JSONResponse({**self._facts(session), "ticket": ticket, "ticket_s": 30}, 201)
 
     async def _list(self, request: Request) -> Response:
         tenant = self._keys.tenant(request.headers.get("authorization"))
-        own = [self._facts(session) for session in self._house.sessions.values() if session.tenant == tenant]
+        own = [
+            self._facts(session) for session in self._manager.sessions.values() if session.tenant == tenant
+        ]
         return JSONResponse({"object": "list", "data": own})
 
     async def _session(self, request: Request) -> Response:
         tenant = self._keys.tenant(request.headers.get("authorization"))
-        session = self._house.find(request.path_params["name"], tenant)
+        session = self._manager.find(request.path_params["name"], tenant)
         if request.method == "DELETE":
-            await self._house.close(session)
+            await self._manager.close(session)
             return Response(status_code=204)
         if request.method == "PATCH":
             table = await _body(request)
@@ -123,21 +125,21 @@ class Application:
         return JSONResponse(self._facts(session))
 
     async def _stream(self, socket: WebSocket) -> None:
-        await serve_stream(socket, self._house, self._controls)
+        await serve_stream(socket, self._manager, self._controls)
 
     def _facts(self, session: LiveSession) -> dict[str, object]:
         return {
             **session.facts(),
             "object": "session",
-            "model": self._house.device.manifest.name,
+            "model": self._manager.device.manifest.name,
             "url": f"/v1/sessions/{session.name}/stream",
-            "lease_s": self._house.settings.lease_s,
+            "lease_s": self._manager.settings.lease_s,
         }
 
 
-def _opening(table: dict[str, Any], house: House) -> Opening:
+def _opening(table: dict[str, Any], manager: SessionManager) -> Opening:
     """Return what a session begins with; ServeError for fields that are unknown or of another type."""
-    manifest = house.device.manifest
+    manifest = manager.device.manifest
     known = {"model", "prompt", "seed", "fps"}
     if set(table) - known:
         raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(known))}")
