@@ -18,7 +18,7 @@ from seko_serve.http.access import Access
 from seko_serve.http.bodies import refusal
 from seko_serve.http.service import ServiceRoutes
 from seko_serve.http.sessions import SessionRoutes
-from seko_serve.live.house import House
+from seko_serve.live.manager import SessionManager
 from seko_serve.settings import Settings
 
 PAGE = Path(__file__).parent.parent / "page"
@@ -41,17 +41,17 @@ class Application:
     ----------
     settings : Settings
         The server's.
-    house : House
+    manager : SessionManager
         Its live sessions.
     """
 
-    def __init__(self, settings: Settings, house: House) -> None:
-        self._house = house
+    def __init__(self, settings: Settings, manager: SessionManager) -> None:
+        self._manager = manager
         access = Access(settings)
-        self._families = (ServiceRoutes(house, access), SessionRoutes(house, access))
+        self._families = (ServiceRoutes(manager, access), SessionRoutes(manager, access))
 
     def app(self) -> ASGIApp:
-        """Return the ASGI application; its lifespan starts and stops the house."""
+        """Return the ASGI application; its lifespan starts and stops the manager."""
         routes = [
             Route("/", lambda _: FileResponse(PAGE / "index.html")),
             *(route for family in self._families for route in family.routes()),
@@ -62,11 +62,11 @@ class Application:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        await self._house.start()
+        await self._manager.start()
         try:
             yield
         finally:
-            await self._house.stop()
+            await self._manager.stop()
 
 
 def _headers(app: ASGIApp) -> ASGIApp:
