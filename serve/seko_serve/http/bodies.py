@@ -11,20 +11,23 @@ from starlette.responses import JSONResponse, Response
 from seko_serve.errors import ServeError
 
 MAX_BODY_BYTES = 1 << 20
-DRAINED = 8  # times that many bytes are read and dropped: a caller that still sends sees no answer
+MAX_ENTRIES = 1 << 16
+DRAINED_BYTES = 8 << 20  # so many more are read and dropped: a caller that still sends sees no answer
 
 
-async def json_body(request: Request) -> dict[str, Any]:
-    """Return a request's JSON object; ServeError if it is none, or too long."""
+async def json_body(request: Request, most: int = MAX_BODY_BYTES) -> dict[str, Any]:
+    """Return a request's JSON object; ServeError if it is none, or has more than ``most`` bytes."""
     content, size = bytearray(), 0
     async for part in request.stream():
         size += len(part)
-        if size <= MAX_BODY_BYTES:
+        if size <= most:
             content += part
-        elif size > DRAINED * MAX_BODY_BYTES:
+        elif size > most + DRAINED_BYTES:
             break
-    if size > MAX_BODY_BYTES:
-        raise ServeError("too_large", f"the body has more than {MAX_BODY_BYTES} bytes")
+    if size > most:
+        raise ServeError("too_large", f"the body has more than {most} bytes")
+    if content.count(b",") > MAX_ENTRIES:  # uploads are long texts: lists as long would take much more memory
+        raise ServeError("too_large", f"the body has more than {MAX_ENTRIES} entries")
     try:
         table = json.loads(bytes(content) or b"{}")
     except (ValueError, RecursionError):

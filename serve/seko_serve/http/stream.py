@@ -13,7 +13,15 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from seko_serve.errors import ServeError
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
-from seko_serve.protocol import SUBPROTOCOL, Codec, Control, message, parse_control, parse_subprotocols
+from seko_serve.protocol import (
+    SUBPROTOCOL,
+    Codec,
+    Control,
+    message,
+    parse_control,
+    parse_sound,
+    parse_subprotocols,
+)
 from seko_serve.security.origins import check_origin
 from seko_serve.security.rates import Rate
 
@@ -121,9 +129,7 @@ async def _read(socket: WebSocket, session: LiveSession, count: Callable[[], Non
         if received["type"] == "websocket.disconnect":
             return False
         text = received.get("text")
-        if text is None:
-            raise ServeError("bad_request", "a binary message came, expected JSON")
-        control = parse_control(text)
+        control = parse_sound(received["bytes"]) if text is None else parse_control(text)
         if control.type == "close":
             return True
         if control.type == "ping":
