@@ -37,6 +37,8 @@ _KINDS = (
     Kind("unauthorized", 401, POLICY, False, "The API key, ticket or resume token is missing or wrong."),
     Kind("forbidden", 403, POLICY, False, "The origin or the key may not do this."),
     Kind("not_found", 404, POLICY, False, "There is no such session, video or model."),
+    Kind("not_allowed", 405, POLICY, False, "The path is there, the method is another one."),
+    Kind("timeout", 408, POLICY, True, "The request took too long to arrive."),
     Kind("conflict", 409, POLICY, False, "The session is not in a state in which this can be done."),
     Kind("too_large", 413, POLICY, False, "A message, text, picture or sound is larger than the limit."),
     Kind(

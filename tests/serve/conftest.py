@@ -72,9 +72,7 @@ def start() -> Iterator[Starter]:
     ) -> Running:
         settings = Settings(Path("toy"), port=0, **changes)  # type: ignore[arg-type]
         house = House(settings, Device(opener))
-        config = uvicorn.Config(
-            Application(settings, house).app(), host="127.0.0.1", port=0, log_level="warning", **SERVER_LIMITS
-        )
+        config = uvicorn.Config(Application(settings, house).app(), host="127.0.0.1", port=0, **SERVER_LIMITS)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
         thread.start()

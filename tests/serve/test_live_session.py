@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from seko_serve.live.session import LiveSession, Opening
+from seko_serve.metrics import Metrics
 from tests.runtime import toy_pool
 
 
@@ -40,7 +41,9 @@ def test_a_session_that_is_served_later_moves_its_camera_once_a_chunk(
     loop, opening = asyncio.new_event_loop(), Opening("a b", 0, None, 16.0)
     try:
         with ThreadPoolExecutor(1) as workers:
-            session = LiveSession("x", "y", opening, toy_pool.pool_manifest(), loop, workers, lambda: None)
+            session = LiveSession(
+                "x", "y", opening, toy_pool.pool_manifest(), loop, workers, lambda: None, Metrics()
+            )
             row, camera = Row(), Camera()
             monkeypatch.setattr(session, "_row", row)
             monkeypatch.setattr(session, "_camera", camera)

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 from seko_runtime import Chunk, Pool, Session, VideoManifest, open_artifact
 from seko_runtime.video.artifact import video_artifact
+from seko_serve.metrics import Metrics
 
 ResultT = TypeVar("ResultT")
 _LOG = logging.getLogger("seko_serve")
@@ -50,6 +51,8 @@ class Device:
     ----------
     opener : callable
         Returns a context that opens the pool, and closes it at the end; see `pool_of`.
+    metrics : Metrics, optional
+        The server's figures.
 
     Attributes
     ----------
@@ -57,13 +60,17 @@ class Device:
         The artifact's, once `start` has returned.
     capacity : int
         Rows of its pool.
+    metrics : Metrics
+        The server's figures.
     """
 
     manifest: VideoManifest
     capacity: int
 
-    def __init__(self, opener: Callable[[], AbstractContextManager[Pool]]) -> None:
-        self._opener = opener
+    def __init__(
+        self, opener: Callable[[], AbstractContextManager[Pool]], metrics: Metrics | None = None
+    ) -> None:
+        self._opener, self.metrics = opener, metrics or Metrics()
         self._desk = threading.Condition()
         self._calls: deque[Callable[[Pool], None]] = deque()
         self._streams: list[Streamed] = []
@@ -154,6 +161,7 @@ class Device:
                 self._end(stream, error)
         if not asked:
             return
+        began = time.monotonic()
         try:
             served = pool.serve_next()
         except Exception as error:
@@ -162,8 +170,15 @@ class Device:
             self._end(next(iter(asked.values())), error)
             return
         now = time.monotonic()
+        if served:
+            self.metrics.call.labels(self._bucket(len(served))).observe(now - began)
         for session, chunk in served:
             asked[id(session)].made(chunk, now)
+
+    def _bucket(self, sessions: int) -> int:
+        """Return the rows of the smallest call that carries so many sessions."""
+        pool = self.manifest.pool
+        return self.capacity if pool is None else min(rows for rows in pool.buckets if rows >= sessions)
 
     def _end(self, stream: Streamed, error: Exception) -> None:
         self.remove(stream)

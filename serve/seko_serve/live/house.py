@@ -92,6 +92,7 @@ class House:
             asyncio.get_running_loop(),
             self._workers,
             self.device.wake,
+            self.device.metrics,
         )
         self._opening += 1
         try:

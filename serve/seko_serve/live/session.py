@@ -25,6 +25,7 @@ from seko_runtime.video.conditioning import KeyboardCamera
 from seko_serve.errors import ServeError
 from seko_serve.live.pace import Pace
 from seko_serve.media.video import ENCODERS, VideoEncoder, pts_us
+from seko_serve.metrics import Metrics
 from seko_serve.protocol import Codec, Control, Media, message
 from seko_serve.security.tokens import ResumeToken
 
@@ -76,6 +77,8 @@ class LiveSession:
         Where chunks are encoded.
     wake : callable
         Tells the device's thread that the session may be ready.
+    metrics : Metrics
+        The server's figures.
     """
 
     def __init__(
@@ -87,12 +90,14 @@ class LiveSession:
         loop: asyncio.AbstractEventLoop,
         workers: Executor,
         wake: Callable[[], None],
+        metrics: Metrics,
     ) -> None:
         self.name, self.tenant, self.opening, self.manifest = name, tenant, opening, manifest
         self.token = ResumeToken()
         self.detached_at: float | None = time.monotonic()
         self.end: ServeError | None = None
         self._loop, self._workers, self._wake = loop, workers, wake
+        self._metrics, self._opened_at = metrics, time.monotonic()
         self._lock = threading.Lock()
         self._pace = Pace(opening.fps)
         self._paused = False
@@ -200,6 +205,7 @@ class LiveSession:
                 "id": self.name,
                 "state": "ended" if self.end else "paused" if self._paused else "running",
                 "chunks": self._pace.chunks,
+                "due_chunks": self._pace.due_chunks,
                 "late_chunks": self._pace.late,
                 "attached": self.detached_at is None,
             }
@@ -322,7 +328,11 @@ class LiveSession:
         frames = chunk.video()[0]
         with self._lock:
             encoder, first, pace_fps = self._encoder, self._pace.frames, max(1, round(self.opening.fps))
+            due_before = self._pace.due_chunks
             lateness = self._pace.made(len(frames), time.monotonic())
+            self._metrics.chunks.inc()
+            self._metrics.due_chunks.inc(self._pace.due_chunks - due_before)
+            self._metrics.late_chunks.inc(lateness > 0)
         if encoder is None:
             raise RuntimeError("a chunk was made for a session that nobody watches")
         sent = [_Sent(number, self._serial, message("applied", id=name, chunk=number)) for name in applied]
@@ -341,7 +351,11 @@ class LiveSession:
             )
             self._serial += 1
             sent.append(_Sent(number, media.serial, media.pack()))
-        encode_ms = round((time.monotonic() - made_at) * 1e3, 1)
+        now = time.monotonic()
+        self._metrics.encode.labels(encoder.codec.name.lower()).observe(now - made_at)
+        if number == 0:
+            self._metrics.ttfc.observe(now - self._opened_at)
+        encode_ms = round((now - made_at) * 1e3, 1)
         numbers = {"frames": len(frames), "late_ms": round(lateness * 1e3, 1), "encode_ms": encode_ms}
         # Its serial is the next one's: a client that has seen all media of the chunk may still lack it.
         sent.append(_Sent(number, self._serial, message("chunk", chunk=number, **numbers)))
