@@ -71,6 +71,15 @@ _KINDS = (
 KINDS = {kind.code: kind for kind in _KINDS}
 
 
+def table() -> str:
+    """Return the table of errors in Markdown, as docs/serving.md has it."""
+    lines = ["| code | HTTP | close | try again | meaning |", "|---|---|---|---|---|"]
+    for kind in _KINDS:
+        again = "yes" if kind.retryable else "no"
+        lines.append(f"| `{kind.code}` | {kind.status} | {kind.close} | {again} | {kind.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
 class ServeError(Exception):
     """An error that a client is told.
 

@@ -15,6 +15,10 @@ from seko_serve.security.origins import check_origin
 from seko_serve.security.rates import Rate
 from seko_serve.settings import LOOPBACK, Settings
 
+# How many a second, and at once.
+OPENS = (1.0, 8.0)  # of sessions and videos, by key and address
+SOCKETS = (5.0, 30.0)  # by address
+MESSAGES = (60.0, 120.0)  # of a session's socket
 SAFE_METHODS = frozenset(
     {"GET", "HEAD", "OPTIONS"}
 )  # they change nothing: another site's page cannot read answers
@@ -44,9 +48,9 @@ class Access:
         if not settings.keys and settings.uds is None and "*" not in settings.allowed_origins:
             names = (urlsplit(origin).hostname for origin in settings.allowed_origins)
             self._hosts = frozenset({*LOOPBACK, *(name for name in names if name)})
-        self._opens = Rate(1.0, 8.0, "sessions and videos opened", time.monotonic)
-        self._sockets = Rate(5.0, 30.0, "sockets opened", time.monotonic)
-        self.controls = Rate(60.0, 120.0, "messages", time.monotonic)
+        self._opens = Rate(*OPENS, "sessions and videos opened", time.monotonic)
+        self._sockets = Rate(*SOCKETS, "sockets opened", time.monotonic)
+        self.controls = Rate(*MESSAGES, "messages", time.monotonic)
 
     def check_page(self, connection: HTTPConnection) -> None:
         """Raise a ServeError for a request that a page of another site sent, and for a host that is not this one."""
