@@ -1,4 +1,4 @@
-"""All live sessions of one process: who may open one, which are there, and when one has ended."""
+"""The live sessions of one process: who may open one, which there are, and when one has ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REAP_S = 1.0  # between two looks for leases that are over
 ENCODERS = 4  # threads that encode
 
 
-class House:
+class SessionManager:
     """The live sessions of a server.
 
     Parameters
