@@ -25,8 +25,8 @@ part the host zeroes the row of `VAE_STATES`; caches and state need no zeroing: 
 - Afterwards the row's position moves by the count. There is nothing to read.
 
 **Lead-in**, program ``lead_in``: lets the decoder hear one patch of a voice that goes on (`SpeechPrompt.context`,
-oldest first), after the zeroing and before the row's first step. `LEAD_IN_PATCH` [1, P, C] (model's dtype) is written between
-calls, the host block has `PREFILL_ROWS`. What it makes, `LEAD_IN_SAMPLES`, is dropped.
+oldest first), after the zeroing and before the row's first step. `LEAD_IN_PATCH` [1, P, C] (model's dtype) is written
+between calls, the host block has `PREFILL_ROWS`. What it makes, `LEAD_IN_SAMPLES`, is dropped.
 
 **Step**: ``begin.B``, the runs of ``solve.B`` (one for each moving step of the solver), ``advance.B.L``, ``decode.B``:
 one unit, so one captured graph for each pair of B and L (`step_programs`). It makes the rows' next patches and samples
