@@ -25,7 +25,7 @@ class Metrics:
     chunks, due_chunks, late_chunks : Counter
         Chunks made; those that a playing viewer waited for; those of them that came late.
     encode : Histogram
-        Seconds from a chunk's end on the device to its last coded frame, by codec.
+        Seconds from a chunk's end on the device to its last coded frame.
     ttfc : Histogram
         Seconds from a session's opening to its first coded chunk.
     sent_bytes : Counter
@@ -43,7 +43,7 @@ class Metrics:
         self.due_chunks = self._counter("due_chunks", "Chunks that a playing viewer waited for")
         self.late_chunks = self._counter("late_chunks", "Chunks that came after they were due")
         self.encode = self._histogram(
-            "encode_seconds", "From a chunk's end on the device to its last coded frame", ENCODE_S, "codec"
+            "encode_seconds", "From a chunk's end on the device to its last coded frame", ENCODE_S
         )
         self.ttfc = self._histogram("ttfc_seconds", "From a session's opening to its first chunk", TTFC_S)
         self.sent_bytes = self._counter("sent_bytes", "Bytes handed to sockets")

@@ -110,7 +110,7 @@ def test_a_body_that_trickles_in_is_refused(start: Starter, monkeypatch: pytest.
         connection.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
         answer = connection.recv(4096)
     assert answer.startswith(b"HTTP/1.1 408")
-    assert http(f"{server.url}/ready")[1]["free"] == server.house.capacity
+    assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
 
 
 def test_two_hundred_idle_connections_change_nothing(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_figures_count_what_a_session_did(start: Starter) -> None:
             assert chunks["seko_serve_sessions state=paused"] == 1
             assert chunks["seko_serve_sockets"] == chunks["seko_serve_capacity"] == 1
             assert chunks["seko_serve_call_seconds_count bucket=1"] >= 4
-            assert chunks["seko_serve_encode_seconds_count codec=rgb24"] >= 4
+            assert chunks["seko_serve_encode_seconds_count"] >= 4
             assert chunks["seko_serve_ttfc_seconds_count"] == 1
             assert chunks["seko_serve_due_chunks_total"] >= chunks["seko_serve_late_chunks_total"]
             assert chunks["seko_serve_due_chunks_total"] >= 3  # all but the one with which playing begins
@@ -119,7 +119,7 @@ def test_an_unforeseen_error_is_logged_by_number_and_quotes_nobody(
     with log_lines() as lines:
         status, opened = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT}, KEY)
         assert status == 201
-        monkeypatch.setattr(server.house, "open", broken)
+        monkeypatch.setattr(server.manager, "open", broken)
         status, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT}, KEY)
     assert (status, answer["error"]["code"]) == (500, "internal")
     entries = [json.loads(line) for line in lines.getvalue().splitlines()]

@@ -21,7 +21,7 @@ from seko_serve.http.bodies import Refusals
 from seko_serve.http.metrics import MetricsRoutes
 from seko_serve.http.service import ServiceRoutes
 from seko_serve.http.sessions import SessionRoutes
-from seko_serve.live.house import House
+from seko_serve.live.manager import SessionManager
 from seko_serve.settings import Settings
 
 PAGE = Path(__file__).parent.parent / "page"
@@ -44,21 +44,21 @@ class Application:
     ----------
     settings : Settings
         The server's.
-    house : House
+    manager : SessionManager
         Its live sessions.
     """
 
-    def __init__(self, settings: Settings, house: House) -> None:
-        self._house = house
-        self._access, self._refusals = Access(settings), Refusals(house.device.metrics)
+    def __init__(self, settings: Settings, manager: SessionManager) -> None:
+        self._manager = manager
+        self._access, self._refusals = Access(settings), Refusals(manager.device.metrics)
         self._families = (
-            ServiceRoutes(house, self._access),
-            SessionRoutes(house, self._access),
-            MetricsRoutes(house, self._access),
+            ServiceRoutes(manager, self._access),
+            SessionRoutes(manager, self._access),
+            MetricsRoutes(manager, self._access),
         )
 
     def app(self) -> ASGIApp:
-        """Return the ASGI application; its lifespan starts and stops the house."""
+        """Return the ASGI application; its lifespan starts and stops the manager."""
         routes = [
             Route("/", lambda _: FileResponse(PAGE / "index.html")),
             *(route for family in self._families for route in family.routes()),
@@ -73,11 +73,11 @@ class Application:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        await self._house.start()
+        await self._manager.start()
         try:
             yield
         finally:
-            await self._house.stop()
+            await self._manager.stop()
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
         """Return the application with the headers of every answer, closed to pages of other sites."""

@@ -14,27 +14,27 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from seko_serve.http.access import Access
-from seko_serve.live.house import House
+from seko_serve.live.manager import SessionManager
 from seko_serve.metrics import PREFIX
 
 STATES = ("running", "paused", "ended")
 
 
-class HouseCollector(Collector):
+class SessionsCollector(Collector):
     """The gauges that are read when they are asked for: sessions, capacity, and the share of chunks in time.
 
     Parameters
     ----------
-    house : House
+    manager : SessionManager
         The live sessions.
     """
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, manager: SessionManager) -> None:
+        self._manager = manager
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges."""
-        sessions = [session.facts() for session in list(self._house.sessions.values())]
+        sessions = [session.facts() for session in list(self._manager.sessions.values())]
         states = Counter(str(facts["state"]) for facts in sessions)
         open_sessions = GaugeMetricFamily(f"{PREFIX}_sessions", "Sessions with a row", labels=["state"])
         for state in STATES:
@@ -42,7 +42,7 @@ class HouseCollector(Collector):
         yield open_sessions
         watched = sum(bool(facts["attached"]) for facts in sessions)
         yield GaugeMetricFamily(f"{PREFIX}_sockets", "Sessions with a socket", watched)
-        yield GaugeMetricFamily(f"{PREFIX}_capacity", "Sessions that may be open", self._house.capacity)
+        yield GaugeMetricFamily(f"{PREFIX}_capacity", "Sessions that may be open", self._manager.capacity)
         shares = [1 - late / due for late, due in map(_late_and_due, sessions) if due]
         yield GaugeMetricFamily(
             f"{PREFIX}_cpr",
@@ -60,15 +60,15 @@ class MetricsRoutes:
 
     Parameters
     ----------
-    house : House
+    manager : SessionManager
         The live sessions.
     access : Access
         Who may call.
     """
 
-    def __init__(self, house: House, access: Access) -> None:
-        self._metrics, self._access = house.device.metrics, access
-        self._metrics.registry.register(HouseCollector(house))
+    def __init__(self, manager: SessionManager, access: Access) -> None:
+        self._metrics, self._access = manager.device.metrics, access
+        self._metrics.registry.register(SessionsCollector(manager))
 
     def routes(self) -> list[BaseRoute]:
         """Return the route."""

@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Route
 import seko_serve
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
-from seko_serve.live.house import House
+from seko_serve.live.manager import SessionManager
 
 
 class ServiceRoutes:
@@ -17,14 +17,14 @@ class ServiceRoutes:
 
     Parameters
     ----------
-    house : House
+    manager : SessionManager
         The live sessions.
     access : Access
         Who may call.
     """
 
-    def __init__(self, house: House, access: Access) -> None:
-        self._house, self._access = house, access
+    def __init__(self, manager: SessionManager, access: Access) -> None:
+        self._manager, self._access = manager, access
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -36,14 +36,14 @@ class ServiceRoutes:
         ]
 
     async def _ready(self, _: Request) -> Response:
-        if self._house.stopping:
+        if self._manager.stopping:
             raise ServeError("stopping", "the server is shutting down")
-        free = self._house.capacity - len(self._house.sessions)
-        return JSONResponse({"status": "ready", "free": max(0, free), "capacity": self._house.capacity})
+        free = self._manager.capacity - len(self._manager.sessions)
+        return JSONResponse({"status": "ready", "free": max(0, free), "capacity": self._manager.capacity})
 
     async def _models(self, request: Request) -> Response:
         self._access.tenant(request)
-        manifest = self._house.device.manifest
+        manifest = self._manager.device.manifest
         return JSONResponse(
             {"object": "list", "data": [{"id": manifest.name, "object": "model", "owned_by": "seko"}]}
         )

@@ -14,8 +14,9 @@ from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body
 from seko_serve.http.stream import serve_stream
-from seko_serve.live.house import House
-from seko_serve.live.session import LiveSession, Opening
+from seko_serve.live.content import Opening
+from seko_serve.live.manager import SessionManager
+from seko_serve.live.session import LiveSession
 from seko_serve.protocol import MAX_PROMPT_LETTERS, parse_control
 from seko_serve.security.tokens import TICKET_S
 
@@ -27,14 +28,14 @@ class SessionRoutes:
 
     Parameters
     ----------
-    house : House
+    manager : SessionManager
         The live sessions.
     access : Access
         Who may call.
     """
 
-    def __init__(self, house: House, access: Access) -> None:
-        self._house, self._access = house, access
+    def __init__(self, manager: SessionManager, access: Access) -> None:
+        self._manager, self._access = manager, access
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -47,42 +48,44 @@ class SessionRoutes:
 
     async def _open(self, request: Request) -> Response:
         tenant = self._access.opener(request)
-        opening = opening_of(await json_body(request), self._house)
-        session = await self._house.open(tenant, opening)
-        ticket = self._house.tickets.issue(session.name)
+        opening = opening_of(await json_body(request), self._manager)
+        session = await self._manager.open(tenant, opening)
+        ticket = self._manager.tickets.issue(session.name)
         return JSONResponse({**self._facts(session), "ticket": ticket, "ticket_s": TICKET_S}, 201)
 
     async def _list(self, request: Request) -> Response:
         tenant = self._access.tenant(request)
-        own = [self._facts(session) for session in self._house.sessions.values() if session.tenant == tenant]
+        own = [
+            self._facts(session) for session in self._manager.sessions.values() if session.tenant == tenant
+        ]
         return JSONResponse({"object": "list", "data": own})
 
     async def _session(self, request: Request) -> Response:
         tenant = self._access.tenant(request)
-        session = self._house.find(request.path_params["name"], tenant)
+        session = self._manager.find(request.path_params["name"], tenant)
         if request.method == "DELETE":
-            await self._house.close(session)
+            await self._manager.close(session)
             return Response(status_code=204)
         if request.method == "PATCH":
             _change(session, await json_body(request))
         return JSONResponse(self._facts(session))
 
     async def _stream(self, socket: WebSocket) -> None:
-        await serve_stream(socket, self._house, self._access)
+        await serve_stream(socket, self._manager, self._access)
 
     def _facts(self, session: LiveSession) -> dict[str, object]:
         return {
             **session.facts(),
             "object": "session",
-            "model": self._house.device.manifest.name,
+            "model": self._manager.device.manifest.name,
             "url": f"/v1/sessions/{session.name}/stream",
-            "lease_s": self._house.settings.lease_s,
+            "lease_s": self._manager.settings.lease_s,
         }
 
 
-def opening_of(table: dict[str, Any], house: House) -> Opening:
+def opening_of(table: dict[str, Any], manager: SessionManager) -> Opening:
     """Return what a session begins with; ServeError for fields that are unknown or of another type."""
-    manifest = house.device.manifest
+    manifest = manager.device.manifest
     known = {"model", "prompt", "seed", "fps"}
     if set(table) - known:
         raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(known))}")
@@ -106,7 +109,7 @@ def opening_of(table: dict[str, Any], house: House) -> Opening:
         raise ServeError("bad_request", "seed is no whole number within 62 bits")
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= MAX_FPS:
         raise ServeError("bad_request", f"fps is no number above 0 and at most {MAX_FPS:g}")
-    return Opening(prompt, seed, None, float(fps))
+    return Opening(prompt, seed, float(fps))
 
 
 def _change(session: LiveSession, table: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -12,10 +13,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import internal_error
-from seko_serve.live.house import House
+from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
-from seko_serve.media.video import chosen_codec
-from seko_serve.protocol import SUBPROTOCOL, Control, message, parse_control, parse_subprotocols
+from seko_serve.protocol import SUBPROTOCOL, Codec, Control, message, parse_control, parse_subprotocols
 
 HELLO_S = 10.0  # from the socket's opening to the client's hello
 STALL_S = 30.0  # a socket that takes no byte for so long is closed
@@ -24,7 +24,7 @@ NORMAL = 1000  # close code
 REMEMBERED_IDS = 1024  # of a socket's controls
 
 
-async def serve_stream(socket: WebSocket, house: House, access: Access) -> None:
+async def serve_stream(socket: WebSocket, manager: SessionManager, access: Access) -> None:
     """Serve one socket to its end.
 
     A socket is accepted before anything is checked: a browser's page sees only 1006 of one that is refused.
@@ -33,35 +33,35 @@ async def serve_stream(socket: WebSocket, house: House, access: Access) -> None:
     try:
         access.count_socket(socket)
         access.check_page(socket)
-        session, last_serial = _entered(socket, house)
+        session, last_serial = _entered(socket, manager)
         hello = await _hello(socket)
-        codec = chosen_codec(hello.fields["codecs"])
+        codecs = session.content.codecs(hello)
     except ServeError as error:
-        await _refuse(socket, error, house)
+        await _refuse(socket, error, manager)
         return
     except WebSocketDisconnect:
         return
-    session.tell(_ready(session, house, codec.name.lower()))
+    session.tell(_ready(session, manager, codecs))
     if last_serial is not None:
         session.resend(last_serial)
-    session.attach(hello.fields.get("buffer", 1), codec)  # last: from now on chunks are made and sent
+    session.attach(hello.fields.get("buffer", 1), codecs)  # last: from now on chunks are made and sent
     try:
-        await _exchange(socket, session, house, access)
+        await _exchange(socket, session, manager, access)
     except Exception as error:
-        await _refuse(socket, internal_error(error), house)
+        await _refuse(socket, internal_error(error), manager)
     finally:
         session.detach()
 
 
-def _entered(socket: WebSocket, house: House) -> tuple[LiveSession, int | None]:
+def _entered(socket: WebSocket, manager: SessionManager) -> tuple[LiveSession, int | None]:
     """Return the session that a socket may enter, and the last serial that a resumed client saw."""
     entrance = parse_subprotocols(socket.scope.get("subprotocols", []))
     name = socket.path_params["name"]
     if entrance.ticket:
-        house.tickets.redeem(entrance.ticket, name)
-        session = house.find(name)
+        manager.tickets.redeem(entrance.ticket, name)
+        session = manager.find(name)
     else:
-        session = house.find(name)
+        session = manager.find(name)
         session.token.check(entrance.resume)
     if session.detached_at is None:
         raise ServeError("conflict", "the session has a socket already")
@@ -81,31 +81,20 @@ async def _hello(socket: WebSocket) -> Control:
     return hello
 
 
-def _ready(session: LiveSession, house: House, codec: str) -> str:
-    manifest = session.manifest
-    video, stream = manifest.workload.video, manifest.workload.stream
-    assert video is not None  # else the server does not start
+def _ready(session: LiveSession, manager: SessionManager, codecs: Sequence[Codec]) -> str:
     return message(
         "ready",
         session=session.name,
-        width=video.width,
-        height=video.height,
-        fps=session.opening.fps,
-        codec=codec,
-        chunk_frames=video.chunk_frames,
-        first_frames=video.first_frames,
-        latent_frames=stream.chunk_frames,
-        inputs=[spec.name for spec in manifest.caller_inputs],
-        takes_prompt=manifest.workload.text is not None,
+        **session.content.ready(codecs),
         resume=session.token.rotate(),
-        lease_s=house.settings.lease_s,
+        lease_s=manager.settings.lease_s,
     )
 
 
-async def _exchange(socket: WebSocket, session: LiveSession, house: House, access: Access) -> None:
+async def _exchange(socket: WebSocket, session: LiveSession, manager: SessionManager, access: Access) -> None:
     """Read and send until either side ends."""
-    reading = asyncio.create_task(_read(socket, session, house, access))
-    sending = asyncio.create_task(_send(socket, session, house))
+    reading = asyncio.create_task(_read(socket, session, manager, access))
+    sending = asyncio.create_task(_send(socket, session, manager))
     try:
         await asyncio.wait({reading, sending}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -114,12 +103,12 @@ async def _exchange(socket: WebSocket, session: LiveSession, house: House, acces
         results = await asyncio.gather(reading, sending, return_exceptions=True)
     closed_by_client = results[0] is True
     if closed_by_client:
-        await house.close(session)
+        await manager.close(session)
         await _say_last(socket, message("end", reason="closed"), NORMAL)
         return
     errors = [result for result in results if isinstance(result, ServeError)]
     if errors or session.end is not None:
-        await _refuse(socket, errors[0] if errors else session.end, house)  # type: ignore[arg-type]
+        await _refuse(socket, errors[0] if errors else session.end, manager)  # type: ignore[arg-type]
         return
     for result in results:
         left = WebSocketDisconnect | RuntimeError | TimeoutError
@@ -127,7 +116,7 @@ async def _exchange(socket: WebSocket, session: LiveSession, house: House, acces
             raise result
 
 
-async def _read(socket: WebSocket, session: LiveSession, house: House, access: Access) -> bool:
+async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager, access: Access) -> bool:
     """Read controls until the client says that it closes (True) or a control cannot be read (ServeError)."""
     ids: deque[str] = deque(maxlen=REMEMBERED_IDS)
     while True:
@@ -150,15 +139,15 @@ async def _read(socket: WebSocket, session: LiveSession, house: House, access: A
             session.control(control)
             ids.append(control.id)
         except ServeError as error:
-            house.device.metrics.refused.labels(error.kind.code).inc()
+            manager.device.metrics.refused.labels(error.kind.code).inc()
             session.tell(message("rejected", id=control.id, **error.body()))
             if error.retry_after is not None:  # too many: what follows waits, and with it the client
                 await asyncio.sleep(error.retry_after)
 
 
-async def _send(socket: WebSocket, session: LiveSession, house: House) -> None:
+async def _send(socket: WebSocket, session: LiveSession, manager: SessionManager) -> None:
     """Send what waits until the session has ended; TimeoutError if the client takes nothing."""
-    sent = house.device.metrics.sent_bytes
+    sent = manager.device.metrics.sent_bytes
     while True:
         for waiting in await session.messages():
             async with asyncio.timeout(STALL_S):
@@ -171,9 +160,9 @@ async def _send(socket: WebSocket, session: LiveSession, house: House) -> None:
             return
 
 
-async def _refuse(socket: WebSocket, error: ServeError, house: House) -> None:
+async def _refuse(socket: WebSocket, error: ServeError, manager: SessionManager) -> None:
     """Send an error and close with its code."""
-    house.device.metrics.refused.labels(error.kind.code).inc()
+    manager.device.metrics.refused.labels(error.kind.code).inc()
     await _say_last(socket, message("error", **error.body()), error.kind.close)
 
 
