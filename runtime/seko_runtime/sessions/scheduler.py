@@ -44,7 +44,7 @@ from seko_runtime.errors import UsageError
 
 __all__ = ["NextCall", "Waiting", "next_call"]
 
-NANOSECONDS = 10**9  # per second; sums of integers are exact in any order
+NANOSECONDS = 10**9  # nanoseconds in a second; integers, because their sums do not depend on the order
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,9 @@ class Waiting:
     Parameters
     ----------
     due : float
-        When the call should have ended, in seconds.
+        Time in seconds by which the call should have ended.
     variant : hashable
-        The launch variant of the session's row. Rows of different variants need a launch each; rows that share one
-        launch have equal variants.
+        The launch variant of the session's row. Rows with equal variants can share one launch.
     """
 
     due: float
@@ -97,7 +96,7 @@ def next_call(
     Parameters
     ----------
     waiting : sequence of Waiting
-        Among sessions with equal due times the first one is served first.
+        The waiting sessions. Of sessions with equal due times, the earlier in the sequence is served first.
     call_times : mapping of hashable to (mapping of int to float)
         For each variant, the seconds that a call takes, by the rows of its bucket. A bucket that is faster than a
         smaller one counts as equally fast.
@@ -146,7 +145,7 @@ def _states(queues: list[list[int]], buckets: list[list[tuple[int, int]]], dues:
         [_possible_calls(len(queue) - served, sizes, stride) for served in range(len(queue))]
         for queue, sizes, stride in zip(queues, buckets, strides, strict=True)
     ]
-    last = len(dues)  # a rank that no session has
+    last = len(dues)  # a rank behind those of all sessions
     heads = [[*queue, last] for queue in queues]
     states: _States = []
     for counts in product(*(range(len(queue) + 1) for queue in queues)):
@@ -157,16 +156,17 @@ def _states(queues: list[list[int]], buckets: list[list[tuple[int, int]]], dues:
 
 
 def _possible_calls(left: int, buckets: list[tuple[int, int]], stride: int) -> _Calls:
-    """Return the calls of sessions of one variant of which so many are left: each bucket as full as it can be."""
+    """Return the possible calls for one variant with ``left`` waiting sessions: one call for each bucket, as full as
+    possible."""
     needed = sum(size < left for size, _ in buckets) + 1
     return [(min(size, left), time, min(size, left) * stride) for size, time in buckets[:needed]]
 
 
 def _first_rows(states: _States, allowed: int) -> int:
-    """Return how many sessions the first call of the shortest schedule serves; 0 if there is no schedule.
+    """Return the number of sessions that the first call of the shortest schedule serves; 0 if there is no schedule.
 
-    Only schedules in which no session is later than ``allowed`` nanoseconds count. Of equally short ones, the one that
-    serves most sessions in its first call is taken.
+    Only schedules in which no session is later than ``allowed`` nanoseconds count. Among equally short schedules the
+    one with most sessions in its first call is taken.
     """
     ends: list[int | None] = [0, *[None] * len(states)]  # the earliest time at which each state is reached
     first_rows = [0] * len(ends)
@@ -186,7 +186,8 @@ def _first_rows(states: _States, allowed: int) -> int:
 
 def _least_lateness(states: _States) -> int:
     """Return the largest lateness in the best schedule, in nanoseconds; negative if all sessions are early."""
-    lateness = [0] * len(states)  # of the sessions left in each state, if it is reached at time 0
+    # largest lateness of the sessions left in each state, if the state is reached at time 0
+    lateness = [0] * len(states)
     for state in reversed(range(len(states))):
         due, calls = states[state]
         lateness[state] = min(
