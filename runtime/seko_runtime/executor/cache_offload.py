@@ -45,7 +45,7 @@ class CacheOffload:
     buffers : mapping of str to tensor
         For an offloaded buffer its seats, zero-filled.
     memory : Memory
-        The session's.
+        The session's memory.
     """
 
     def __init__(

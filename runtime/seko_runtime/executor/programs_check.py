@@ -34,7 +34,7 @@ def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
     manifest : Manifest
         Its `files` are not used.
     contract : Contract
-        The workload's, for this manifest.
+        The workload's contract, for this manifest.
 
     Returns
     -------

@@ -41,7 +41,7 @@ def open_ranked(
     Parameters
     ----------
     workload : RuntimeWorkload
-        The artifact's.
+        The artifact's workload.
     path, trust, copy_weights
         As `open_artifact` takes them.
     manifest, digest

@@ -1,4 +1,5 @@
-"""An open artifact: opens sessions and pools, and closes them. Each workload derives its own."""
+"""An open artifact: opens sessions and pools, and closes them. Each workload derives its own class of open
+artifacts."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class OpenedFiles(Generic[ManifestT]):
     Parameters
     ----------
     manifest : Manifest
-        The artifact's.
+        The artifact's manifest.
     digest : str
         SHA-256 of the manifest's file, hexadecimal.
     device : str
@@ -58,9 +59,9 @@ class OpenArtifact(Closing, Generic[ManifestT]):
     Parameters
     ----------
     files : OpenedFiles
-        Of the artifact.
+        The artifact's files.
     engines : Engines
-        The artifact's, closed with it.
+        The artifact's engines, closed with it.
     """
 
     def __init__(self, files: OpenedFiles[ManifestT], engines: Engines) -> None:
@@ -117,7 +118,7 @@ class OpenArtifact(Closing, Generic[ManifestT]):
     def close(self) -> None:
         """Close all sessions, then release engines and weights; a second call does nothing.
 
-        It waits for running calls. It does nothing in a process that was forked after the artifact was opened.
+        `close` waits for running calls. It does nothing in a process that was forked after the artifact was opened.
         """
         if self._call_lock.forked:
             return

@@ -16,7 +16,8 @@ Result = TypeVar("Result")
 
 
 class CallLock:
-    """The lock of a pool and its sessions, or of an artifact: one thread at a time calls their methods, others wait.
+    """The lock of a pool and its sessions, or of an artifact: one thread at a time may call the methods of these
+    objects, and other threads wait.
 
     Parameters
     ----------

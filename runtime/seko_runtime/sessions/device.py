@@ -17,7 +17,7 @@ from seko_runtime.sessions.loaded import Loaded
 class Device:
     """The buffers of an artifact's rows and the programs bound to them; released as a whole.
 
-    Each workload derives its own class. The constructor must be called inside the memory's `ordered`.
+    Each workload derives its own subclass of `Device`. The constructor must be called inside the memory's `ordered`.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ class Device:
         raise NotImplementedError
 
     def join(self) -> None:
-        """Make later device work wait for work that runs beside the calls, such as decoding. Here there is none; a
-        workload with such work overrides this."""
+        """Make later device work wait for work that runs beside the calls, such as decoding. The base class has no
+        such work; a workload with some overrides the method."""
 
     def row_of(self, buffer: str, row: int) -> Tensor:
         """Return a view of a row's part of a buffer. An axis of layers stays in front."""

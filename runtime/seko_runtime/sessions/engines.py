@@ -49,7 +49,7 @@ class LocalEngines:
     backend : Backend
         Closed with the engines.
     weights_memory : Memory
-        Of the weights.
+        The memory of the weights.
     open_rows : callable
         `RuntimeWorkload.open_rows`.
     """

@@ -34,7 +34,7 @@ class Loaded(Generic[ManifestT]):
     manifest : Manifest
         Its files are not used.
     programs : Programs
-        The manifest's, resolved.
+        The manifest's programs, resolved.
     engines : Mapping[str, Engine]
         By name: callables ``list[tensor] -> list[tensor]``.
     weights : Mapping[str, tensor]

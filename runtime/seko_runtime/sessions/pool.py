@@ -1,7 +1,7 @@
 """A pool: sessions of one row each that come and go; each call carries some of them.
 
-A session ends by its `close`, when its lease runs out, or when it is garbage-collected. It may miss any number of
-calls.
+A session ends by its `close`, when its lease runs out, or when it is garbage-collected. A session may miss any number
+of calls.
 
 The number of a session's row is stored in one place, `RowSession._place`, and changed by one assignment. The pool
 computes its free rows from its sessions, so that an error or Ctrl-C between two lines cannot make a row both free and
@@ -41,7 +41,7 @@ ResultT = TypeVar("ResultT")
 
 
 class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
-    """A pool: the rows of an artifact, each for one session. Each workload derives its own class.
+    """A pool: the rows of an artifact, each for one session. Each workload derives its own class of pools.
 
     If the artifact was built with ``--sessions``, a call carries some of the sessions; otherwise each call carries
     all rows.
@@ -88,7 +88,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         self._members: list[weakref.ref[SessionT]] = []
         self._lost: deque[str] = deque()  # names of sessions that were garbage-collected without `close`
         self._named = 0
-        self._turns: Iterator[int] = count()  # numbers of requests, in their order
+        self._turns: Iterator[int] = count()  # numbers the requests of sessions in the order of arrival
         self.call_times = CallTimes(self._buckets)
 
     def _open(
@@ -124,9 +124,11 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
     def restore(
         self, path: str | Path, *, name: str = "", lease_s: float | None = None, tenant: str | None = None
     ) -> SessionT:
-        """Open a session from a snapshot file. Its next result has the same bytes as that of the saved session.
+        """Open a session from a snapshot file. The session's next result has the same bytes as that of the saved
+        session.
 
-        Other sessions continue while the file is read. The file names no tenant: the session belongs to ``tenant``.
+        Other sessions of the pool continue while the snapshot is read. A snapshot names no tenant: the session
+        belongs to ``tenant``.
 
         Raises
         ------
@@ -141,7 +143,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
         with self._call_lock.take():
             self.reap()
-            self._vacant_row()  # before the file is read
+            self._vacant_row()  # a full pool is reported before the snapshot file is read
             layout = self._rows.layout()
         state = read_snapshot(path, self._digests, layout, self._rows.form, self._snapshot_key)
         with self._call_lock.take():
@@ -322,8 +324,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         """End all sessions and free all memory; sessions that are still open are reported. A second call does
         nothing.
 
-        It waits for the running call; calls that wait for the lock raise a SessionClosedError. It does nothing in a
-        process that was forked after the pool was opened.
+        `close` waits for the running call; calls that wait for the lock raise a SessionClosedError. `close` does
+        nothing in a process that was forked after the pool was opened.
         """
         if self._call_lock.forked:
             return
@@ -334,7 +336,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             for session in left:
                 session.close()
             self._rows.close()
-            for session in left:  # at the end, because a warning filter may turn warnings into exceptions
+            # sessions left open are reported last, because a warning filter may turn warnings into exceptions
+            for session in left:
                 warnings.warn(f"session {session.name!r} was never closed", SessionLeakWarning, stacklevel=2)
 
     def _sessions_by_row(self) -> dict[int, SessionT]:

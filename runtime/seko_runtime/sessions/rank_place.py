@@ -61,11 +61,11 @@ class RankPlace:
         names : collection of str
             Names of programs that run once. With several ranks they must be in `first_alone`.
         programs : Programs
-            The artifact's.
+            The artifact's programs.
         bound : mapping of str to sequence of BoundProgram
             The bound programs of this process.
         buffers : mapping of str to tensor
-            The artifact's, by name.
+            The artifact's buffers, by name.
         """
         shared: dict[str, BoundProgram | FirstRanksProgram] = {}
         for name in names:

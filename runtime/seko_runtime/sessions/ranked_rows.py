@@ -58,11 +58,11 @@ class RankedRows(Generic[ManifestT]):
     Parameters
     ----------
     manifest : Manifest
-        The artifact's.
+        The artifact's manifest.
     group : Group
-        Its processes.
+        The processes of the ranks.
     form : StateForm
-        The workload's.
+        Form of the rows' states, given by the workload.
     options : mapping
         With which each rank opens its rows.
     """
@@ -212,7 +212,7 @@ class RankCommands:
     rank : int
         Its number.
     manifest : Manifest
-        The artifact's.
+        The artifact's manifest.
     open_rows : callable
         Takes options; returns this rank's rows, prepared.
     commands : mapping of str to callable

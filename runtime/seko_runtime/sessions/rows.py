@@ -93,7 +93,7 @@ class Rows(Protocol[GivenT, ResultT]):
 
 
 class LocalRows(Generic[ManifestT, DeviceT]):
-    """Base class of `Rows` in this process: stores, loads and clears rows. Its methods are not thread-safe.
+    """Base class of `Rows` in this process: stores, loads and clears rows. The methods are not thread-safe.
 
     A workload's subclass holds the host's state of the rows, makes a `Device`, and implements the methods whose names
     begin with an underscore.
@@ -105,7 +105,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
     memory : Memory
         Of ``loaded.memory()``; owned and closed by the rows.
     form : StateForm
-        The workload's.
+        Form of the rows' states, given by the workload.
 
     Attributes
     ----------
@@ -175,8 +175,8 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @contextmanager
     def counted(self, rows: Sequence[int]) -> Iterator[None]:
-        """Context in which the host's state of rows is advanced. The rows are marked inconsistent meanwhile, and stay
-        so if Ctrl-C ends the context."""
+        """Context in which the host's state of rows is advanced. Rows are marked inconsistent inside the context, and
+        stay so if Ctrl-C ends it."""
         self.inconsistent.update(rows)
         yield
         self.inconsistent.difference_update(rows)
@@ -238,7 +238,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         self.check_whole(rows)
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
-        """Return the launch variant of each row's next call. Here all rows have the same variant."""
+        """Return the launch variant of each row's next call. In the base class all rows have the same variant."""
         return [None] * len(rows)
 
     @machine_faults()
@@ -246,7 +246,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         """Return a function that waits for the calls queued so far; any thread may call it, without the lock."""
         device = self.device()
         smallest = min(device.specs.values(), key=lambda spec: spec.nbytes).name
-        # a copy that is queued behind the calls: its end is theirs
+        # the smallest buffer, copied after the calls: when the copy is there, the calls are done
         read = self.read_later({smallest: device.buffers[smallest]})
 
         def wait() -> None:

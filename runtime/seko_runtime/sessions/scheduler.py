@@ -9,13 +9,13 @@ lateness is the end of its call minus its due time, or 0 if that is negative.
 Claims
 ------
 1. Let L be the largest lateness in the best schedule of the sessions that wait now, if no others come. When
-   `next_call` is called again after each call with the sessions that still wait, none is later than L. So if any
-   schedule meets all due times, this one does. If none does, the largest lateness is minimised, not the number of late
-   sessions: minimising the number would postpone the same sessions again and again.
-2. While L is 0, serving all sessions takes the least total time of all schedules that meet all due times. So buckets
-   are full, unless a full bucket makes a session late or costs more time than it saves.
-3. Each call contains the session that is due first. So a session waits for at most as many calls as there are sessions
-   due before it, and no session starves if the due times of newer sessions keep growing.
+   `next_call` is called again after each call with the sessions that still wait, none is later than L. If any
+   schedule meets all due times, the resulting one does. If no schedule does, the largest lateness is minimised, not
+   the number of late sessions: minimising the number would postpone the same sessions again and again.
+2. While L is 0, serving all sessions takes the least total time of all schedules that meet all due times. As a
+consequence buckets are full, unless a full bucket makes a session late or costs more time than it saves.
+3. Each call contains the session that is due first. A session therefore waits for at most as many calls as there are
+sessions due before it, and no session starves if the due times of newer sessions keep growing.
 
 `tests/runtime/test_scheduler.py` compares 1 and 2 with all schedules of up to six sessions.
 
@@ -29,8 +29,8 @@ Any schedule can be changed as follows, and neither the largest lateness nor the
 - The call with the session that is due first moves to the front: the calls that it overtakes have later due times, and
   end no later than it ended before.
 
-Then only the bucket of each call is left to choose, and the number of sessions served of each variant says what is
-still to do. Dynamic programming over these numbers finds the best choice.
+With schedules of this form only the bucket of each call is left to choose, and a state of the search is the number of
+sessions served of each variant. Dynamic programming over these states finds the best schedule.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class NextCall:
     Parameters
     ----------
     sessions : tuple of int
-        Indices of the waiting sessions that share the call, earliest due first. Their variants are equal.
+        Indices of the waiting sessions that share the call, earliest due first. All have the same variant.
     bucket : int
         Number of rows of the smallest bucket that holds them.
     """

@@ -1,4 +1,4 @@
-"""A session of a pool: one row, its owner, its lease. Each workload's session derives from it."""
+"""A session of a pool: one row, its owner, its lease. Each workload derives its own class of sessions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from seko_runtime.sessions.snapshot import write_snapshot
 
 
 class SessionLeakWarning(ResourceWarning):
-    """A session was garbage-collected without being closed; the message names it. Its row is free again."""
+    """A session was garbage-collected without being closed; the message names it. The session's row is free again."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class SharedRows(Protocol):
 
 
 class RowSession(Closing):
-    """A session of a pool. It holds one row; while it is paused it holds its state on the host instead.
+    """A session of a pool. A running session holds one row; a paused one holds its state on the host instead.
 
     Any thread may call its methods: one call of the pool runs at a time, and the others wait.
 
@@ -195,7 +195,7 @@ class RowSession(Closing):
     def close(self) -> None:
         """End the session and free its row, or its state on the host; a second call does nothing.
 
-        It waits for the running call. It does nothing in a process that was forked after the pool was opened.
+        `close` waits for the running call. It does nothing in a process that was forked after the pool was opened.
         """
         if not self._pool._call_lock.forked:
             with self._pool._call_lock.lock:

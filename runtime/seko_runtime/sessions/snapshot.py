@@ -104,7 +104,7 @@ def read_snapshot(
     layout : RowLayout
         Name, shape and dtype of all tensors and arrays of a row's state.
     form : StateForm
-        The workload's.
+        Form of the rows' states, given by the workload.
     key : bytes, optional
         If given, only files written with the same key are read; otherwise only files without a key.
 
@@ -155,8 +155,8 @@ def read_snapshot(
 
 
 def content_digest(manifest: Manifest, facts: Sequence[object]) -> str:
-    """Return a SHA-256 over the weights and the workload's facts on which a state depends. It is equal for builds of
-    the same model with other numbers of ranks or sessions. It is "" if the manifest has no hashes.
+    """Return a SHA-256 over the weights and the workload's facts on which a state depends. The digest is equal for
+    builds of the same model with other numbers of ranks or sessions, and "" if the manifest has no hashes.
 
     Parameters
     ----------
@@ -218,7 +218,8 @@ def _open_regular(path: Path) -> int:
 
 
 def _check_mac(content: NDArray[np.uint8], key: bytes, name: str) -> None:
-    """Raise a SnapshotError unless the file ends in the HMAC of its content with this key. The content is not parsed."""
+    """Raise a SnapshotError unless the file ends in the HMAC of its content with this key. This reads no other part
+    of it."""
     mac = hmac.new(key, content[:-MAC_BYTES].data, hashlib.sha256).digest()
     if not hmac.compare_digest(content[-MAC_BYTES:].tobytes(), mac):
         raise SnapshotError(
