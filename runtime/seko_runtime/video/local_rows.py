@@ -371,9 +371,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.device()
         self.readable.check(chunk)
         shape, _ = self.memory.describe(chunk.latents)
-        read = self.read_later(
-            {"latents": chunk.latents}
-        )  # copied, because the next chunk may overwrite them
+        # copied, because the next chunk may overwrite them
+        read = self.read_later({"latents": chunk.latents})
         return lambda: read()["latents"].view(np.float32).reshape(shape).copy()
 
     def latents_of(self, row: int, serial: int, index: int) -> NDArray[np.float32]:

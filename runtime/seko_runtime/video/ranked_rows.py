@@ -134,9 +134,8 @@ class RankedVideoRows(RankedRows[VideoManifest]):
     def close(self) -> None:
         """Free the memory of all ranks; a second call does nothing."""
         if not self.closed:
-            with suppress(
-                SekoRuntimeError
-            ):  # the processes are gone, and earlier calls have raised that error
+            # the processes are gone, and earlier calls have raised that error
+            with suppress(SekoRuntimeError):
                 self._last_stats = self.stats  # a closed session still shows the last counters
         super().close()
 

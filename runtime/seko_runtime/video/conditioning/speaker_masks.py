@@ -55,9 +55,8 @@ def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: VideoManifest
         raise UsageError(f"{len(masks_given)} masks given for {spec.shape[0]} speakers, expected one each")
     stream = manifest.workload.stream
     _, rows, columns = stream.latent_shape
-    side = round(
-        (rows * columns / stream.frame_tokens) ** 0.5
-    )  # height and width of a token, in latent cells
+    # height and width of a token, in latent cells
+    side = round((rows * columns / stream.frame_tokens) ** 0.5)
     masks = []
     for picture in masks_given:
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3 or 0 in picture.shape:
