@@ -14,6 +14,7 @@ from seko_runtime.format.manifest import (
     Count,
     FilePath,
     InputSpec,
+    KvPool,
     Manifest,
     Name,
     Workload,
@@ -63,16 +64,6 @@ class Stream:
     def cache_frames(self) -> int:
         """Number of latent frames that the cache holds."""
         return self.reference_frames + self.sink_frames + self.ring_frames
-
-
-@dataclass(frozen=True)
-class KvPool:
-    """The format of the KV cache, its bytes, and the bytes of a bf16 cache of the same shape."""
-
-    scheme: Name
-    pool_bytes: int
-    bf16_pool_bytes: int
-    bits_per_number: float
 
 
 @dataclass(frozen=True)
