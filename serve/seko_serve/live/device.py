@@ -13,8 +13,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from seko_runtime import Chunk, Pool, Session, VideoManifest, open_artifact
+from seko_runtime import Chunk, Pool, VideoManifest, open_artifact
+from seko_runtime.sessions.session import RowSession
 from seko_runtime.video.artifact import video_artifact
+from seko_serve.metrics import Metrics
 
 ResultT = TypeVar("ResultT")
 _LOG = logging.getLogger("seko_serve")
@@ -33,8 +35,11 @@ class Streamed(Protocol):
     def ready(self) -> bool:
         """Return whether its next chunk may be made now."""
 
-    def request(self, now: float) -> Session:
-        """Apply the controls that wait, ask the pool for the next chunk, and return the pool's session."""
+    def request(self, now: float) -> RowSession | None:
+        """Apply the controls that wait, ask the pool for the next chunk, and return the pool's session.
+
+        None: it needs no chunk now.
+        """
 
     def made(self, chunk: Chunk, now: float) -> None:
         """Take the chunk that was asked for."""
@@ -50,6 +55,8 @@ class Device:
     ----------
     opener : callable
         Returns a context that opens the pool, and closes it at the end; see `pool_of`.
+    metrics : Metrics, optional
+        The server's figures.
 
     Attributes
     ----------
@@ -57,16 +64,21 @@ class Device:
         The artifact's, once `start` has returned.
     capacity : int
         Rows of its pool.
+    metrics : Metrics
+        The server's figures.
     """
 
     manifest: VideoManifest
     capacity: int
 
-    def __init__(self, opener: Callable[[], AbstractContextManager[Pool]]) -> None:
-        self._opener = opener
+    def __init__(
+        self, opener: Callable[[], AbstractContextManager[Pool]], metrics: Metrics | None = None
+    ) -> None:
+        self._opener, self.metrics = opener, metrics or Metrics()
         self._desk = threading.Condition()
         self._calls: deque[Callable[[Pool], None]] = deque()
         self._streams: list[Streamed] = []
+        self._asked: dict[RowSession, Streamed] = {}  # sessions whose chunk the pool has not made yet
         self._stopping = False
         self._opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="seko-device", daemon=True)
@@ -108,6 +120,7 @@ class Device:
         """Serve a session no more; called on the device's thread."""
         if stream in self._streams:
             self._streams.remove(stream)
+        self._asked = {session: other for session, other in self._asked.items() if other is not stream}
 
     async def stop(self) -> None:
         """Close the pool and the artifact, and end the thread."""
@@ -146,24 +159,34 @@ class Device:
 
     def _make_chunks(self, pool: Pool, ready: Sequence[Streamed]) -> None:
         """Run the pool's next call for those sessions that are ready."""
-        asked: dict[int, Streamed] = {}
         for stream in ready:
             try:
-                asked[id(stream.request(time.monotonic()))] = stream
+                session = stream.request(time.monotonic())
             except Exception as error:
                 self._end(stream, error)
-        if not asked:
+                continue
+            if session is not None:
+                self._asked[session] = stream
+        if not self._asked:
             return
+        began = time.monotonic()
         try:
             served = pool.serve_next()
         except Exception as error:
             # A call that fails has advanced nobody. Which session it was is not known, so the first due one ends:
             # the others go on, and none waits for ever behind a call that fails each time.
-            self._end(next(iter(asked.values())), error)
+            self._end(next(iter(self._asked.values())), error)
             return
         now = time.monotonic()
+        if served:
+            self.metrics.call.labels(self._bucket(len(served))).observe(now - began)
         for session, chunk in served:
-            asked[id(session)].made(chunk, now)
+            self._asked.pop(session).made(chunk, now)  # also one that was paused since it asked
+
+    def _bucket(self, sessions: int) -> int:
+        """Return the rows of the smallest call that carries so many sessions."""
+        pool = self.manifest.pool
+        return self.capacity if pool is None else min(rows for rows in pool.buckets if rows >= sessions)
 
     def _end(self, stream: Streamed, error: Exception) -> None:
         self.remove(stream)
