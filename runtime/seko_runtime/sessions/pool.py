@@ -228,6 +228,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
                 if (request := session._request)
             ]
             asked.sort(key=lambda waiting: waiting[2].turn)
+            asked = self._eligible(asked)
             variants = self._rows.variants([row for row, _, _ in asked])
             began = self._clock()
             if self._together:  # calls that carry all rows wait for all of them, whatever they are due
@@ -250,13 +251,22 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             results = self._rows.run(
                 [row for row, _, _ in chosen], [request.given for _, _, request in chosen]
             )
-            for _, session, _ in chosen:
-                session._request = None
+            for (_, session, _), result in zip(chosen, results, strict=True):
+                self._served(session, result)
                 session.renew()
             wait = self._rows.calls_done()
         wait()
         self.call_times.record(variants[call.sessions[0]], call.bucket, self._clock() - began)
         return [(session, result) for (_, session, _), result in zip(chosen, results, strict=True)]
+
+    def _eligible(self, asked: list[tuple[int, SessionT, Request]]) -> list[tuple[int, SessionT, Request]]:
+        """Return the sessions with their rows, of all that have asked, of which the next call may carry some."""
+        return asked
+
+    def _served(self, session: SessionT, result: ResultT) -> None:
+        """Note that a call with a session is queued: its request is met, unless the workload says otherwise."""
+        del result
+        session._request = None
 
     def _check_request(self, row: int, session: SessionT, request: Request) -> None:
         """Drop a request that its row refuses by now; the error names the session."""

@@ -51,6 +51,18 @@ class SpeechPrompt:
     patches: Floats
 
     @property
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.bool_], Floats]:
+        """Ids, whether they are patches, and the patches."""
+        return self.ids, self.is_audio, self.patches
+
+    def split(self, tokens: int) -> tuple[SpeechPrompt, SpeechPrompt]:
+        """Return the first tokens, and the others."""
+        return (
+            SpeechPrompt(*(array[:tokens] for array in self.arrays)),  # type: ignore[arg-type]
+            SpeechPrompt(*(array[tokens:] for array in self.arrays)),  # type: ignore[arg-type]
+        )
+
+    @property
     def context(self) -> Floats:
         """The last patches [n, P, C] of the voice that is continued, none without one: the decoder hears them first,
         and what it makes of them is dropped.
