@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "seko.workloads"  # of entry points, whose names are kinds and whose values are `MODULE:WORKLOAD`
-BUILT_IN = {"video": "seko_runtime.video.workload"}  # modules, each with `WORKLOAD`; imported when asked for
+# Modules, each with `WORKLOAD`; imported when asked for.
+BUILT_IN = {"speech": "seko_runtime.speech.workload", "video": "seko_runtime.video.workload"}
 _registered: dict[str, RuntimeWorkload[Any]] = {}
 
 

@@ -122,7 +122,7 @@ class SpeechDevice(Device):
         return self._call((contract.prefill_program(size, length),))
 
     def step(self, numbers: Mapping[str, Sequence[Number]]) -> tuple[int, Mapping[str, Tensor]]:
-        """Queue a step of some rows; return the number of graphs launched, and the samples and stop flags that it makes.
+        """Queue a step of some rows; return the number of graphs launched, and the samples and stop flags it makes.
 
         ``numbers`` are those of each row, by host buffer. What is returned is overwritten by the next call.
         """

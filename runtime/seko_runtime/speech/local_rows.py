@@ -46,7 +46,8 @@ class Ending:
     @property
     def known(self) -> bool:
         """Whether the text is known to have ended; this does not wait."""
-        return self._unread is None and self._answer
+        before = self.before
+        return self._answer or (before is not None and before.known)
 
     @property
     def before(self) -> Ending | None:
@@ -249,7 +250,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         rows : sequence of int
             Distinct; at most as many as the largest call carries, or one whose prompt is not filled in.
         given : sequence of None, optional
-            Nothing: a caller gives a call nothing.
+            A caller gives a call nothing.
 
         Returns
         -------
@@ -270,7 +271,9 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         if not self.prefilled_last:
             return [*self._step(rows)]
         if len(rows) > 1:
-            raise UsageError("a call fills in the prompt of one row; give it alone until it has its first patch")
+            raise UsageError(
+                "a call fills in the prompt of one row; give it alone until it has its first patch"
+            )
         self._prefill(rows[0])
         return [None]
 
@@ -348,8 +351,9 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
             return bool(read()[contract.STOP][place]) and number + 1 >= workload.limits.least_patches
 
         def samples() -> Floats:
-            sound = read()[contract.SAMPLES].view(np.float32)
-            return sound.reshape(-1, workload.patch.samples)[place].copy()
+            sound: Floats = read()[contract.SAMPLES].view(np.float32).reshape(-1, workload.patch.samples)
+            copy: Floats = sound[place].copy()
+            return copy
 
         ending = Ending(stops, before)
         held.patches, held.filled, held.ending = number + 1, held.filled + 1, ending
@@ -397,7 +401,9 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
             temperature=held.temperature,
         )
         arrays = {} if pending is None else dict(zip(_PENDING, pending.arrays, strict=True))
-        flat = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in arrays.items()}
+        flat = {
+            name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in arrays.items()
+        }
         return numbers, flat, None
 
     def _check_load(self, state: RowState) -> None:
@@ -410,7 +416,10 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         if numbers.pending:
             forms = _pending_forms(numbers.pending, self.manifest.workload.patch.shape)
             held.pending = SpeechPrompt(
-                *(state.arrays[name].view(spec.dtype).reshape(spec.shape).copy() for name, spec in forms.items())
+                *(
+                    state.arrays[name].view(spec.dtype).reshape(spec.shape).copy()
+                    for name, spec in forms.items()
+                )
             )
 
 

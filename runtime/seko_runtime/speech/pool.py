@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from seko_runtime.arguments import real_number, shown, whole_number
 from seko_runtime.errors import SekoRuntimeError, UsageError
 from seko_runtime.sessions.pool import RowPool
-from seko_runtime.sessions.session import Request
+from seko_runtime.sessions.session import Request, SharedRows
 from seko_runtime.sessions.snapshot import content_digest
 from seko_runtime.speech.local_rows import PREFILL, LocalSpeechRows, Patch, RowSettings
 from seko_runtime.speech.manifest import MAX_SEED, SpeechManifest
@@ -106,7 +106,9 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             else whole_number(positions, "positions", 2, workload.positions),
             seed=whole_number(seed, "seed", 0, MAX_SEED),
             guidance=real_number(solver.guidance if guidance is None else guidance, "guidance"),
-            temperature=real_number(solver.temperature if temperature is None else temperature, "temperature"),
+            temperature=real_number(
+                solver.temperature if temperature is None else temperature, "temperature"
+            ),
         )
         if settings.temperature < 0:
             raise UsageError(f"temperature is {settings.temperature}, expected at least 0")
@@ -114,9 +116,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         session.voice = voice
         return session
 
-    def encode_voice(
-        self, reference: object = None, *, continued: object = None, text: str = ""
-    ) -> Voice:
+    def encode_voice(self, reference: object = None, *, continued: object = None, text: str = "") -> Voice:
         """Return a voice to speak with; other sessions' calls run between its stretches.
 
         Parameters
@@ -131,15 +131,15 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         Raises
         ------
         UsageError
-            If sound is no such array, or empty, or longer than `MAX_VOICE_S`; if words are given without their sound, or
-            the other way round.
+            If sound is no such array, or empty, or longer than `MAX_VOICE_S`; if only one of ``continued`` and ``text``
+            is given.
         SessionClosedError
             If the pool is closed.
         """
         if not isinstance(text, str) or (continued is not None) != bool(text):
+            sound = "no sound" if continued is None else "sound"
             raise UsageError(
-                f"the words {shown(text)} of a voice that goes on, and {'its' if continued is not None else 'no'} sound: "
-                "give both or neither"
+                f"a voice that goes on has {sound} and the words {shown(text)}: give both or neither"
             )
         with self._encoding:
             return Voice(
@@ -168,8 +168,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         SessionClosedError
             If one is paused or has ended.
         """
-        for session in sessions:
-            while self._fills(session):
+        for session in sessions if isinstance(sessions, Sequence) else ():
+            while isinstance(session, SpeechSession) and self._fills(session):
                 self._run([session], None)
         patches = self._run(sessions, None)
         return [None if patch is None or patch.surplus() else patch.samples() for patch in patches]
@@ -177,8 +177,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
     def serve_next(self, now: float | None = None) -> list[tuple[SpeechSession, Patch | None]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a patch, and wait for it.
 
-        It is a step of the sessions that are due, or a part of the prompt of one. After a part of a prompt comes a step,
-        if a session waits for one. A session whose prompt was filled in further still waits for its patch.
+        It is a step of the sessions that are due, or a part of the prompt of one. After a part of a prompt comes a
+        step, if a session waits for one. A session whose prompt was filled in further still waits for its patch.
 
         Parameters and errors as `RowPool.serve_next` has them.
 
@@ -210,7 +210,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
     def _fills(self, session: SpeechSession) -> bool:
         """Return whether a session's next call is a part of its prompt."""
         with self._call_lock.take():
-            return isinstance(session, SpeechSession) and self._rows.variants([session._running_row(self)]) == [PREFILL]
+            row = session._running_row(cast(SharedRows, self))
+            return self._rows.variants([row]) == [PREFILL]
 
     def _eligible(
         self, asked: list[tuple[int, SpeechSession, Request]]

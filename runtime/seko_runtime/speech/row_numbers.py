@@ -67,7 +67,7 @@ def check_numbers(numbers: RowNumbers, manifest: SpeechManifest) -> None:
         or (numbers.pending and numbers.patches)
     ):
         raise SnapshotError(
-            f"a row with {numbers.filled} of {numbers.positions} positions filled, {numbers.pending} tokens to come and "
+            f"a row with {numbers.filled} of {numbers.positions} positions filled, {numbers.pending} tokens to come, "
             f"{numbers.patches} of {numbers.limit} patches made; this artifact has {workload.positions} positions a "
             "session: take another snapshot"
         )

@@ -22,6 +22,9 @@ class SharedSpeech(SharedRows, Protocol):
 
     _rows: LocalSpeechRows
 
+    def encode_voice(self, reference: object = None, *, continued: object = None, text: str = "") -> Voice:
+        """Return a voice to speak with."""
+
     def serve(self, session: SpeechSession) -> None:
         """Make the next call that waits, or wait for the thread that does, until the session may have a patch."""
 
@@ -82,8 +85,8 @@ class SpeechSession(RowSession):
         Yields
         ------
         numpy.ndarray
-            [n] float32 in -1..1, of `Patch.seconds` at `Patch.sample_rate` of the manifest; the caller's own. If the loop
-            is left early, the text is finished.
+            [n] float32 in -1..1, of `Patch.seconds` at `Patch.sample_rate` of the manifest; the caller's own. If the
+            loop is left early, the text is finished.
 
         Raises
         ------
@@ -110,7 +113,9 @@ class SpeechSession(RowSession):
         """
         manifest, tokens = self.manifest, self._pool._rows.tokens
         if tokens is None:
-            raise UsageError("this artifact has no tokenizer; rebuild it with the checkpoint's tokenizer files")
+            raise UsageError(
+                "this artifact has no tokenizer; rebuild it with the checkpoint's tokenizer files"
+            )
         count = len(tokens.ids(text))  # without the voice's text, as in the original
         limit = manifest.workload.limits.patches(count)
         if patches is not None:
@@ -130,15 +135,15 @@ class SpeechSession(RowSession):
         """Begin to speak a prompt, of at most ``limit`` patches; see `begin`."""
         with self._pool._call_lock.take():
             row = self._running_row()
-            self._drop_text()
             self._pool._rows.begin_text(row, prompt, limit)
+            self._drop_text()
             self._began = self._pool._clock()
             self.renew()
 
     def sound(self, *, ahead: int = AHEAD) -> Iterator[Floats]:
-        """Yield what is left of the sound of the present text, such as after `begin` or `SpeechPool.restore`; as `speak`.
+        """Yield what is left of the sound of the present text, such as after `begin` or `SpeechPool.restore`.
 
-        The text is over when the iterator ends, also if it is closed before.
+        The text is over when the iterator ends, also if it is closed before. Parameters and errors as `speak` has them.
         """
         with self._pool._call_lock.take():
             row = self._running_row()
@@ -146,11 +151,13 @@ class SpeechSession(RowSession):
             text = self._text
             if not self._ready:
                 self._taken = self._pool._rows.row(row).patches
+        whole = False
         try:
             while (patch := self._next(text)) is not None:
                 yield patch.samples()
+            whole = True
         finally:
-            if self._text == text and not self.closed and not self.paused:
+            if not whole and self._text == text and not self.closed and not self.paused:
                 self.finish()
 
     def finish(self) -> None:
@@ -167,8 +174,8 @@ class SpeechSession(RowSession):
             self._pool._rows.end_text(row)
 
     def request_patch(self, due: float) -> None:
-        """Ask for the next patch of the present text by a due time; `SpeechPool.serve_next` makes it, after as many calls
-        as its prompt takes. Asking again replaces the time.
+        """Ask for the next patch of the present text by a due time. `SpeechPool.serve_next` makes it, after as many
+        calls as its prompt takes. Asking again replaces the time.
 
         Parameters
         ----------
@@ -198,7 +205,7 @@ class SpeechSession(RowSession):
 
     @property
     def cut(self) -> bool:
-        """Whether the present text has ended at its limit, or at the session's last position, and the model had not said
+        """Whether the present text has ended at its limit, or at the session's last position, before the model said
         that it is over.
 
         Raises
@@ -221,10 +228,14 @@ class SpeechSession(RowSession):
         with self._pool._call_lock.take():
             if self._ready:
                 raise UsageError(
-                    f"session {self.name!r} has {len(self._ready)} patches that were not taken, which no file holds: take "
-                    "them first, or ask for patches one by one"
+                    f"session {self.name!r} has {len(self._ready)} patches that were not taken, which no file holds: "
+                    "take them first, or ask for patches one by one"
                 )
         super().save(path)
+
+    def encode_voice(self, reference: object = None, *, continued: object = None, text: str = "") -> Voice:
+        """Return a voice to speak with, to be assigned to ``voice``; see `SpeechPool.encode_voice`."""
+        return self._pool.encode_voice(reference, continued=continued, text=text)
 
     @property
     def manifest(self) -> SpeechManifest:
@@ -263,7 +274,7 @@ class SpeechSession(RowSession):
             self._ask_ahead(self._row)
 
     def refuse(self, error: SekoRuntimeError) -> bool:
-        """Drop a request that cannot be served, if the thread that waits for it can be told the error; return whether."""
+        """Drop a request that cannot be served, if the thread that waits can be told the error; return whether."""
         if self._ahead:
             self._request, self._refusal = None, error
         return bool(self._ahead)
