@@ -28,13 +28,7 @@ _BY_STATUS = {
 
 async def json_body(request: Request) -> dict[str, Any]:
     """Return a request's JSON object; ServeError if it is none, too long or too slow."""
-    try:
-        async with asyncio.timeout(BODY_S):
-            content = await _body(request)
-    except ClientDisconnect:
-        raise ServeError("bad_request", "the client left before the body's end") from None
-    except TimeoutError:
-        raise ServeError("timeout", f"the body took more than {BODY_S:g} s") from None
+    content = await raw_body(request)
     try:
         table = json.loads(content or b"{}")
     except (ValueError, RecursionError):
@@ -44,7 +38,18 @@ async def json_body(request: Request) -> dict[str, Any]:
     return table
 
 
-async def _body(request: Request) -> bytes:
+async def raw_body(request: Request) -> bytes:
+    """Return a request's body; ServeError if it is too long or too slow."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _read(request)
+    except ClientDisconnect:
+        raise ServeError("bad_request", "the client left before the body's end") from None
+    except TimeoutError:
+        raise ServeError("timeout", f"the body took more than {BODY_S:g} s") from None
+
+
+async def _read(request: Request) -> bytes:
     content, size = bytearray(), 0
     async for part in request.stream():
         size += len(part)
