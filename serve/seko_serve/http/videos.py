@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from base64 import b64encode
 from email.message import EmailMessage
 from email.parser import BytesParser
 from email.policy import HTTP
@@ -15,13 +17,13 @@ from starlette.routing import BaseRoute, Route
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body, raw_body
-from seko_serve.http.sessions import opening_of
+from seko_serve.http.openings import MAX_OPENING_BYTES, opening_of
 from seko_serve.jobs import Video, VideoJobs
 from seko_serve.live.manager import SessionManager
 
 MAX_SECONDS = 60.0
 MAX_LISTED = 100
-FIELDS = frozenset({"model", "prompt", "seconds", "size", "seed"})
+FIELDS = frozenset({"model", "prompt", "seconds", "size", "seed", "image", "voice", "inputs"})
 
 
 class VideoRoutes:
@@ -61,7 +63,7 @@ class VideoRoutes:
         if table.pop("size", size) != size:
             raise ServeError("unsupported", f"this artifact makes videos of {size}")
         frames = _frames(table.pop("seconds", 4), manifest.workload.stream.fps)
-        opening = opening_of(table, self._manager)
+        opening = await asyncio.to_thread(opening_of, table, self._manager)
         if self._manager.stopping:
             raise ServeError("stopping", "the server is shutting down", retry_after=5.0)
         return JSONResponse(self._facts(self._jobs.add(tenant, opening, frames)))
@@ -134,15 +136,20 @@ def _frames(seconds: object, fps: int) -> int:
 
 
 async def _fields(request: Request) -> dict[str, Any]:
-    """Return the fields of a body of JSON, or of a form as OpenAI's clients send it."""
+    """Return the fields of a body of JSON, or of a form as OpenAI's clients send it, with the picture as ``image``."""
     kind = request.headers.get("content-type", "")
-    if not kind.lower().startswith("multipart/form-data"):
-        return await json_body(request)
-    return form_fields(kind, await raw_body(request))
+    if kind.lower().startswith("multipart/form-data"):
+        table = form_fields(kind, await raw_body(request, MAX_OPENING_BYTES))
+    else:
+        table = await json_body(request, MAX_OPENING_BYTES)
+    picture = table.pop("input_reference", None)
+    if isinstance(picture, dict):
+        picture = picture.get("image_url", picture)
+    return table if picture is None else {**table, "image": picture}
 
 
 def form_fields(kind: str, body: bytes) -> dict[str, Any]:
-    """Return the fields of a form.
+    """Return the fields of a form; the file ``input_reference`` as base64.
 
     Parameters
     ----------
@@ -154,7 +161,7 @@ def form_fields(kind: str, body: bytes) -> dict[str, Any]:
     Raises
     ------
     ServeError
-        If it is no form, or has a file.
+        If it is no form, or another field is no text.
     """
     head = b"Content-Type: " + kind.encode("latin-1") + b"\r\n\r\n"
     form = BytesParser(EmailMessage, policy=HTTP).parsebytes(head + body)
@@ -167,8 +174,8 @@ def form_fields(kind: str, body: bytes) -> dict[str, Any]:
         if not isinstance(name, str) or not isinstance(content, bytes):
             raise ServeError("bad_request", "a part of the form has no name")
         try:
-            text = content.decode()
+            text = b64encode(content).decode() if name == "input_reference" else content.decode()
         except UnicodeDecodeError:
-            raise ServeError("unsupported", "a part of the form is a file, expected text") from None
+            raise ServeError("bad_request", "a part of the form is no text") from None
         fields[name] = int(text) if name == "seed" and text.lstrip("-").isdecimal() else text
     return fields
