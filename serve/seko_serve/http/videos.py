@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from base64 import b64encode
 from email.message import EmailMessage
 from email.parser import BytesParser
@@ -23,6 +24,7 @@ from seko_serve.live.manager import SessionManager
 
 MAX_SECONDS = 60.0
 MAX_LISTED = 100
+INTEGER = re.compile("-?[0-9]{1,19}")
 FIELDS = frozenset({"model", "prompt", "seconds", "size", "seed", "image", "voice", "inputs"})
 
 
@@ -177,5 +179,5 @@ def form_fields(kind: str, body: bytes) -> dict[str, Any]:
             text = b64encode(content).decode() if name == "input_reference" else content.decode()
         except UnicodeDecodeError:
             raise ServeError("bad_request", "a part of the form is no text") from None
-        fields[name] = int(text) if name == "seed" and text.lstrip("-").isdecimal() else text
+        fields[name] = int(text) if name == "seed" and INTEGER.fullmatch(text) else text
     return fields
