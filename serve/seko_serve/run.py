@@ -12,7 +12,7 @@ import uvicorn
 from seko_runtime.errors import SekoRuntimeError
 from seko_serve.http.app import Application
 from seko_serve.live.device import Device, pool_of
-from seko_serve.live.house import House
+from seko_serve.live.manager import SessionManager
 from seko_serve.settings import LOOPBACK, Settings
 
 SERVER_LIMITS = {
@@ -28,9 +28,9 @@ SERVER_LIMITS = {
 
 def server(settings: Settings) -> uvicorn.Server:
     """Return the server of these settings, not started."""
-    house = House(settings, Device(partial(pool_of, settings.artifact, settings.device)))
+    manager = SessionManager(settings, Device(partial(pool_of, settings.artifact, settings.device)))
     config = uvicorn.Config(
-        Application(settings, house).app(),
+        Application(settings, manager).app(),
         host=settings.host,
         port=settings.port,
         uds=None if settings.uds is None else str(settings.uds),

@@ -15,7 +15,7 @@ from seko_runtime import Pool
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_serve.http.app import Application
 from seko_serve.live.device import Device
-from seko_serve.live.house import House
+from seko_serve.live.manager import SessionManager
 from seko_serve.run import SERVER_LIMITS
 from seko_serve.settings import Settings
 from tests.runtime import toy_pool, toy_whole
@@ -45,8 +45,8 @@ def plain_opener() -> Iterator[Pool]:
 class Running:
     """A server that answers at `url`."""
 
-    def __init__(self, server: uvicorn.Server, thread: threading.Thread, house: House) -> None:
-        self._server, self._thread, self.house = server, thread, house
+    def __init__(self, server: uvicorn.Server, thread: threading.Thread, manager: SessionManager) -> None:
+        self._server, self._thread, self.manager = server, thread, manager
 
     @property
     def url(self) -> str:
@@ -71,9 +71,13 @@ def start() -> Iterator[Starter]:
         opener: Callable[[], AbstractContextManager[Pool]] = toy_opener, **changes: object
     ) -> Running:
         settings = Settings(Path("toy"), port=0, **changes)  # type: ignore[arg-type]
-        house = House(settings, Device(opener))
+        manager = SessionManager(settings, Device(opener))
         config = uvicorn.Config(
-            Application(settings, house).app(), host="127.0.0.1", port=0, log_level="warning", **SERVER_LIMITS
+            Application(settings, manager).app(),
+            host="127.0.0.1",
+            port=0,
+            log_level="warning",
+            **SERVER_LIMITS,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
@@ -81,7 +85,7 @@ def start() -> Iterator[Starter]:
         while not server.started and thread.is_alive():
             thread.join(0.01)
         assert thread.is_alive()
-        running.append(Running(server, thread, house))
+        running.append(Running(server, thread, manager))
         return running[-1]
 
     yield started

@@ -30,12 +30,12 @@ def test_it_plays_and_frames_come_in_order(start: Starter, tmp_path: Path) -> No
         assert page.value("Number(document.getElementById('chunk').textContent)") > 2
         page.screenshot(tmp_path / "page.png")
         assert page.problems == []
-        (session,) = server.house.sessions.values()
-        assert session._encoder is not None
-        assert session._encoder.codec.name == "H264"
+        (session,) = server.manager.sessions.values()
+        assert session.content.frames is not None
+        assert session.content.frames.codec.name == "H264"
         page.value("document.getElementById('stop').click(); true")
         page.until("document.getElementById('start').textContent === 'Start'")
-    assert not server.house.sessions
+    assert not server.manager.sessions
 
 
 def test_a_prompt_is_applied_and_its_time_to_the_picture_told(start: Starter) -> None:
@@ -73,9 +73,9 @@ def test_a_page_that_is_not_secure_plays_without_webcodecs(start: Starter) -> No
         assert not page.value("'VideoDecoder' in window")
         page.value(BEGIN)
         page.until(f"{FRAMES} > 20")
-        (session,) = server.house.sessions.values()
-        assert session._encoder is not None
-        assert session._encoder.codec.name == "MJPEG"
+        (session,) = server.manager.sessions.values()
+        assert session.content.frames is not None
+        assert session.content.frames.codec.name == "MJPEG"
 
 
 def test_a_lost_socket_is_told_and_comes_back(start: Starter) -> None:

@@ -270,7 +270,7 @@ def test_what_cannot_be_opened_is_refused_and_takes_no_row(
     server = start()
     found, answer = http(f"{server.url}/v1/sessions", "POST", table)
     assert (found, answer["error"]["code"]) == (status, code)
-    assert http(f"{server.url}/ready")[1]["free"] == server.house.capacity
+    assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
 
 
 def test_sockets_without_a_ticket_hello_or_codec_are_told_and_closed(start: Starter) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from seko_serve.errors import ServeError
-from seko_serve.live.house import House
+from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
-from seko_serve.media.video import chosen_codec
-from seko_serve.protocol import SUBPROTOCOL, Control, message, parse_control, parse_subprotocols
+from seko_serve.protocol import SUBPROTOCOL, Codec, Control, message, parse_control, parse_subprotocols
 from seko_serve.security.origins import check_origin
 from seko_serve.security.rates import Rate
 
@@ -22,7 +21,7 @@ HELLO_S = 10.0  # from the socket's opening to the client's hello
 NORMAL = 1000  # close code
 
 
-async def serve_stream(socket: WebSocket, house: House, controls: Rate) -> None:
+async def serve_stream(socket: WebSocket, manager: SessionManager, controls: Rate) -> None:
     """Serve one socket to its end.
 
     A socket is accepted before anything is checked: a browser's page sees only 1006 of one that is refused.
@@ -30,34 +29,34 @@ async def serve_stream(socket: WebSocket, house: House, controls: Rate) -> None:
     await socket.accept(subprotocol=SUBPROTOCOL)
     try:
         headers = socket.headers
-        check_origin(headers.get("origin"), headers.get("host"), house.settings.allowed_origins)
-        session, last_serial = _entered(socket, house)
+        check_origin(headers.get("origin"), headers.get("host"), manager.settings.allowed_origins)
+        session, last_serial = _entered(socket, manager)
         hello = await _hello(socket)
-        codec = chosen_codec(hello.fields["codecs"])
+        codecs = session.content.codecs(hello)
     except ServeError as error:
         await _refuse(socket, error)
         return
     except WebSocketDisconnect:
         return
-    session.tell(_ready(session, house, codec.name.lower()))
+    session.tell(_ready(session, manager, codecs))
     if last_serial is not None:
         session.resend(last_serial)
-    session.attach(hello.fields.get("buffer", 1), codec)  # last: from now on chunks are made and sent
+    session.attach(hello.fields.get("buffer", 1), codecs)  # last: from now on chunks are made and sent
     try:
-        await _exchange(socket, session, house, lambda: controls.take(session.name))
+        await _exchange(socket, session, manager, lambda: controls.take(session.name))
     finally:
         session.detach()
 
 
-def _entered(socket: WebSocket, house: House) -> tuple[LiveSession, int | None]:
+def _entered(socket: WebSocket, manager: SessionManager) -> tuple[LiveSession, int | None]:
     """Return the session that a socket may enter, and the last serial that a resumed client saw."""
     entrance = parse_subprotocols(socket.scope.get("subprotocols", []))
     name = socket.path_params["name"]
     if entrance.ticket:
-        house.tickets.redeem(entrance.ticket, name)
-        session = house.find(name)
+        manager.tickets.redeem(entrance.ticket, name)
+        session = manager.find(name)
     else:
-        session = house.find(name)
+        session = manager.find(name)
         session.token.check(entrance.resume)
     if session.detached_at is None:
         raise ServeError("conflict", "the session has a socket already")
@@ -77,28 +76,19 @@ async def _hello(socket: WebSocket) -> Control:
     return hello
 
 
-def _ready(session: LiveSession, house: House, codec: str) -> str:
-    manifest = session.manifest
-    video, stream = manifest.workload.video, manifest.workload.stream
-    assert video is not None  # else the server does not start
+def _ready(session: LiveSession, manager: SessionManager, codecs: Sequence[Codec]) -> str:
     return message(
         "ready",
         session=session.name,
-        width=video.width,
-        height=video.height,
-        fps=session.opening.fps,
-        codec=codec,
-        chunk_frames=video.chunk_frames,
-        first_frames=video.first_frames,
-        latent_frames=stream.chunk_frames,
-        inputs=[spec.name for spec in manifest.caller_inputs],
-        takes_prompt=manifest.workload.text is not None,
+        **session.content.ready(codecs),
         resume=session.token.rotate(),
-        lease_s=house.settings.lease_s,
+        lease_s=manager.settings.lease_s,
     )
 
 
-async def _exchange(socket: WebSocket, session: LiveSession, house: House, count: Callable[[], None]) -> None:
+async def _exchange(
+    socket: WebSocket, session: LiveSession, manager: SessionManager, count: Callable[[], None]
+) -> None:
     """Read and send until either side ends."""
     reading = asyncio.create_task(_read(socket, session, count))
     sending = asyncio.create_task(_send(socket, session))
@@ -110,7 +100,7 @@ async def _exchange(socket: WebSocket, session: LiveSession, house: House, count
         results = await asyncio.gather(reading, sending, return_exceptions=True)
     closed_by_client = results[0] is True
     if closed_by_client:
-        await house.close(session)
+        await manager.close(session)
         with suppress(RuntimeError, WebSocketDisconnect):
             await socket.send_text(message("end", reason="closed"))
             await socket.close(NORMAL)

@@ -1,4 +1,4 @@
-"""All live sessions of one process: who may open one, which are there, and when one has ended."""
+"""The live sessions of one process: who may open one, which there are, and when one has ended."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from contextlib import suppress
 
 from seko_runtime.errors import ArtifactError, PoolFullError, SekoRuntimeError
 from seko_serve.errors import ServeError
+from seko_serve.live.content import Opening
 from seko_serve.live.device import Device
-from seko_serve.live.session import LiveSession, Opening
+from seko_serve.live.session import LiveSession
+from seko_serve.live.video import VideoContent
 from seko_serve.security.tokens import Tickets
 from seko_serve.settings import Settings
 
@@ -19,7 +21,7 @@ REAP_S = 1.0  # between two looks for leases that are over
 ENCODERS = 4  # threads that encode
 
 
-class House:
+class SessionManager:
     """The live sessions of a server.
 
     Parameters
@@ -87,8 +89,7 @@ class House:
         session = LiveSession(
             secrets.token_urlsafe(9),
             tenant,
-            opening,
-            self.device.manifest,
+            VideoContent(self.device.manifest, opening),
             asyncio.get_running_loop(),
             self._workers,
             self.device.wake,

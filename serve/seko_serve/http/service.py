@@ -1,0 +1,49 @@
+"""What the server says of itself: whether it lives and is ready, its version and its model."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+import seko_serve
+from seko_serve.errors import ServeError
+from seko_serve.http.access import Access
+from seko_serve.live.manager import SessionManager
+
+
+class ServiceRoutes:
+    """The routes ``/health``, ``/ready``, ``/version`` and ``/v1/models``.
+
+    Parameters
+    ----------
+    manager : SessionManager
+        The live sessions.
+    access : Access
+        Who may call.
+    """
+
+    def __init__(self, manager: SessionManager, access: Access) -> None:
+        self._manager, self._access = manager, access
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        return [
+            Route("/health", lambda _: JSONResponse({"status": "ok"})),
+            Route("/ready", self._ready),
+            Route("/version", lambda _: JSONResponse({"version": seko_serve.__version__})),
+            Route("/v1/models", self._models),
+        ]
+
+    async def _ready(self, _: Request) -> Response:
+        if self._manager.stopping:
+            raise ServeError("stopping", "the server is shutting down")
+        free = self._manager.capacity - len(self._manager.sessions)
+        return JSONResponse({"status": "ready", "free": max(0, free), "capacity": self._manager.capacity})
+
+    async def _models(self, request: Request) -> Response:
+        self._access.tenant(request)
+        manifest = self._manager.device.manifest
+        return JSONResponse(
+            {"object": "list", "data": [{"id": manifest.name, "object": "model", "owned_by": "seko"}]}
+        )
