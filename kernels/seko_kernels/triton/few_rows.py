@@ -12,19 +12,20 @@ import triton.language as tl
 
 
 @triton.jit
-def _prefetch(W, n, first, PART: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Ask the L2 cache for weights ``[n, first : first + PART]``, which then come while the rows' norms are computed."""
+def _asked(  # type: ignore[no-untyped-def]
+    W, n, first, PART: tl.constexpr, K: tl.constexpr
+):
+    """Ask the L2 cache for weights ``[n, first : first + PART]``; return 0, which what comes later can depend on.
+ The assembly is declared pure, as torch's compiler takes a kernel
+    with any other to write all of its tensors.
+    """
     in_line: tl.constexpr = 1024 // W.dtype.element_ty.primitive_bitwidth  # numbers in 128 bytes
     lines: tl.constexpr = triton.next_power_of_2(triton.cdiv(PART, in_line))
     k = tl.minimum(first + tl.arange(0, lines) * in_line, K - 1)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [W + n[:, None] * K + k[None, :]],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
+    zeros = tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [W + n[:, None] * K + k[None, :]], dtype=tl.int32, is_pure=True, pack=1
     )
+    return tl.max(tl.max(zeros, 1), 0)
 
 
 @triton.jit
@@ -109,15 +110,16 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     live = m < rows
     first = split * PART
     dtype = X.dtype.element_ty
+    normed = m
     if PREFETCH:
-        _prefetch(W, channel, first, PART, K)
+        normed += _asked(W, channel, first, PART, K)
         if GATED:
-            _prefetch(W + N * K, channel, first, PART, K)
+            normed += _asked(W + N * K, channel, first, PART, K)
     if NEW_TICKETS > 0:
         if n_tile + m_tile == 0:
             tl.store(TICKETS + tl.arange(0, NEW_TICKETS), tl.zeros((NEW_TICKETS,), tl.int32))
     if NORM:
-        inverse = _inverse_norm(X, m, live, EPS, K, BM, BK)
+        inverse = _inverse_norm(X, normed, live, EPS, K, BM, BK)
     of_slice: tl.constexpr = BK // SLICES
     columns = tl.arange(0, SLICES)[:, None] * of_slice + tl.arange(0, of_slice)[None, :]
     sums = tl.zeros((SLICES, BM, BN), tl.float32)
@@ -138,8 +140,8 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
                 up_w = tl.load(W + N * K + place, mask=inside, other=0.0)
         if NORM:
             factor = tl.load(NORM_WEIGHT + k, mask=k < K, other=0.0).to(tl.float32)[:, None, :]
-            normed = (x.to(tl.float32) * inverse[None, :, None]).to(dtype)
-            x = (normed.to(tl.float32) * factor).to(dtype)
+            x = (x.to(tl.float32) * inverse[None, :, None]).to(dtype)
+            x = (x.to(tl.float32) * factor).to(dtype)
         sums = tl.dot(x, tl.permute(w.to(dtype), (0, 2, 1)), sums, input_precision="ieee")
         if GATED:
             up_sums = tl.dot(x, tl.permute(up_w.to(dtype), (0, 2, 1)), up_sums, input_precision="ieee")
