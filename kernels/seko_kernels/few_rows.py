@@ -1,7 +1,7 @@
 """Linear layers on few rows, with the norm before them or the residual behind them in the same launch.
 
-For up to `FEW_ROWS` rows reading the weights is all that takes time. A step of speech has a row for each session, or a few;
-more rows are torch's matmuls, between which its compiler fuses what they leave.
+For up to `FEW_ROWS` rows reading the weights is all that takes time. A step of speech has a row for each session, or a
+few. More rows are torch's matmuls; its compiler fuses what lies between them.
 
 Parts of a sum meet by *tickets*: int32 numbers that are zero between launches. The first op of a layer makes them.
 """
@@ -165,7 +165,8 @@ def _linear(
             expect_fp8(x.device)
         norm_weight = None if norm is None else norm[0]
         switches = (eps, branch_scale, gated, makes_tickets)
-        return _few_rows_cuda(x, norm_weight, values, scale, hidden, tickets, *switches)
+        fused: Tensor = _few_rows_cuda(x, norm_weight, values, scale, hidden, tickets, *switches)
+        return fused
     normed = x if norm is None else reference.rms_norm(x, norm[0], eps)
     y = reference.linear(normed, values, scale)
     y = reference.gated(y) if gated else y
@@ -225,7 +226,9 @@ def launch_few_rows(
         raise KernelsError(f"{grid[0] * grid[2]} tiles of outputs share sums, expected {TICKETS} at most")
     kernel[grid](
         x,
-        x if norm_weight is None else norm_weight,  # a tensor must stand there; the switches say that it is not read
+        x
+        if norm_weight is None
+        else norm_weight,  # a tensor must stand there; the switches say that it is not read
         weight,
         x if scale is None else scale,
         x if hidden is None else hidden,

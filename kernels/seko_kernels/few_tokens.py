@@ -58,7 +58,8 @@ def local_attention(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads:
         return reference.local_attention(qkv, cos, sin, heads, kv_heads)
     if tokens > LOCAL_TOKENS:
         raise KernelsError(f"{tokens} tokens attend to each other, expected {LOCAL_TOKENS} at most")
-    return _local_attention_cuda(qkv, cos, sin, heads, kv_heads)
+    attended: Tensor = _local_attention_cuda(qkv, cos, sin, heads, kv_heads)
+    return attended
 
 
 def decode_attention(
@@ -119,8 +120,12 @@ def decode_attention(
     if not takes_kernels(qkv, k_cache, v_cache, starts, positions, write_index, tickets):
         return reference.decode_attention(qkv, cos, sin, k_cache, v_cache, starts, positions, write_index)
     if batch * kv_heads > TICKETS:
-        raise KernelsError(f"{batch} rows of {kv_heads} heads need as many tickets, expected {TICKETS} at most")
-    return _decode_attention_cuda(qkv, cos, sin, k_cache, v_cache, starts, positions, write_index, tickets)
+        raise KernelsError(
+            f"{batch} rows of {kv_heads} heads need as many tickets, expected {TICKETS} at most"
+        )
+    arguments = (qkv, cos, sin, k_cache, v_cache, starts, positions, write_index, tickets)
+    attended: Tensor = _decode_attention_cuda(*arguments)
+    return attended
 
 
 def decode_parts(batch: int, kv_heads: int) -> int:
@@ -140,7 +145,7 @@ def _head_dim(qkv: Tensor, heads: int, kv_heads: int) -> int:
 
 
 def _block(size: int) -> int:
-    return max(_LEAST, triton.next_power_of_2(size))
+    return max(_LEAST, int(triton.next_power_of_2(size)))
 
 
 @triton_op("seko::local_attention", mutates_args=())

@@ -81,7 +81,9 @@ class DecodeInputs(NamedTuple):
 
     def on(self, device: str, dtype: torch.dtype) -> DecodeInputs:
         """Return copies on a device; activations and caches of a dtype."""
-        floats = {name: getattr(self, name).to(device, dtype, copy=True) for name in ("qkv", "k_cache", "v_cache")}
+        floats = {
+            name: getattr(self, name).to(device, dtype, copy=True) for name in ("qkv", "k_cache", "v_cache")
+        }
         rest = {name: None if x is None else x.to(device) for name, x in self._asdict().items()}
         return DecodeInputs(**{**rest, **floats})
 

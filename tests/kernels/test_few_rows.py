@@ -40,7 +40,7 @@ from tests.kernels.few_rows_inputs import (
 from tests.tolerances import ROUNDED_TO_BF16, relative_error
 
 EPS, SCALE = 1e-5, 0.25
-# Rows, width and hidden width of a layer: the public model's at one and at two sessions, and sides that no tile divides.
+# Rows, width and hidden width of a layer: the public model's, and sides that no tile divides.
 LAYERS = [(1, 2048, 6144), (22, 1024, 4096), (44, 1024, 4096), (64, 2048, 6144), (7, 200, 136)]
 FULL_LOCALS = [*LOCALS, Local(2, 11, 16, 2, 128), Local(128, 11, 16, 2, 128), Local(64, 5, 16, 2, 128)]
 FULL_DECODES = [
@@ -64,7 +64,9 @@ def attended(inputs: DecodeInputs) -> Tensor:
             low, high = every.chunk(2, dim=-1)
             cos, sin = (table[row].double() for table in (inputs.cos, inputs.sin))
             turned = every * cos + torch.cat((-high, low), dim=-1) * sin
-        keys = torch.cat((inputs.k_cache[begin : begin + held].double(), turned[None, heads : heads + kv_heads]))
+        keys = torch.cat(
+            (inputs.k_cache[begin : begin + held].double(), turned[None, heads : heads + kv_heads])
+        )
         values = torch.cat((inputs.v_cache[begin : begin + held].double(), every[None, heads + kv_heads :]))
         for head in range(heads):
             shared = head * kv_heads // heads
@@ -100,8 +102,10 @@ def test_local_attention_is_that_of_each_row_alone(shape: Local) -> None:
     out = local_attention(qkv, cos, sin, shape.heads, shape.kv_heads)
     places = 1 + shape.tokens
     for row in range(shape.batch):  # the last token, as one that decodes behind the others
-        _, k, v = qkv[row].view(shape.tokens, -1, shape.head_dim).split(
-            (shape.heads, shape.kv_heads, shape.kv_heads), dim=1
+        _, k, v = (
+            qkv[row]
+            .view(shape.tokens, -1, shape.head_dim)
+            .split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
         )
         low, high = k.chunk(2, dim=-1)
         k = k * cos[:, None] + torch.cat((-high, low), dim=-1) * sin[:, None]
@@ -113,7 +117,9 @@ def test_local_attention_is_that_of_each_row_alone(shape: Local) -> None:
         assert relative_error(out[row, -1], attended(inputs)[0]) < 1e-6
 
 
-def layer_inputs(rows: int, width: int, hidden: int, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
+def layer_inputs(
+    rows: int, width: int, hidden: int, dtype: torch.dtype, device: str = "cpu"
+) -> dict[str, Tensor]:
     torch.manual_seed(rows)
     made = {
         "x": torch.randn(rows, width) * torch.exp(torch.randn(rows, 1)),
@@ -179,8 +185,8 @@ def test_wrong_tensors_are_refused() -> None:
         decode_attention(*decode._replace(cos=None), tickets)
     with pytest.raises(KernelsError, match="heads of queries"):
         decode_attention(*decode._replace(qkv=decode.qkv[:, :-32].contiguous()), tickets)
+    qkv, cos, sin = local_inputs(LOCALS[0])
     with pytest.raises(KernelsError, match="cos has shape"):
-        qkv, cos, sin = local_inputs(LOCALS[0])
         local_attention(qkv, cos[1:], sin, 4, 2)
 
 
@@ -210,7 +216,9 @@ def test_parts_are_few_where_rows_are_many(batch: int, kv_heads: int) -> None:
 def test_kernels_compile_without_spills(
     cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]], compile_archs: tuple[int, ...]
 ) -> None:
-    def check(kernel: Any, signature: dict[str, str], constants: dict[str, Any], archs: tuple[int, ...]) -> None:
+    def check(
+        kernel: Any, signature: dict[str, str], constants: dict[str, Any], archs: tuple[int, ...]
+    ) -> None:
         for arch in archs:
             compiled = cross_compile(kernel, signature, constants, arch, 4)
             if arch == 90:
@@ -248,7 +256,10 @@ def test_kernels_compile_without_spills(
         "TICKETS": "*i32",
     }
     check(
-        decode_attention_kernel, decode, heads | {"ROPE": True, "SPLITS": 16, "BG": 16, "BN": 64}, compile_archs
+        decode_attention_kernel,
+        decode,
+        heads | {"ROPE": True, "SPLITS": 16, "BG": 16, "BN": 64},
+        compile_archs,
     )
 
 

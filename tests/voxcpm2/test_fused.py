@@ -24,7 +24,9 @@ def test_steps_are_those_of_plain_layers(config: VoxCpm2Config) -> None:
     pools = [ours(model, config, places=80, fused=fused) for fused in (False, True)]
     for row, (start, tokens) in enumerate(((3, 9), (40, 14))):
         for pool in pools:
-            pool.prefill(row, prompt(config, tokens, range(2, 5)), start=start, tokens=16, length=16, seed=row)
+            pool.prefill(
+                row, prompt(config, tokens, range(2, 5)), start=start, tokens=16, length=16, seed=row
+            )
     for rows in ([0, 1], [1], [1, 0]):
         plain, fused = (pool.step(rows, length=32) for pool in pools)
         for name, expected in plain.items():

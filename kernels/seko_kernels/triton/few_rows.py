@@ -11,24 +11,27 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
-def _asked(  # type: ignore[no-untyped-def]
-    W, n, first, PART: tl.constexpr, K: tl.constexpr
-):
+@triton.jit  # type: ignore[untyped-decorator]
+def _asked(W, n, first, PART: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
     """Ask the L2 cache for weights ``[n, first : first + PART]``; return 0, which what comes later can depend on.
- The assembly is declared pure, as torch's compiler takes a kernel
-    with any other to write all of its tensors.
+
+    The assembly is declared pure: torch's compiler takes a kernel with any other to write all of its tensors.
     """
     in_line: tl.constexpr = 1024 // W.dtype.element_ty.primitive_bitwidth  # numbers in 128 bytes
     lines: tl.constexpr = triton.next_power_of_2(triton.cdiv(PART, in_line))
     k = tl.minimum(first + tl.arange(0, lines) * in_line, K - 1)
     zeros = tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [W + n[:, None] * K + k[None, :]], dtype=tl.int32, is_pure=True, pack=1
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [W + n[:, None] * K + k[None, :]],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
     )
     return tl.max(tl.max(zeros, 1), 0)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _inverse_norm(X, m, live, EPS: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
     """``rsqrt(mean(x**2) + eps)`` ``[BM]`` fp32 of rows `m`."""
     squares = tl.zeros((BM, BK), tl.float32)
@@ -39,7 +42,7 @@ def _inverse_norm(X, m, live, EPS: tl.constexpr, K: tl.constexpr, BM: tl.constex
     return tl.rsqrt(tl.sum(squares, 1) / K + EPS)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def few_rows_kernel(  # type: ignore[no-untyped-def]
     X,
     NORM_WEIGHT,
@@ -115,7 +118,7 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
         normed += _asked(W, channel, first, PART, K)
         if GATED:
             normed += _asked(W + N * K, channel, first, PART, K)
-    if NEW_TICKETS > 0:
+    if NEW_TICKETS > 0:  # noqa: SIM102 - Triton leaves out the branch of a constant
         if n_tile + m_tile == 0:
             tl.store(TICKETS + tl.arange(0, NEW_TICKETS), tl.zeros((NEW_TICKETS,), tl.int32))
     if NORM:

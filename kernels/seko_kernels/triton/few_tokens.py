@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _rotated(FROM, COS, SIN, head, table, live, HALF: tl.constexpr, BH: tl.constexpr, ROPE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Both halves ``[M, BH]``, in FROM's dtype, of heads that begin at `head` ``[M]``, by rows `table` of the tables.
 
@@ -29,7 +29,7 @@ def _rotated(FROM, COS, SIN, head, table, live, HALF: tl.constexpr, BH: tl.const
     return low, high
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def local_attention_kernel(  # type: ignore[no-untyped-def]
     QKV,
     COS,
@@ -80,7 +80,7 @@ def local_attention_kernel(  # type: ignore[no-untyped-def]
     tl.store(target, out.to(OUT.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def decode_attention_kernel(  # type: ignore[no-untyped-def]
     QKV,
     COS,
@@ -123,8 +123,8 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     OUT : pointer to QKV's dtype
         ``[B, HEADS * HEAD_DIM]``. The grid is (B, KV_HEADS, SPLITS).
     SUMS, TOPS : pointer to fp32
-        ``[B, KV_HEADS, SPLITS, BG, BD]``, ``[B, KV_HEADS, SPLITS, 2, BG]``: values of a part and, for a softmax in powers
-        of two, its largest score and its sum.
+        ``[B, KV_HEADS, SPLITS, BG, BD]``, ``[B, KV_HEADS, SPLITS, 2, BG]``: values of a part and, for a softmax in
+        powers of two, its largest score and its sum.
     TICKETS : pointer to int32
         At least ``B * KV_HEADS``, zeros before and after.
     SCALE : constexpr
@@ -173,7 +173,9 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
         inside = seen[:, None] & in_half[None, :]
         k_low = tl.load(K_CACHE + by_half, mask=inside, other=0.0)
         k_high = tl.load(K_CACHE + by_half + half, mask=inside, other=0.0)
-        v = tl.load(V_CACHE + source[:, None] + channel[None, :], mask=seen[:, None] & in_head[None, :], other=0.0)
+        v = tl.load(
+            V_CACHE + source[:, None] + channel[None, :], mask=seen[:, None] & in_head[None, :], other=0.0
+        )
         scores = tl.dot(q_low, tl.trans(k_low), input_precision="ieee")
         scores = tl.dot(q_high, tl.trans(k_high), scores, input_precision="ieee") * SCALE
         scores = tl.where(seen[None, :], scores, float("-inf"))
@@ -196,7 +198,9 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
         last = tl.atomic_add(ticket, 1, sem="acq_rel") == SPLITS - 1
         if last:
             tl.store(ticket, 0)
-            top = tl.load(tops, cache_modifier=".cg")  # of the first part, which has the token itself: no infinity
+            top = tl.load(
+                tops, cache_modifier=".cg"
+            )  # of the first part, which has the token itself: no infinity
             for other in tl.static_range(1, SPLITS):
                 top = tl.maximum(top, tl.load(tops + other * (2 * BG), cache_modifier=".cg"))
             total = tl.zeros((BG,), tl.float32)
@@ -206,6 +210,8 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
                 total += kept * tl.load(tops + other * (2 * BG) + BG, cache_modifier=".cg")
                 sums += kept[:, None] * tl.load(by_value + other * (BG * BD), cache_modifier=".cg")
     if last:
-        target = OUT + row * (HEADS * HEAD_DIM) + (shared * group + member)[:, None] * HEAD_DIM + channel[None, :]
+        target = (
+            OUT + row * (HEADS * HEAD_DIM) + (shared * group + member)[:, None] * HEAD_DIM + channel[None, :]
+        )
         out = sums / total[:, None]
         tl.store(target, out.to(OUT.dtype.element_ty), mask=live[:, None] & in_head[None, :])

@@ -67,9 +67,9 @@ class FusedStepLayer(FusedLayer):
             As `StepPositions` returns them; without tables the net has no positions.
         """
         qkv, tickets = self.fused_qkv(hidden)
-        tables = (None if table is None else table.flatten(0, 1) for table in (cos, sin))
+        cos, sin = (None if table is None else table.flatten(0, 1) for table in (cos, sin))
         attended = decode_attention(
-            *(qkv.flatten(0, 1), *tables, k_cache, v_cache), *(starts, first, write_index, tickets)
+            qkv.flatten(0, 1), cos, sin, k_cache, v_cache, starts, first, write_index, tickets
         )
         return self.fused_rest(hidden, attended.unflatten(0, (-1, 1)), tickets)
 

@@ -133,7 +133,9 @@ class _Pieces:
         self.config, self.layout, self.dtype = config, layout, layout.dtype
         self.batch, self.tokens, self.length = batch, tokens, length
         self.variant = (variant,) if variant else ()
-        self.in_place = layout.fused and not variant  # whether layers read what a row holds of a cache where it lies
+        self.in_place = (
+            layout.fused and not variant
+        )  # whether layers read what a row holds of a cache where it lies
         d = config.base.dim
         self.hidden = Argument("hidden", "value:hidden", (batch, tokens, d), self.dtype)
         self.features = Argument("features", "value:features", (batch, tokens, d), self.dtype)
@@ -222,17 +224,17 @@ class _Pieces:
         write_index = Argument("write_index", "value:write_index", (b * t,), I64)
         rotary = tuple(Argument(name, f"value:{name}", (b, t, 2 * pairs), F32) for name in ("cos", "sin"))
         audio = (self._is_audio(),) if self.variant else ()
+        read = (
+            Argument("read_index", "value:read_index", (b * self.length,), I64),
+            Argument("mask", "value:mask", (b, t, self.length), torch.bool),
+        )
+        positions: nn.Module = Positions(t, self.length, layout.places, config.rope.amplitude)
+        inputs: tuple[Argument, ...] = (*rows, self.count, *tables)
+        places: tuple[Argument, ...] = (write_index, *read)
+        made = (*places, *rotary)
         if self.in_place:
             positions = StepPositions(config.rope.amplitude)
-            places, made, inputs = (*rows, write_index), (write_index, *rotary), (*rows, *tables)
-        else:
-            positions = Positions(t, self.length, layout.places, config.rope.amplitude)
-            places = (
-                write_index,
-                Argument("read_index", "value:read_index", (b * self.length,), I64),
-                Argument("mask", "value:mask", (b, t, self.length), torch.bool),
-            )
-            made, inputs = (*places, *rotary), (*rows, self.count, *tables)
+            inputs, made, places = (*rows, *tables), (write_index, *rotary), (*rows, write_index)
         return [
             Piece(self._key("positions", reads=True), positions, "", 0, inputs, made),
             self._cached("base_layer", "base_lm", config.base, places, rotary),
