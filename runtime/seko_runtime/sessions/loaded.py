@@ -21,7 +21,7 @@ class TokenIds(Protocol):
     """A tokenizer."""
 
     def ids(self, cleaned: str) -> NDArray[np.int64]:
-        """Return the token ids of a text, [1, tokens] of a prompt of video, [tokens] of speech."""
+        """Return the token ids of a text; the workload says in which shape."""
         ...
 
 

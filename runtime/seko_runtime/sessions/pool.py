@@ -99,7 +99,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         Parameters
         ----------
         begin : callable
-            Takes the number of the cleared row and sets its prompt and other beginnings. If it fails, the row stays
+            Takes the number of the cleared row and sets what its session begins with. If it fails, the row stays
             free.
         name, lease_s, tenant
             As sessions take them.
