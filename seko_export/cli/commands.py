@@ -13,7 +13,7 @@ import click
 from seko_export.cli.delivery import keygen, pack, sign, unpack
 from seko_export.cli.grouped_help import GroupedCommand, GroupedOption, help_all_option
 from seko_export.cli.progress import shown_progress
-from seko_export.cli.questions import bench, doctor, inspect, profile, verify
+from seko_export.cli.questions import bench, doctor, inspect, presets, profile, verify
 from seko_export.cli.shared import SekoGroup, completing, json_option, print_json, say
 from seko_export.options.declaration import BuildOptions, Group, Option, declared, flag, numbers
 from seko_export.roofline.gpus import GPUS
@@ -171,6 +171,6 @@ def plan(gpu: str, steps: int | None, fps: int | None, as_json: bool, **asked: A
         say(show(report))
 
 
-main.add_section("Build", build, inspect, plan, doctor)
+main.add_section("Build", build, inspect, presets, plan, doctor)
 main.add_section("Check and measure", verify, bench, profile)
 main.add_section("Deliver", pack, unpack, keygen, sign)

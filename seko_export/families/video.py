@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seko_export.config.model import ModelConfig
@@ -35,12 +36,32 @@ class Preset:
         Its passes, if they are not the usual ones.
     entry : str or None
         The entry of its authors' `.pt` that they run.
+    files : tuple of str
+        Ends of the paths of its authors' files, for models that their names alone tell apart.
+    source : str
+        Where its weights and these numbers are from.
+    needs : str
+        Further files of the model, and the options that take them.
+    unverified : str
+        What nobody has checked.
+    missing : str
+        What a build lacks to run the model; empty if it lacks nothing. A preset that lacks something is refused.
     """
 
     model: ModelConfig
     stream: StreamConfig
     schedule: Schedule | None = None
     entry: str | None = None
+    files: tuple[str, ...] = ()
+    source: str = ""
+    needs: str = ""
+    unverified: str = ""
+    missing: str = ""
+
+    def is_named(self, checkpoint: Path) -> bool:
+        """Return whether a checkpoint has the path of one of its authors' files."""
+        path = checkpoint.absolute().as_posix()
+        return any(path.endswith(f"/{file}") for file in self.files)
 
 
 @dataclass(frozen=True)
