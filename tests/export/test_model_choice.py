@@ -116,10 +116,7 @@ LIKE_TINY = {
 @pytest.fixture
 def alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `.pt` of random weights, whose sizes several presets have."""
-    for name in [*PRESETS]:
-        monkeypatch.delitem(PRESETS, name)
-    for name, preset in LIKE_TINY.items():
-        monkeypatch.setitem(PRESETS, name, preset)
+    monkeypatch.setattr("seko_export.families.wan.presets.PRESETS", LIKE_TINY)
     (tmp_path / "models").mkdir()
     write_random_checkpoint(tmp_path / "any.pt", TINY.model, format="self-forcing", seed=0)
     return tmp_path / "any.pt"
