@@ -249,3 +249,22 @@ def test_expected_times_are_the_longest_of_the_last_calls_else_in_proportion() -
     assert times.expected("b") == {1: 3.0, 2: 6.0, 4: 12.0}
     assert times.expected("c") == {1: 3.0, 2: 6.0, 4: 12.0}
     assert times.measured("c") == {}
+
+
+def test_a_session_that_was_run_otherwise_has_what_it_asked_for() -> None:
+    with closing(Device().pool()) as pool:
+        run, waiting = opened(pool, 2)
+        for session in (run, waiting):
+            session.request_chunk(FAR)
+        pool.run([run])
+        assert (run.due, waiting.due) == (None, FAR)
+        assert names(pool.serve_next()) == [waiting.name]
+
+
+def test_the_slowest_variant_counts() -> None:
+    times = CallTimes((1, 2))
+    assert times.slowest() == {}
+    times.record("filling", 2, 1.0)
+    assert times.slowest() == {1: 0.5, 2: 1.0}
+    times.record("full", 1, 0.75)
+    assert times.slowest() == {1: 0.75, 2: 1.5}

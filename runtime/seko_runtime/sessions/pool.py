@@ -32,7 +32,7 @@ from seko_runtime.sessions.session import (
     checked_name,
     checked_tenant,
 )
-from seko_runtime.sessions.snapshot import checked_key, read_snapshot
+from seko_runtime.sessions.snapshot import Content, checked_key, read_snapshot
 
 SessionT = TypeVar("SessionT", bound=RowSession)
 GivenT = TypeVar("GivenT")
@@ -119,11 +119,23 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             return self._opened_on(row, name, lease_s, tenant)
 
     def restore(
-        self, path: str | Path, *, name: str = "", lease_s: float | None = None, tenant: str | None = None
+        self,
+        path: str | Path | Content,
+        *,
+        name: str = "",
+        lease_s: float | None = None,
+        tenant: str | None = None,
     ) -> SessionT:
         """Open a session from a snapshot; its next result has the same bytes as without the interruption.
 
         Other sessions continue while the file is read. The file does not say whose the session is; ``tenant`` does.
+
+        Parameters
+        ----------
+        path : path or bytes-like
+            The file, or its content: `Snapshot.blocks`, joined.
+        name, lease_s, tenant
+            As sessions take them.
 
         Raises
         ------
@@ -134,13 +146,13 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         UsageError
             If ``lease_s`` is no finite number above 0, or ``tenant`` no name.
         """
-        path, name = path_of(path, "path"), checked_name(name)
-        lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
+        source = path if isinstance(path, Content) else path_of(path, "path")
+        name, lease_s, tenant = checked_name(name), checked_lease(lease_s), checked_tenant(tenant)
         with self._call_lock.take():
             self.reap()
             self._vacant_row()  # a full pool says so before it reads anything
             layout = self._rows.layout()
-        state = read_snapshot(path, self._digests, layout, self._rows.form, self._snapshot_key)
+        state = read_snapshot(source, self._digests, layout, self._rows.form, self._snapshot_key)
         with self._call_lock.take():
             self.reap()
             row = self._free_row(tenant)
@@ -179,6 +191,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             run = self._run_all if self._together else self._rows.run
             results = run(rows, given)
             for session in sessions:
+                session._request = None  # it asked for its next result, which this is
                 session.renew()
             return results
 
