@@ -5,7 +5,8 @@ from __future__ import annotations
 from seko_export.config.video import VideoBuild
 from seko_export.families.registry import graph_of
 from seko_export.media.pieces import text_table, video_table
-from seko_runtime.video.manifest import KIND, Golden, KvPool, Schedule, Stream, VideoWorkload
+from seko_runtime.format.manifest import KvPool
+from seko_runtime.video.manifest import KIND, Golden, Schedule, Stream, VideoWorkload
 
 _BF16_BITS = 16
 

@@ -19,8 +19,8 @@ from seko_kernels.plugins import Plugin
 from seko_runtime.backends.device_tensor import DeviceTensor
 from seko_runtime.backends.driver_blocks import current_queue
 from seko_runtime.backends.memory import Engine
-from seko_runtime.format.manifest import Buffer, Call, EngineSpec, Target, TensorSpec, Weight
-from seko_runtime.video.manifest import KIND, KvPool, Schedule, Stream, VideoManifest, VideoWorkload
+from seko_runtime.format.manifest import Buffer, Call, EngineSpec, KvPool, Target, TensorSpec, Weight
+from seko_runtime.video.manifest import KIND, Schedule, Stream, VideoManifest, VideoWorkload
 
 CHUNK, SINK, RING, PASSES = 2, 1, 4, 2
 LATENT = (4, 2, 8)  # channels, rows, columns

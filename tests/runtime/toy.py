@@ -13,8 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from seko_runtime.format.manifest import Buffer, Call, EngineSpec, FileEntry, Target, TensorSpec, Weight
-from seko_runtime.video.manifest import KIND, Golden, KvPool, Schedule, Stream, VideoManifest, VideoWorkload
+from seko_runtime.format.manifest import (
+    Buffer,
+    Call,
+    EngineSpec,
+    FileEntry,
+    KvPool,
+    Target,
+    TensorSpec,
+    Weight,
+)
+from seko_runtime.video.manifest import KIND, Golden, Schedule, Stream, VideoManifest, VideoWorkload
 
 CHUNK, SINK, RING, TOKENS, LAYERS, PASSES = 2, 1, 4, 3, 2, 2
 CACHE = SINK + RING

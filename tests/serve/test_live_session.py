@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from seko_serve.live.session import LiveSession, Opening
+from seko_serve.live.content import Opening
+from seko_serve.live.session import LiveSession
+from seko_serve.live.video import VideoContent
 from tests.runtime import toy_pool
 
 
@@ -37,13 +39,14 @@ def test_a_session_that_is_served_later_moves_its_camera_once_a_chunk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where more sessions are ready than a call carries, some ask again before their chunk is made."""
-    loop, opening = asyncio.new_event_loop(), Opening("a b", 0, None, 16.0)
+    loop, opening = asyncio.new_event_loop(), Opening("a b", 0, 16.0)
     try:
         with ThreadPoolExecutor(1) as workers:
-            session = LiveSession("x", "y", opening, toy_pool.pool_manifest(), loop, workers, lambda: None)
+            content = VideoContent(toy_pool.pool_manifest(), opening)
+            session = LiveSession("x", "y", content, loop, workers, lambda: None)
             row, camera = Row(), Camera()
             monkeypatch.setattr(session, "_row", row)
-            monkeypatch.setattr(session, "_camera", camera)
+            monkeypatch.setattr(content, "_camera", camera)
             monkeypatch.setattr(session, "_encode_all", lambda: None)
             for asked in (1, 3, 2):  # times until the pool makes the chunk
                 for _ in range(asked):

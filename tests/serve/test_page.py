@@ -31,8 +31,8 @@ def test_it_plays_and_frames_come_in_order(start: Starter, tmp_path: Path) -> No
         page.screenshot(tmp_path / "page.png")
         assert page.problems == []
         (session,) = server.manager.sessions.values()
-        assert session._encoder is not None
-        assert session._encoder.codec.name == "H264"
+        assert session.content.frames is not None
+        assert session.content.frames.codec.name == "H264"
         page.value("document.getElementById('stop').click(); true")
         page.until("document.getElementById('start').textContent === 'Start'")
     assert not server.manager.sessions
@@ -74,8 +74,8 @@ def test_a_page_that_is_not_secure_plays_without_webcodecs(start: Starter) -> No
         page.value(BEGIN)
         page.until(f"{FRAMES} > 20")
         (session,) = server.manager.sessions.values()
-        assert session._encoder is not None
-        assert session._encoder.codec.name == "MJPEG"
+        assert session.content.frames is not None
+        assert session.content.frames.codec.name == "MJPEG"
 
 
 def test_a_lost_socket_is_told_and_comes_back(start: Starter) -> None:

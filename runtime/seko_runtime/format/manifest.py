@@ -240,6 +240,16 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class KvPool:
+    """The format of the KV pool, its size, and the size of a bf16 pool."""
+
+    scheme: Name
+    pool_bytes: int
+    bf16_pool_bytes: int
+    bits_per_number: float
+
+
+@dataclass(frozen=True)
 class FileEntry:
     """Hash and size of one file of the artifact."""
 

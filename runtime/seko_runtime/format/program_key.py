@@ -1,4 +1,4 @@
-"""Names of programs. A manifest writes role, fullness and bucket as one string; only this file parses it."""
+"""Names of programs. A manifest writes role, fullness, bucket and length as one string; only this file parses it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,31 @@ class ProgramKey:
     role : str
         What the program does, in the workload's word.
     bucket : int or None
-        Rows of the pool calls for which it is; None without a pool.
+        Entries of a call for which it is: rows of a pool, or tokens; None without buckets.
     full : bool
         Whether it is for rows whose caches are full.
+    length : int or None
+        Positions that it reads, where a workload has programs for several; only beside a bucket.
     """
 
     role: str
     bucket: int | None = None
     full: bool = False
+    length: int | None = None
 
     @property
     def name(self) -> str:
-        """The program's name in the manifest: ``step``, ``step_full``, ``step.4``, ``step_full.4``."""
+        """The program's name in the manifest: ``step``, ``step_full``, ``step.4``, ``step_full.4``, ``step.4.1024``."""
         stem = f"{self.role}{_FULL}" if self.full else self.role
-        return stem if self.bucket is None else f"{stem}.{self.bucket}"
+        return ".".join((stem, *(str(size) for size in (self.bucket, self.length) if size is not None)))
 
     @classmethod
     def parse(cls, name: str) -> ProgramKey:
         """Parse a program's name; an unknown name becomes a role that no program has."""
-        stem, _, bucket = name.partition(".")
+        stem, *sizes = name.split(".")
         full = stem.endswith(_FULL)
         role = stem[: -len(_FULL)] if full else stem
-        key = cls(role, int(bucket) if bucket.isdecimal() and bucket.isascii() else None, full)
+        numbers = [int(size) for size in sizes if size.isdecimal() and size.isascii()]
+        bucket, length = (*numbers, None, None)[:2]
+        key = cls(role, bucket, full, length)
         return key if key.name == name else cls(name)

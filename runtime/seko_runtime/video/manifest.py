@@ -13,6 +13,7 @@ from seko_runtime.format.manifest import (
     Count,
     FilePath,
     InputSpec,
+    KvPool,
     Manifest,
     Name,
     Workload,
@@ -62,16 +63,6 @@ class Stream:
     def cache_frames(self) -> int:
         """Latent frames that the cache holds."""
         return self.reference_frames + self.sink_frames + self.ring_frames
-
-
-@dataclass(frozen=True)
-class KvPool:
-    """The format of the KV pool, its size, and the size of a bf16 pool."""
-
-    scheme: Name
-    pool_bytes: int
-    bf16_pool_bytes: int
-    bits_per_number: float
 
 
 @dataclass(frozen=True)

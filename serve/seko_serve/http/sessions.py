@@ -14,8 +14,9 @@ from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body
 from seko_serve.http.stream import serve_stream
+from seko_serve.live.content import Opening
 from seko_serve.live.manager import SessionManager
-from seko_serve.live.session import LiveSession, Opening
+from seko_serve.live.session import LiveSession
 from seko_serve.protocol import MAX_PROMPT_LETTERS, parse_control
 from seko_serve.security.tokens import TICKET_S
 
@@ -108,7 +109,7 @@ def opening_of(table: dict[str, Any], manager: SessionManager) -> Opening:
         raise ServeError("bad_request", "seed is no whole number within 62 bits")
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= MAX_FPS:
         raise ServeError("bad_request", f"fps is no number above 0 and at most {MAX_FPS:g}")
-    return Opening(prompt, seed, None, float(fps))
+    return Opening(prompt, seed, float(fps))
 
 
 def _change(session: LiveSession, table: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -13,8 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from seko_serve.errors import ServeError
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
-from seko_serve.media.video import chosen_codec
-from seko_serve.protocol import SUBPROTOCOL, Control, message, parse_control, parse_subprotocols
+from seko_serve.protocol import SUBPROTOCOL, Codec, Control, message, parse_control, parse_subprotocols
 from seko_serve.security.origins import check_origin
 from seko_serve.security.rates import Rate
 
@@ -33,16 +32,16 @@ async def serve_stream(socket: WebSocket, manager: SessionManager, controls: Rat
         check_origin(headers.get("origin"), headers.get("host"), manager.settings.allowed_origins)
         session, last_serial = _entered(socket, manager)
         hello = await _hello(socket)
-        codec = chosen_codec(hello.fields["codecs"])
+        codecs = session.content.codecs(hello)
     except ServeError as error:
         await _refuse(socket, error)
         return
     except WebSocketDisconnect:
         return
-    session.tell(_ready(session, manager, codec.name.lower()))
+    session.tell(_ready(session, manager, codecs))
     if last_serial is not None:
         session.resend(last_serial)
-    session.attach(hello.fields.get("buffer", 1), codec)  # last: from now on chunks are made and sent
+    session.attach(hello.fields.get("buffer", 1), codecs)  # last: from now on chunks are made and sent
     try:
         await _exchange(socket, session, manager, lambda: controls.take(session.name))
     finally:
@@ -77,22 +76,11 @@ async def _hello(socket: WebSocket) -> Control:
     return hello
 
 
-def _ready(session: LiveSession, manager: SessionManager, codec: str) -> str:
-    manifest = session.manifest
-    video, stream = manifest.workload.video, manifest.workload.stream
-    assert video is not None  # else the server does not start
+def _ready(session: LiveSession, manager: SessionManager, codecs: Sequence[Codec]) -> str:
     return message(
         "ready",
         session=session.name,
-        width=video.width,
-        height=video.height,
-        fps=session.opening.fps,
-        codec=codec,
-        chunk_frames=video.chunk_frames,
-        first_frames=video.first_frames,
-        latent_frames=stream.chunk_frames,
-        inputs=[spec.name for spec in manifest.caller_inputs],
-        takes_prompt=manifest.workload.text is not None,
+        **session.content.ready(codecs),
         resume=session.token.rotate(),
         lease_s=manager.settings.lease_s,
     )

@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from seko_runtime import Chunk, Pool, Session, VideoManifest, open_artifact
+from seko_runtime import Chunk, Pool, VideoManifest, open_artifact
+from seko_runtime.sessions.session import RowSession
 from seko_runtime.video.artifact import video_artifact
 
 ResultT = TypeVar("ResultT")
@@ -33,8 +34,11 @@ class Streamed(Protocol):
     def ready(self) -> bool:
         """Return whether its next chunk may be made now."""
 
-    def request(self, now: float) -> Session:
-        """Apply the controls that wait, ask the pool for the next chunk, and return the pool's session."""
+    def request(self, now: float) -> RowSession | None:
+        """Apply the controls that wait, ask the pool for the next chunk, and return the pool's session.
+
+        None: it needs no chunk now.
+        """
 
     def made(self, chunk: Chunk, now: float) -> None:
         """Take the chunk that was asked for."""
@@ -67,6 +71,7 @@ class Device:
         self._desk = threading.Condition()
         self._calls: deque[Callable[[Pool], None]] = deque()
         self._streams: list[Streamed] = []
+        self._asked: dict[RowSession, Streamed] = {}  # sessions whose chunk the pool has not made yet
         self._stopping = False
         self._opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="seko-device", daemon=True)
@@ -108,6 +113,7 @@ class Device:
         """Serve a session no more; called on the device's thread."""
         if stream in self._streams:
             self._streams.remove(stream)
+        self._asked = {session: other for session, other in self._asked.items() if other is not stream}
 
     async def stop(self) -> None:
         """Close the pool and the artifact, and end the thread."""
@@ -146,24 +152,26 @@ class Device:
 
     def _make_chunks(self, pool: Pool, ready: Sequence[Streamed]) -> None:
         """Run the pool's next call for those sessions that are ready."""
-        asked: dict[int, Streamed] = {}
         for stream in ready:
             try:
-                asked[id(stream.request(time.monotonic()))] = stream
+                session = stream.request(time.monotonic())
             except Exception as error:
                 self._end(stream, error)
-        if not asked:
+                continue
+            if session is not None:
+                self._asked[session] = stream
+        if not self._asked:
             return
         try:
             served = pool.serve_next()
         except Exception as error:
             # A call that fails has advanced nobody. Which session it was is not known, so the first due one ends:
             # the others go on, and none waits for ever behind a call that fails each time.
-            self._end(next(iter(asked.values())), error)
+            self._end(next(iter(self._asked.values())), error)
             return
         now = time.monotonic()
         for session, chunk in served:
-            asked[id(session)].made(chunk, now)
+            self._asked.pop(session).made(chunk, now)  # also one that was paused since it asked
 
     def _end(self, stream: Streamed, error: Exception) -> None:
         self.remove(stream)

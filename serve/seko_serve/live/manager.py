@@ -10,8 +10,10 @@ from contextlib import suppress
 
 from seko_runtime.errors import ArtifactError, PoolFullError, SekoRuntimeError
 from seko_serve.errors import ServeError
+from seko_serve.live.content import Opening
 from seko_serve.live.device import Device
-from seko_serve.live.session import LiveSession, Opening
+from seko_serve.live.session import LiveSession
+from seko_serve.live.video import VideoContent
 from seko_serve.security.tokens import Tickets
 from seko_serve.settings import Settings
 
@@ -87,8 +89,7 @@ class SessionManager:
         session = LiveSession(
             secrets.token_urlsafe(9),
             tenant,
-            opening,
-            self.device.manifest,
+            VideoContent(self.device.manifest, opening),
             asyncio.get_running_loop(),
             self._workers,
             self.device.wake,

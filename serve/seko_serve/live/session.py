@@ -12,28 +12,19 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from seko_runtime import Chunk, Pool, Session, VideoManifest
 from seko_runtime.errors import SekoRuntimeError
-from seko_runtime.video.conditioning import KeyboardCamera
+from seko_runtime.sessions.session import RowSession
 from seko_serve.errors import ServeError
+from seko_serve.live.content import Content, Piece
 from seko_serve.live.pace import Pace
-from seko_serve.media.video import ENCODERS, VideoEncoder, pts_us
-from seko_serve.protocol import Codec, Control, Media, message
+from seko_serve.protocol import Codec, Control, message
 from seko_serve.security.tokens import ResumeToken
 
-KEYS = {f"Key{letter}": letter.lower() for letter in "WASDIJKL"} | {
-    "ArrowUp": "i",
-    "ArrowDown": "k",
-    "ArrowLeft": "j",
-    "ArrowRight": "l",
-}
 MAX_WAITING = 256  # controls that wait for the next chunk
 _LOG = logging.getLogger("seko_serve")
 
@@ -47,16 +38,6 @@ class _Sent:
     content: str | bytes
 
 
-@dataclass(frozen=True)
-class Opening:
-    """The conditions with which a session begins, checked by the HTTP room."""
-
-    prompt: str | None
-    seed: int
-    image: np.ndarray[Any, np.dtype[np.uint8]] | None
-    fps: float
-
-
 class LiveSession:
     """A session of the server.
 
@@ -66,10 +47,8 @@ class LiveSession:
         Its id.
     tenant : str
         Whose it is.
-    opening : Opening
-        What it begins with.
-    manifest : VideoManifest
-        The artifact's.
+    content : Content
+        What it streams.
     loop : asyncio.AbstractEventLoop
         Where messages are sent from.
     workers : Executor
@@ -82,24 +61,22 @@ class LiveSession:
         self,
         name: str,
         tenant: str,
-        opening: Opening,
-        manifest: VideoManifest,
+        content: Content,
         loop: asyncio.AbstractEventLoop,
         workers: Executor,
         wake: Callable[[], None],
     ) -> None:
-        self.name, self.tenant, self.opening, self.manifest = name, tenant, opening, manifest
+        self.name, self.tenant, self.content = name, tenant, content
         self.token = ResumeToken()
         self.detached_at: float | None = time.monotonic()
         self.end: ServeError | None = None
         self._loop, self._workers, self._wake = loop, workers, wake
         self._lock = threading.Lock()
-        self._pace = Pace(opening.fps)
+        self._pace = Pace(content.rate)
         self._paused = False
         self._waiting: deque[Control] = deque()  # controls for the next chunk
         self._applied: list[str] = []  # ids of the controls that the chunk under way follows
-        self._encoder: VideoEncoder | None = None
-        self._jobs: deque[tuple[int, Chunk, list[str], float]] = deque()
+        self._jobs: deque[tuple[int, Piece, list[str], float]] = deque()
         self._encoding = False
         self._serial = 0
         self._sent: deque[_Sent] = (
@@ -107,29 +84,16 @@ class LiveSession:
         )  # of chunks that were not shown yet: a resumed socket gets it again
         self._outbox: deque[str | bytes] = deque()
         self._news = asyncio.Event()
-        self._row: Session | None = None
-        stream = manifest.workload.stream
-        takes_camera = any(spec.kind == "camera" or spec.name == "camera" for spec in manifest.caller_inputs)
-        self._camera = (
-            KeyboardCamera(stream.height, stream.width, stream.chunk_frames) if takes_camera else None
-        )
-        self._keys: frozenset[str] = frozenset()
-        self._asked = False  # whether the next chunk was asked for
-        self._inputs: Mapping[str, object] | None = None  # of that chunk
+        self._row: RowSession | None = None
 
     # -- the event loop ----------------------------------------------------------------------------------------
 
-    def attach(self, buffer: int, codec: Codec) -> None:
-        """Begin or resume sending to a socket that takes a codec."""
-        video = self.manifest.workload.video
-        if video is None:  # the server refuses such an artifact when it starts
-            raise ServeError("unsupported", "this artifact makes no video")
+    def attach(self, buffer: int, codecs: Sequence[Codec]) -> None:
+        """Begin or resume sending to a socket that takes these codecs."""
         with self._lock:
             self.detached_at = None
             self._pace.buffer = buffer
-            if self._encoder is None or self._encoder.codec is not codec:
-                self._encoder = ENCODERS[codec](video.width, video.height, max(1, round(self.opening.fps)))
-            self._encoder.request_key()
+            self.content.attach(codecs)
         self._wake()
 
     def detach(self) -> None:
@@ -166,7 +130,7 @@ class LiveSession:
             self.tell(message("received", id=control.id))
             self.tell(message("state", paused=self._paused))
         else:
-            self._check_place(control)
+            self.content.check(control)
             with self._lock:
                 if len(self._waiting) >= MAX_WAITING:
                     raise ServeError("too_many_requests", f"{MAX_WAITING} controls wait for the next chunk")
@@ -204,23 +168,11 @@ class LiveSession:
                 "attached": self.detached_at is None,
             }
 
-    def _check_place(self, control: Control) -> None:
-        """Raise a ServeError for a control that the artifact has no place for."""
-        if control.type == "keys" and self._camera is None:
-            raise ServeError("unsupported", "this artifact has no camera: keys steer nothing")
-        if control.type == "prompt" and self.manifest.workload.text is None:
-            raise ServeError("unsupported", "this artifact takes no sentences")
-        if control.type in ("poses", "audio_end", "text"):
-            raise ServeError("unsupported", f"{control.type} is not for this artifact")
-
     # -- the device's thread -----------------------------------------------------------------------------------
 
-    def open(self, pool: Pool) -> None:
+    def open(self, pool: Any) -> None:
         """Take a row of the pool; raises what that raises."""
-        opening = self.opening
-        self._row = pool.open_session(
-            seed=opening.seed, prompt=opening.prompt, image=opening.image, name=self.name, tenant=self.tenant
-        )
+        self._row = self.content.open(pool, self.name, self.tenant)
 
     def close(self) -> None:
         """Free the row; a second call does nothing."""
@@ -229,7 +181,8 @@ class LiveSession:
             row.close()
 
     def ready(self) -> bool:
-        """Return whether its next chunk may be made now."""
+        """Return whether its next chunk may be made now, or controls wait that may make it so."""
+        starved = self.content.starved()
         with self._lock:
             return (
                 self.end is None
@@ -238,10 +191,14 @@ class LiveSession:
                 and not self._paused
                 and not self._jobs
                 and self._pace.may_run()
+                and (bool(self._waiting) or not starved)
             )
 
-    def request(self, now: float) -> Session:
-        """Apply the controls that wait, ask for the next chunk, and return the pool's session."""
+    def request(self, now: float) -> RowSession | None:
+        """Apply the controls that wait, ask for the next chunk, and return the pool's session.
+
+        None: the chunk lacks something that the viewer must still send.
+        """
         row = self._row
         if row is None:
             raise ServeError("conflict", "the session has no row")
@@ -250,25 +207,23 @@ class LiveSession:
             self._waiting.clear()
         for control in waiting:
             try:
-                self._apply(row, control)
+                self.content.apply(row, control)
             except (SekoRuntimeError, ServeError) as error:
                 text = error.message if isinstance(error, ServeError) else str(error)
                 self._post(message("rejected", id=control.id, code="bad_request", message=text))
             else:
                 self._applied.append(control.id)
-        if (
-            not self._asked
-        ):  # else the pool has not served it yet, and the camera has moved for this chunk already
-            self._inputs, self._asked = self._steered(), True
-        row.request_chunk(due, self._inputs)
+        if self.content.starved():
+            return None
+        self.content.ask(row, due)
         return row
 
-    def made(self, chunk: Chunk, now: float) -> None:
+    def made(self, chunk: Any, now: float) -> None:
         """Take the chunk that was asked for, and have it encoded."""
         applied, self._applied = self._applied, []
-        self._asked = False
+        piece = self.content.made(chunk)
         with self._lock:
-            self._jobs.append((self._pace.chunks, chunk, applied, now))
+            self._jobs.append((self._pace.chunks, piece, applied, now))
             begin = not self._encoding
             self._encoding = True
         if begin:
@@ -280,25 +235,6 @@ class LiveSession:
         self.end = ServeError("internal", "a chunk of this session could not be made; open another session")
         self.close()
         self._post(message("error", **self.end.body()))
-
-    def _apply(self, row: Session, control: Control) -> None:
-        fields: Mapping[str, Any] = control.fields
-        if control.type == "prompt":
-            row.set_prompt(fields["text"], recache=fields.get("recache", False))
-        elif control.type == "restart":
-            row.restart(seed=fields.get("seed"))
-            if self._camera is not None:
-                self._camera.reset()
-        elif control.type == "seed":
-            row.restart(seed=fields["value"])
-        elif control.type == "keys" and self._camera is not None:
-            keys = frozenset(KEYS[code] for code in fields["held"] if code in KEYS)
-            self._camera.press(keys - self._keys)
-            self._camera.release(self._keys - keys)
-            self._keys = keys
-
-    def _steered(self) -> Mapping[str, object] | None:
-        return None if self._camera is None else self._camera.next_chunk()
 
     # -- a worker ----------------------------------------------------------------------------------------------
 
@@ -318,31 +254,17 @@ class LiveSession:
                 self._jobs.popleft()
             self._wake()
 
-    def _encode(self, number: int, chunk: Chunk, applied: list[str], made_at: float) -> None:
-        frames = chunk.video()[0]
+    def _encode(self, number: int, piece: Piece, applied: list[str], made_at: float) -> None:
+        units = piece.read()
         with self._lock:
-            encoder, first, pace_fps = self._encoder, self._pace.frames, max(1, round(self.opening.fps))
-            lateness = self._pace.made(len(frames), time.monotonic())
-        if encoder is None:
-            raise RuntimeError("a chunk was made for a session that nobody watches")
+            first = self._pace.frames
+            lateness = self._pace.made(units, time.monotonic())
         sent = [_Sent(number, self._serial, message("applied", id=name, chunk=number)) for name in applied]
-        for offset, frame in enumerate(frames):
-            packet = encoder.encode(frame)
-            media = Media(
-                encoder.codec,
-                self._serial,
-                number,
-                first + offset,
-                pts_us(first + offset, pace_fps),
-                1,
-                packet.payload,
-                key=packet.key,
-                last=offset == len(frames) - 1,
-            )
+        for media in piece.encode(number, first):
+            sent.append(_Sent(number, self._serial, replace(media, serial=self._serial).pack()))
             self._serial += 1
-            sent.append(_Sent(number, media.serial, media.pack()))
         encode_ms = round((time.monotonic() - made_at) * 1e3, 1)
-        numbers = {"frames": len(frames), "late_ms": round(lateness * 1e3, 1), "encode_ms": encode_ms}
+        numbers = {"frames": units, "late_ms": round(lateness * 1e3, 1), "encode_ms": encode_ms}
         # Its serial is the next one's: a client that has seen all media of the chunk may still lack it.
         sent.append(_Sent(number, self._serial, message("chunk", chunk=number, **numbers)))
         with self._lock:

@@ -54,6 +54,11 @@ class SoundEncoder(ABC):
         """Samples a second in the packets; a library may want another rate than what goes in."""
         return self.rate
 
+    @property
+    def delay(self) -> int:
+        """Samples, at the `packet_rate`, that a decoder returns before the first one that went in."""
+        return 0
+
 
 class PcmEncoder(SoundEncoder):
     """Signed 16-bit samples, little endian."""
@@ -146,6 +151,12 @@ class OpusEncoder(_LibraryEncoder):
         """48 kHz, the only rate of Opus here."""
         return 48_000
 
+    @property
+    def delay(self) -> int:
+        """The pre-skip of the stream's header."""
+        header = self._context.extradata
+        return 0 if header is None else int.from_bytes(header[10:12], "little")
+
 
 class AacEncoder(_LibraryEncoder):
     """AAC-LC, 1,024 samples a packet, each behind an ADTS header so that a decoder can begin with any."""
@@ -158,6 +169,11 @@ class AacEncoder(_LibraryEncoder):
         if rate not in self._RATES:
             raise ServeError("unsupported", f"AAC has no rate of {rate} samples a second")
         super().__init__(rate)
+
+    @property
+    def delay(self) -> int:
+        """The window of the transform, which begins one packet before the sound."""
+        return self._context.frame_size
 
     def _packed(self, payload: bytes) -> bytes:
         size, rate = len(payload) + 7, self._RATES.index(self.rate)
@@ -179,3 +195,9 @@ def chosen_codec(offered: tuple[str, ...]) -> Codec:
             return codec
     known = ", ".join(SOUND_CODECS)
     raise ServeError("unsupported", f"none of the client's sound codecs is known, expected one of {known}")
+
+
+def facts(codec: Codec, rate: int) -> dict[str, object]:
+    """Return what a client must know of a codec's packets: samples a second, and the decoder's delay in them."""
+    encoder = ENCODERS[codec](rate)
+    return {"rate": encoder.packet_rate, "delay": encoder.delay, "channels": 1}

@@ -1,0 +1,274 @@
+"""The contract of the speech workload: its programs and its buffers, and who fills and reads them when.
+
+B rows of a call, R rows of the pool with the spare one, L read length, S places of a cache, P latents and C channels
+of a patch. All numbers are int64 unless they are said to be others; "model's dtype" is bfloat16 on a GPU.
+
+**A row.** On the device it has its state (`BASE_STATE` [R, d], `RESIDUAL_STATE` [R, d], `LAST_PATCH` [R, P, C]), the
+decoder's convolution states (`VAE_STATES` [R, s] float32), and consecutive places of every cache. All are buffers of
+the role ``cache``: the caches have ``row_axis`` 1 and S places on it ([layers, S, ...]), the others ``row_axis`` 0. So
+all of a row is: of a buffer with ``row_axis`` 0 its entry, of one with ``row_axis`` 1 its places, of all layers. On
+the host it has its first place, its next position, the number of its next patch, its seed, guidance and temperature.
+
+**Batch indices without a session**, in any call: row R - 1, start S - 1, first position 0, count 1, all else 0. The
+last row and the last place are nobody's. `empty_numbers` returns them.
+
+**Prefill**, program ``prefill.T.L`` (`prefill_program`): one row's next tokens, at most T, whose last position is
+below L; L is at least T, and all such pairs are there. A prompt may take several calls, in order, with steps of other
+rows between them; only the last part leaves the state with which the row's first step begins. Before a row's first
+part the host zeroes the row of `VAE_STATES`; caches and state need no zeroing: a row reads only what it wrote.
+
+- Before each call the host fills, as a call's host block: `PREFILL_ROWS`, `PREFILL_STARTS`, `PREFILL_FIRST` (position
+  of the part's first token), `PREFILL_COUNT` (tokens of the part), [1] each.
+- Between calls it writes, role ``session``, ``Memory.write``: `IDS` [T], `IS_AUDIO` [T] bool and `PROMPT_PATCHES`
+  [T, P, C] (model's dtype, ``write`` converts), as `prompts.SpeechPrompt` has them. Padding is any id below the
+  vocabulary, and text. The buffers are as long as the largest T; a call takes the leading entries.
+- Afterwards the row's position moves by the count. There is nothing to read.
+
+**Lead-in**, program ``lead_in``: lets the decoder hear one patch of a voice that goes on (`SpeechPrompt.context`,
+oldest first), after the zeroing and before the row's first step. `LEAD_IN_PATCH` [1, P, C] (model's dtype) is written
+between calls, the host block has `PREFILL_ROWS`. What it makes, `LEAD_IN_SAMPLES`, is dropped.
+
+**Step**: ``begin.B``, the runs of ``solve.B`` (one for each moving step of the solver), ``advance.B.L``, ``decode.B``:
+one unit, so one captured graph for each pair of B and L (`step_programs`). It makes the rows' next patches and samples
+and runs both language models over the patches. L reaches every row's position (below L).
+
+- Before each call, as a host block, [call_rows] each, of which a bucket takes the leading B: `ROWS`, `STARTS`, `FIRST`
+  (the row's position), `COUNT` (1), `SEEDS`, `PATCH_NUMBERS` (from 0), `TEMPERATURE` and `GUIDANCE` (float32). Noise is
+  a function of seed and patch number alone, whatever shares the call.
+- After it, to be read with a copy that is queued behind the call: `STOP` [call_rows] uint8 (1: this patch is the row's
+  last; a flag before `SpeechLimits.least_patches` patches is ignored), `SAMPLES` [call_rows, n] float32,
+  `PATCH` [call_rows, P, C] (model's dtype) and `STOP_LOGITS` [call_rows, 2] float32. The next call overwrites them.
+- Afterwards a row's position and patch number move by 1.
+- With a state written into the row's entries of `STATES` between calls, the next step goes on from it (goldens).
+
+**Voice**, program ``voice``: encodes the next stretch of a voice; no row is involved. Between calls the host writes
+`VOICE` [1, m] float32 and, before a voice's first stretch, zeroes `VOICE_STATES`; it reads `VOICE_LATENTS` [1, l, C]
+float32. A voice is padded to whole patches by `prompts.pad_voice`, then with zeros at its end to whole calls, whose
+surplus latents are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from seko_runtime.errors import ManifestError
+from seko_runtime.executor.contract import CALL_ROWS, Contract, ProgramRule
+from seko_runtime.executor.programs_check import resolve_programs
+from seko_runtime.executor.resolved import Programs
+from seko_runtime.format.manifest import Buffer
+from seko_runtime.format.program_key import ProgramKey
+from seko_runtime.speech.manifest import SpeechManifest
+
+ROWS, STARTS, FIRST, COUNT = CALL_ROWS, "starts", "first", "count"
+SEEDS, PATCH_NUMBERS, TEMPERATURE, GUIDANCE = "seeds", "patch_numbers", "temperature", "guidance"
+PREFILL_ROWS, PREFILL_STARTS = "prefill.rows", "prefill.starts"
+PREFILL_FIRST, PREFILL_COUNT = "prefill.first", "prefill.count"
+IDS, IS_AUDIO, PROMPT_PATCHES = "prompt.ids", "prompt.is_audio", "prompt.patches"
+LEAD_IN_PATCH, LEAD_IN_SAMPLES = "lead_in.patch", "lead_in.samples"
+PATCH, MU, COND = "patch", "mu", "cond"  # of the step under way
+STOP, STOP_LOGITS, SAMPLES = "stop", "stop_logits", "samples"
+BASE_STATE, RESIDUAL_STATE, LAST_PATCH = "state.base", "state.residual", "state.patch"
+STATES = (BASE_STATE, RESIDUAL_STATE, LAST_PATCH)
+VAE_STATES, VOICE, VOICE_STATES, VOICE_LATENTS = "vae.states", "voice", "voice.states", "voice.latents"
+LEAD_IN, VOICE_PROGRAM = "lead_in", "voice"  # programs
+PLACES_AXIS = 1  # of a cache's places, after its layers
+
+_OF_A_STEP = {
+    ROWS: "int64",
+    STARTS: "int64",
+    FIRST: "int64",
+    COUNT: "int64",
+    SEEDS: "int64",
+    PATCH_NUMBERS: "int64",
+    TEMPERATURE: "float32",
+    GUIDANCE: "float32",
+}
+_OF_A_PREFILL = (PREFILL_ROWS, PREFILL_STARTS, PREFILL_FIRST, PREFILL_COUNT)
+
+
+def empty_numbers(manifest: SpeechManifest) -> dict[str, float]:
+    """Return what the host fills for a batch index without a session, by buffer."""
+    return {
+        **dict.fromkeys(_OF_A_STEP, 0),
+        ROWS: manifest.state_rows - 1,
+        STARTS: manifest.workload.places - 1,
+        COUNT: 1,
+    }
+
+
+def step_programs(batch: int, length: int) -> tuple[str, str, str, str]:
+    """Return the names of a step's programs, in order; the second has a run for each moving step of the solver."""
+    return (
+        ProgramKey("begin", batch).name,
+        ProgramKey("solve", batch).name,
+        ProgramKey("advance", batch, length=length).name,
+        ProgramKey("decode", batch).name,
+    )
+
+
+def prefill_program(tokens: int, length: int) -> str:
+    """Return the name of the program of a prefill call."""
+    return ProgramKey("prefill", tokens, length=length).name
+
+
+def resolve_speech(manifest: SpeechManifest) -> Programs:
+    """Return the programs of a speech artifact with every reference resolved and checked; see `resolve_programs`."""
+    return resolve_programs(manifest, speech_contract(manifest))
+
+
+def speech_contract(manifest: SpeechManifest) -> Contract:
+    """Return the contract of a speech artifact; the module's text describes it.
+
+    Raises
+    ------
+    ManifestError
+        If it is for several ranks, or has no pool.
+    """
+    if manifest.ranks != 1:
+        raise ManifestError(
+            f"a speech artifact for {manifest.ranks} ranks: this runtime knows speech of one; rebuild it"
+        )
+    workload = manifest.workload
+    of_step = partial(ProgramRule, frozenset({"cache", "state", "host"}), frozenset({"cache", "state"}))
+    rules: dict[str, ProgramRule] = {}
+    units: list[tuple[str, ...]] = []
+    for batch in manifest.buckets:
+        for length in workload.read_lengths:
+            unit = begin, solve, advance, decode = step_programs(batch, length)
+            units.append(unit)
+            rules |= {name: of_step(bucket=batch) for name in (begin, advance, decode)}
+            rules[solve] = of_step("pass", range(workload.solver.moving_steps), bucket=batch)
+    between = frozenset({"cache", "host", "session"})
+    for tokens in workload.prefill_tokens:
+        for length in workload.read_lengths:
+            if length >= tokens:
+                name = prefill_program(tokens, length)
+                rules[name] = ProgramRule(between, frozenset({"cache"}), bucket=tokens)
+                units.append((name,))
+    rules[LEAD_IN] = ProgramRule(between, frozenset({"cache", "session"}))
+    rules[VOICE_PROGRAM] = ProgramRule(frozenset({"session"}), frozenset({"session"}))
+    return Contract(rules, units=tuple(units), check_buffers=partial(_check_buffers, manifest))
+
+
+def _check_buffers(manifest: SpeechManifest, buffers: Mapping[str, Buffer]) -> None:
+    workload, rows = manifest.workload, manifest.call_rows
+    if rows >= manifest.state_rows:
+        raise ManifestError(
+            f"pool.buckets end with {rows}, the pool has {manifest.state_rows} rows, one of them spare"
+        )
+    if workload.places <= manifest.rows:
+        raise ManifestError(f"{workload.places} places of a cache for {manifest.rows} sessions")
+    host = {name: ((rows,), dtype) for name, dtype in _OF_A_STEP.items()}
+    host |= dict.fromkeys(_OF_A_PREFILL, ((1,), "int64"))
+    _expect_all(buffers, "host", host)
+    for buffer in buffers.values():
+        if buffer.role == "host" and buffer.name not in host:
+            raise ManifestError(
+                f"host buffer {buffer.name!r} is not one that the host fills: {', '.join(host)}"
+            )
+        if buffer.role == "cache":
+            _check_cache(manifest, buffer)
+        if buffer.role == "lane":
+            raise ManifestError(
+                f"buffer {buffer.name} has the role lane: nothing runs beside steps of speech"
+            )
+    patch, voice, most = workload.patch, workload.voice, workload.prefill_tokens[-1]
+    if BASE_STATE not in buffers:
+        raise ManifestError(f"buffer {BASE_STATE} is not there")
+    dtype = buffers[BASE_STATE].dtype  # the model's
+    width = buffers[BASE_STATE].shape[-1:]
+    _expect_all(
+        buffers,
+        "cache",
+        {
+            BASE_STATE: ((manifest.state_rows, *width), dtype),
+            RESIDUAL_STATE: ((manifest.state_rows, *width), dtype),
+            LAST_PATCH: ((manifest.state_rows, *patch.shape), dtype),
+        },
+    )
+    _expect_all(
+        buffers,
+        "state",
+        {
+            PATCH: ((rows, *patch.shape), dtype),
+            STOP: ((rows,), "uint8"),
+            STOP_LOGITS: ((rows, 2), "float32"),
+            SAMPLES: ((rows, patch.samples), "float32"),
+        },
+    )
+    latents = (1, voice.patches * patch.latents, patch.channels)
+    _expect_all(
+        buffers,
+        "session",
+        {
+            IDS: ((most,), "int64"),
+            IS_AUDIO: ((most,), "bool"),
+            PROMPT_PATCHES: ((most, *patch.shape), dtype),
+            LEAD_IN_PATCH: ((1, *patch.shape), dtype),
+            LEAD_IN_SAMPLES: ((1, patch.samples), "float32"),
+            VOICE: ((1, voice.samples), "float32"),
+            VOICE_LATENTS: (latents, "float32"),
+        },
+    )
+    for name, role in ((VAE_STATES, "cache"), (VOICE_STATES, "session")):
+        if name not in buffers or buffers[name].role != role:
+            raise ManifestError(f"buffer {name} is not there, or is no {role} buffer")
+    _check_vocabulary(manifest)
+    pool_bytes = sum(buffer.nbytes for buffer in buffers.values() if _has_places(buffer))
+    if workload.kv.pool_bytes != pool_bytes:
+        raise ManifestError(f"kv.pool_bytes is {workload.kv.pool_bytes}, the caches take {pool_bytes}")
+    golden = workload.golden
+    if golden is not None and not 1 <= len(golden.seeds) <= rows:
+        raise ManifestError(f"golden.seeds has {len(golden.seeds)} seeds, a call has {rows} rows")
+
+
+def _has_places(buffer: Buffer) -> bool:
+    return buffer.role == "cache" and buffer.row_axis == PLACES_AXIS
+
+
+def _check_cache(manifest: SpeechManifest, buffer: Buffer) -> None:
+    """Check that a row's part of a buffer can be found: its entry, or its places."""
+    size = {0: manifest.state_rows, PLACES_AXIS: manifest.workload.places}.get(buffer.row_axis)
+    if size is None or buffer.shape[buffer.row_axis : buffer.row_axis + 1] != (size,):
+        raise ManifestError(
+            f"cache buffer {buffer.name} {list(buffer.shape)} has row_axis {buffer.row_axis}, expected "
+            f"{manifest.state_rows} rows on axis 0, or {manifest.workload.places} places on axis {PLACES_AXIS}"
+        )
+    if buffer.device_layers:
+        raise ManifestError(f"cache buffer {buffer.name} is offloaded; caches of speech lie on the device")
+
+
+def _check_vocabulary(manifest: SpeechManifest) -> None:
+    """Check that no id below the vocabulary is beyond the table that a prefill looks it up in."""
+    specs = {engine.name: engine.inputs for engine in manifest.engines}
+    for program, calls in manifest.programs.items():
+        for call in calls:
+            if f"buffer:{IDS}[bucket]" not in call.inputs:
+                continue
+            tables = [
+                spec.shape[0]
+                for ref, spec in zip(
+                    call.inputs, specs.get(call.engine, ()), strict=False
+                )  # not compared yet
+                if ref.startswith("weight:") and len(spec.shape) == 2
+            ]
+            if max(tables, default=0) < manifest.workload.vocabulary:
+                raise ManifestError(
+                    f"workload.vocabulary is {manifest.workload.vocabulary}, program {program} looks ids up in "
+                    f"tables of {tables[:8]} entries; rebuild the artifact"
+                )
+
+
+def _expect_all(
+    buffers: Mapping[str, Buffer], role: str, expected: Mapping[str, tuple[tuple[int, ...], str]]
+) -> None:
+    for name, (shape, dtype) in expected.items():
+        buffer = buffers.get(name)
+        if buffer is None:
+            raise ManifestError(f"buffer {name} is not there, expected {role} {dtype} {list(shape)}")
+        if (buffer.role, buffer.shape, buffer.dtype, buffer.row_axis) != (role, shape, dtype, 0):
+            raise ManifestError(
+                f"buffer {name} is {buffer.role} {buffer.dtype} {list(buffer.shape)}, expected {role} {dtype} "
+                f"{list(shape)}"
+            )

@@ -1,0 +1,121 @@
+"""The camera that a viewer steers: by keys that are held, or by poses that are sent ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import UsageError
+from seko_runtime.video.conditioning import KeyboardCamera
+from seko_runtime.video.conditioning.poses import (
+    INTRINSICS,
+    checked_poses,
+    framewise,
+    inputs_of,
+    recorded_intrinsics,
+)
+from seko_runtime.video.manifest import Stream
+
+KEYS = {f"Key{letter}": letter.lower() for letter in "WASDIJKL"} | {
+    "ArrowUp": "i",
+    "ArrowDown": "k",
+    "ArrowLeft": "j",
+    "ArrowRight": "l",
+}
+MAX_POSES_AHEAD = 4_096  # latent frames
+
+
+class ViewersCamera:
+    """A camera that follows the keys that a viewer holds, or, while there are some, the poses that it has sent.
+
+    Parameters
+    ----------
+    stream : Stream
+        The artifact's: the video's size, and latent frames of a chunk.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._keyboard = KeyboardCamera(stream.height, stream.width, stream.chunk_frames)
+        self._held: frozenset[str] = frozenset()
+        self._poses: deque[NDArray[np.float64]] = deque()  # [4, 4] each, of the latent frames to come
+        self._before: NDArray[np.float64] | None = None  # of the last latent frame that took a pose
+        self._intrinsics: NDArray[np.float64] | None = None
+
+    def hold(self, codes: Sequence[str]) -> None:
+        """Hold exactly these keys, by `KeyboardEvent.code`; others are ignored."""
+        keys = frozenset(KEYS[code] for code in codes if code in KEYS)
+        self._keyboard.press(keys - self._held)
+        self._keyboard.release(self._held - keys)
+        self._held = keys
+
+    def follow(self, poses: Sequence[Sequence[float]], intrinsics: Sequence[float] | None) -> None:
+        """Append poses for the latent frames to come, one each.
+
+        Parameters
+        ----------
+        poses : sequence of 16 numbers
+            Camera to world, [4, 4] by rows; a move of length 1 is the model's unit.
+        intrinsics : sequence of 4 numbers, optional
+            Focal lengths and centre, in pixels of a picture of 480 x 832; default: as before.
+
+        Raises
+        ------
+        UsageError
+            If a matrix is no pose, or too many poses wait.
+        """
+        checked = checked_poses(np.asarray(poses, np.float64).reshape(-1, 4, 4))
+        if len(self._poses) + len(checked) > MAX_POSES_AHEAD:
+            raise UsageError(
+                f"{len(self._poses)} poses wait, at most {MAX_POSES_AHEAD} do: send them as they are shown"
+            )
+        if intrinsics is not None:
+            stream = self._stream
+            self._intrinsics = recorded_intrinsics(intrinsics, stream.height, stream.width)[0]
+        self._poses.extend(checked)
+
+    def next_chunk(self) -> Mapping[str, NDArray[np.float32]]:
+        """Move on by a chunk, and return its inputs by name; where poses end inside it, the camera rests."""
+        steered = self._keyboard.next_chunk()
+        if not self._poses:
+            self._before = None
+            return steered
+        count = self._stream.chunk_frames
+        poses = [self._poses.popleft() for _ in range(min(count, len(self._poses)))]
+        poses += [poses[-1]] * (count - len(poses))
+        moved = framewise(np.stack(poses), self._before)
+        self._before = poses[-1]
+        own = self._intrinsics
+        return inputs_of(
+            moved, steered[INTRINSICS].astype(np.float64) if own is None else np.broadcast_to(own, (count, 4))
+        )
+
+    def reset(self) -> None:
+        """Begin anew: no poses wait; keys that are held stay held."""
+        self._keyboard.reset()
+        self._keyboard.press(self._held)
+        self._poses.clear()
+        self._before = self._intrinsics = None
+
+    def state(self) -> dict[str, Any]:
+        """Return all that `load` needs to go on from here, as JSON can hold it."""
+        return {
+            "keyboard": self._keyboard.state(),
+            "held": sorted(self._held),
+            "poses": [pose.tolist() for pose in self._poses],
+            "before": None if self._before is None else self._before.tolist(),
+            "intrinsics": None if self._intrinsics is None else self._intrinsics.tolist(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self._keyboard.load(state["keyboard"])
+        self._held = frozenset(state["held"])
+        self._poses = deque(np.asarray(pose, np.float64) for pose in state["poses"])
+        before, intrinsics = state["before"], state["intrinsics"]
+        self._before = None if before is None else np.asarray(before, np.float64)
+        self._intrinsics = None if intrinsics is None else np.asarray(intrinsics, np.float64)

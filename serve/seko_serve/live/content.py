@@ -1,0 +1,104 @@
+"""The content of a live session: what one kind of workload makes of a row. `LiveSession` knows no more of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.sessions.session import RowSession
+from seko_serve.protocol import Codec, Control, Media
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The conditions with which a session begins, checked by the HTTP room.
+
+    Parameters
+    ----------
+    prompt : str or None
+        A sentence.
+    seed : int
+        Seed of the noise.
+    fps : float
+        Video frames that the viewer shows a second.
+    image : numpy.ndarray, optional
+        The picture that the stream begins with, or the portrait, in the artifact's size: [H, W, 3].
+    inputs : mapping of str to numpy.ndarray
+        Further inputs per session, by name.
+    voice : numpy.ndarray, optional
+        Samples [speakers, N] at 16 kHz, float32 in -1..1, that the stream hears from its start on.
+    """
+
+    prompt: str | None
+    seed: int
+    fps: float
+    image: NDArray[Any] | None = None
+    inputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    voice: NDArray[np.float32] | None = None
+
+
+class Piece(Protocol):
+    """One result of a row on its way to the viewer; a worker calls both methods, in this order."""
+
+    def read(self) -> int:
+        """Wait for the result, and return how many units of the viewer's clock it has: video frames or samples."""
+
+    def encode(self, number: int, first: int) -> list[Media]:
+        """Return the coded result, in the order in which it is sent; serials are the caller's.
+
+        Parameters
+        ----------
+        number : int
+            Number of the chunk in the session.
+        first : int
+            Number of its first unit in the session.
+        """
+
+
+class Content(Protocol):
+    """What one session streams, and how its controls change it."""
+
+    @property
+    def rate(self) -> float:
+        """Units of the viewer's clock a second."""
+
+    # -- the event loop
+
+    def check(self, control: Control) -> None:
+        """Raise a ServeError for a control that the artifact has no place for."""
+
+    def codecs(self, hello: Control) -> tuple[Codec, ...]:
+        """Return the codecs that a client is sent; ServeError if it takes none that there is."""
+
+    def attach(self, codecs: Sequence[Codec]) -> None:
+        """Begin, or go on, with these codecs; a decoder can begin with what comes next."""
+
+    def ready(self, codecs: Sequence[Codec]) -> dict[str, object]:
+        """Return the fields of the message ``ready`` that tell of the content."""
+
+    # -- the device's thread
+
+    def open(self, pool: Any, name: str, tenant: str) -> RowSession:
+        """Open a row of the pool; raises what that raises."""
+
+    def apply(self, row: Any, control: Control) -> None:
+        """Change the row's stream from the next chunk on; raises what the runtime raises."""
+
+    def starved(self) -> bool:
+        """Return whether the next chunk lacks something that the viewer must still send."""
+
+    def ask(self, row: Any, due: float) -> None:
+        """Ask the pool for the row's next chunk; again, where the pool has not served it yet."""
+
+    def made(self, result: Any) -> Piece:
+        """Take the chunk that was asked for."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a snapshot of the row lacks, as JSON can hold it."""
+
+    def load(self, row: Any, state: Mapping[str, Any]) -> None:
+        """Go on from a `state` with a row that was restored from the snapshot beside it."""

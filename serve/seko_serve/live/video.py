@@ -1,0 +1,291 @@
+"""Live video: one row of a video artifact, its prompt, camera and voice, coded frame by frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime import Chunk, Pool, Session, VideoManifest
+from seko_runtime.video.conditioning.voice import RATE, AudioWindows
+from seko_serve.errors import ServeError
+from seko_serve.live.camera import ViewersCamera
+from seko_serve.live.content import Opening
+from seko_serve.live.voice import ViewersVoice, pcm_samples
+from seko_serve.media import sound, video
+from seko_serve.protocol import Codec, Control, Media
+
+CAMERA = "camera"  # name of the input
+
+
+def picture_place(manifest: VideoManifest) -> str | None:
+    """Return how a session of an artifact takes a picture: as ``reference``, as ``image``, or not at all."""
+    if manifest.workload.stream.reference_frames:
+        return "reference" if "encode" in manifest.programs else None
+    return "image" if {"encode", "condition"} & set(manifest.programs) else None
+
+
+def described(manifest: VideoManifest) -> dict[str, object]:
+    """Return what a page needs to know of a model before it opens a session."""
+    stream, windows = manifest.workload.stream, AudioWindows.of(manifest)
+    place = picture_place(manifest)
+    return {
+        "kind": manifest.workload.kind,
+        "width": stream.width,
+        "height": stream.height,
+        "fps": stream.fps,
+        "takes": {
+            "prompt": manifest.workload.text is not None,
+            "keys": any(spec.name == CAMERA for spec in manifest.caller_inputs),
+            "image": "no" if place is None else "required" if _needs_picture(manifest, place) else "may",
+            "voice": 0 if windows is None else windows.speakers,
+        },
+    }
+
+
+def _needs_picture(manifest: VideoManifest, place: str) -> bool:
+    required = any(
+        spec.per == "session" and spec.default == "required" and "condition" in manifest.programs
+        for spec in manifest.caller_inputs
+    )
+    return place == "reference" or required
+
+
+class VideoContent:
+    """The video of one session; see `Content` for its methods.
+
+    Parameters
+    ----------
+    manifest : VideoManifest
+        The artifact's, which makes video.
+    opening : Opening
+        What the session begins with.
+    """
+
+    def __init__(self, manifest: VideoManifest, opening: Opening) -> None:
+        self.manifest, self.opening = manifest, opening
+        table = manifest.workload.video
+        if table is None:  # the server refuses such an artifact when it starts
+            raise ServeError("unsupported", "this artifact makes no video")
+        self._table, self._fps = table, max(1, round(opening.fps))
+        windows = AudioWindows.of(manifest)
+        takes_camera = any(spec.name == CAMERA for spec in manifest.caller_inputs)
+        self._camera = ViewersCamera(manifest.workload.stream) if takes_camera else None
+        self._voice = None if windows is None else ViewersVoice(windows, opening.voice)
+        self.frames: video.VideoEncoder | None = None
+        self.sound: SoundTrack | None = None
+        self._inputs: Mapping[str, object] | None = None  # of the chunk that was asked for
+        self._asked = False
+
+    @property
+    def rate(self) -> float:
+        """Video frames that the viewer shows a second."""
+        return self.opening.fps
+
+    # -- the event loop ----------------------------------------------------------------------------------------
+
+    def check(self, control: Control) -> None:
+        """Raise a ServeError for a control that the artifact has no place for."""
+        if control.type in ("keys", "poses") and self._camera is None:
+            raise ServeError("unsupported", f"this artifact has no camera: {control.type} steer nothing")
+        if control.type == "prompt" and self.manifest.workload.text is None:
+            raise ServeError("unsupported", "this artifact takes no sentences")
+        if control.type in ("audio", "audio_end") and self._voice is None:
+            raise ServeError("unsupported", "this artifact hears no audio")
+        if control.type == "text":
+            raise ServeError(
+                "unsupported", "this artifact speaks no text; a sentence that it shows is a prompt"
+            )
+
+    def codecs(self, hello: Control) -> tuple[Codec, ...]:
+        """Return the codec of the frames, and of the sound where the artifact has some and the client takes it."""
+        frames, heard = video.chosen_codec(hello.fields["codecs"]), hello.fields.get("audio", ())
+        return (frames, sound.chosen_codec(heard)) if heard and self._voice is not None else (frames,)
+
+    def attach(self, codecs: Sequence[Codec]) -> None:
+        """Begin, or go on, with these codecs; the next frame is a key frame."""
+        frames, *heard = codecs
+        if self.frames is None or self.frames.codec is not frames:
+            self.frames = video.ENCODERS[frames](self._table.width, self._table.height, self._fps)
+        self.frames.request_key()
+        if not heard:
+            self.sound = None
+        elif self.sound is None or self.sound.codec is not heard[0]:
+            self.sound = SoundTrack(heard[0], RATE // self.manifest.workload.stream.fps)
+
+    def ready(self, codecs: Sequence[Codec]) -> dict[str, object]:
+        """Return size, rate, codecs and inputs."""
+        frames, *heard = codecs
+        audio = None if not heard else {"codec": heard[0].name.lower(), **sound.facts(heard[0], RATE)}
+        return {
+            "width": self._table.width,
+            "height": self._table.height,
+            "fps": self.opening.fps,
+            "codec": frames.name.lower(),
+            "audio": audio,
+            "chunk_frames": self._table.chunk_frames,
+            "first_frames": self._table.first_frames,
+            "latent_frames": self.manifest.workload.stream.chunk_frames,
+            "inputs": [spec.name for spec in self.manifest.caller_inputs],
+            "takes": described(self.manifest)["takes"],
+        }
+
+    # -- the device's thread -----------------------------------------------------------------------------------
+
+    def open(self, pool: Pool, name: str, tenant: str) -> Session:
+        """Open a row with the opening's picture, prompt, inputs and voice."""
+        opening, place = self.opening, picture_place(self.manifest)
+        row = pool.open_session(
+            seed=opening.seed,
+            prompt=opening.prompt,
+            inputs=dict(opening.inputs) or None,
+            name=name,
+            tenant=tenant,
+            image=opening.image if place == "image" else None,
+            reference=opening.image if place == "reference" else None,
+        )
+        if self._voice is not None:
+            self._voice.begin(row)
+        return row
+
+    def apply(self, row: Session, control: Control) -> None:
+        """Change the stream from the next chunk on."""
+        fields: Mapping[str, Any] = control.fields
+        if control.type == "prompt":
+            row.set_prompt(fields["text"], recache=fields.get("recache", False))
+        elif control.type in ("restart", "seed"):
+            self._restart(row, fields.get("seed") if control.type == "restart" else fields["value"])
+        elif control.type == "keys" and self._camera is not None:
+            self._camera.hold(fields["held"])
+        elif control.type == "poses" and self._camera is not None:
+            self._camera.follow(fields["poses"], fields.get("intrinsics"))
+        elif control.type == "audio" and self._voice is not None:
+            self._voice.push(row, pcm_samples(fields["pcm16"], self._voice.windows.speakers))
+        elif control.type == "audio_end" and self._voice is not None:
+            self._voice.finish(row)
+
+    def starved(self) -> bool:
+        """Return whether the next chunk hears samples that have not come."""
+        return self._voice is not None and self._voice.starved()
+
+    def ask(self, row: Session, due: float) -> None:
+        """Ask the pool for the next chunk. The camera moves once a chunk, however often it is asked for."""
+        if not self._asked:
+            self._inputs = None if self._camera is None else self._camera.next_chunk()
+            self._asked = True
+        if self._voice is not None:
+            self._voice.asked = True
+        row.request_chunk(due, self._inputs)
+
+    def made(self, result: Chunk) -> VideoPiece:
+        """Take the chunk, and the sound that is played to it."""
+        self._asked = False
+        heard = None if self._voice is None else self._voice.of_chunk(int(result.frames[0, 0]))
+        return VideoPiece(self, result, heard)
+
+    def state(self) -> dict[str, Any]:
+        """Return camera and voice; the inputs of a chunk that was asked for and not made are among them."""
+        return {
+            "camera": None if self._camera is None else self._camera.state(),
+            "voice": None if self._voice is None else self._voice.state(),
+        }
+
+    def load(self, row: Session, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        if self._camera is not None:
+            self._camera.load(state["camera"])
+        if self._voice is not None:
+            self._voice.load(row, state["voice"])
+
+    def _restart(self, row: Session, seed: int | None) -> None:
+        picture = self.opening.image if picture_place(self.manifest) == "image" else None
+        row.restart(seed=seed, image=picture)
+        if self._camera is not None:
+            self._camera.reset()
+        if self._voice is not None:
+            self._voice.begin(row)
+
+
+class SoundTrack:
+    """The sound of one viewer, coded in order, in packets whose times are those of the video's clock.
+
+    Parameters
+    ----------
+    codec : Codec
+        The packets'.
+    frame_samples : int
+        Samples, at the voice's rate, to a video frame.
+    """
+
+    def __init__(self, codec: Codec, frame_samples: int) -> None:
+        self.codec, self._frame_samples = codec, frame_samples
+        self._encoder = sound.ENCODERS[codec](RATE)
+        self._position: int | None = (
+            None  # sample of the session with which the next packet begins, at its rate
+        )
+
+    def encode(self, samples: NDArray[np.float32], number: int, first_frame: int) -> list[Media]:
+        """Return the packets that are complete with the samples of a chunk whose video begins with a frame."""
+        encoder = self._encoder
+        begun = self._position is not None
+        rate = encoder.packet_rate
+        if self._position is None:
+            self._position = first_frame * self._frame_samples * rate // RATE
+        media = []
+        for payload, count in encoder.encode(samples):
+            pts = self._position * video.MICROSECONDS // rate
+            media.append(
+                Media(
+                    self.codec,
+                    0,
+                    number,
+                    self._position,
+                    pts,
+                    count,
+                    payload,
+                    key=True,
+                    discontinuity=not begun,
+                )
+            )
+            self._position += count
+            begun = True
+        return media
+
+
+class VideoPiece:
+    """A chunk's video frames, and the sound to them, on their way to the viewer; see `Piece`."""
+
+    def __init__(self, content: VideoContent, chunk: Chunk, heard: NDArray[np.float32] | None) -> None:
+        self._content, self._chunk, self._heard = content, chunk, heard
+        self._frames: NDArray[np.uint8] | None = None
+
+    def read(self) -> int:
+        """Wait for the frames, and return how many there are."""
+        self._frames = self._chunk.video()[0]
+        return len(self._frames)
+
+    def encode(self, number: int, first: int) -> list[Media]:
+        """Return the sound's packets, then a message for each frame; see `Piece.encode`."""
+        encoder, track = self._content.frames, self._content.sound
+        if encoder is None or self._frames is None:
+            raise RuntimeError("a chunk was made for a session that nobody watches")
+        media = [] if track is None or self._heard is None else track.encode(self._heard, number, first)
+        for offset, frame in enumerate(self._frames):
+            packet = encoder.encode(frame)
+            media.append(
+                Media(
+                    encoder.codec,
+                    0,
+                    number,
+                    first + offset,
+                    video.pts_us(first + offset, encoder.fps),
+                    1,
+                    packet.payload,
+                    key=packet.key,
+                    discontinuity=self._chunk.index == 0 and offset == 0 and number > 0,
+                    last=offset == len(self._frames) - 1,
+                )
+            )
+        return media

@@ -1,0 +1,145 @@
+"""The voice that a viewer sends: pushed to its row as it comes, and played to the video that it moves."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.video.conditioning.voice import RATE, AudioWindows, SampleBuffer
+
+Samples = NDArray[np.float32]
+
+
+class Hearing(Protocol):
+    """The part of a runtime's session that takes sound."""
+
+    def push_audio(self, samples: object, *, at: int | None = None, last: bool = False) -> None:
+        """Append samples, or replace those from ``at`` on; see `Session.push_audio`."""
+
+
+class ViewersVoice:
+    """The voice of one stream, as far as it is still heard or played. It is silent before the first sample comes.
+
+    A voice that has ended can go on: the samples that come then follow what the stream has heard by then.
+
+    Parameters
+    ----------
+    windows : AudioWindows
+        The artifact's.
+    opening : numpy.ndarray, optional
+        [speakers, N] float32 in -1..1 with which each stream begins, and ends.
+    """
+
+    def __init__(self, windows: AudioWindows, opening: Samples | None = None) -> None:
+        self.windows, self._opening = windows, opening
+        self._forget()
+
+    def _forget(self) -> None:
+        self._samples = SampleBuffer(self.windows.speakers)
+        self._first = 0  # number of the first sample that is held
+        self._ended = True
+        self._next_frame = 0  # latent frame
+        self.asked = False  # whether the chunk from there on was asked for: samples that come now follow it
+
+    @property
+    def end(self) -> int:
+        """Number of the sample behind the last one that came."""
+        return self._first + len(self._samples)
+
+    def begin(self, row: Hearing) -> None:
+        """Begin a stream: with the opening voice, or with silence until samples come."""
+        self._forget()
+        opening = self._opening
+        self._take(
+            row, np.zeros((self.windows.speakers, 0), np.float32) if opening is None else opening, None
+        )
+        self.finish(row)
+
+    def push(self, row: Hearing, samples: Samples) -> None:
+        """Append samples [speakers, N]; raises what the runtime raises."""
+        if not self._ended:
+            self._take(row, samples, None)
+            return
+        begin = max(
+            self.end, self.windows.needed(self._next_frame)[0]
+        )  # no frame hears what was silent before
+        if begin > self.end:
+            self._samples, self._first = SampleBuffer(self.windows.speakers), begin
+        gap = np.zeros((self.windows.speakers, max(0, self._heard() - begin)), np.float32)
+        self._take(row, np.concatenate((gap, samples), 1), begin)
+        self._ended = False
+
+    def finish(self, row: Hearing) -> None:
+        """End the voice: later frames hear silence, until samples come."""
+        row.push_audio(np.zeros((self.windows.speakers, 0), np.float32), last=True)
+        self._ended = True
+
+    def starved(self) -> bool:
+        """Return whether the next chunk hears samples that have not come."""
+        return not (self._ended or self.asked) and self.end < self.windows.needed(self._next_frame)[1]
+
+    def of_chunk(self, first_frame: int) -> Samples:
+        """Return the sound of a chunk's video frames, float32 [N] at `RATE`, the speakers' mean; moves on behind it.
+
+        Parameters
+        ----------
+        first_frame : int
+            The chunk's first latent frame, from the start of the stream.
+        """
+        w = self.windows
+        begin = w.end(first_frame - 1) if first_frame else 0
+        end = w.end(first_frame + w.chunk_frames - 1)
+        sound = np.zeros(end - begin, np.float32)
+        first, last = max(begin, self._first), min(end, self.end)
+        if first < last:
+            held = self._samples.between(first - self._first, last - self._first)
+            sound[first - begin : last - begin] = held.mean(0)
+        self._next_frame, self.asked = first_frame + w.chunk_frames, False
+        gone = min(end, w.needed(self._next_frame)[0], self.end) - self._first
+        if gone > 0:
+            self._samples.drop(gone)
+            self._first += gone
+        return sound
+
+    def state(self) -> dict[str, Any]:
+        """Return all that `load` needs, as JSON can hold it."""
+        held = self._samples.between(0, len(self._samples))
+        return {
+            "first": self._first,
+            "ended": self._ended,
+            "next_frame": self._next_frame,
+            "samples": base64.b64encode(held.astype("<f4").tobytes()).decode(),
+        }
+
+    def load(self, row: Hearing, state: Mapping[str, Any]) -> None:
+        """Go on from a `state` with a row that has no voice."""
+        self._forget()
+        self._first, self._next_frame = state["first"], state["next_frame"]
+        raw = np.frombuffer(base64.b64decode(state["samples"]), "<f4")
+        self._take(row, raw.reshape(self.windows.speakers, -1).astype(np.float32), self._first)
+        if state["ended"]:
+            self.finish(row)
+        else:
+            self._ended = False
+
+    def _heard(self) -> int:
+        """Return the sample behind the last one that a frame which was made, or asked for, hears."""
+        frame = self._next_frame + (self.windows.chunk_frames if self.asked else 0)
+        return self.windows.end(frame - 1) if frame else 0
+
+    def _take(self, row: Hearing, samples: Samples, at: int | None) -> None:
+        row.push_audio(samples, at=at)
+        self._samples.write(self.end - self._first, samples)
+
+
+def pcm_samples(pcm16: bytes, speakers: int) -> Samples:
+    """Return samples [speakers, N] of signed 16-bit little-endian sound whose channels are interleaved."""
+    whole = len(pcm16) // (2 * speakers) * 2 * speakers
+    return np.frombuffer(pcm16[:whole], "<i2").reshape(-1, speakers).T.astype(np.float32) / np.float32(32768)
+
+
+__all__ = ["RATE", "ViewersVoice", "pcm_samples"]
