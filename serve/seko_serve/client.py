@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from websockets.typing import Subprotocol
 from seko_serve.errors import KINDS, ServeError
 from seko_serve.protocol import RESUME_PREFIX, SUBPROTOCOL, TICKET_PREFIX, Media, message
 
+CLOSE_S = 10.0  # for the server's answer to a close
 MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
 
 
@@ -48,8 +50,7 @@ class AsyncClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._socket is not None:
-            await self._socket.close()
+        await self.drop()
 
     async def open(
         self, *, codecs: Sequence[str] = ("h264", "vp8"), buffer: int = 1, **session: object
@@ -82,8 +83,7 @@ class AsyncClient:
     async def _connect(self, entrance: str, codecs: Sequence[str], buffer: int) -> None:
         parts = urlsplit(self._url)
         scheme = "wss" if parts.scheme == "https" else "ws"
-        if self._socket is not None:
-            await self._socket.close()
+        await self.drop()
         self._codecs = codecs
         self._socket = await connect(
             f"{scheme}://{parts.netloc}{parts.path}/v1/sessions/{self._id}/stream",
@@ -140,9 +140,12 @@ class AsyncClient:
     async def close(self) -> None:
         """End the session."""
         if self._socket is not None:
-            with suppress(ConnectionClosed):
-                await self._socket.send(message("close"))
-            await self._socket.close()
+            with suppress(ConnectionClosed, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._socket.send(message("close"))
+                    async for _ in self._socket:  # what is on its way, else the server's close is never read
+                        pass
+            await self.drop()
 
     def _post(self, path: str, table: dict[str, object]) -> dict[str, Any]:
         headers = {"content-type": "application/json"}

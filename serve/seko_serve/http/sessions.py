@@ -71,7 +71,7 @@ class SessionRoutes:
         return JSONResponse(self._facts(session))
 
     async def _stream(self, socket: WebSocket) -> None:
-        await serve_stream(socket, self._manager, self._access.controls)
+        await serve_stream(socket, self._manager, self._access)
 
     def _facts(self, session: LiveSession) -> dict[str, object]:
         return {
