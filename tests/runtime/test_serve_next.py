@@ -251,14 +251,14 @@ def test_expected_times_are_the_longest_of_the_last_calls_else_in_proportion() -
     assert times.measured("c") == {}
 
 
-def test_a_session_that_was_run_otherwise_has_what_it_asked_for() -> None:
+def test_a_call_may_be_chosen_among_some_of_those_that_asked() -> None:
     with closing(Device().pool()) as pool:
-        run, waiting = opened(pool, 2)
-        for session in (run, waiting):
+        first, second, third = opened(pool, 3)
+        for session in (first, second):
             session.request_chunk(FAR)
-        pool.run([run])
-        assert (run.due, waiting.due) == (None, FAR)
-        assert names(pool.serve_next()) == [waiting.name]
+        assert pool.serve_next(among=[third]) == []
+        assert names(pool.serve_next(among=[second, third])) == [second.name]
+        assert names(pool.serve_next()) == [first.name]
 
 
 def test_the_slowest_variant_counts() -> None:

@@ -108,15 +108,6 @@ def test_a_row_is_kept_for_who_waits_until_it_asks_no_more() -> None:
     assert world.admission.waiting == 0
 
 
-def test_one_that_gives_up_its_place_makes_room() -> None:
-    world = World(capacity=1, queue=1)
-    assert world.ask("a", "first") is None
-    assert place(world.ask("a", "1")) == 1
-    assert place(world.ask("a", "2")) is None  # the queue is full
-    world.admission.leave("a", "1")
-    assert place(world.ask("a", "2")) == 1
-
-
 def test_the_key_with_fewer_rows_goes_first_and_takes_a_place_of_a_full_queue() -> None:
     world = World(capacity=2, queue=3)
     for token in ("1", "2"):
@@ -198,7 +189,7 @@ def test_whatever_comes_and_goes_the_queue_is_bounded_and_fair(
 
 
 def _still_waits(world: World, token: str) -> bool:
-    return (token[0], token) in world.admission._waiting
+    return world.admission.waits(token[0], token)
 
 
 @given(st.lists(st.sampled_from(TENANTS), min_size=1, max_size=12), st.integers(1, 3))

@@ -191,7 +191,6 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             run = self._run_all if self._together else self._rows.run
             results = run(rows, given)
             for session in sessions:
-                session._request = None  # it asked for its next result, which this is
                 session.renew()
             return results
 
@@ -208,7 +207,9 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         results = self._rows.run(sorted(rows), given)
         return [results[row] for row in rows]
 
-    def serve_next(self, now: float | None = None) -> list[tuple[SessionT, ResultT]]:
+    def serve_next(
+        self, now: float | None = None, *, among: Collection[SessionT] | None = None
+    ) -> list[tuple[SessionT, ResultT]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a result, and wait for it.
 
         The device works without the pool's lock: other threads ask, open and close sessions meanwhile. Its time goes
@@ -219,6 +220,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         ----------
         now : float, optional
             Seconds of the pool's clock.
+        among : collection of sessions, optional
+            The sessions to choose from; default: all that have asked.
 
         Returns
         -------
@@ -238,7 +241,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             asked = [
                 (row, session, request)
                 for row, session in self._sessions_by_row().items()
-                if (request := session._request)
+                if (request := session._request) and (among is None or session in among)
             ]
             asked.sort(key=lambda waiting: waiting[2].turn)
             variants = self._rows.variants([row for row, _, _ in asked])

@@ -159,9 +159,10 @@ class Admission:
             "full", "another session would be late, or no row is free", retry_after=again, facts=facts
         )
 
-    def leave(self, tenant: str, token: str) -> None:
-        """Give up a place in the queue; nothing if there is none."""
-        self._waiting.pop((tenant, token), None)
+    def waits(self, tenant: str, token: str) -> bool:
+        """Return whether a tenant has a place in the queue by this token."""
+        self._expire()
+        return (tenant, token) in self._waiting
 
     def _expire(self) -> None:
         now = self._clock()

@@ -23,7 +23,7 @@ from seko_serve.store.base import Content, Store, StoreError
 SESSION = re.compile(r"[0-9a-f]{16}")
 CHECK_BYTES = 32
 _LENGTH_BYTES = 8
-MAX_HEAD_BYTES = 64 << 20
+MAX_HEAD_BYTES = 256 << 20  # with a picture and a voice
 _SHORT = 256  # letters of an entry of a record
 
 
@@ -41,6 +41,8 @@ class Record:
         SHA-256 of each resume token that opens it.
     snapshot : str
         Name of the snapshot's file.
+    period_s : float
+        Seconds in which the viewer plays a chunk.
     number : int
         Rises by one with each record of the session.
     """
@@ -49,6 +51,7 @@ class Record:
     tenant: str
     tokens: tuple[str, ...]
     snapshot: str
+    period_s: float
     number: int = 0
 
 
@@ -108,39 +111,40 @@ class SavedSessions:
             raise fault
         return newest
 
-    def save(self, before: Record | None, record: Record, saved: Saved) -> Record:
-        """Write a snapshot and the record that names it; the snapshot before is removed.
+    def put(self, session: str, saved: Saved) -> str:
+        """Write a snapshot, and return its name; StoreError if it cannot be written."""
+        name = f"{session}.snapshot-{secrets.token_hex(4)}"
+        self._store.put(name, self._pieces(saved))
+        return name
+
+    def commit(self, before: Record | None, record: Record) -> Record:
+        """Write the record that follows; the snapshot before is removed if it names another.
 
         Parameters
         ----------
         before : Record or None
-            What the last call returned.
+            What the last call returned, or `find`.
         record : Record
-            Session, tenant and tokens; the rest is set here.
-        saved : Saved
-            The snapshot.
+            The next one; its number is set here.
 
         Raises
         ------
         StoreError
-            If it cannot be written; the snapshot before is still there then.
+            If it cannot be written; the record before is still there then.
         """
-        name = f"{record.session}.snapshot-{secrets.token_hex(4)}"
-        self._store.put(name, self._pieces(saved))
-        try:
-            written = self._write(before, replace(record, snapshot=name))
-        except StoreError:
-            with suppress(StoreError):
-                self._store.delete(name)
-            raise
-        if before is not None:
-            with suppress(StoreError):  # it is removed with what is old
-                self._store.delete(before.snapshot)
+        written = replace(record, number=0 if before is None else before.number + 1)
+        content = json.dumps(asdict(written)).encode()
+        name = f"{written.session}.record{written.number % 2}"
+        self._store.delete(name)
+        self._store.put(name, [self._check(content), content])
+        if before is not None and before.snapshot != written.snapshot:
+            self.discard(before.snapshot)
         return written
 
-    def change_tokens(self, before: Record, tokens: tuple[str, ...]) -> Record:
-        """Write a record with other tokens, of the same snapshot."""
-        return self._write(before, replace(before, tokens=tokens))
+    def discard(self, snapshot: str) -> None:
+        """Remove a snapshot that no record names; if that fails, it is removed with what is old."""
+        with suppress(StoreError):
+            self._store.delete(snapshot)
 
     def read(self, record: Record) -> Saved:
         """Return a snapshot; StoreError if it is gone or damaged. The runtime checks its own part."""
@@ -177,30 +181,23 @@ class SavedSessions:
         for name in (f"{record.session}.record0", f"{record.session}.record1", record.snapshot):
             self._store.delete(name)
 
-    def _write(self, before: Record | None, record: Record) -> Record:
-        record = replace(record, number=0 if before is None else before.number + 1)
-        content = json.dumps(asdict(record)).encode()
-        name = f"{record.session}.record{record.number % 2}"
-        self._store.delete(name)
-        self._store.put(name, [self._check(content), content])
-        return record
-
     def _record(self, content: bytes, session: str) -> Record:
         check, content = content[:CHECK_BYTES], content[CHECK_BYTES:]
         if not hmac.compare_digest(check, self._check(content)):
             raise StoreError(f"the record of {session} is damaged, or was written with another key")
         table = _json(content, session)
         texts = [table.get(name) for name in ("session", "tenant", "snapshot")]
-        tokens, number = table.get("tokens"), table.get("number")
+        tokens, number, period_s = (table.get(name) for name in ("tokens", "number", "period_s"))
         right = (
             all(isinstance(text, str) and len(text) < _SHORT for text in texts)
             and isinstance(tokens, list)
             and all(isinstance(token, str) for token in tokens)
             and type(number) is int
+            and isinstance(period_s, float)
         )
         if not right or texts[0] != session or not str(texts[2]).startswith(f"{session}.snapshot-"):
             raise StoreError(f"the record of {session} is none of it")
-        return Record(session, str(texts[1]), tuple(tokens or ()), str(texts[2]), int(number or 0))
+        return Record(session, str(texts[1]), tuple(tokens or ()), str(texts[2]), float(period_s or 0), int(number or 0))
 
     def _pieces(self, saved: Saved) -> list[Content]:
         table = {"state": saved.state, "messages": [len(message) for message in saved.messages]}
