@@ -34,7 +34,9 @@ def parser() -> argparse.ArgumentParser:
     much = argument_parser.add_argument_group("how much")
     much.add_argument("--max-sessions", type=int, help="sessions at a time (default: the artifact's rows)")
     much.add_argument("--lease", type=float, default=60.0, help="seconds that a session outlives its socket")
-    much.add_argument("--queue", type=int, default=16, help="requests for a session that may wait (default: 16)")
+    much.add_argument(
+        "--queue", type=int, default=16, help="requests for a session that may wait (default: 16)"
+    )
     saved = argument_parser.add_argument_group("what outlives the process")
     saved.add_argument(
         "--snapshots",
@@ -49,10 +51,15 @@ def parser() -> argparse.ArgumentParser:
         "server stops",
     )
     saved.add_argument(
-        "--snapshot-keep", type=float, default=3600.0, help="seconds that a folder keeps a session (default: 3600)"
+        "--snapshot-keep",
+        type=float,
+        default=3600.0,
+        help="seconds that a folder keeps a session (default: 3600)",
     )
     saved.add_argument(
-        "--snapshot-key-file", type=Path, help="a secret of 32 bytes or more, where others may write to the store"
+        "--snapshot-key-file",
+        type=Path,
+        help="a secret of 32 bytes or more, where others may write to the store",
     )
     argument_parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return argument_parser

@@ -69,9 +69,8 @@ def test_of_writers_at_once_one_wins(store: ObjectStore) -> None:
 
 def test_a_session_is_saved_and_read(store: ObjectStore) -> None:
     saved, session = SavedSessions(store, b"k" * 32), new_session()
-    record = saved.save(
-        None, Record(session, "tenant", ("a",), ""), Saved({"chunk": 1}, [b"m"], [b"r" * 100])
-    )
+    name = saved.put(session, Saved({"chunk": 1}, [b"m"], [b"r" * 100]))
+    record = saved.commit(None, Record(session, "tenant", ("a",), name, 0.5))
     assert saved.find(session) == record
     found = saved.read(record)
     assert (found.state, [*map(bytes, found.messages)], bytes(found.row[0])) == (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,22 @@ class Memory:
         self.changes_left -= 1
 
 
+def kept(
+    saved: SavedSessions,
+    before: Record | None,
+    session: str,
+    content: Saved,
+    tokens: tuple[str, ...] = ("a",),
+) -> Record:
+    """Write a snapshot and the record that names it, as the server does."""
+    name = saved.put(session, content)
+    try:
+        return saved.commit(before, Record(session, "tenant", tokens, name, 0.5))
+    except StoreError:
+        saved.discard(name)
+        raise
+
+
 def read(saved: SavedSessions, session: str) -> tuple[Record, int, list[bytes], bytes]:
     record = saved.find(session)
     assert record is not None
@@ -51,9 +68,9 @@ def read(saved: SavedSessions, session: str) -> tuple[Record, int, list[bytes], 
 def test_what_was_saved_is_read_again_and_forgotten(tmp_path: Path) -> None:
     saved, session = SavedSessions(FolderStore(tmp_path / "store"), KEY), new_session()
     assert saved.find(session) is None
-    first = saved.save(None, Record(session, "tenant", ("a",), ""), SAVED)
-    second = saved.save(first, Record(session, "tenant", ("a", "b"), ""), Saved({"chunk": 4}, [], [b"row"]))
-    third = saved.change_tokens(second, ("c",))
+    first = kept(saved, None, session, SAVED)
+    second = kept(saved, first, session, Saved({"chunk": 4}, [], [b"row"]), ("a", "b"))
+    third = saved.commit(second, replace(second, tokens=("c",)))
     record, chunk, messages, row = read(saved, session)
     assert (record, chunk, messages, row) == (third, 4, [], b"row")
     assert record.tokens == ("c",)
@@ -70,9 +87,7 @@ def test_a_fault_at_any_change_leaves_the_session_before_or_after(faults: list[i
     for number, fault in enumerate([*faults, last]):
         store.changes_left = fault
         try:
-            record = saved.save(
-                record, Record(session, "tenant", (), ""), Saved({"chunk": number}, [b"m"], [b"r"])
-            )
+            record = kept(saved, record, session, Saved({"chunk": number}, [b"m"], [b"r"]))
             written = number
         except StoreError:
             pass
@@ -91,7 +106,7 @@ def test_a_fault_at_any_change_leaves_the_session_before_or_after(faults: list[i
 def test_no_changed_byte_goes_unseen(file: str, data: st.DataObject) -> None:
     store, session = Memory(), new_session()
     saved = SavedSessions(store)
-    saved.save(None, Record(session, "tenant", ("a",), ""), SAVED)
+    kept(saved, None, session, SAVED)
     (name,) = [name for name in store.files if file in name]
     content = bytearray(store.files[name])
     # The runtime checks its own part: here only the end of it is bound to the rest.
@@ -106,7 +121,7 @@ def test_no_changed_byte_goes_unseen(file: str, data: st.DataObject) -> None:
 def test_what_is_no_snapshot_is_refused(content: bytes) -> None:
     store, session = Memory(), new_session()
     saved = SavedSessions(store)
-    record = saved.save(None, Record(session, "tenant", ("a",), ""), SAVED)
+    record = kept(saved, None, session, SAVED)
     store.files[record.snapshot] = content
     with pytest.raises(StoreError):
         saved.read(record)
@@ -119,8 +134,7 @@ def test_only_the_key_that_wrote_it_reads_it_and_parts_cannot_be_exchanged() -> 
     store = Memory()
     saved, sessions = SavedSessions(store, KEY), [new_session(), new_session()]
     records = [
-        saved.save(None, Record(session, session, (), ""), Saved({"chunk": 0}, [], [session.encode() * 4]))
-        for session in sessions
+        kept(saved, None, session, Saved({"chunk": 0}, [], [session.encode() * 4])) for session in sessions
     ]
     for other in (SavedSessions(store), SavedSessions(store, b"o" * 32)):
         with pytest.raises(StoreError, match="another key"):

@@ -151,18 +151,55 @@ class Admission:
             return
         if place not in self._waiting:
             self._enqueue(place, known)
-        number = self._order(self._waiting).index(place) + 1
-        again = min(SOONEST_S + 0.25 * (number - 1), LATEST_S)
-        known.expires = self._clock() + GRACE * again
-        facts = {"place": number, "waiting": len(self._waiting), "wait_s": self._estimate(number)}
+        facts = self.look(demand.tenant, token)
+        del facts["admitted"]
         raise ServeError(
-            "full", "another session would be late, or no row is free", retry_after=again, facts=facts
+            "full",
+            "another session would be late, or no row is free",
+            retry_after=self._again(place),
+            facts=facts,
         )
+
+    def look(self, tenant: str, token: str) -> dict[str, object]:
+        """Return a place in the queue, and keep it.
+
+        Returns
+        -------
+        dict
+            ``place``, ``waiting``, ``wait_s``, an estimate or None, and ``admitted``: whether `ask` would admit it now.
+
+        Raises
+        ------
+        ServeError
+            ``not_found``, if it waits no longer.
+        """
+        self._expire()
+        place = tenant, token
+        known = self._waiting.get(place)
+        if known is None:
+            raise ServeError(
+                "not_found", "there is no such place in the queue, or it was not asked for in time"
+            )
+        known.expires = self._clock() + GRACE * self._again(place)
+        number = self._number(place)
+        return {
+            "place": number,
+            "waiting": len(self._waiting),
+            "wait_s": self._estimate(number),
+            "admitted": self._admitted(self._waiting, place),
+        }
 
     def waits(self, tenant: str, token: str) -> bool:
         """Return whether a tenant has a place in the queue by this token."""
         self._expire()
         return (tenant, token) in self._waiting
+
+    def _number(self, place: _Place) -> int:
+        return self._order(self._waiting).index(place) + 1
+
+    def _again(self, place: _Place) -> float:
+        """Return the seconds after which one that waits asks again."""
+        return min(SOONEST_S + 0.25 * (self._number(place) - 1), LATEST_S)
 
     def _expire(self) -> None:
         now = self._clock()

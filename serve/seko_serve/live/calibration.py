@@ -21,7 +21,10 @@ def calibrate(pool: Pool) -> None:
     What the artifact takes from a viewer is replaced by zeros and silence. If it refuses them, nothing is measured.
     """
     manifest = pool.manifest
-    stream, buckets = manifest.workload.stream, (pool.capacity,) if manifest.pool is None else manifest.pool.buckets
+    stream, buckets = (
+        manifest.workload.stream,
+        (pool.capacity,) if manifest.pool is None else manifest.pool.buckets,
+    )
     opening = Opening(
         None if manifest.workload.text is None else "", 0, float(stream.fps), image=opening_picture(manifest)
     )

@@ -91,7 +91,7 @@ class SessionManager:
         self._reaper = asyncio.create_task(self._reap())
 
     async def drain(self) -> None:
-        """Admit nobody, save all sessions, and close their sockets with a hint to come back. A second call does nothing."""
+        """Admit nobody, save all sessions, and close their sockets; a second call does nothing."""
         if self.stopping:
             return
         self.stopping = True
@@ -167,6 +167,14 @@ class SessionManager:
                 self.admission.finish(session.name)
         return session
 
+    def place(self, tenant: str, queue_token: str) -> dict[str, object]:
+        """Return a place in the queue, and keep it; see `Admission.look`."""
+        return self.admission.look(tenant, digest(queue_token))
+
+    def waits(self, tenant: str, queue_token: str) -> bool:
+        """Return whether a tenant has a place in the queue by this token."""
+        return self.admission.waits(tenant, digest(queue_token))
+
     async def reenter(self, name: str, token: str) -> LiveSession:
         """Return the session that a resume token opens; one that is saved takes a row again.
 
@@ -220,7 +228,9 @@ class SessionManager:
             self.device.wake,
             self.device.metrics,
             snapshot_every=self.settings.snapshot_every,
-            save=(lambda session, capture: saving.captured(session, capture, loop)) if saving.enabled else None,
+            save=(lambda session, capture: saving.captured(session, capture, loop))
+            if saving.enabled
+            else None,
         )
 
     async def _add(self, session: LiveSession, record: Record | None) -> None:

@@ -30,7 +30,10 @@ from seko_serve.security.tokens import ResumeTokens
 
 MAX_WAITING = 256  # controls that wait for the next chunk
 MAX_JOBS = 2  # chunks of a session that are made and not coded; the runtime keeps the frames of four
-_BEGINS_ANEW = ("restart", "seed")  # controls behind which the runtime forgets the frames of the chunks before
+_BEGINS_ANEW = (
+    "restart",
+    "seed",
+)  # controls behind which the runtime forgets the frames of the chunks before
 _LOG = logging.getLogger("seko_serve")
 
 
@@ -154,7 +157,10 @@ class LiveSession:
             before, self._connection = self._connection, connection
             self.detached_at = None
             if before is not None:
-                before.end, before.open = ServeError("conflict", "another socket took over the session"), False
+                before.end, before.open = (
+                    ServeError("conflict", "another socket took over the session"),
+                    False,
+                )
                 self._pace.stop()
         if before is not None:
             before.news.set()
@@ -304,7 +310,9 @@ class LiveSession:
 
     def _acknowledge_seen(self, last_serial: int) -> None:
         """Note, with the lock held, that the viewer has all chunks whose media have no later serial."""
-        lacked = (sent.chunk for sent in self._sent if isinstance(sent.content, bytes) and sent.serial > last_serial)
+        lacked = (
+            sent.chunk for sent in self._sent if isinstance(sent.content, bytes) and sent.serial > last_serial
+        )
         self._acknowledge(next(lacked, self._pace.chunks) - 1)
 
     # -- the device's thread -----------------------------------------------------------------------------------
@@ -331,7 +339,9 @@ class LiveSession:
             for (chunk, serial, is_text), content in zip(told, messages, strict=True)
         )
         pace = self._pace
-        pace.chunks, pace.frames, pace.last_frames = (int(state[key]) for key in ("chunks", "frames", "last_frames"))
+        pace.chunks, pace.frames, pace.last_frames = (
+            int(state[key]) for key in ("chunks", "frames", "last_frames")
+        )
         pace.shown, pace.late, pace.due_chunks = (int(state[key]) for key in ("shown", "late", "due"))
         pace.stop()
         self._made, self._serial, self._paused = pace.chunks, int(state["serial"]), bool(state["paused"])
@@ -374,7 +384,9 @@ class LiveSession:
                 "sent": [[entry.chunk, entry.serial, isinstance(entry.content, str)] for entry in sent],
                 "content": self.content.state(),
             }
-        messages = [entry.content.encode() if isinstance(entry.content, str) else entry.content for entry in sent]
+        messages = [
+            entry.content.encode() if isinstance(entry.content, str) else entry.content for entry in sent
+        ]
         return Capture(state, messages, snapshot)
 
     def close(self) -> None:
@@ -411,7 +423,10 @@ class LiveSession:
             raise ServeError("conflict", "the session has no row")
         self._apply_waiting(row)
         with self._lock:
-            due, wants_snapshot = self._pace.due(now, self._uncounted), self._snapshot_due() and not self._jobs
+            due, wants_snapshot = (
+                self._pace.due(now, self._uncounted),
+                self._snapshot_due() and not self._jobs,
+            )
         if wants_snapshot and self._save is not None:
             try:
                 self._save(self, self.capture())

@@ -56,7 +56,7 @@ class Tickets:
 
 
 class ResumeTokens:
-    """The tokens with which a dropped socket comes back: the newest, and those before it that the client may still hold.
+    """The tokens with which a dropped socket comes back: the newest, and those before it that a client may still hold.
 
     Parameters
     ----------

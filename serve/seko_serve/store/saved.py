@@ -197,7 +197,9 @@ class SavedSessions:
         )
         if not right or texts[0] != session or not str(texts[2]).startswith(f"{session}.snapshot-"):
             raise StoreError(f"the record of {session} is none of it")
-        return Record(session, str(texts[1]), tuple(tokens or ()), str(texts[2]), float(period_s or 0), int(number or 0))
+        return Record(
+            session, str(texts[1]), tuple(tokens or ()), str(texts[2]), float(period_s or 0), int(number or 0)
+        )
 
     def _pieces(self, saved: Saved) -> list[Content]:
         table = {"state": saved.state, "messages": [len(message) for message in saved.messages]}
