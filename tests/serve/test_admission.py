@@ -213,3 +213,35 @@ def test_all_that_keep_asking_get_a_row_and_no_key_is_two_rows_ahead_while_other
         if len(tokens) == before:
             world.end(next(iter(world.running)))
     assert served == Counter(tenants)
+
+
+def test_one_that_does_not_wait_takes_no_place_and_passes_nobody() -> None:
+    world = World(capacity=1)
+    assert world.ask("a", "first") is None
+    assert place(world.ask("a", "1")) == 1
+    for _ in range(2):
+        with pytest.raises(ServeError) as refused:
+            world.admission.ask(Demand("a", PERIOD), None, "session-x")
+        assert refused.value.facts == {"waiting": 1}
+    world.end("session-1")
+    with pytest.raises(ServeError):
+        world.admission.ask(Demand("a", PERIOD), None, "session-x")
+    assert world.ask("a", "1") is None
+
+
+def test_a_place_can_be_looked_at_and_is_kept_by_that() -> None:
+    world = World(capacity=1)
+    assert world.ask("a", "first") is None
+    assert place(world.ask("a", "1")) == 1
+    for _ in range(5):
+        world.now += GRACE * 0.9
+        assert world.admission.look("a", "1") == {
+            "place": 1,
+            "waiting": 1,
+            "wait_s": None,
+            "admitted": False,
+        }
+    world.end("session-1")
+    assert world.admission.look("a", "1")["admitted"]
+    with pytest.raises(ServeError, match="no such place"):
+        world.admission.look("b", "1")

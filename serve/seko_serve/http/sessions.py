@@ -21,7 +21,7 @@ from seko_serve.live.session import LiveSession
 from seko_serve.protocol import parse_control
 from seko_serve.security.tokens import TICKET_S
 
-QUEUE_HEADER = "seko-queue-token"  # names a place in the queue
+QUEUE_HEADER = "seko-queue"  # `join`, or the token of a place in the queue
 
 
 class SessionRoutes:

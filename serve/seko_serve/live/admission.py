@@ -13,6 +13,7 @@ from seko_serve.errors import ServeError
 
 SOONEST_S, LATEST_S = 1.0, 5.0  # after which one that waits asks again
 GRACE = 3.0  # times that interval without a word: it waits no longer
+FULL = "another session would be late, or no row is free"
 DEPARTURES = 8  # of sessions, from which the time in the queue is estimated
 
 
@@ -122,43 +123,42 @@ class Admission:
         if self._running.pop(session, None) is not None:
             self._departures.append(self._clock())
 
-    def ask(self, demand: Demand, token: str, session: str) -> None:
-        """Admit a session, which counts from now on, or give it a place in the queue.
+    def ask(self, demand: Demand, token: str | None, session: str) -> None:
+        """Admit a session, which counts from now on, or give it a place in the queue if it has a token.
 
         Parameters
         ----------
         demand : Demand
             What it needs.
-        token : str
-            Names its place; the same each time that it asks. What does not ask again in time loses its place.
+        token : str or None
+            Names its place; the same each time that it asks. What does not ask again in time loses its place. None: it
+            does not wait.
         session : str
             Its id, for `finish`.
 
         Raises
         ------
         ServeError
-            ``full``, with the seconds after which to ask again; and with ``place``, ``waiting`` and an estimate
-            ``wait_s`` if it has a place in the queue.
+            ``full``, with the seconds after which to ask again; and if it waits with ``place``, ``waiting`` and an
+            estimate, ``wait_s``.
         """
         self._expire()
-        place = demand.tenant, token
+        place = demand.tenant, token or ""
         known = self._waiting.get(place)
         if known is None:
-            known, self._turns = _Waiting(demand, self._turns, 0.0), self._turns + 1
+            known, self._turns = _Waiting(demand, self._turns, self._clock() + GRACE), self._turns + 1
         if self._admitted({**self._waiting, place: known}, place):
             self._waiting.pop(place, None)
             self.begin(session, demand)
             return
+        if token is None:
+            facts: dict[str, object] = {"waiting": len(self._waiting)}
+            raise ServeError("full", FULL, retry_after=LATEST_S, facts=facts)
         if place not in self._waiting:
             self._enqueue(place, known)
         facts = self.look(demand.tenant, token)
         del facts["admitted"]
-        raise ServeError(
-            "full",
-            "another session would be late, or no row is free",
-            retry_after=self._again(place),
-            facts=facts,
-        )
+        raise ServeError("full", FULL, retry_after=self._again(place), facts=facts)
 
     def look(self, tenant: str, token: str) -> dict[str, object]:
         """Return a place in the queue, and keep it.
@@ -217,9 +217,7 @@ class Admission:
                     if self._queue
                     else "nobody may wait (--queue 0)"
                 )
-                raise ServeError(
-                    "full", f"another session would be late, or no row is free; {why}", retry_after=LATEST_S
-                )
+                raise ServeError("full", f"{FULL}; {why}", retry_after=LATEST_S)
             order = self._order(self._waiting)
             del self._waiting[next(other for other in reversed(order) if other[0] == longest)]
         self._waiting[place] = newcomer

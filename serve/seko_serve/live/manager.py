@@ -31,6 +31,7 @@ ENCODERS = 4  # threads that encode
 DRAIN_S = 60.0  # in which all sessions are saved when the server stops
 CLOSING_S = 5.0  # in which their sockets close
 SETTLE_S = 0.01  # between two looks whether a session's chunks are coded
+JOIN = "join"  # in place of a queue token: for a place in the queue
 AGAIN_S = 2.0  # after which a client comes back to a server that starts again
 _LOG = logging.getLogger("seko_serve")
 
@@ -139,7 +140,7 @@ class SessionManager:
         opening : Opening
             What it begins with.
         queue_token : str
-            Of the refusal before, if there was one: it keeps the place in the queue.
+            `JOIN` to wait if it is full; then that of the refusal, which keeps the place; empty: it does not wait.
 
         Raises
         ------
@@ -148,9 +149,11 @@ class SessionManager:
         """
         self._check_open()
         session = self._session(new_session(), tenant, VideoContent(self.device.manifest, opening))
-        queue_token = queue_token or secrets.token_urlsafe(24)
+        if queue_token == JOIN:
+            queue_token = secrets.token_urlsafe(24)
+        place = digest(queue_token) if queue_token else None
         try:
-            self.admission.ask(_demand(tenant, session.content), digest(queue_token), session.name)
+            self.admission.ask(Demand(tenant, session.content.period_s), place, session.name)
         except ServeError as error:
             if "place" in error.facts:
                 error.facts["queue_token"] = queue_token
@@ -343,7 +346,3 @@ class SessionManager:
                     await self._drop(session)
                 elif gone is not None and now - gone > self.settings.lease_s:
                     await self._park(session)
-
-
-def _demand(tenant: str, content: Content) -> Demand:
-    return Demand(tenant, content.period_s)
