@@ -61,6 +61,12 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         help="a secret of 32 bytes or more, where others may write to the store",
     )
+    much.add_argument(
+        "--videos", type=int, default=32, help="videos of /v1/videos that wait or are kept; 0: none are made"
+    )
+    much.add_argument(
+        "--video-folder", type=Path, help="where their files lie for an hour (default: temporary)"
+    )
     argument_parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return argument_parser
 
@@ -87,6 +93,8 @@ def settings(arguments: argparse.Namespace) -> Settings:
         snapshot_key=None
         if arguments.snapshot_key_file is None
         else private_bytes(arguments.snapshot_key_file, "--snapshot-key-file"),
+        videos=arguments.videos,
+        video_folder=arguments.video_folder,
         log_level=arguments.log_level,
     )
 

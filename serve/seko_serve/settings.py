@@ -45,8 +45,12 @@ class Settings:
         Seconds after which a saved session is removed from a folder.
     snapshot_key : bytes or None
         A secret of at least 32 bytes: only snapshots that were written with it are read.
+    videos : int
+        Videos of ``POST /v1/videos`` that may wait, be made or be kept at a time; 0: none.
+    video_folder : Path or None
+        Where their files lie; default: a temporary folder.
     log_level : str
-        As uvicorn takes it.
+        debug, info, warning or error.
 
     Raises
     ------
@@ -71,6 +75,8 @@ class Settings:
     snapshot_every: int = 8
     snapshot_keep_s: float = 3600.0
     snapshot_key: bytes | None = field(default=None, repr=False)
+    videos: int = 32
+    video_folder: Path | None = None
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -78,6 +84,8 @@ class Settings:
             raise ValueError(f"--port {self.port}: expected 0 to 65535")
         if self.max_sessions is not None and self.max_sessions < 1:
             raise ValueError(f"--max-sessions {self.max_sessions}: expected 1 or more")
+        if self.videos < 0:
+            raise ValueError(f"--videos {self.videos}: expected 0 or more")
         if not 0 < self.lease_s < 86_400:
             raise ValueError(f"--lease {self.lease_s}: expected seconds above 0, at most a day")
         if self.queue < 0:

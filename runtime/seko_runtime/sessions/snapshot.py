@@ -167,13 +167,14 @@ def read_snapshot(
         if wanted is not None and not hmac.compare_digest(wanted.tobytes(), _hash(parts)):
             raise SnapshotError(f"{name} is damaged: its hash is not that of its content; take another copy")
         del parts[_FACTS]
+        numbers = form.read_numbers(Fields(facts.value("numbers"), f"{name}.numbers"))
+        layout = layout.of(numbers)
         wanted_sizes = {name: spec.nbytes for name, spec in layout.everything.items()}
         if {name: array.size for name, array in parts.items()} != wanted_sizes:
             raise SnapshotError(
                 f"{name} does not hold the {len(wanted_sizes)} tensors of a session of this artifact"
             )
-        numbers = form.read_numbers(Fields(facts.value("numbers"), f"{name}.numbers"))
-    except ManifestError as fault:  # the shared JSON reader's word for malformed
+    except ManifestError as fault:  # the JSON reader raises a ManifestError if the JSON is malformed
         raise SnapshotError(f"{name}: {fault}") from fault
     arrays = {name: parts.pop(name) for name in layout.arrays}
     return RowState(numbers, HostBytes(parts), arrays)

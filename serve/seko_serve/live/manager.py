@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 from seko_runtime import Pool
 from seko_runtime.errors import ArtifactError, PoolFullError, SekoRuntimeError
@@ -159,7 +160,7 @@ class SessionManager:
                 error.facts["queue_token"] = queue_token
             raise
         try:
-            await self.device.call(session.open)
+            await self.device.call(partial(self._take_row, session))
             await self._add(session, None)
         except PoolFullError:
             raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
@@ -195,6 +196,10 @@ class SessionManager:
         session = self.sessions[name]
         session.tokens.check(token)
         return session
+
+    def _take_row(self, session: LiveSession, pool: Pool) -> None:
+        self.device.make_room(pool)
+        session.open(pool)
 
     def find(self, name: str, tenant: str | None = None) -> LiveSession:
         """Return a session with a row; ServeError if there is none, or it is another tenant's."""
@@ -261,6 +266,7 @@ class SessionManager:
         tokens.check(token)
         self.admission.ask(Demand(record.tenant, record.period_s), f"session {name}", name)
         try:
+            await self.device.call(self.device.make_room)
             session = await self.device.beside(lambda pool: self._restored(pool, record))
             session.tokens = tokens
             await self._add(session, record)
