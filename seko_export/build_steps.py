@@ -21,7 +21,6 @@ from seko_export.backends.workers import compiled_beside
 from seko_export.config.build import BuildConfig
 from seko_export.engines.key import ENGINES_FOLDER
 from seko_export.errors import NumericError
-from seko_export.families.model_files import load_checkpoint
 from seko_export.families.registry import family_of, graph_of
 from seko_export.host import environment
 from seko_export.host.child_process import last_line, run_child
@@ -53,7 +52,7 @@ def build_artifact(
     config : BuildConfig
         Model, workload, target.
     checkpoint : Path
-        Any format that `load_checkpoint` reads.
+        As the model's family reads it (`Family.load`).
     output_path : Path
         The artifact's folder.
     media : MediaSources, optional
@@ -86,7 +85,8 @@ def build_artifact(
     maker.check_build(config)
     check_goal(output_path, replace=replace)
     media = media or MediaSources()
-    source = load_checkpoint(checkpoint, config.model, use_ema=use_ema, companion=media.audio_adapter)
+    family = family_of(config)
+    source = family.load(checkpoint, config.model, use_ema=use_ema, companion=media.audio_adapter)
     around = workload.open_media(config, media)
 
     with whole_folder(output_path, "building", replace=replace) as folder:
@@ -97,9 +97,9 @@ def build_artifact(
             for note in workload.notes(config):
                 progress(note, 0, 1)
             progress("reading the checkpoint", 0, 1)
-            tensors = dict(family_of(config).weights(graph_of(config).pieces, source, around))
+            tensors = dict(family.weights(graph_of(config).pieces, source, around))
             tensors |= workload.tables(config)
-            tensors |= family_of(config).tables(config, source)
+            tensors |= family.tables(config, source)
             recording, scales = None, dict[str, Tensor]()
             if goldens:
                 recording = workload.record(config, tensors, source, media, progress)

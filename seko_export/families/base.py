@@ -10,11 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from seko_export.config.build import BuildConfig
+from seko_export.errors import UsageError
 
 if TYPE_CHECKING:  # presets are looked at before torch is loaded
+    import torch
     from torch import Tensor
 
     from seko_export.checkpoints.key_table import KeyTable
@@ -73,6 +76,32 @@ class Family(ABC, Generic[Build]):
     @abstractmethod
     def keys(self) -> KeyTable:
         """Key names and shapes of the family's checkpoints, and the files in which they come."""
+
+    def load(
+        self,
+        path: Path,
+        model: Any,
+        *,
+        use_ema: bool = True,
+        companion: Path | None = None,
+    ) -> WeightSource:
+        """Open a checkpoint and check all its keys, shapes and dtypes; see `checkpoints.load.load_model`."""
+        from seko_export.checkpoints.load import load_model  # with torch
+
+        return load_model(path, model, self.keys, use_ema=use_ema, companion=companion)
+
+    def write_random(
+        self, path: Path, model: Any, *, seed: int, format: str | None, dtype: torch.dtype, device: str
+    ) -> None:
+        """Write seeded random weights of a model, without a format in the family's first; see `write_random_model`."""
+        from seko_export.checkpoints.random import write_random_model  # with torch
+
+        forms = self.keys.random_forms
+        if not forms:
+            raise UsageError(f"family {self.name} writes no random weights: name a checkpoint")
+        write_random_model(
+            path, model, self.keys, format=format or next(iter(forms)), seed=seed, dtype=dtype, device=device
+        )
 
     @abstractmethod
     def graph(self, config: Build) -> ModelGraph:
