@@ -67,7 +67,7 @@ def test_pause_stops_the_picture_and_play_goes_on(start: Starter) -> None:
 
 
 def test_a_page_that_is_not_secure_plays_without_webcodecs(start: Starter) -> None:
-    server = start()
+    server = start(allowed_origins=frozenset({"http://lan.test"}))
     port = server.url.rsplit(":", 1)[1]
     with open_page(f"http://lan.test:{port}/", "--host-resolver-rules=MAP lan.test 127.0.0.1") as page:
         assert not page.value("'VideoDecoder' in window")

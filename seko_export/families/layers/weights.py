@@ -1,5 +1,5 @@
-"""Converts a checkpoint's tensors to the artifact's weights: fuses q, k, v, reshapes the patch embedding, casts,
-quantises to fp8.
+"""Conversion of a checkpoint's tensors to the artifact's weights: fuses q, k and v, reshapes the patch embedding,
+casts, quantises to fp8.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from seko_export.families.base import MediaTensors
 from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER, TEXT_WEIGHTS, VAE_WEIGHTS
 from seko_kernels.matmul import quantise_weight
 
-BEFORE = ".before"  # of `fused_block.FusedLayer`
-_FP8_WEIGHT, _FP8_SCALE = ".weight_fp8", ".weight_scale"  # of a `fused_block.Fp8Linear`, quantised here
+BEFORE = ".before"  # names of the linear layers of `fused_block.FusedLayer`
+# names of the tensors of a `fused_block.Fp8Linear`, which are quantised here
+_FP8_WEIGHT, _FP8_SCALE = ".weight_fp8", ".weight_scale"
 
 
 class RenamedWeights:
-    """A checkpoint's weights by the names of the artifact, which say in which module they are.
+    """A view of a checkpoint's weights by the artifact's names, which contain the module of each weight.
 
     Parameters
     ----------
     checkpoint : WeightSource
-        By its own names.
+        The weights by the checkpoint's own names.
     names : mapping of str to str
-        A part of the artifact's names, and what the checkpoint has instead.
+        Replacements: a part of the artifact's names, and the checkpoint's text for it.
     """
 
     def __init__(self, checkpoint: WeightSource, names: Mapping[str, str]) -> None:
@@ -72,7 +73,7 @@ def model_weights(
         for layer in piece.served or (0,):
             for argument in piece.parameters:
                 name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
-                if name in known_names:  # as the masked and the unmasked block share theirs
+                if name in known_names:  # engines may share weights, as the masked and the unmasked block do
                     continue
                 known_names.add(name)
                 if name.endswith(_FP8_WEIGHT):
@@ -88,12 +89,12 @@ def model_weights(
 
 
 def _gather(name: str, checkpoint: WeightSource) -> Tensor:
-    if name.endswith(BEFORE):  # of the layer before; the first one's gate meets an update of zeros
+    # modulation of the previous layer; zeros for the first layer, whose update is zeros, too
+    if name.endswith(BEFORE):
         before = int(name.split(".")[1]) - 1
         modulation = checkpoint[f"blocks.{max(before, 0)}.modulation"]
-        return (
-            modulation.clone() if before >= 0 else torch.zeros_like(modulation)
-        )  # files hold no tensor twice
+        # a copy, because a file holds no tensor twice
+        return modulation.clone() if before >= 0 else torch.zeros_like(modulation)
     if ".self_attn.qkv." in name:
         return torch.cat([checkpoint[name.replace(".qkv.", f".{part}.")] for part in "qkv"])
     return checkpoint[name]

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from seko_runtime import Chunk, Pool, VideoManifest, open_artifact
 from seko_runtime.sessions.session import RowSession
 from seko_runtime.video.artifact import video_artifact
+from seko_serve.metrics import Metrics
 
 ResultT = TypeVar("ResultT")
 _LOG = logging.getLogger("seko_serve")
@@ -54,6 +55,8 @@ class Device:
     ----------
     opener : callable
         Returns a context that opens the pool, and closes it at the end; see `pool_of`.
+    metrics : Metrics, optional
+        The server's figures.
 
     Attributes
     ----------
@@ -61,13 +64,17 @@ class Device:
         The artifact's, once `start` has returned.
     capacity : int
         Rows of its pool.
+    metrics : Metrics
+        The server's figures.
     """
 
     manifest: VideoManifest
     capacity: int
 
-    def __init__(self, opener: Callable[[], AbstractContextManager[Pool]]) -> None:
-        self._opener = opener
+    def __init__(
+        self, opener: Callable[[], AbstractContextManager[Pool]], metrics: Metrics | None = None
+    ) -> None:
+        self._opener, self.metrics = opener, metrics or Metrics()
         self._desk = threading.Condition()
         self._calls: deque[Callable[[Pool], None]] = deque()
         self._streams: list[Streamed] = []
@@ -162,6 +169,7 @@ class Device:
                 self._asked[session] = stream
         if not self._asked:
             return
+        began = time.monotonic()
         try:
             served = pool.serve_next()
         except Exception as error:
@@ -170,8 +178,15 @@ class Device:
             self._end(next(iter(self._asked.values())), error)
             return
         now = time.monotonic()
+        if served:
+            self.metrics.call.labels(self._bucket(len(served))).observe(now - began)
         for session, chunk in served:
             self._asked.pop(session).made(chunk, now)  # also one that was paused since it asked
+
+    def _bucket(self, sessions: int) -> int:
+        """Return the rows of the smallest call that carries so many sessions."""
+        pool = self.manifest.pool
+        return self.capacity if pool is None else min(rows for rows in pool.buckets if rows >= sessions)
 
     def _end(self, stream: Streamed, error: Exception) -> None:
         self.remove(stream)

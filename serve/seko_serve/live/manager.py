@@ -93,6 +93,7 @@ class SessionManager:
             asyncio.get_running_loop(),
             self._workers,
             self.device.wake,
+            self.device.metrics,
         )
         self._opening += 1
         try:
