@@ -101,7 +101,9 @@ def _recognised(folder: Path, preset: str | None) -> SpeechModel:
         for field in fields(model)
         if field.name != "name"
     )
-    odd = [f"{name} is {ours} by config.json, {its} by the preset" for name, ours, its in pairs if ours != its]
+    odd = [
+        f"{name} is {ours} by config.json, {its} by the preset" for name, ours, its in pairs if ours != its
+    ]
     if odd:
         raise CheckpointError(f"{folder} contradicts --preset {preset}: {'; '.join(odd)}; leave --preset out")
     return known[preset]

@@ -20,26 +20,59 @@ from seko_export.backends.aoti import attention_backends
 from seko_export.config.speech import SpeechBuild
 from seko_export.errors import UsageError
 from seko_export.families.registry import graph_of
-from seko_export.goldens.eager import GOLDEN_FILE, eager_engine, eager_manifest, eager_memory, write_goldens
+from seko_export.goldens.eager import (
+    GOLDEN_FILE,
+    eager_engine,
+    eager_manifest,
+    eager_memory,
+    write_goldens,
+)
 from seko_export.goldens.sensitivity import perturbed
 from seko_export.host.progress import Progress
+from seko_runtime.backends.memory import Memory
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.speech import contract, golden
-from seko_runtime.speech.golden import GoldenInputs
 from seko_runtime.speech.manifest import Golden, GoldenBounds, SpeechManifest
-from seko_runtime.speech.prompts import Floats, SpeechMarks, assemble
+from seko_runtime.speech.prompts import Floats, SpeechMarks, SpeechPrompt, assemble
 from seko_runtime.speech.tokens import SpeechTokenizer
 
 GOLDEN_TEXT = "hello, this is the sound of a voice"
 STEPS, REFERENCE_PATCHES, CONTINUED_PATCHES, VOICE_STRETCHES = 3, 3, 2, 2
 _MARKS = 3  # tokens between the parts of the prompt
 _RANDOM_TOKENS = 12  # of a text without a tokenizer
-# How far an engine may be from the eager model, as |a - b| / |b|. States have passed a quantisation: where the last
-# bits differ, some of its levels do. The voice's encoder is float32 everywhere.
+_OF_STEP = {
+    golden.PATCHES: contract.PATCH,
+    golden.STOP_LOGITS: contract.STOP_LOGITS,
+    golden.SAMPLES: contract.SAMPLES,
+}
+# How far an engine may be from the eager model: the largest difference over the largest recorded magnitude. States have
+# passed a quantisation: where the last bits differ, some of its levels do. The voice's encoder is float32 everywhere.
 LEAST = {
     torch.float32: GoldenBounds(states=0.03, patches=1e-4, stop_logits=1e-4, samples=1e-3, voice=1e-4),
     torch.bfloat16: GoldenBounds(states=0.2, patches=0.1, stop_logits=0.1, samples=0.1, voice=1e-3),
 }
+
+
+@dataclass(frozen=True)
+class GoldenInputs:
+    """What recorded steps are made of.
+
+    Parameters
+    ----------
+    prompt : SpeechPrompt
+        Every row's prompt.
+    seeds : tuple of int
+        A row's seed.
+    steps : int
+        Steps to run.
+    voice : array
+        [K, m] float32: consecutive stretches of a voice.
+    """
+
+    prompt: SpeechPrompt
+    seeds: tuple[int, ...]
+    steps: int
+    voice: Floats
 
 
 @dataclass(frozen=True)
@@ -67,18 +100,14 @@ class SpeechRecord:
     @property
     def table(self) -> Golden:
         """The manifest's table of goldens."""
-        return Golden(GOLDEN_FILE, tuple(self.inputs.seeds), self.inputs.steps, self.bounds)
+        return Golden(GOLDEN_FILE, self.inputs.seeds, self.inputs.steps, self.bounds)
 
     def write(self, folder: Path) -> None:
         """Write the golden file into an artifact's folder."""
         prompt = self.inputs.prompt
-        arrays = {
-            golden.PROMPT_IDS: prompt.ids,
-            golden.PROMPT_IS_AUDIO: prompt.is_audio.astype(np.uint8),
-            golden.PROMPT_PATCHES: prompt.patches,
-            golden.VOICE_SAMPLES: self.inputs.voice,
-            **self.results,
-        }
+        told = (prompt.ids, prompt.is_audio.astype(np.uint8), prompt.patches)
+        arrays = dict(zip(golden.PROMPT, told, strict=True))
+        arrays |= {golden.VOICE_SAMPLES: self.inputs.voice, **self.results}
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
         write_goldens(folder, tensors)
 
@@ -106,7 +135,7 @@ def record(
     progress("recording goldens (perturbed)", 1, 2)
     states = {name: results[name] for name in contract.STATES}
     shaken = run_eager(config, on_device, inputs, states, shake=True)
-    rounding = {name: golden.relative_error(shaken[name], results[name]) for name in results}
+    rounding = {name: _error(shaken[name], results[name]) for name in results}
     least = LEAST[config.target.dtype]
     bounds = GoldenBounds(
         states=max(least.states, *(2 * rounding[name] for name in contract.STATES)),
@@ -178,9 +207,68 @@ def run_eager(
         with memory.ordered():
             device = SpeechDevice(loaded, memory, lambda _: None)
         try:
-            results = golden.replay(device, memory, manifest, inputs, states)
-            results[golden.VOICE_LATENTS] = golden.replay_voice(device, memory, inputs.voice)
+            with memory.ordered():
+                results = _steps(device, memory, manifest, inputs, states)
+                results[golden.VOICE_LATENTS] = _voice(device, memory, inputs.voice)
         finally:
             device.drop()
             memory.close()
     return results
+
+
+def _steps(
+    device: SpeechDevice,
+    memory: Memory,
+    manifest: SpeechManifest,
+    inputs: GoldenInputs,
+    states: Mapping[str, Floats] | None,
+) -> dict[str, Floats]:
+    """Prefill a row for each seed, run steps, and return their results."""
+    rows, work, prompt = range(len(inputs.seeds)), manifest.workload, inputs.prompt
+    results: dict[str, list[Floats]] = {name: [] for name in (*contract.STATES, *_OF_STEP)}
+    for row in rows:
+        device.begin(row, prompt.context)
+        first, rest = 0, prompt
+        while len(rest.ids):
+            part, rest = rest.split(work.prefill_tokens[-1])
+            device.prefill(row, row * work.positions, first, part)
+            first += len(part.ids)
+    for step in range(inputs.steps + 1):
+        left = [device.state(row) for row in rows]
+        for name in contract.STATES:
+            results[name].append(np.stack([state[name] for state in left]))
+        if step == inputs.steps:
+            break
+        if states is not None:
+            for row in rows:
+                device.set_state(row, {name: states[name][step, row] for name in contract.STATES})
+        device.step(
+            {
+                contract.ROWS: [*rows],
+                contract.STARTS: [row * work.positions for row in rows],
+                contract.FIRST: [len(prompt.ids) + step] * len(rows),
+                contract.COUNT: [1] * len(rows),
+                contract.SEEDS: inputs.seeds,
+                contract.PATCH_NUMBERS: [step] * len(rows),
+                contract.TEMPERATURE: [work.solver.temperature] * len(rows),
+                contract.GUIDANCE: [work.solver.guidance] * len(rows),
+            }
+        )
+        made = device.results(len(rows), *_OF_STEP.values())
+        for name, buffer in _OF_STEP.items():
+            results[name].append(memory.read(made[buffer]))
+    return {name: np.stack(arrays) for name, arrays in results.items()}
+
+
+def _voice(device: SpeechDevice, memory: Memory, stretches: Floats) -> Floats:
+    """Encode consecutive stretches [K, m] of a voice and return their latents [K, l, C]."""
+    latents = []
+    for number, stretch in enumerate(stretches):
+        _, made = device.encode(stretch, first=number == 0)
+        latents.append(memory.read(made[contract.VOICE_LATENTS])[0])
+    return np.stack(latents)
+
+
+def _error(found: Floats, recorded: Floats) -> float:
+    """Return the largest difference of a number over the largest recorded magnitude, as `verify` measures it."""
+    return float(np.abs(found - recorded).max() / np.abs(recorded).max())
