@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # presets are read before torch is imported
     from torch import Tensor
 
     from seko_export.checkpoints.key_table import KeyTable
+    from seko_export.checkpoints.load import Checkpoint
     from seko_export.engines.piece import Piece
     from seko_export.engines.weight_source import WeightSource
     from seko_runtime.format.manifest import Buffer, Call, InputSpec
@@ -84,13 +85,23 @@ class Family(ABC, Generic[Build]):
         path: Path,
         model: Any,
         *,
-        use_ema: bool = True,
+        entry: str | None = None,
+        first_entry: str | None = None,
+        dtype: torch.dtype | None = None,
         companion: Path | None = None,
-    ) -> WeightSource:
+    ) -> Checkpoint:
         """Open a checkpoint and check all its keys, shapes and dtypes; see `checkpoints.load.load_model`."""
         from seko_export.checkpoints.load import load_model  # with torch
 
-        return load_model(path, model, self.keys, use_ema=use_ema, companion=companion)
+        return load_model(
+            path,
+            model,
+            self.keys,
+            entry=entry,
+            first_entry=first_entry,
+            dtype=dtype,
+            companion=companion,
+        )
 
     def write_random(
         self, path: Path, model: Any, *, seed: int, format: str | None, dtype: torch.dtype, device: str

@@ -26,9 +26,12 @@ class ResolvedBuild(Generic[Build]):
         Files beside them.
     notes : tuple of str
         Sentences on sizes that were assumed.
+    first_entry : str or None
+        The entry of a `.pt` that the preset's authors run.
     """
 
     config: Build
     checkpoint: Path | None
     media: MediaSources
     notes: tuple[str, ...] = ()
+    first_entry: str | None = None

@@ -180,8 +180,10 @@ def test_a_build_turns_its_forms_into_plans_and_leaves_no_form(
     """The order of a build's steps; checkpoint, goldens and verification, which need a GPU, are stood in for."""
     config = gpu_config()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    family = SimpleNamespace(load=lambda *_, **__: None, weights=lambda *_: [], tables=lambda *_: {})
-    monkeypatch.setattr(build, "family_of", lambda _: family)
+    monkeypatch.setattr(build, "load_checkpoint", lambda *_, **__: None)
+    monkeypatch.setattr(
+        build, "family_of", lambda _: SimpleNamespace(weights=lambda *_: [], tables=lambda *_: {})
+    )
     monkeypatch.setattr(build, "write_weights", lambda *_: ())
     monkeypatch.setattr(
         build, "_verify", lambda _: {"digest": "0", "worst": {"golden": 0.0}, "errors": [{"cache": 0.0}]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError
 from seko_export.checkpoints.key_table import KeyTable, Naming
+from seko_export.checkpoints.load import Checkpoint
 from seko_export.config.speech import SpeechBuild
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import WeightSource
@@ -27,6 +29,8 @@ from seko_export.families.voxcpm2.recognise import recognise
 from seko_export.families.voxcpm2.solver import still_steps
 from seko_export.families.voxcpm2.weights import SpeechWeights, speech_tables
 from seko_export.media.audio_vae.files import load_audio_vae
+
+VAE_FILE = "audiovae."  # before the keys of the audio VAE's file
 
 
 class VoxCpm2Family(SpeechFamily):
@@ -59,14 +63,23 @@ class VoxCpm2Family(SpeechFamily):
         return steps - still_steps(steps)
 
     def load(
-        self, path: Path, model: Any, *, use_ema: bool = True, companion: Path | None = None
-    ) -> SpeechWeights:
-        """Open both files of a folder and check all keys, shapes and dtypes."""
+        self,
+        path: Path,
+        model: Any,
+        *,
+        entry: str | None = None,
+        first_entry: str | None = None,
+        dtype: torch.dtype | None = None,
+        companion: Path | None = None,
+    ) -> Checkpoint:
+        """Open both files of a folder and check all keys, shapes and dtypes; keys of the audio VAE get a prefix."""
         if not path.is_dir():
             raise CheckpointError(f"{path} is no folder: give that of the model, which holds {FORMATS}")
-        if companion is not None or not use_ema:
-            raise UsageError(f"{path} is of {self.name}, which has neither a companion nor averaged weights")
-        return SpeechWeights(load_voxcpm2(path, model), load_audio_vae(path, model.vae), model)
+        if any(asked is not None for asked in (entry, first_entry, companion)):
+            raise UsageError(f"{path} is of {self.name}, whose files have neither entries nor companions")
+        weights, vae = load_voxcpm2(path, model, dtype=dtype), load_audio_vae(path, model.vae)
+        named = {f"{VAE_FILE}{name}": source for name, source in vae.sources.items()}
+        return replace(weights, sources={**weights.sources, **named})
 
     def write_random(
         self, path: Path, model: Any, *, seed: int, format: str | None, dtype: torch.dtype, device: str
@@ -84,14 +97,30 @@ class VoxCpm2Family(SpeechFamily):
         self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the engines' weights by name."""
-        return model_weights(pieces, checkpoint, media)
+        return model_weights(pieces, _weights(checkpoint), media)
 
     def tables(self, config: SpeechBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
         """Return rotary tables, and times and sizes of the solver's steps."""
         model = cast(VoxCpm2Config, config.model)
-        source = cast(SpeechWeights, checkpoint).model
-        tables = speech_tables(source, model, config.workload.steps, config.target.dtype)
+        tables = speech_tables(checkpoint, model, config.workload.steps, config.target.dtype)
         return {name: table.contiguous() for name, table in tables.items()}
+
+
+class _OfVae:
+    """The audio VAE's tensors among those of a folder."""
+
+    def __init__(self, folder: WeightSource) -> None:
+        self._folder = folder
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor by its name in the file, float32 as the VAE computes."""
+        return self._folder[f"{VAE_FILE}{name}"].float()
+
+
+def _weights(checkpoint: WeightSource) -> SpeechWeights:
+    """Return the weights of a folder that `VoxCpm2Family.load` opened, by the engines' names."""
+    model = cast(VoxCpm2Config, cast(Checkpoint, checkpoint).config)
+    return SpeechWeights(checkpoint, _OfVae(checkpoint), model)
 
 
 FAMILY = VoxCpm2Family()

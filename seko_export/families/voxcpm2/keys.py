@@ -18,7 +18,7 @@ FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there is
 ENCODER, DECODER = "feat_encoder.encoder", "feat_decoder.estimator.decoder"
 ESTIMATOR = "feat_decoder.estimator"
 FORMATS = f"a VoxCPM2 folder: config.json, and {' or '.join(FILES)} with the keys of its state dict"
-_LAYOUT = Layout(FORMATS, (), None, optional_part="state_dict")
+_LAYOUT = Layout(FORMATS, (), ("state_dict",))
 _NAMING = Naming("voxcpm2", str, str)
 
 

@@ -49,15 +49,10 @@ class SpeechWeights:
         The checkpoint's two files, by their own names.
     config : VoxCpm2Config
         The model.
-
-    Attributes
-    ----------
-    model : WeightSource
-        The first file.
     """
 
     def __init__(self, model: WeightSource, vae: WeightSource, config: VoxCpm2Config) -> None:
-        self.model, self._vae = model, AudioVaeTensors(vae, config.vae)
+        self._model, self._vae = model, AudioVaeTensors(vae, config.vae)
 
     def __getitem__(self, name: str) -> Tensor:
         """Return one tensor, on the CPU."""
@@ -65,9 +60,9 @@ class SpeechWeights:
             return self._vae[name.removeprefix(VAE)]
         for fused, parts in _FUSED.items():
             if fused in name:
-                return torch.cat([self.model[name.replace(fused, part)] for part in parts])
+                return torch.cat([self._model[name.replace(fused, part)] for part in parts])
         ours = next((ours for ours in _NAMES if name.startswith(f"{ours}.")), None)
-        return self.model[name if ours is None else _NAMES[ours] + name.removeprefix(ours)]
+        return self._model[name if ours is None else _NAMES[ours] + name.removeprefix(ours)]
 
 
 def speech_tables(

@@ -15,13 +15,18 @@ DIMENSIONS = (
     Dimension("text_dim", "text_embedding.0.weight", 1),
     Dimension("freq_dim", "time_embedding.0.weight", 1),
 )
+# What tools put in front of every key; several may stand there.
+PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module.")
 # Keys that no such model has, and what they are.
 TELLTALES = (
     (
         ("weight_scale", "scale_weight"),
-        "these are quantised weights; take the bfloat16 or float32 checkpoint",
+        "these are scales of quantised weights without their matrices; take the bfloat16 checkpoint",
     ),
-    (("lora_",), "these are the keys of a LoRA; merge it into its base model first"),
+    (
+        ("lora_",),
+        "these are the keys of a LoRA; name its base model as the checkpoint, and the LoRA with --lora",
+    ),
 )
 
 
