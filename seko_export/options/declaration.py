@@ -271,6 +271,7 @@ class BuildOptions:
         f"Positions of a session of speech at most, prompt and patches together. Default: {DEFAULT_POSITIONS}.",
         Group.SPEECH,
         plan=True,
+        common=True,
     )
     read_lengths: tuple[int, ...] | None = _option(
         "Positions that a call of speech can read; each needs engines of its own. The last is --positions. Default: "
