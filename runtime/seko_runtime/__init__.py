@@ -1,6 +1,7 @@
 """Opens artifacts and replays them chunk by chunk. Importing this imports neither numpy nor a tensor library."""
 
-# Nothing at all is imported here: `python -m seko_runtime` comes by before the current directory has left the path.
+# This module imports nothing at its top, because `python -m seko_runtime` executes it while the current directory is
+# still in sys.path.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,37 +62,38 @@ def open_artifact(
     Parameters
     ----------
     path : str or Path
-        Its folder.
+        The artifact's folder.
     device : str
-        ``auto`` (the kind for which it was built), ``cpu``, ``cuda`` or ``cuda:N``.
+        ``auto`` (the kind of device for which the artifact was built), ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str or Path, optional
         A trust file: only artifacts signed by one of its keys are opened. Default: the file that the environment
         variable ``SEKO_TRUST`` names; without either, signatures are not checked.
     copy_weights : bool
-        Read the weights into the process's own memory and hash them there, instead of mapping their files. For hosts
-        on which others may truncate the files, which would end a process that reads a map with SIGBUS. On a CPU they
-        stay there, and processes do not share them; on a GPU they stay until they are uploaded.
+        Read the weights into the process's own memory and hash them there, instead of mapping their files. This is
+        for hosts on which others may truncate the files, which would end a process that reads a mapped file with
+        SIGBUS. On a CPU the copy stays, and processes do not share it; on a GPU it is freed after the upload.
     ranks : int, optional
-        The processes, one a GPU, that make each chunk together: as many as the artifact was built for, which is the
-        default. Several are started here and end with the artifact. Under torchrun, which starts as many processes,
-        all call this function: rank 0's process gets the artifact, the others work for it and then end.
+        Number of processes, one for each GPU, that make each chunk together. It must be the number for which the
+        artifact was built, which is the default. This call starts the processes, and they end with the artifact.
+        Under torchrun all processes call this function: rank 0's process gets the artifact, the others work for it
+        and then end.
 
     Returns
     -------
     OpenArtifact
-        A context manager; of the workload's own class, such as `VideoArtifact`.
+        The open artifact, a context manager of the workload's own class, such as `VideoArtifact`.
 
     Raises
     ------
     ArtifactError
-        A subclass for the cause. Only ArtifactError, and ArtifactError for a package that contradicts the manifest, can
-        come after native code of the artifact was loaded.
+        A subclass for the cause. After native code of the artifact was loaded, only errors about engine files that
+        contradict the manifest are raised.
     EnvironmentLacksError
-        If this machine lacks what it needs; if the copy of the weights does not fit.
+        If this machine lacks a library, device or memory that the artifact needs.
     UsageError
         If the artifact was built for another number of ranks.
     RankLostError
-        If one of several processes dies, hangs or fails alone.
+        If one of the processes dies, hangs, or fails at a command at which others do not.
     SystemExit
         Under torchrun, in the processes of other ranks than 0, when rank 0's has closed the artifact.
     """
@@ -113,7 +115,7 @@ def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "
     Returns
     -------
     tuple of Manifest and str
-        Of the workload's own class, such as `VideoManifest`.
+        The manifest, of the workload's own class such as `VideoManifest`, and its digest.
 
     Raises
     ------

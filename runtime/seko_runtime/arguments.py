@@ -1,4 +1,4 @@
-"""Arguments of public calls that are numbers, flags, paths or lists: checked, and told in a message whatever they are.
+"""Checks of arguments that are numbers, flags, paths or lists; error messages show the argument whatever its type.
 
 Arrays are checked where their shapes are known; see `video.inputs`.
 """
@@ -18,7 +18,8 @@ SHOWN_LETTERS = 40
 
 
 def shown(value: object) -> str:
-    """Return a value in few letters, for a message. Python writes no number of more than 4300 digits."""
+    """Return a short text of a value for a message, also for a number of more than 4300 digits, which Python refuses
+    to print."""
     try:
         words = repr(value)
     except ValueError:
@@ -27,7 +28,7 @@ def shown(value: object) -> str:
 
 
 def is_whole(value: object) -> bool:
-    """Return whether a value is a whole number of Python or numpy; True and a length of time are none."""
+    """Return whether a value is an integer of Python or numpy; bool and timedelta64 do not count."""
     try:
         return not isinstance(value, bool) and operator.index(cast(Any, value)) is not None
     except TypeError:
@@ -40,7 +41,7 @@ def whole_number(value: object, name: str, least: int, most: int | None = None) 
     Raises
     ------
     UsageError
-        If it is none; ``name`` is the argument's in the message.
+        If the value is no such number; ``name`` is the argument's name in the message.
     """
     number = operator.index(cast(Any, value)) if is_whole(value) else None
     if number is None or number < least or (most is not None and number > most):
@@ -56,10 +57,11 @@ def real_number(value: object, name: str, expected: str = "a finite number") -> 
     Raises
     ------
     UsageError
-        If it is none; ``name`` is the argument's in the message, ``expected`` what the caller wants.
+        If the value is no such number; ``name`` is the argument's name in the message, ``expected`` the words for
+        what is expected.
     """
     number = isinstance(value, SupportsFloat) and not isinstance(value, bool) and not hasattr(value, "shape")
-    # A scalar of numpy has a shape, too: that of one number.
+    # A numpy scalar has a shape, too, which is empty.
     scalar = (
         getattr(value, "shape", None) == () and getattr(getattr(value, "dtype", None), "kind", "") in "iuf"
     )
@@ -73,19 +75,20 @@ def real_number(value: object, name: str, expected: str = "a finite number") -> 
 
 
 def flag(value: object, name: str) -> bool:
-    """Return True or False; UsageError for anything else, of which Python would take most for True."""
-    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):  # the second is numpy's
+    """Return a bool; UsageError for any other type, most of whose values Python would treat as True."""
+    # the second class is numpy's bool
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
         return bool(value)
     raise UsageError(f"{name} is {shown(value)}, expected True or False")
 
 
 def path_of(value: object, name: str) -> Path:
-    """Return a path; UsageError for what is none, or what the system takes for no name."""
+    """Return a value as a Path; UsageError if it is no path, or no valid file name for the system."""
     try:
         path = Path(cast(Any, value))
         if b"\0" not in os.fsencode(path):
             return path
-    except (TypeError, ValueError):  # a lone surrogate is the second
+    except (TypeError, ValueError):  # UnicodeEncodeError is raised for a lone surrogate
         pass
     raise UsageError(f"{name} is {shown(value)}, expected a path")
 
@@ -100,7 +103,8 @@ def mapping_of(value: object, name: str) -> Mapping[str, Any]:
 
 
 def iterates(value: object) -> bool:
-    """Return whether a value can be iterated; numpy's array of no dimension has the method for it and cannot."""
+    """Return whether a value can be iterated. A numpy array without dimensions has the method `__iter__`, but
+    cannot."""
     return isinstance(value, Iterable) and getattr(value, "shape", None) != ()
 
 
@@ -110,8 +114,8 @@ def items_of(value: object, refusal: str) -> list[Any]:
     Raises
     ------
     UsageError
-        With the words of ``refusal``, for all that could be iterated too and would be taken for something else: a
-        mapping gives its keys, bytes give numbers, a text its letters, a set no order, a generator possibly no end.
+        With the message ``refusal``, for other types, even if they can be iterated: a mapping would give its keys,
+        bytes numbers, a string its letters; a set has no order, and a generator may not end.
     """
     listed = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
     shape = getattr(value, "shape", None)

@@ -1,5 +1,5 @@
-"""Errors of the runtime: a class for each exit code of the command, and one for each cause that a caller handles by
-itself. The message says the rest.
+"""Errors of the runtime: a class for each exit code of the command, and for each cause that callers handle
+differently.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class SekoRuntimeError(Exception):
     Parameters
     ----------
     message : str
-        May quote files or the caller; it is reduced to one line of bounded length, see `one_line`.
+        The message, which may quote files or arguments; `one_line` reduces it to one line of bounded length.
     """
 
     exit_code = 1
@@ -33,7 +33,7 @@ class SessionClosedError(SekoRuntimeError):
 
 
 class ForkedProcessError(UsageError):
-    """Something that was opened, or CUDA that was initialised, in the parent process was used after a fork."""
+    """An open artifact, or initialised CUDA, of the parent process was used in a forked process."""
 
 
 class StaleChunkError(SekoRuntimeError):
@@ -41,10 +41,11 @@ class StaleChunkError(SekoRuntimeError):
 
 
 class TornStreamError(SekoRuntimeError):
-    """A stream stands between two states: restart it, or do what the message says.
+    """A session's row is inconsistent: its state on the host may not match the device. Restart the session, or do
+    what the message says.
 
-    Ctrl-C came between decoding a chunk and counting it, or an engine failed while a row was decoded, restarted or
-    prompted.
+    This happens if Ctrl-C came between decoding a chunk and counting it, or an engine failed while a row was decoded,
+    restarted or given a prompt.
     """
 
 
@@ -105,7 +106,7 @@ class NumericError(SekoRuntimeError):
 def one_line(message: str) -> str:
     """Return a message as one printable line of at most `MAX_MESSAGE_LETTERS` characters.
 
-    A message that is too long loses its middle, since the end says what to do. Control characters, line feeds and
+    A message that is too long loses its middle, because its end tells what to do. Control characters, line feeds and
     lone surrogates are escaped as in Python source.
     """
     message = _shortened(message)

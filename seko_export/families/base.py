@@ -1,8 +1,8 @@
 """The interface between Seko and a model family: what a family provides, and who uses it.
 
-A family is a module with a `FAMILY`: an object of a class derived from `Family`. It knows its checkpoints, its
-modules and its programs. Everything else (compiling, goldens, the artifact, replay) is the same for every family, and
-uses only what is declared here.
+A family is a module with a `FAMILY`: an object of a class derived from `Family`. The family defines its checkpoints,
+modules and programs. Compiling, goldens, the artifact and replay are the same for all families, and use only the
+methods that are declared here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from seko_export.config.build import BuildConfig
 
-if TYPE_CHECKING:  # presets are looked at before torch is loaded
+if TYPE_CHECKING:  # presets are read before torch is imported
     from torch import Tensor
 
     from seko_export.checkpoints.key_table import KeyTable
@@ -25,19 +25,20 @@ if TYPE_CHECKING:  # presets are looked at before torch is loaded
 
 @dataclass(frozen=True)
 class ModelGraph:
-    """Everything that exporter and runtime must agree on for one build. The manifest carries it as data.
+    """Engines, programs and buffers of a build: everything on which exporter and runtime must agree. The manifest
+    contains them as data.
 
     Parameters
     ----------
     pieces : mapping of str to Piece
         Every engine by its key, modules on the meta device.
     programs : mapping of str to tuple of Call
-        What the runtime runs, by `ProgramKey`'s name.
+        Sequences of engine calls that the runtime runs, by `ProgramKey`'s name.
     buffers : tuple of Buffer
-        What the runtime allocates for a session.
+        The buffers that the runtime allocates for a session.
     inputs : tuple of InputSpec
-        Inputs that the caller supplies while a session runs. Each lies in one of the buffers; `layers.pieces` makes
-        those.
+        Inputs that the caller supplies while a session runs. Each input lies in one of the buffers, which
+        `layers.pieces` makes.
     """
 
     pieces: Mapping[str, Piece]
@@ -48,7 +49,8 @@ class ModelGraph:
 
 @dataclass(frozen=True)
 class MediaTensors:
-    """Weights of text encoder, VAE, audio and image encoder, each by its own names; None if the build has none."""
+    """Weights of text encoder, VAE, audio and image encoder, each by its own key names; None for a model that the
+    build does not have."""
 
     text: WeightSource | None = None
     vae: WeightSource | None = None
@@ -56,14 +58,14 @@ class MediaTensors:
     image: WeightSource | None = None
 
 
-Build = TypeVar("Build", bound=BuildConfig)  # a workload's own kind of build
+Build = TypeVar("Build", bound=BuildConfig)  # the build configuration of a workload
 
 
 class Family(ABC, Generic[Build]):
-    """One model family, of any workload.
+    """A model family, of any workload.
 
-    A subclass is stateless: the same object serves every build, in every process. Processes that compile engines import
-    it by `name`.
+    A subclass is stateless: the same object serves all builds in all processes. Processes that compile engines import
+    the family by its `name`.
     """
 
     name: str
@@ -76,7 +78,7 @@ class Family(ABC, Generic[Build]):
 
     @abstractmethod
     def graph(self, config: Build) -> ModelGraph:
-        """Return engines, programs and buffers of a build. Called once for each build and process; see `graph_of`."""
+        """Return engines, programs and buffers of a build. `graph_of` calls this once for each build and process."""
 
     @abstractmethod
     def weights(
@@ -84,15 +86,15 @@ class Family(ABC, Generic[Build]):
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the artifact's weights by name, contiguous on the CPU, in their order of use.
 
-        Fusing, casting and quantising is done here. ``pieces`` determine which weights there are; ``media`` holds
-        those of the models around the transformer.
+        The method also fuses, casts and quantises weights. ``pieces`` are the build's engines, whose signatures
+        determine the weights; ``media`` holds the weights of the models around the transformer.
         """
 
     def tables(self, config: Build, checkpoint: WeightSource) -> Mapping[str, Tensor]:
-        """Return constants that are made of the checkpoint and the build's configuration, by name, on the CPU.
+        """Return constants that are computed from the checkpoint and the build's configuration, by name, on the CPU.
 
-        In video they are weights ``of_times.NAME`` [passes, ...] that layers index by pass; a session whose passes
-        have other times is refused. A family without such tables need not define this.
+        In video these are weights ``of_times.NAME`` [passes, ...], which layers index by pass; a session with other
+        timesteps is refused. A family without such tables need not define this method.
         """
         del config, checkpoint
         return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,16 @@ import torch
 
 from seko_export.checkpoints.errors import (
     AmbiguousCheckpointError,
-    MissingGeneratorError,
+    MissingEntryError,
     NotACheckpointError,
     UnknownModelError,
 )
 from seko_export.checkpoints.json_files import CONFIG_FILE, config_file_of, read_json_object
 from seko_export.checkpoints.load import Checkpoint, load_model
+from seko_export.checkpoints.lora import with_loras
 from seko_export.checkpoints.random import write_random_model
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import Layout, OpenedFiles, shown
+from seko_export.checkpoints.sources import Layout, LoraFile, OpenedFiles, shown
 from seko_export.config.build import ModelIdentity
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.recognition import Recognised
@@ -27,7 +28,8 @@ from seko_export.families.registry import families, family_named
 from seko_export.families.video import VideoFamily
 
 _SHOWN_KEYS = 5
-_SPEAKERS = "speakers"
+_SPEAKERS, _QUANTISED = "speakers", "quantization_config"
+_EXPERTS = (("transformer", "transformer_2"), ("high_noise_model", "low_noise_model"))
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,21 @@ def load_checkpoint(
     path: Path,
     config: ModelIdentity,
     *,
-    use_ema: bool = True,
+    entry: str | None = None,
+    first_entry: str | None = None,
     dtype: torch.dtype | None = None,
     companion: Path | None = None,
+    loras: Sequence[LoraFile] = (),
+    lora_partial: bool = False,
 ) -> Checkpoint:
-    """Open a model's checkpoint and check all its keys, shapes and dtypes; see `load_model`."""
+    """Open a model's checkpoint and its LoRAs, and check all their keys, shapes and dtypes; see `load_model` and
+    `with_loras`.
+    """
     keys = family_named(config.family).keys
-    return load_model(path, config, keys, use_ema=use_ema, dtype=dtype, companion=companion)
+    checkpoint = load_model(
+        path, config, keys, entry=entry, first_entry=first_entry, dtype=dtype, companion=companion
+    )
+    return with_loras(checkpoint, config, keys, loras, partial_match=lora_partial)
 
 
 def write_random_checkpoint(
@@ -82,15 +92,15 @@ def write_random_checkpoint(
     write_random_model(path, config, keys, format=format, seed=seed, dtype=dtype, device=device)
 
 
-def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | None = None) -> ModelFile:
+def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Path | None = None) -> ModelFile:
     """Return what is known of a checkpoint's model, from its tensors' shapes and the config.json beside it.
 
     Parameters
     ----------
     path : Path
         As `load_checkpoint` takes it.
-    use_ema : bool
-        Whether to take the averaged weights of a `.pt` instead of the raw ones.
+    entry : str, optional
+        The entry of a `.pt` that holds the weights.
     companion : Path, optional
         As `open_files` takes it.
 
@@ -104,18 +114,19 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | 
     opened: OpenedFiles | None = None
     nearest: ModelFile | None = None
     known = families()
+    _refuse_experts(path)
     for family in known.values():
-        layout = family.keys.layout(use_ema=use_ema)
+        layout = family.keys.layout(entry)
         try:
             opened = open_files(path, layout, companion)
         # Another family's may lie elsewhere in it, and of several files one may be the other's companion.
-        except (MissingGeneratorError, NotACheckpointError, AmbiguousCheckpointError) as fault:
+        except (MissingEntryError, NotACheckpointError, AmbiguousCheckpointError) as fault:
             unread = unread or fault
             continue
         config_json, file, ignored = _config_of(path, layout, family)
         recognised = family.recognise(str(path), opened, config_json)
         if recognised is None:
-            hints += family.keys.hints(opened)
+            hints += [hint for hint in family.keys.hints(opened) if hint not in hints]
             continue
         _check_speakers(path, config_json, recognised)
         model = ModelFile(opened, recognised, file, ignored)
@@ -132,6 +143,16 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | 
         f"{path} holds no model of a known family ({', '.join(known)}); its keys begin with {', '.join(keys)}"
         + "".join(f"\n  hint: {hint}" for hint in hints)
     )
+
+
+def _refuse_experts(path: Path) -> None:
+    """Refuse a folder with two transformers for different times, as Wan 2.2 A14B has them."""
+    for pair in _EXPERTS:
+        if all((path / name).is_dir() for name in pair):
+            raise CheckpointError(
+                f"{path} holds two experts, {pair[0]} and {pair[1]}, as Wan 2.2 A14B does; models of two experts are "
+                "not built: each of their passes would name its expert"
+            )
 
 
 def _check_speakers(path: Path, config_json: Mapping[str, Any] | None, recognised: Recognised) -> None:
@@ -153,4 +174,11 @@ def _config_of(
     if file is None:
         return None, None, None
     config_json = read_json_object(file)
+    quantised = config_json.get(_QUANTISED)
+    if quantised is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise CheckpointError(
+            f"{file} says that the weights are quantised by {shown(repr(method))} ({_QUANTISED}), which is not read; "
+            "take the bfloat16 checkpoint"
+        )
     return (config_json, file, None) if family.is_config(config_json) else (None, None, file)

@@ -23,11 +23,24 @@ if TYPE_CHECKING:  # presets are looked at before torch is loaded
 
 @dataclass(frozen=True)
 class Preset:
-    """A named default: a model, the stream layout that its authors use, and its passes if they are its own."""
+    """A named default: a model, the stream layout that its authors use, and its passes if they are its own.
+
+    Parameters
+    ----------
+    model : ModelConfig
+        Its dimensions.
+    stream : StreamConfig
+        The layout of its streams.
+    schedule : Schedule or None
+        Its passes, if they are not the usual ones.
+    entry : str or None
+        The entry of its authors' `.pt` that they run.
+    """
 
     model: ModelConfig
     stream: StreamConfig
     schedule: Schedule | None = None
+    entry: str | None = None
 
 
 @dataclass(frozen=True)

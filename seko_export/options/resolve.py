@@ -37,7 +37,7 @@ from seko_export.options.model import (
     with_run_config,
     with_speakers,
 )
-from seko_export.options.model_folder import with_model_folder
+from seko_export.options.model_folder import with_model_folder, with_pipeline, with_variant
 from seko_export.options.sample import Sample, read_sample
 from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.kv_schemes import KvScheme
@@ -60,12 +60,15 @@ class ResolvedBuild:
         Files of text encoder and VAE.
     notes : tuple of str
         Sentences on sizes that were assumed.
+    first_entry : str or None
+        The entry of a `.pt` that the preset's authors run.
     """
 
     config: VideoBuild
     checkpoint: Path | None
     media: MediaSources
     notes: tuple[str, ...] = ()
+    first_entry: str | None = None
 
 
 def resolve_build(
@@ -94,7 +97,8 @@ def resolve_build(
     options, sample_folder = with_sample(options, sample_folder)
     check_options(options, sample_folder=sample_folder)
     image_encoder = options.image_encoder
-    options, notes_of_folder = with_model_folder(options)
+    options, notes_of_folder = with_model_folder(with_pipeline(options))
+    options = with_variant(options)
     preset, checkpoint = options.preset, options.checkpoint
     known = all_presets()
     if preset is None and checkpoint is None:
@@ -178,7 +182,9 @@ def resolve_build(
             f"the scales of --kv {config.workload.kv_scheme} are not calibrated: the weights are random"
         )
     weights = sample.checkpoint if sample and checkpoint is None else checkpoint
-    return ResolvedBuild(config, weights, files, tuple(notes))
+    chosen_preset = known.get(preset or chosen.model.name)
+    first_entry = None if chosen_preset is None else chosen_preset.entry
+    return ResolvedBuild(config, weights, files, tuple(notes), first_entry)
 
 
 def _kv_scheme(text: str) -> KvScheme:

@@ -6,22 +6,18 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seko_export.checkpoints.errors import AmbiguousCheckpointError, MissingGeneratorError, UnknownModelError
+from seko_export.checkpoints.errors import AmbiguousCheckpointError
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.config.model import ModelConfig
-from seko_export.errors import CheckpointError
 from seko_export.families.recognition import CHOSEN, Fact
 from seko_export.families.registry import family_named, presets
 from seko_export.families.video import Preset
-from seko_export.media.load import load_text_encoder, load_vae
-from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.umt5.layout import TEXT_LAYOUT
-from seko_export.media.vaes import vae_config_of, vaes
+from seko_export.media.vaes import vaes
 from seko_export.options.checks import SAMPLE_FOLDER, is_sample
 from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
@@ -87,13 +83,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
             path, beside, adapter = folder.checkpoint or path, folder.beside, folder.audio_adapter
             odd += folder.notes
     options, known = BuildOptions(path, audio_adapter=adapter), presets()
-    try:
-        facts = read_facts(options, path, known)
-    except MissingGeneratorError:  # the weights as trained, if it has those alone
-        options = replace(options, no_ema=True)
-        facts = read_facts(options, path, known)
-    except UnknownModelError as fault:
-        raise UnknownModelError(f"{fault}{_media_hint(path)}") from fault
+    facts = read_facts(options, path, known)
     recognised, sources = facts.recognised, facts.file.opened.sources
     notes, preset = [*notes_on(path, facts), *odd], None
     if recognised.lacking:
@@ -115,9 +105,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         "preset": preset,
         "beside": {option: str(file) for option, file in beside.items()},
         "notes": notes,
-        "command": _sample_command(home)
-        if is_sample(home)
-        else _command(path, options, facts, preset, beside),
+        "command": _sample_command(home) if is_sample(home) else _command(path, facts, preset, beside),
     }
 
 
@@ -143,25 +131,12 @@ def _preset_of(model: ModelConfig, usual: str, known: Mapping[str, Preset]) -> s
     )
 
 
-def _media_hint(path: Path) -> str:
-    """Return what a file is if it is a VAE or a text encoder, and which option takes it."""
-    with suppress(CheckpointError):
-        load_vae(path, vae_config_of(path))
-        return "\n  hint: it is a VAE; give it with --vae beside a model"
-    with suppress(CheckpointError):
-        load_text_encoder(path, text_config_of(path))
-        return "\n  hint: it is a UMT5 text encoder; give it with --text-encoder beside a model"
-    return ""
-
-
 def _sample_command(folder: Path) -> str:
     """Return the command that builds a sample: its config.json describes its encoders, too."""
     return shlex.join(["seko-export", "build", str(folder), "-o", f"artifacts/{SAMPLE}"])
 
 
-def _command(
-    path: Path, options: BuildOptions, facts: ReadFacts, preset: str | None, beside: Mapping[str, Path]
-) -> str:
+def _command(path: Path, facts: ReadFacts, preset: str | None, beside: Mapping[str, Path]) -> str:
     """Return the command that builds a checkpoint; it includes ``--heads`` and the answers to questions of its family
     if the file does not tell them.
     """
@@ -169,8 +144,6 @@ def _command(
     heads = facts.model.get("heads")
     if heads is None or not heads.is_read:
         words += [HEADS, "N" if heads is None else str(heads.value)]
-    if options.no_ema:
-        words.append("--no-ema")
     questions = facts.recognised.questions
     words += [question.usual for name, question in questions.items() if name not in facts.stream]
     if preset == SAMPLE:  # named, it brings its VAE and text encoder

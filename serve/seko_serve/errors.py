@@ -37,6 +37,8 @@ _KINDS = (
     Kind("unauthorized", 401, POLICY, False, "The API key, ticket or resume token is missing or wrong."),
     Kind("forbidden", 403, POLICY, False, "The origin or the key may not do this."),
     Kind("not_found", 404, POLICY, False, "There is no such session, video or model."),
+    Kind("not_allowed", 405, POLICY, False, "The path is there, the method is another one."),
+    Kind("timeout", 408, POLICY, True, "The request took too long to arrive."),
     Kind("conflict", 409, POLICY, False, "The session is not in a state in which this can be done."),
     Kind("too_large", 413, POLICY, False, "A message, text, picture or sound is larger than the limit."),
     Kind(
@@ -67,6 +69,15 @@ _KINDS = (
     Kind("lost", 410, POLICY, False, "The session's lease is over and no snapshot of it is left."),
 )
 KINDS = {kind.code: kind for kind in _KINDS}
+
+
+def table() -> str:
+    """Return the table of errors in Markdown, as docs/serving.md has it."""
+    lines = ["| code | HTTP | close | try again | meaning |", "|---|---|---|---|---|"]
+    for kind in _KINDS:
+        again = "yes" if kind.retryable else "no"
+        lines.append(f"| `{kind.code}` | {kind.status} | {kind.close} | {again} | {kind.meaning} |")
+    return "\n".join(lines) + "\n"
 
 
 class ServeError(Exception):

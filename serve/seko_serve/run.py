@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from functools import partial
 
@@ -11,15 +10,24 @@ import uvicorn
 
 from seko_runtime.errors import SekoRuntimeError
 from seko_serve.http.app import Application
+from seko_serve.http.connections import HttpConnection, StreamConnection
 from seko_serve.live.device import Device, pool_of
 from seko_serve.live.manager import SessionManager
+from seko_serve.logs import set_up
 from seko_serve.settings import LOOPBACK, Settings
 
 SERVER_LIMITS = {
+    "http": HttpConnection,
+    "ws": StreamConnection,
     "ws_max_size": 1 << 20,
     "ws_per_message_deflate": False,  # video is compressed already
+    "ws_ping_interval": 15.0,
+    "ws_ping_timeout": 15.0,
+    "limit_concurrency": 1024,  # connections
     "timeout_keep_alive": 15,
     "h11_max_incomplete_event_size": 64 << 10,
+    "log_config": None,  # lines go where `logs.set_up` says
+    "log_level": "warning",  # below it there are paths of requests, and messages of sockets
     "timeout_graceful_shutdown": 10,
     "server_header": False,
     "access_log": False,  # paths hold the ids of sessions
@@ -35,7 +43,8 @@ def server(settings: Settings) -> uvicorn.Server:
         port=settings.port,
         uds=None if settings.uds is None else str(settings.uds),
         root_path=settings.root_path,
-        log_level=settings.log_level,
+        # By a socket file only a proxy comes.
+        forwarded_allow_ips="*" if settings.uds else "127.0.0.1,::1",
         ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
         ssl_certfile=None if settings.tls_certificate is None else str(settings.tls_certificate),
         **SERVER_LIMITS,  # type: ignore[arg-type]
@@ -45,7 +54,7 @@ def server(settings: Settings) -> uvicorn.Server:
 
 def serve(settings: Settings) -> int:
     """Serve until a signal comes; return the exit code."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    set_up(settings.log_level)
     scheme = "http" if settings.tls_key is None else "https"
     where = f"unix:{settings.uds}" if settings.uds else f"{scheme}://{settings.host}:{settings.port}/"
     print(f"seko-serve: opening {settings.artifact}; the page will be at {where}", file=sys.stderr)

@@ -73,11 +73,7 @@ def start() -> Iterator[Starter]:
         settings = Settings(Path("toy"), port=0, **changes)  # type: ignore[arg-type]
         manager = SessionManager(settings, Device(opener))
         config = uvicorn.Config(
-            Application(settings, manager).app(),
-            host="127.0.0.1",
-            port=0,
-            log_level="warning",
-            **SERVER_LIMITS,
+            Application(settings, manager).app(), host="127.0.0.1", port=0, **SERVER_LIMITS
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve()))

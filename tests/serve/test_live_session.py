@@ -10,6 +10,7 @@ import pytest
 from seko_serve.live.content import Opening
 from seko_serve.live.session import LiveSession
 from seko_serve.live.video import VideoContent
+from seko_serve.metrics import Metrics
 from tests.runtime import toy_pool
 
 
@@ -43,7 +44,7 @@ def test_a_session_that_is_served_later_moves_its_camera_once_a_chunk(
     try:
         with ThreadPoolExecutor(1) as workers:
             content = VideoContent(toy_pool.pool_manifest(), opening)
-            session = LiveSession("x", "y", content, loop, workers, lambda: None)
+            session = LiveSession("x", "y", content, loop, workers, lambda: None, Metrics())
             row, camera = Row(), Camera()
             monkeypatch.setattr(session, "_row", row)
             monkeypatch.setattr(content, "_camera", camera)

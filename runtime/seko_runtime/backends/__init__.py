@@ -1,4 +1,4 @@
-"""The table of backends. The module of each is imported when an artifact is opened."""
+"""The table of backends. A backend's module is imported when an artifact that needs it is opened."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def open_backend(name: str, device: str) -> Backend:
     Raises
     ------
     EnvironmentLacksError
-        If it is unknown, or its library is not installed or cannot be loaded.
+        If the backend is unknown, or its library is not installed or cannot be loaded.
     """
     return runtime_backend(name).open(device)

@@ -16,12 +16,12 @@ from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import EngineSpec, Manifest
 
 MODEL_NAME = "model"  # the name under which torch packages a single model
-SINGLE_THREADED = True  # without it a capture fails
+SINGLE_THREADED = True  # flag of the loader without which a capture of its engines fails
 RUNNERS = 1
 ANY_DEVICE_INDEX = -1  # the current device
 
-# torch never unloads a package's shared object, and its file, removed but mapped, keeps its place in the temporary
-# folder. So loaders that are done wait here for the next open of the same bytes; else every open would leave engines.
+# Loaders that are not in use, by hash of the package, for the next open of the same bytes. Torch never unloads a
+# package's shared object, so a new loader for each open would leak memory and space in the temporary folder.
 _idle: dict[tuple[str, str], list[Any]] = {}
 _idle_lock = threading.Lock()
 
@@ -42,9 +42,9 @@ class AotiBackend:
         Raises
         ------
         ArtifactError
-            If the loader refuses the package; if inputs or outputs differ from the manifest's, it is another engine's
-            package, or it has constants: weights are inputs, and calling a package whose constants were never loaded
-            crashes the process.
+            If the loader refuses the package, its inputs or outputs differ from the manifest's, it is another
+            engine's package, or it has constants. Weights are inputs; calling a package whose constants were never
+            loaded would crash the process.
         """
         engines: dict[str, Engine] = {}
         names = {spec.name for spec in manifest.engines}
@@ -83,14 +83,15 @@ def torch_memory(device: torch.device) -> Memory:
 
 
 def _place(device: torch.device) -> str:
-    """Return the device with its index: "cuda" alone means the current one."""
+    """Return the device with its index; "cuda" stands for the current device."""
     if device.type == "cuda" and device.index is None:
         return f"cuda:{torch.cuda.current_device()}"
     return str(device)
 
 
 def _load(spec: EngineSpec, package: memoryview, device: torch.device) -> Any:
-    # The loader wants a path. A memory file holds exactly the bytes that were hashed, whatever becomes of the folder.
+    # The loader needs a path. A memory file holds exactly the bytes that were hashed, even if the artifact's folder
+    # changes.
     with os.fdopen(os.memfd_create("seko-engine", os.MFD_CLOEXEC), "wb", buffering=0) as file:
         view = package
         while view:
@@ -115,7 +116,8 @@ def _check_package(spec: EngineSpec, loader: Any) -> None:
             "weights are inputs; rebuild the artifact"
         )
     trees = loader.get_call_spec()
-    if all(trees):  # a package made by a lower-level call than aoti_compile_and_package does not say
+    # a package that was not made by aoti_compile_and_package does not describe its inputs and outputs
+    if all(trees):
         input_count, output_count = (_count_leaves(json.loads(tree)[1]) for tree in trees)
         check_count(spec, "takes", input_count, spec.inputs)
         check_count(spec, "gives", output_count, spec.outputs)
@@ -123,7 +125,7 @@ def _check_package(spec: EngineSpec, loader: Any) -> None:
 
 
 def _count_leaves(tree: dict[str, Any]) -> int:
-    """Return the number of leaves of a serialised pytree: the tensors of a flat call."""
+    """Return the number of leaves of a serialised pytree, which is the number of tensors of a call."""
     children = tree["children_spec"]
     return sum(map(_count_leaves, children)) if children or tree["type"] is not None else 1
 

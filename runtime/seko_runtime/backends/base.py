@@ -34,26 +34,27 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class RuntimeBackend:
-    """A kind of engine files and its requirements; making or querying it imports no library.
+    """A kind of engine files and its requirements on this machine. Making or querying a `RuntimeBackend` imports no
+    library.
 
     Parameters
     ----------
     name : str
-        Its name in the manifest, and the extra of this distribution that installs the library.
+        The backend's name in manifests, which is also the name of the pip extra that installs the library.
     library : str
-        The module that runs its engines.
+        Name of the Python module of the library that runs the engines.
     module : str
-        The module that opens engines with that library.
+        Name of the runtime's module that opens engines with that library.
     opener : str
-        Its name in that module: a callable that takes a device and returns a `Backend`.
+        Name of a callable in ``module`` that takes a device and returns a `Backend`.
     library_words : str
-        The library's name in messages, if it differs.
+        The library's name in messages, if it differs from ``library``.
     fits_one_cpu : bool
         Whether engines contain code for the build machine's processor.
     check_target : callable
-        Takes the target and the device's name; refuses targets whose engines cannot run here.
+        Takes the artifact's target and the device's name; raises an error if the engines cannot run on this machine.
     several_ranks : bool
-        Whether its engines may exchange tensors between processes; `rank_group` joins those.
+        Whether the engines may exchange tensors between processes, which `rank_group` connects.
     """
 
     name: str
@@ -71,7 +72,7 @@ class RuntimeBackend:
         Raises
         ------
         EnvironmentLacksError
-            If it is not installed or cannot be loaded.
+            If the library is not installed or cannot be loaded.
         """
         words = self.library_words or self.library
         try:
@@ -83,13 +84,14 @@ class RuntimeBackend:
                 f"backend {self.name!r} needs {words}, which is not installed; "
                 f"in Seko's folder, pip install './runtime[{self.name}]'"
             ) from None
-        except (ImportError, OSError) as fault:  # a shared library of its own is missing, or another's
+        # a shared library that the library or one of its dependencies needs is missing
+        except (ImportError, OSError) as fault:
             raise EnvironmentLacksError(
                 f"backend {self.name!r}: {words} is installed and cannot be loaded: {fault}"
             ) from None
 
     def open(self, device: str) -> Backend:
-        """Return an object that runs its engines on a device; imports the library.
+        """Import the library and return an object that runs engines on a device.
 
         Raises
         ------

@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from seko_runtime.format.safetensors_map import MappedTensor
 
-ALIGNMENT = 256  # bytes, as cudaMalloc gives
-CALLS_IN_FLIGHT = 4  # host blocks: the host may be that far ahead of the device
+ALIGNMENT = 256  # bytes, as of addresses from cudaMalloc
+CALLS_IN_FLIGHT = 4  # host blocks: the host may be so many calls ahead of the device
 UPLOAD_WINDOW = 8 << 20  # bytes of one staged copy
-UPLOAD_THREADS = 4  # copies into pinned memory run at about 8 GB/s a core; four reach the bus
+# threads that copy into pinned memory: a core copies about 8 GB/s, four saturate the PCIe bus
+UPLOAD_THREADS = 4
 
 
 def block_offsets(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Return aligned byte offsets of each name in one block, and the block's size."""
+    """Return the aligned byte offset of each tensor in one block, and the block's size."""
     places: dict[str, int] = {}
     end = 0
     for name, size in sizes.items():
@@ -30,7 +31,7 @@ def block_offsets(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 def upload_in_shares(total: int, upload: Callable[[Sequence[int]], None]) -> None:
-    """Call ``upload`` with the offsets of a share of a block's upload windows, each share on its own thread."""
+    """Upload a block by several threads: each calls ``upload`` with the offsets of its share of the windows."""
     windows = range(0, total, UPLOAD_WINDOW)
     threads = min(UPLOAD_THREADS, len(windows))
     if threads:
@@ -41,7 +42,8 @@ def upload_in_shares(total: int, upload: Callable[[Sequence[int]], None]) -> Non
 def fill_window(
     window: NDArray[np.uint8], begin: int, end: int, spans: Sequence[tuple[int, MappedTensor]]
 ) -> None:
-    """Copy into ``window`` the content of bytes ``begin`` to ``end`` of the block; gaps are left unchanged.
+    """Copy the content of bytes ``begin`` to ``end`` of the block into ``window``; gaps between tensors are left
+    unchanged.
 
     Parameters
     ----------

@@ -27,15 +27,16 @@ from seko_runtime.format.manifest import CACHE_KEY, EngineSpec, Manifest
 from seko_runtime.host.faults import lacks
 
 _torch: Any = torch  # parts of its compiler carry no types
-WARM_UP_RUNS = 3  # cudagraph trees run a path eagerly, then record it, then replay it
+WARM_UP_RUNS = 3  # warm-up runs: torch's cudagraph trees run a graph eagerly, then record it, then replay it
 
 
 class CompileBackend:
     """Engines that are compiled when the artifact is opened; see `seko_runtime.backends.base.Backend`.
 
     `torch.export.load` reads the graph as JSON, but its sample inputs and any constants through `torch.load`
-    (2.13: with weights_only=False where a tensor was stored as a pickle), and the compiler's cache holds pickles. Both
-    run what they are told to, as an AOTInductor package does; so they are read only from bytes whose hash was checked.
+    (2.13: with weights_only=False where a tensor was stored as a pickle), and the compiler's cache holds pickles.
+    Both formats can execute code, as an AOTInductor package does, so they are read only from bytes whose hash was
+    checked.
     """
 
     def __init__(self, device: str) -> None:
@@ -48,14 +49,14 @@ class CompileBackend:
         return CompileCudaMemory(self._device) if self._device.type == "cuda" else CompileCpuMemory()
 
     def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
-        """Load and wrap each program; the session's warm-up compiles it.
+        """Load and wrap each exported program; the session's warm-up compiles it.
 
         Raises
         ------
         ArtifactError
-            If the manifest names a compiler cache that is not among its files; if torch refuses a program, or its
-            compiler's folders are writable by others; if a program's inputs or outputs are not the manifest's, or it is
-            another engine's.
+            If the manifest names a compiler cache that is not among its files, torch refuses a program, others may
+            write to the compiler's folders, a program's inputs or outputs differ from the manifest's, or it is
+            another engine's program.
         """
         _refuse_shared_folders()
         resolve_type_hints_once()
@@ -75,13 +76,14 @@ class CompileBackend:
         }
 
     def stats(self) -> Mapping[str, int]:
-        """Return the graphs compiled and the cache misses of the whole process since the artifact was opened."""
+        """Return the number of graphs compiled and of cache misses, in the whole process, since the artifact was
+        opened."""
         now = _counters()
         grown = {name: now[name] - self._counted[name] for name in now}
         return {**grown, "compiler_cache_loaded": self._cache_loaded}
 
     def _tell(self, reason: str) -> None:
-        """Say on stderr, once for each artifact, that graphs had to be compiled, and why."""
+        """Report on stderr, once for each artifact, that graphs had to be compiled, and why."""
         if not self._reported:
             self._reported = True
             print(
@@ -90,32 +92,36 @@ class CompileBackend:
             )
 
     def close(self) -> None:
-        torch._dynamo.reset()  # compiled code and recorded graphs are global; without this their memory stays
+        # compiled code and recorded graphs are global in torch: resetting them frees their memory
+        torch._dynamo.reset()
 
 
 class CompileCpuMemory(CpuMemory):
-    """CPU memory whose programs compile on their first run."""
+    """CPU memory for programs that torch compiles on their first run."""
 
     warm_up_runs = 1
 
 
 class CompileCudaMemory(CudaMemory):
-    """CUDA memory without its own capture: cudagraph trees record each engine's calls."""
+    """CUDA memory that captures no graphs itself: torch's cudagraph trees record each engine's calls."""
 
     captures = False
     warm_up_runs = WARM_UP_RUNS
 
     def keep_static(self, tensor: torch.Tensor) -> None:
-        # Without this each call copies its weights, and a cache written in place keeps cudagraphs off altogether.
+        # Declares weights and caches as static. Otherwise torch would copy the weights at each call, and would use no
+        # CUDA graph at all for an engine that writes its cache in place.
         torch._dynamo.mark_static_address(tensor, guard=False)
 
     def program_begins(self) -> None:
-        # No value crosses a program: what lasts was copied into a static buffer. So recorded outputs may be reused.
+        # No engine's result outlives its program, since lasting results are copied into static buffers. Memory of
+        # recorded outputs may therefore be reused.
         _torch.compiler.cudagraph_mark_step_begin()
 
 
 def _refuse_shared_folders() -> None:
-    """Refuse torch's folders of compiled code if others, or the group, may write there: it is loaded and run."""
+    """Raise an error if group or others may write to torch's folders of compiled code, from which code is loaded and
+    run."""
     for folder in (cache_dir(), default_cache_dir()):
         with contextlib.suppress(OSError):
             os.makedirs(folder, 0o700, exist_ok=True)
@@ -132,7 +138,8 @@ def _refuse_shared_folders() -> None:
 def _compiled(spec: EngineSpec, program: memoryview) -> Engine:
     try:
         exported = torch.export.load(io.BytesIO(program))
-        # The check of inputs against the exported shapes is ours, done once, statically; inside it would be traced.
+        # Torch's check of inputs against the exported shapes is removed: the runtime checks once, before any call,
+        # and torch's check would be traced into the graph.
         module: Any = exported.module(check_guards=False)
         inputs_side, outputs_side = _sides(exported)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
@@ -171,7 +178,7 @@ def _sides(program: Any) -> tuple[Side, Side]:
 
 
 def _telling(engine: Engine, tell: Callable[[], None]) -> Engine:
-    """Wrap an engine to observe its first call, in which it is compiled or found in the cache."""
+    """Wrap an engine to observe its first call, in which torch compiles it or finds it in its cache."""
     first = True
 
     def watched(inputs: list[Any]) -> Sequence[Any]:
@@ -189,7 +196,8 @@ def _telling(engine: Engine, tell: Callable[[], None]) -> Engine:
 
 
 def _why_compile(manifest: Manifest, has_cache: bool, loaded: bool) -> str:
-    """Return why graphs must be compiled again, from the versions of the artifact's maker and of this machine."""
+    """Return why graphs must be compiled again, by comparing the versions of the build machine and of this
+    machine."""
     if not has_cache:
         return "the artifact carries no compiler's cache; build it with one"
     if not loaded:

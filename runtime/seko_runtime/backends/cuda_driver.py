@@ -1,4 +1,5 @@
-"""The CUDA driver through ctypes, for sessions without torch. Handles are ints; failures are the runtime's errors."""
+"""The CUDA driver API through ctypes, for sessions without torch. Handles are ints; failures raise errors of the
+runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR = 75, 76
 
 _Handle = c_void_p
 _Out = POINTER(c_void_p)
-# Every entry that is called, with its arguments; each returns a CUresult.
+# The functions of the driver API that are called, with the types of their arguments; each returns a CUresult.
 _ENTRIES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuDriverGetVersion": (POINTER(c_int),),
@@ -113,14 +114,14 @@ def load_driver() -> Any:
 
 
 def device_count() -> int:
-    """Return how many devices the driver sees; EnvironmentLacksError without a driver."""
+    """Return the number of devices that the driver sees; EnvironmentLacksError without a driver."""
     count = c_int()
     _check(load_driver(), "cuDeviceGetCount", byref(count))
     return count.value
 
 
 def device_arch(index: int) -> str:
-    """Return ``sm_NN`` of a device."""
+    """Return the compute capability of a device as ``sm_NN``."""
     library, device, values = load_driver(), c_int(), []
     _check(library, "cuDeviceGet", byref(device), index)
     for attribute in (ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR):
@@ -133,8 +134,8 @@ def device_arch(index: int) -> str:
 class CudaDriver:
     """The primary context of one device, shared with everything else in the process.
 
-    Every call makes the context current in its thread. Streams, events, memory and graphs are plain ints; the caller
-    that makes one must release it.
+    Every method makes the context current in its thread. Streams, events, memory and graphs are plain ints, which the
+    caller must release.
 
     Parameters
     ----------
@@ -158,11 +159,12 @@ class CudaDriver:
         _check(self._library, "cuDeviceGet", byref(device), index)
         self._context = self._retain(device.value)
         release = self._library.cuDevicePrimaryCtxRelease_v2
-        weakref.finalize(self, release, device.value).atexit = False  # then the driver may be gone before
+        # at interpreter exit the driver may already be gone
+        weakref.finalize(self, release, device.value).atexit = False
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make the device the one that another CUDA library works on in this thread."""
+        """Make the device current in this thread, so that other CUDA libraries work on it."""
         _check(self._library, "cuCtxPushCurrent_v2", self._context)
         try:
             yield
@@ -170,7 +172,8 @@ class CudaDriver:
             self._library.cuCtxPopCurrent_v2(byref(c_void_p()))
 
     def allocate(self, nbytes: int) -> int:
-        """Return the address of device memory, aligned to 256 bytes; DeviceMemoryError if there is too little."""
+        """Allocate device memory and return its address, aligned to 256 bytes; DeviceMemoryError if there is too
+        little."""
         try:
             return self._new_handle("cuMemAlloc_v2", max(nbytes, 1))
         except DeviceMemoryError:
@@ -183,7 +186,7 @@ class CudaDriver:
         self._call("cuMemFree_v2", address)
 
     def allocate_host(self, nbytes: int) -> int:
-        """Return the address of page-locked host memory."""
+        """Allocate page-locked host memory and return its address."""
         return self._new_handle("cuMemAllocHost_v2", max(nbytes, 1))
 
     def free_host(self, address: int) -> None:
@@ -199,7 +202,7 @@ class CudaDriver:
         self._call("cuMemsetD8Async", address, byte, nbytes, stream)
 
     def fill_rows(self, address: int, pitch: int, byte: int, width: int, height: int, stream: int) -> None:
-        """Queue the filling of ``height`` runs of ``width`` bytes, ``pitch`` bytes apart."""
+        """Queue the filling of ``height`` runs of ``width`` bytes, which begin ``pitch`` bytes apart."""
         self._call("cuMemsetD2D8Async", address, pitch, byte, width, height, stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
@@ -219,7 +222,7 @@ class CudaDriver:
         Parameters
         ----------
         target, source : tuple of int
-            Address, bytes from run to run, and `MEMORY_HOST` or `MEMORY_DEVICE`.
+            Address, distance in bytes between the beginnings of two runs, and `MEMORY_HOST` or `MEMORY_DEVICE`.
         """
         order = _Copy2D(WidthInBytes=width, Height=height)
         for side, (address, pitch, kind) in (("dst", target), ("src", source)):
@@ -251,7 +254,7 @@ class CudaDriver:
         self._call("cuEventRecord", event, stream)
 
     def wait_event(self, stream: int, event: int) -> None:
-        """Make a stream's later work wait for an event's last record; without a record it does not wait."""
+        """Make a stream's later work wait for an event as it was last recorded; without a record there is no wait."""
         self._call("cuStreamWaitEvent", stream, event, 0)
 
     def wait_for(self, event: int) -> None:
@@ -288,7 +291,7 @@ class CudaDriver:
         return context.value or 0
 
     def _new_handle(self, name: str, *arguments: Any, last: bool = False) -> int:
-        """Call an entry that gives a handle: its first argument, or its last."""
+        """Call a driver function that returns a handle through its first or last argument."""
         handle = c_void_p()
         self._call(name, *((*arguments, byref(handle)) if last else (byref(handle), *arguments)))
         return handle.value or 0
@@ -299,7 +302,7 @@ class CudaDriver:
 
 
 def _check(library: Any, name: str, *arguments: Any) -> None:
-    """Call an entry; raise unless it gives 0."""
+    """Call a driver function; raise an error unless it returns 0."""
     result: int = getattr(library, name)(*arguments)
     if result == 0:
         return

@@ -1,4 +1,5 @@
-"""Memory of a session on a CUDA device with torch: its own stream, pinned host blocks, uploads, graph capture."""
+"""Memory of a session on a CUDA device with torch: its own CUDA stream, pinned host blocks, uploads, graph
+capture."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ from seko_runtime.backends.torch_memory import CpuMemory, HostCopies, HostResult
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 
-_cuda: Any = torch.cuda  # its streams, events and pools carry no types
-ENGINE_ALIGNMENT = 16  # bytes that compiled kernels were told to expect; else each call copies the input
+_cuda: Any = torch.cuda  # torch.cuda's streams, events and pools have no types
+# alignment in bytes that compiled kernels expect; they would copy a misaligned input at each call
+ENGINE_ALIGNMENT = 16
 MATMUL_WORKSPACE = "CUBLASLT_WORKSPACE_SIZE"  # torch reads it once
 
 
@@ -40,7 +42,7 @@ class CudaMemory(CpuMemory):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        os.environ.setdefault(MATMUL_WORKSPACE, "0")  # docs/adr/0016
+        os.environ.setdefault(MATMUL_WORKSPACE, "0")  # cuBLAS without a workspace: docs/adr/0016
         index = _cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
         self.stream = borrow_stream(self.device)
@@ -48,12 +50,13 @@ class CudaMemory(CpuMemory):
         self._work_done = _cuda.Event()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool: Any = None
-        self._moves: CudaCopies | None = None  # of `park` and `unpark`
+        self._moves: CudaCopies | None = None  # CUDA stream of `park` and `unpark`
         self._copies: list[CudaCopies] = []
-        self._idle_blocks: dict[int, list[torch.Tensor]] = {}  # pinned, by size
+        self._idle_blocks: dict[int, list[torch.Tensor]] = {}  # free pinned blocks, by size
 
     def allocate(self, spec: TensorSpec) -> torch.Tensor:
-        # Not the CPU's: any error of CUDA is a RuntimeError, and `ordered` knows which of them means too little memory.
+        # The CPU's error conversion is not used: all CUDA errors are RuntimeErrors, and `ordered` picks those that
+        # mean too little memory.
         return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=self.device)
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, torch.Tensor]:
@@ -61,7 +64,7 @@ class CudaMemory(CpuMemory):
         places, total = block_offsets({name: mapped.nbytes for name, mapped in tensors.items()})
         with self.ordered():
             block = torch.empty(max(total, 1), dtype=torch.uint8, device=self.device)
-        self.wait()  # the copies below run on streams of their own
+        self.wait()  # the copies below run on CUDA streams of their own
         spans = [(places[name], mapped) for name, mapped in tensors.items()]
         upload_in_shares(total, partial(_upload_windows, block, spans))
         return {
@@ -79,10 +82,11 @@ class CudaMemory(CpuMemory):
 
     def write(self, tensor: torch.Tensor, host: object) -> None:
         super().write(tensor, host)
-        self.stream.synchronize()  # not a steady call; afterwards the caller may change what it gave
+        # waiting is allowed outside of steady calls; afterwards the caller may change its array
+        self.stream.synchronize()
 
     def read(self, tensor: torch.Tensor) -> NDArray[np.float32]:
-        if tensor.device != self.device:  # the host's own, which the stream writes
+        if tensor.device != self.device:  # a numpy array in host memory that the copy fills
             self.stream.synchronize()
             return super().read(tensor)
         with self.ordered():
@@ -101,7 +105,8 @@ class CudaMemory(CpuMemory):
             caller.wait_event(self._work_done)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        if self._pool is None:  # one pool: the graphs of one stream never run at the same time
+        # one memory pool for all graphs, because graphs of one CUDA stream never run at the same time
+        if self._pool is None:
             self._pool = _cuda.graph_pool_handle()
         graph = _captured(work, self.device, self.stream, self._pool)
         self._graphs.append(graph)
@@ -147,7 +152,7 @@ class CudaMemory(CpuMemory):
     def _in_pinned_memory(
         self, arrays: Mapping[str, NDArray[np.uint8]], tensors: Mapping[str, torch.Tensor]
     ) -> PinnedCopies:
-        """Write bytes to a pinned block, by the host."""
+        """Write bytes into a pinned block on the host."""
         copies = self._pinned_copies({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()})
         self._beside().stream.synchronize()  # copies out of this block may still run
         for name, target in copies.tensors.items():
@@ -155,7 +160,7 @@ class CudaMemory(CpuMemory):
         return copies
 
     def _pinned_copies(self, wanted: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> PinnedCopies:
-        """Cut a pinned block into tensors; one that is let go of is used again, as pinning is slow."""
+        """Cut a pinned block into tensors. Released blocks are used again, because pinning is slow."""
         sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in wanted.items()}
         places, total = block_offsets(sizes)
         idle = self._idle_blocks.setdefault(total, [])
@@ -165,7 +170,7 @@ class CudaMemory(CpuMemory):
             for name, (shape, dtype) in wanted.items()
         }
         copies = PinnedCopies(tensors, _cuda.Event())
-        # Whoever takes the block next queues its copies on the same stream, behind these.
+        # The next user of the block queues its copies on the same CUDA stream, behind these.
         weakref.finalize(copies, idle.append, block)
         return copies
 
@@ -194,11 +199,12 @@ class CudaMemory(CpuMemory):
 
 
 class CudaLane:
-    """A `seko_runtime.backends.memory.Lane`: a CUDA stream of its own if ``beside``, else the memory's.
+    """A `seko_runtime.backends.memory.Lane`: a CUDA stream of its own if ``beside``, otherwise the memory's.
 
-    Per call: the memory's stream waits for `_read`, copies, records `_fed`; the lane's stream waits for `_fed`, works,
-    records `_read`. A wait takes the event as it was last recorded when the wait is queued, so one of each is enough.
-    Nothing needs `record_stream`: what both streams touch is allocated once and freed after both were waited for.
+    In each call the memory's stream waits for the event `_read`, copies, and records `_fed`; the lane's stream waits
+    for `_fed`, works, and records `_read`. A wait refers to the event as it was last recorded when the wait is
+    queued, so one event of each is enough. No tensor needs `record_stream`: tensors that both streams use are
+    allocated once, and freed after both streams were waited for.
     """
 
     def __init__(self, memory: CudaMemory, *, beside: bool) -> None:
@@ -208,7 +214,8 @@ class CudaLane:
         self._fed, self._read = _cuda.Event(), _cuda.Event()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool: Any = None
-        self._fed.record(memory.stream)  # what was allocated and zeroed until now comes first
+        # the lane's work runs after all allocations and zeros that are queued so far
+        self._fed.record(memory.stream)
 
     def feed(self, target: torch.Tensor, source: torch.Tensor) -> None:
         main = self._memory.stream
@@ -231,7 +238,8 @@ class CudaLane:
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         if not self._beside:
             return self._memory.capture(work)
-        if self._pool is None:  # not the memory's: graphs that run at the same time must not share memory
+        # a memory pool of its own, because graphs that run at the same time must not share memory
+        if self._pool is None:
             self._pool = _cuda.graph_pool_handle()
         graph = _captured(work, self._memory.device, self._stream, self._pool)
         self._graphs.append(graph)
@@ -269,7 +277,7 @@ class PinnedCopies(HostCopies):
 
 def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:
     """Queue a copy. Tensors that are not contiguous are copied layer by layer, since torch would copy them through
-    the host.
+    pageable host memory.
     """
     if target.is_contiguous() and source.is_contiguous():
         target.copy_(source, non_blocking=True)
@@ -304,7 +312,8 @@ class _PinnedResults(HostResults):
 
 def _captured(work: Callable[[], None], device: torch.device, stream: Any, pool: Any) -> torch.cuda.CUDAGraph:
     graph = _cuda.CUDAGraph()
-    # thread_local: what other threads do with CUDA meanwhile, such as another session's open, is not our error.
+    # Mode thread_local: CUDA calls of other threads during the capture, for example to open another session, are no
+    # errors.
     with (
         torch.no_grad(),
         _cuda.device(device),
@@ -316,7 +325,8 @@ def _captured(work: Callable[[], None], device: torch.device, stream: Any, pool:
 
 
 class _PinnedBlock:
-    """Several pinned copies of a call's small tensors, and one on the device; a single copy moves all of them."""
+    """Several pinned host blocks for a call's small tensors, and one device block; a single copy moves all
+    tensors."""
 
     def __init__(self, specs: Sequence[TensorSpec], device: torch.device, stream: torch.cuda.Stream) -> None:
         places, total = block_offsets({spec.name: spec.nbytes for spec in specs})
@@ -341,7 +351,7 @@ class _PinnedBlock:
 
     def acquire(self) -> Mapping[str, NDArray[Any]]:
         self._turn = (self._turn + 1) % CALLS_IN_FLIGHT
-        if not self._copied[self._turn].query():  # true before the first record
+        if not self._copied[self._turn].query():  # an event without a record counts as done
             self._copied[self._turn].synchronize()
         return self._arrays[self._turn]
 
@@ -351,14 +361,14 @@ class _PinnedBlock:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a host tensor to page-locked memory, which the device reads directly."""
+    """Return a copy of a host tensor in page-locked memory, which the device reads directly."""
     return tensor.pin_memory()
 
 
 def _upload_windows(
     block: torch.Tensor, spans: Sequence[tuple[int, MappedTensor]], windows: Sequence[int]
 ) -> None:
-    """Fill the windows of ``block`` that begin at ``windows``, two in flight."""
+    """Fill the windows of ``block`` that begin at the offsets ``windows``, with two copies in flight."""
     stream = _cuda.Stream(block.device)
     staging = [torch.empty(UPLOAD_WINDOW, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
     arrays = [source.numpy() for source in staging]

@@ -1,4 +1,4 @@
-"""CUDA streams of a session: borrowing them, queueing work, and the one for copies to and from the host."""
+"""CUDA streams of a session: borrowed streams, queueing of work, and the stream for copies to and from the host."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from seko_runtime.backends.torch_memory import torch_dtype
 from seko_runtime.errors import DeviceMemoryError
 from seko_runtime.format.manifest import TensorSpec
 
-_cuda: Any = torch.cuda  # its streams and events carry no types
+_cuda: Any = torch.cuda  # torch.cuda's streams and events have no types
 
 
 class CudaCopies:
     """`seko_runtime.backends.memory.CopyQueue`: a CUDA stream of its own beside ``main``, with page-locked memory.
 
-    `forked` and `join` are events alone, so a capture of the main stream takes in what is queued here. In one, nothing
-    may wait for an event of before it: `join` waits only for what was forked since the last one, and all that a capture
-    forks must be joined in it. Nothing needs `record_stream`: what is copied is allocated once and freed after both
-    streams were waited for.
+    `forked` and `join` only record events and wait for them, so a capture of the main stream includes the copies.
+    Inside a capture no work may wait for an event from before it: `join` waits only for copies since the last `join`,
+    and all copies that begin in a capture must be joined in it. No tensor needs `record_stream`: the tensors are
+    allocated once, and freed after both streams were waited for.
     """
 
     def __init__(self, device: torch.device, main: Any) -> None:
         self._device, self._main = device, main
         self.stream: Any = borrow_stream(device)
         self._queued, self._copied = _cuda.Event(), _cuda.Event()
-        self._ahead = False  # whether something is queued here that the main stream does not wait for
+        self._ahead = False  # whether copies are queued for which the main stream does not wait yet
         self._locked: list[torch.Tensor] = []
 
     def allocate(self, spec: TensorSpec) -> torch.Tensor:
@@ -39,8 +39,8 @@ class CudaCopies:
             raise DeviceMemoryError(
                 f"buffer {spec.name} takes {spec.nbytes} bytes of host memory, {free} are free; close other programs"
             )
-        # Not torch's pinned memory: that rounds sizes up to powers of two and keeps them when they are freed. Pages of
-        # their own: CUDA may refuse to lock one twice.
+        # Memory is mapped and locked here instead of by torch, which rounds sizes up to powers of two and does not
+        # return freed memory. The memory has pages of its own, because CUDA may refuse to lock a page twice.
         try:
             pages = mmap.mmap(-1, spec.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             tensor = torch.frombuffer(pages, dtype=torch_dtype(spec.dtype)).reshape(spec.shape)
@@ -69,7 +69,7 @@ class CudaCopies:
             self._ahead = False
 
     def close(self) -> None:
-        """Unlock the memory and return the stream; call it after waiting for both streams."""
+        """Unlock the memory and return the CUDA stream; call this after waiting for both streams."""
         for tensor in self._locked:
             _cuda.check_error(_cuda.cudart().cudaHostUnregister(tensor.data_ptr()))
         self._locked.clear()
@@ -79,7 +79,7 @@ class CudaCopies:
 
 @contextmanager
 def queued_on(device: torch.device, stream: Any) -> Iterator[None]:
-    """Context: work inside is queued on ``stream``; out-of-memory becomes the runtime's error."""
+    """Context whose work is queued on ``stream``; torch's out-of-memory error becomes a DeviceMemoryError."""
     try:
         with torch.no_grad(), _cuda.device(device), _cuda.stream(stream):
             yield
@@ -90,8 +90,8 @@ def queued_on(device: torch.device, stream: Any) -> Iterator[None]:
         ) from error
 
 
-# cuBLAS keeps a workspace (32 MiB on Hopper) for every stream it ever ran on, and a captured graph may hold it, so
-# it cannot be freed while any session lives. Streams of closed sessions are therefore used again.
+# CUDA streams of closed sessions, to be used again. cuBLAS keeps a workspace (32 MiB on Hopper) for every stream on
+# which it ever ran; a captured graph may use the workspace, so it cannot be freed while any session lives.
 _IDLE_STREAMS: dict[torch.device, list[Any]] = {}
 
 

@@ -1,7 +1,5 @@
-"""A tensor as an address with shape and strides; strided copies; conversion between numbers and bytes. Uses no
-device.
-
-Nothing here touches a device.
+"""A device tensor as an address with shape and strides; strided copies; conversion between numbers and bytes. The
+module uses no device.
 """
 
 from __future__ import annotations
@@ -18,7 +16,8 @@ from numpy.typing import NDArray
 from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import DTYPE_BYTES
 
-_RAW = {"float8_e4m3fn": "uint8"}  # dtypes that are only carried, never counted with, by the bytes of another
+# dtypes that numpy lacks, with a numpy dtype of the same size that carries their bits
+_RAW = {"float8_e4m3fn": "uint8"}
 BFLOAT16 = "bfloat16"
 
 
@@ -29,7 +28,7 @@ class DeviceTensor:
     Parameters
     ----------
     address : int
-        Address of its first number.
+        Address of the first number.
     shape : tuple of int
         Its sizes.
     dtype : str
@@ -48,7 +47,7 @@ class DeviceTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers, without gaps between them."""
+        """Bytes of the tensor's numbers, without gaps between them."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     @property
@@ -66,7 +65,7 @@ class DeviceTensor:
         )
 
     def cut(self, axis: int, first: int, size: int, step: int = 1) -> DeviceTensor:
-        """Return ``size`` entries of an axis, ``step`` apart."""
+        """Return a view of ``size`` entries of an axis, ``step`` entries apart."""
         shape, strides = [*self.shape], [*self.strides]
         offset = first * strides[axis]
         shape[axis] = size
@@ -84,7 +83,8 @@ def contiguous_strides(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Rows:
-    """One two-dimensional copy: ``height`` runs of ``width`` bytes, with offset and pitch on either side."""
+    """A two-dimensional copy: ``height`` runs of ``width`` bytes, with an offset and a pitch for source and
+    target."""
 
     offsets: tuple[int, int]
     pitches: tuple[int, int]
@@ -93,7 +93,7 @@ class Rows:
 
 
 def rows_of(shape: Sequence[int], item: int, strides: Sequence[int], others: Sequence[int]) -> Iterator[Rows]:
-    """Yield the fewest copies that move a tensor between two layouts.
+    """Yield the smallest number of two-dimensional copies that move a tensor between two layouts.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def rows_of(shape: Sequence[int], item: int, strides: Sequence[int], others: Seq
     item : int
         Bytes of a number.
     strides, others : sequence of int
-        Strides on either side, in bytes.
+        Strides of source and target, in bytes.
     """
     if 0 in shape:
         return
@@ -120,7 +120,7 @@ def rows_of(shape: Sequence[int], item: int, strides: Sequence[int], others: Seq
 
 
 def host_dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype for a manifest's dtype; integers of the same size if numpy lacks it."""
+    """Return the numpy dtype for a manifest's dtype; an integer dtype of the same size if numpy lacks it."""
     return np.dtype({BFLOAT16: "uint16", **_RAW}.get(name, name))
 
 
@@ -138,13 +138,13 @@ def to_bytes(values: Any, dtype: str) -> NDArray[np.uint8]:
         return np.ascontiguousarray(values, np.dtype(dtype)).reshape(-1).view(np.uint8)
     bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    # a NaN keeps being one: rounding may have carried its bits into those of an infinity
+    # rounding may have turned the bits of a NaN into those of an infinity: restore the NaN
     nan = (bits & 0x7FFFFFFF) > 0x7F800000
     return np.where(nan, (bits >> 16).astype(np.uint16) | 0x40, rounded).view(np.uint8)
 
 
 def to_floats(content: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> NDArray[np.float32]:
-    """Return the bytes of a dtype as float32 numbers; float8 as the integer values of its bytes."""
+    """Convert the bytes of a dtype to float32 numbers; a float8 byte becomes its value as an unsigned integer."""
     if dtype == BFLOAT16:
         bits = content.view(np.uint16).astype(np.uint32) << 16
         return bits.view(np.float32).reshape(shape)

@@ -17,19 +17,19 @@ from seko_runtime.backends.device_tensor import DeviceTensor, contiguous_strides
 from seko_runtime.errors import UsageError
 from seko_runtime.format.manifest import DTYPE_BYTES, TensorSpec
 
-MAX_PITCH = 2**31 - 1  # bytes from run to run of one copy, as every device has it
+MAX_PITCH = 2**31 - 1  # largest pitch in bytes of a two-dimensional copy, equal on all devices
 
 
 class Queue:
-    """A CUDA stream and the memory for engines' results. A block is reused after its tensors are released.
+    """A CUDA stream with memory for engines' results. A block of memory is reused after its tensors are released.
 
-    All work on a block is queued on this one stream, so its next user runs after its last one.
+    All work on a block is queued on this one stream, so that a block's next user runs after its last.
     """
 
     def __init__(self, driver: CudaDriver) -> None:
         self.driver = driver
         self.stream = driver.create_stream()
-        self._idle: dict[int, list[Block]] = {}  # by size
+        self._idle: dict[int, list[Block]] = {}  # free blocks by size
 
     def result(self, spec: TensorSpec) -> DeviceTensor:
         """Return an uninitialised tensor for an engine's output."""
@@ -67,7 +67,7 @@ class PinnedBlock:
 
 
 class _Lent:
-    """Keeps a block from being reused while one of its tensors lives."""
+    """Owner of a tensor's memory: while a tensor refers to it, its block is not reused."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -77,12 +77,12 @@ _CURRENT: ContextVar[Queue] = ContextVar("seko_queue")
 
 
 def current_queue() -> Queue:
-    """Return the queue to which an engine's call belongs.
+    """Return the queue on which an engine that is called now queues its work.
 
     Raises
     ------
     UsageError
-        Outside of a memory's or lane's `ordered` and `capture`.
+        If called outside of `ordered` and `capture` of a memory or lane.
     """
     try:
         return _CURRENT.get()
@@ -91,7 +91,7 @@ def current_queue() -> Queue:
 
 
 class Event:
-    """An event, destroyed with its last reference."""
+    """A CUDA event, destroyed with its last reference."""
 
     def __init__(self, driver: CudaDriver) -> None:
         self.handle = driver.create_event()
@@ -99,7 +99,7 @@ class Event:
 
 
 def queue_of(otherwise: Queue) -> Queue:
-    """Return the current queue, or ``otherwise`` outside any."""
+    """Return the current queue; ``otherwise`` if there is none."""
     return _CURRENT.get(otherwise)
 
 
@@ -133,7 +133,7 @@ def copy_tensor(driver: CudaDriver, target: DeviceTensor, source: DeviceTensor, 
 
 
 def to_host(driver: CudaDriver, address: int, source: DeviceTensor, stream: int) -> None:
-    """Queue a copy of a tensor's numbers to contiguous host memory."""
+    """Queue a copy of a device tensor into contiguous host memory."""
     places = (address, MEMORY_HOST), (source.address, MEMORY_DEVICE)
     _move(driver, source, (contiguous_strides(source.shape, source.dtype), source.strides), *places, stream)
 
@@ -173,5 +173,6 @@ def _move(
 
 
 def when_gone(owner: object, act: Callable[..., object], *arguments: object) -> None:
-    """Call a function when an object is released, but not at interpreter exit, when the driver may be gone first."""
+    """Call a function when an object is released, but not at interpreter exit, when the driver may already be
+    gone."""
     weakref.finalize(owner, act, *arguments).atexit = False

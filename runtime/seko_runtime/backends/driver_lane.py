@@ -1,4 +1,5 @@
-"""A queue in parallel to a session's own on a CUDA device without torch, and the results it produces."""
+"""A lane on a CUDA device without torch: a queue that runs in parallel to the session's own, and the host copies of
+its results."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from seko_runtime.backends.memory import ResultBlocks
 
 
 class DriverLane:
-    """A `seko_runtime.backends.memory.Lane` over the CUDA driver: a queue of its own if ``beside``, else the memory's.
+    """A `seko_runtime.backends.memory.Lane` over the CUDA driver: a queue of its own if ``beside``, otherwise the
+    memory's.
 
     The two queues wait for each other as in `seko_runtime.backends.cuda_memory.CudaLane`.
     """
@@ -41,7 +43,8 @@ class DriverLane:
         self.queue = Queue(driver) if beside else main
         self._fed, self._read = Event(driver), Event(driver)
         self._graphs: list[int] = []
-        driver.record(self._fed.handle, main.stream)  # what was allocated and zeroed until now comes first
+        # the lane's work runs after all allocations and zeros that are queued so far
+        driver.record(self._fed.handle, main.stream)
 
     def feed(self, target: DeviceTensor, source: DeviceTensor) -> None:
         main = self._main.stream
@@ -87,8 +90,10 @@ class _PinnedResults:
         self, driver: CudaDriver, stream: int, tensors: Mapping[str, DeviceTensor], depth: int
     ) -> None:
         self._driver, self._stream, self._sources, self._depth = driver, stream, dict(tensors), depth
-        self._blocks: dict[int, list[tuple[dict[str, PinnedBlock], Event]]] = {}  # by row, then by turn
-        self._names: dict[tuple[int, int], str] = {}  # which tensor a block was filled from last
+        # blocks by row, then by turn
+        self._blocks: dict[int, list[tuple[dict[str, PinnedBlock], Event]]] = {}
+        # name of the tensor from which each block was filled last
+        self._names: dict[tuple[int, int], str] = {}
 
     def reserve(self, row: int) -> None:
         if row not in self._blocks:
@@ -109,7 +114,7 @@ class _PinnedResults:
 
     def finished(self, row: int, turn: int) -> Callable[[], None]:
         _, copied = self._blocks[row][turn]
-        return lambda: self._driver.wait_for(copied.handle)  # the function keeps the event
+        return lambda: self._driver.wait_for(copied.handle)  # the returned function keeps the event alive
 
     def array(self, row: int, turn: int) -> NDArray[np.uint8]:
         blocks, _ = self._blocks[row][turn]

@@ -1,4 +1,5 @@
-"""Memory of a session on a CUDA device without torch, by the driver's addresses, streams, events and graphs."""
+"""Memory of a session on a CUDA device without torch: addresses, CUDA streams, events and graphs of the driver
+API."""
 
 from __future__ import annotations
 
@@ -63,8 +64,8 @@ class DriverMemory:
         self.driver = driver
         self.queue = Queue(driver)
         self._graphs: list[int] = []
-        self._copies: int | None = None  # stream of `park` and `unpark`
-        self._idle_blocks: dict[int, list[PinnedBlock]] = {}  # by size
+        self._copies: int | None = None  # CUDA stream of `park` and `unpark`
+        self._idle_blocks: dict[int, list[PinnedBlock]] = {}  # free pinned blocks by size
         self._closed = False
 
     def allocate(self, spec: TensorSpec) -> DeviceTensor:
@@ -114,13 +115,16 @@ class DriverMemory:
 
     def row(self, tensor: DeviceTensor, axis: int, row: int, rows: int) -> DeviceTensor:
         part = tensor.shape[axis] // rows
-        return tensor.cut(axis, row * part, part)
+        return self.part(tensor, axis, row * part, part)
+
+    def part(self, tensor: DeviceTensor, axis: int, first: int, count: int) -> DeviceTensor:
+        return tensor.cut(axis, first, count)
 
     def every(self, tensor: DeviceTensor, axis: int, step: int) -> DeviceTensor:
         return tensor.cut(axis, 0, -(-tensor.shape[axis] // step), step)
 
     def keep_static(self, tensor: DeviceTensor) -> None:
-        pass  # nothing here moves
+        pass  # device memory never moves
 
     def program_begins(self) -> None:
         pass
@@ -130,7 +134,7 @@ class DriverMemory:
 
     def copy(self, target: DeviceTensor, source: DeviceTensor) -> None:
         if target.address == source.address and target.strides == source.strides:
-            return  # an output that the engine wrote in place
+            return  # the engine wrote this output in place
         copy_tensor(self.driver, target, source, self._stream())
 
     def zero(self, tensor: DeviceTensor) -> None:
@@ -144,7 +148,8 @@ class DriverMemory:
             values = np.broadcast_to(values, tensor.shape)
         content = np.ascontiguousarray(to_bytes(values, tensor.dtype))
         from_host(self.driver, tensor, content.ctypes.data, self._stream())
-        self.driver.synchronize(self._stream())  # not a steady call; then the caller may change what it gave
+        # waiting is allowed outside of steady calls; afterwards the caller may change its array
+        self.driver.synchronize(self._stream())
 
     def read(self, tensor: DeviceTensor) -> NDArray[np.float32]:
         content = np.empty(tensor.nbytes, np.uint8)
@@ -176,7 +181,7 @@ class DriverMemory:
             parked = self._pinned_copies({name: tensor.nbytes for name, tensor in tensors.items()})
             self.driver.synchronize(
                 self._beside()
-            )  # copies out of this block may still run, and the host writes now
+            )  # wait, because copies out of this block may still run while the host writes to it
             for name, target in parked.parts().items():
                 target[:] = arrays[name]
         stream = self._beside()
@@ -215,11 +220,11 @@ class DriverMemory:
         self.queue.close()
 
     def _stream(self) -> int:
-        """The current CUDA stream: a lane's inside its `ordered` and `capture`, else the memory's."""
+        """The current CUDA stream: inside `ordered` and `capture` of a lane the lane's, otherwise the memory's."""
         return queue_of(self.queue).stream
 
     def _beside(self) -> int:
-        """Return the stream for copies, after the memory's work so far."""
+        """Return the CUDA stream for copies, after making it wait for the memory's work so far."""
         if self._copies is None:
             self._copies = self.driver.create_stream()
         now = Event(self.driver)
@@ -228,14 +233,14 @@ class DriverMemory:
         return self._copies
 
     def _pinned_copies(self, sizes: Mapping[str, int]) -> ParkedCopies:
-        """Cut a pinned block into parts; one that is let go of is used again, as pinning is slow."""
+        """Cut a pinned block into parts. Released blocks are used again, because pinning is slow."""
         places, total = block_offsets(sizes)
         idle = self._idle_blocks.setdefault(total, [])
         block = idle.pop() if idle else PinnedBlock(self.driver, total)
         copies = ParkedCopies(
             self.driver, block, {name: (places[name], size) for name, size in sizes.items()}
         )
-        # Whoever takes the block next queues its copies on the same stream, behind these.
+        # The next user of the block queues its copies on the same CUDA stream, behind these.
         when_gone(copies, idle.append, block)
         return copies
 
@@ -263,7 +268,8 @@ class ParkedCopies:
 
 
 class _CallBlock:
-    """Several pinned copies of a call's small tensors, and one on the device; a single copy moves all of them."""
+    """Several pinned host blocks for a call's small tensors, and one device block; a single copy moves all
+    tensors."""
 
     def __init__(self, driver: CudaDriver, stream: int, specs: Sequence[TensorSpec]) -> None:
         places, self._total = block_offsets({spec.name: spec.nbytes for spec in specs})
@@ -312,7 +318,7 @@ def _upload_windows(
     spans: Sequence[tuple[int, MappedTensor]],
     windows: Sequence[int],
 ) -> None:
-    """Fill the windows of ``block`` that begin at ``windows``, two in flight."""
+    """Fill the windows of ``block`` that begin at the offsets ``windows``, with two copies in flight."""
     stream = driver.create_stream()
     staging = [PinnedBlock(driver, UPLOAD_WINDOW) for _ in range(2)]
     copied = [Event(driver) for _ in range(2)]

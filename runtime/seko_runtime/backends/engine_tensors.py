@@ -1,4 +1,4 @@
-"""Compares an engine file's own description with the manifest. Runs nothing of it."""
+"""Checks of an engine file's own description of its tensors against the manifest. Runs no code of the file."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Container, Sequence
 from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import EngineSpec, TensorSpec
 
-TENSORS_KEY = "seko_tensors"  # in an AOTInductor package's metadata: `tensors_text` of its engine
+TENSORS_KEY = "seko_tensors"  # key in an AOTInductor package's metadata, with the text of `tensors_text`
 ZIP_MAGIC = b"PK\3\4"
 Side = Sequence[tuple[Sequence[int], str]]  # shape and dtype of each tensor
 
 
 def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[TensorSpec]) -> None:
-    """Compare one side of an engine's own signature with the manifest's.
+    """Compare the inputs or the outputs in an engine file with the manifest's.
 
     Parameters
     ----------
     spec : EngineSpec
         The engine.
     verb : str
-        What the engine does with that side: ``takes`` or ``gives``.
+        Verb for messages: ``takes`` for inputs, ``gives`` for outputs.
     found : sequence of shape and dtype
-        As the file states them.
+        Tensors according to the file.
     wanted : sequence of TensorSpec
-        As the manifest states them.
+        Tensors according to the manifest.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[Tensor
 
 
 def check_count(spec: EngineSpec, verb: str, found: int, wanted: Sequence[TensorSpec]) -> None:
-    """Compare only the number of tensors; ArtifactError if it differs."""
+    """Compare only the number of tensors; ArtifactError if the numbers differ."""
     if found != len(wanted):
         raise ArtifactError(
             f"engine {spec.name} {verb} {found} tensors, the manifest says {len(wanted)}; rebuild the artifact"
@@ -50,14 +50,15 @@ def check_count(spec: EngineSpec, verb: str, found: int, wanted: Sequence[Tensor
 
 
 def check_place(spec: EngineSpec, package: memoryview, engines: Container[str]) -> None:
-    """Check that a torch package belongs to this engine and not to another one of the artifact.
+    """Check that a torch package belongs to this engine and not to another engine of the artifact.
 
-    A package's files lie in a folder with its engine's name, which distinguishes engines with equal signatures.
+    Inside a package the files lie in a folder named after the engine, which distinguishes engines with equal
+    signatures.
 
     Raises
     ------
     ArtifactError
-        If it belongs to another engine.
+        If the package belongs to another engine.
     """
     packed = packed_name(package)
     if packed != spec.name and packed in engines:

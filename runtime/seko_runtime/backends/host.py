@@ -1,4 +1,4 @@
-"""This machine's processor, device and torch, compared with an artifact's target."""
+"""Checks of this machine's processor, device and torch against an artifact's target."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from seko_runtime.format.manifest import Target
 
 CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")  # of version 2, as a container sees its own
+CGROUP = Path("/sys/fs/cgroup")  # cgroup version 2: files of a container's own limits, as seen from inside
 
 
 def free_host_bytes() -> int:
-    """Return the bytes of memory that can still be allocated; file caches count as free, container limits are
-    respected.
+    """Return the bytes of host memory that can still be allocated, within the container's limit. File caches count as
+    free.
     """
     machine = _numbers(MEMINFO, ":").get("MemAvailable")
     available = (
@@ -30,7 +30,7 @@ def free_host_bytes() -> int:
     )
     try:
         limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-    except (OSError, ValueError):  # no container, or one without a limit, which is called max
+    except (OSError, ValueError):  # no container, or a container whose limit is the word max
         return available
     return max(
         0, min(available, limit - used + _numbers(CGROUP / "memory.stat", " ").get("inactive_file", 0))
@@ -96,7 +96,8 @@ def check_device(target: Target, device: str) -> str:
 
 
 def check_cpu(target: Target) -> None:
-    """Compare the processor's architecture and flags; a GPU engine's host code is compiled too.
+    """Compare the processor's architecture and flags with the target's. Engines for GPUs also contain compiled host
+    code.
 
     Raises
     ------
@@ -117,12 +118,12 @@ def check_cpu(target: Target) -> None:
 
 
 def check_torch(target: Target, device: str) -> None:
-    """Compare torch and, on CUDA, the device and the CUDA version; imports torch.
+    """Import torch and compare its version with the target's; on CUDA also the device and the CUDA version.
 
     Raises
     ------
     ArtifactError
-        If the engines were built for another one.
+        If the engines were built for another version or device.
     EnvironmentLacksError
         If the device is missing.
     ForkedProcessError
@@ -160,14 +161,14 @@ def check_torch(target: Target, device: str) -> None:
 
 
 def check_driver(target: Target, device: str) -> None:
-    """Compare only the device, through the driver and without torch, for TensorRT plans.
+    """Compare the GPU's compute capability with the target's, through the driver: TensorRT backends have no torch.
 
     Raises
     ------
     EnvironmentLacksError
         If there is no driver, or no such device.
     ArtifactError
-        If the engines were built for another one.
+        If the engines were built for another version or device.
     """
     from seko_runtime.backends.cuda_driver import device_arch, device_count
 

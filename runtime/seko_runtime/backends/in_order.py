@@ -1,4 +1,4 @@
-"""Lane and copy queue for memories whose work runs immediately, in the caller's order."""
+"""Lane and copy queue for memories whose work runs immediately, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from seko_runtime.format.manifest import TensorSpec
 
 
 class InOrderLane:
-    """`seko_runtime.backends.memory.Lane` on a memory's own order.
+    """A `seko_runtime.backends.memory.Lane` whose work runs immediately, between the memory's own.
 
     Parameters
     ----------
     memory : Memory
         The lane's memory.
     results : callable
-        Makes its host blocks from the tensors and the depth.
+        Makes the lane's host blocks from the tensors and the depth.
     """
 
     def __init__(self, memory: Memory, results: Callable[[Mapping[str, Tensor], int], ResultBlocks]) -> None:
@@ -46,7 +46,8 @@ class InOrderLane:
 
 
 class InOrderCopies:
-    """`seko_runtime.backends.memory.CopyQueue` on a memory's own order, whose device is the host."""
+    """A `seko_runtime.backends.memory.CopyQueue` whose copies run immediately, for memories whose device is the
+    host."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory

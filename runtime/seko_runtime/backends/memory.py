@@ -1,4 +1,4 @@
-"""Protocols of a backend's memory: what a session needs of it. Names no tensor library."""
+"""Interfaces of a backend's memory, as sessions use it. The module names no tensor library."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 
-Tensor = Any  # a tensor of the backend's library; the session only hands it on
-Engine = Callable[[list[Tensor]], Sequence[Tensor]]  # takes its inputs as one flat list, which it may empty
+Tensor = Any  # a tensor of the backend's library, which sessions pass on without looking inside
+# takes its inputs as one flat list, which the engine may empty
+Engine = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
 class HostBlock(Protocol):
@@ -25,7 +26,7 @@ class HostBlock(Protocol):
     def acquire(self) -> Mapping[str, NDArray[Any]]:
         """Return arrays to fill for the next call, each with its tensor's `device_tensor.host_dtype`.
 
-        Waits only if the device is behind by all the calls that there is room for.
+        It waits only if all calls for which the block has room are still queued on the device.
         """
         ...
 
@@ -35,10 +36,10 @@ class HostBlock(Protocol):
 
 
 class ResultBlocks(Protocol):
-    """Host copies of the results of each row's last calls."""
+    """Host blocks with copies of the results of each row's last calls."""
 
     def reserve(self, row: int) -> None:
-        """Allocate a row's blocks if necessary; this may wait for the device."""
+        """Allocate the blocks of a row if necessary; this may wait for the device."""
         ...
 
     def queue(self, row: int, turn: int, name: str) -> None:
@@ -50,7 +51,7 @@ class ResultBlocks(Protocol):
     def finished(self, row: int, turn: int) -> Callable[[], None]:
         """Return a function that waits until the last copy into a row's block number ``turn`` is done.
 
-        It touches nothing but an event, so any thread may call it while others queue work.
+        The function only waits for an event, so any thread may call it while others queue work.
         """
         ...
 
@@ -62,21 +63,21 @@ class ResultBlocks(Protocol):
 
 
 class Parked(Protocol):
-    """Bytes of tensors on the host: of copies that may still be running, or from a file."""
+    """Bytes of tensors on the host, from a file or from copies that may still be running."""
 
     @property
     def nbytes(self) -> int:
-        """Size of all of them, in bytes."""
+        """Size of all tensors, in bytes."""
         ...
 
     def arrays(self) -> Mapping[str, NDArray[np.uint8]]:
-        """Wait for the copies and return their bytes, [nbytes] each."""
+        """Wait for the copies and return the bytes of each tensor, uint8 [nbytes]."""
         ...
 
 
 @dataclass(frozen=True)
 class HostBytes:
-    """`Parked` bytes that are on the host already: from a file, or of finished copies."""
+    """`Parked` bytes that are on the host already, from a file or from finished copies."""
 
     by_name: Mapping[str, NDArray[np.uint8]]
 
@@ -91,18 +92,18 @@ class HostBytes:
 
 
 class CopyQueue(Protocol):
-    """A queue of copies between host and device besides the memory's own, and its host memory."""
+    """A queue of copies between host and device, in parallel to the memory's own queue, with its host memory."""
 
     def allocate(self, spec: TensorSpec) -> Tensor:
         """Return a zero-filled contiguous tensor in host memory that the device can copy from directly."""
         ...
 
     def forked(self) -> AbstractContextManager[None]:
-        """Context: what is queued inside runs after the memory's work so far, and in parallel to its later work."""
+        """Context whose work runs after the memory's work so far, and in parallel to the memory's later work."""
         ...
 
     def join(self) -> None:
-        """Make all later work of the memory wait for what is queued here."""
+        """Make all later work of the memory wait for the work that is queued here."""
         ...
 
 
@@ -113,12 +114,12 @@ class Lane(Protocol):
         """Queue ``target = source`` on the memory's queue, after the lane has read the previous content of
         ``target``.
 
-        Call it inside the memory's `ordered`. The lane's next work waits for it.
+        Call this inside the memory's `ordered`. The lane's next work waits for the copy.
         """
         ...
 
     def ordered(self) -> AbstractContextManager[None]:
-        """Context: what is queued inside runs on the lane, after the last `feed`."""
+        """Context whose work runs on the lane, after the last `feed`."""
         ...
 
     def join(self) -> None:
@@ -130,7 +131,8 @@ class Lane(Protocol):
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """As `Memory.capture`. Graphs captured by lanes may run at the same time as the memory's."""
+        """Capture ``work`` as `Memory.capture` does. Graphs captured by lanes may run at the same time as the
+        memory's."""
         ...
 
     def result_blocks(self, tensors: Mapping[str, Tensor], depth: int) -> ResultBlocks:
@@ -138,7 +140,7 @@ class Lane(Protocol):
         ...
 
     def close(self) -> None:
-        """Release graphs and queue; call it after the memory's `wait` and before its `close`."""
+        """Release graphs and queue; call this after the memory's `wait` and before its `close`."""
         ...
 
 
@@ -146,14 +148,14 @@ class Memory(Protocol):
     """Tensors, order of work, and graph capture on one device; one object for each session."""
 
     captures: bool  # whether `capture` can record a whole call
-    warm_up_runs: int  # how often each program is run at open, before a capture or the first call
+    warm_up_runs: int  # how often each program runs when rows are opened, before a capture or the first call
 
     def allocate(self, spec: TensorSpec) -> Tensor:
         """Return a zero-filled contiguous tensor."""
         ...
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, Tensor]:
-        """Copy mapped files' tensors to the device."""
+        """Copy the tensors of mapped files to the device."""
         ...
 
     def host_block(self, specs: Sequence[TensorSpec]) -> HostBlock:
@@ -169,13 +171,17 @@ class Memory(Protocol):
         ...
 
     def constant(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:
-        """Return ``tensor[i][j]...`` of a tensor that never changes, aligned as engines need it: a copy if a view is
-        not.
+        """Return ``tensor[i][j]...`` of a tensor that never changes, with the alignment that engines need: a view, or
+        a copy if the view is misaligned.
         """
         ...
 
     def row(self, tensor: Tensor, axis: int, row: int, rows: int) -> Tensor:
         """View of the ``row``-th of ``rows`` equal parts along ``axis``."""
+        ...
+
+    def part(self, tensor: Tensor, axis: int, first: int, count: int) -> Tensor:
+        """View of ``count`` entries along ``axis``, from entry ``first`` on."""
         ...
 
     def every(self, tensor: Tensor, axis: int, step: int) -> Tensor:
@@ -187,7 +193,7 @@ class Memory(Protocol):
         ...
 
     def program_begins(self) -> None:
-        """Called before each run of a program: values of the previous run are no longer needed."""
+        """Note that a run of a program begins: engine results of the previous run are no longer needed."""
         ...
 
     def describe(self, tensor: Tensor) -> tuple[tuple[int, ...], str]:
@@ -203,7 +209,7 @@ class Memory(Protocol):
         ...
 
     def write(self, tensor: Tensor, host: object) -> None:
-        """Copy an array or tensor into ``tensor``, converting its dtype; the source may change afterwards."""
+        """Copy an array or tensor into ``tensor`` and convert its dtype; the source may change afterwards."""
         ...
 
     def read(self, tensor: Tensor) -> NDArray[np.float32]:
@@ -211,7 +217,7 @@ class Memory(Protocol):
         ...
 
     def ordered(self) -> AbstractContextManager[None]:
-        """Context: what is queued inside runs after the caller's work so far and before the caller's later work."""
+        """Context whose work runs after the caller's work so far and before the caller's later work."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -219,17 +225,19 @@ class Memory(Protocol):
         ...
 
     def park(self, tensors: Mapping[str, Tensor]) -> tuple[Parked, object]:
-        """Queue copies to the host, after all work so far and beside what comes; returns them, and their end for
-        `after`, until which the caller keeps off the tensors. The end alone keeps no host memory.
+        """Queue copies of tensors to the host, after all work so far and in parallel to later work. Returns the
+        copies and an object that marks their end, for `after`; until then the caller must not change the tensors. The
+        object alone keeps no host memory.
         """
         ...
 
     def unpark(self, parked: Parked, tensors: Mapping[str, Tensor]) -> object:
-        """Queue copies back, of the same names and sizes; returns their end: `after` it the tensors may be used."""
+        """Queue copies from the host into tensors of the same names and sizes. Returns an object that marks their
+        end: `after` it the tensors may be used."""
         ...
 
     def after(self, end: object) -> None:
-        """Make all later work wait for the copies with this end; the host does not wait."""
+        """Make all later work wait for the copies whose end the object marks; the host does not wait."""
         ...
 
     def copy_queue(self) -> CopyQueue:
@@ -241,7 +249,8 @@ class Memory(Protocol):
         ...
 
     def lane(self, *, beside: bool) -> Lane:
-        """Return a queue of work beside calls: parallel to the memory's own if the device can, else the same."""
+        """Return a lane for work beside calls: a queue in parallel to the memory's own if the device can, otherwise
+        the same queue."""
         ...
 
     def wait(self) -> None:
@@ -249,5 +258,5 @@ class Memory(Protocol):
         ...
 
     def close(self) -> None:
-        """Return memory of freed tensors and graphs to the device; call it after `wait`."""
+        """Return memory of freed tensors and graphs to the device; call this after `wait`."""
         ...

@@ -17,7 +17,8 @@ from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.format.safetensors_map import MappedTensor
 
 Array = NDArray[Any]
-NOT_NUMPYS = frozenset({"bfloat16", "float8_e4m3fn"})  # of `manifest.DTYPE_BYTES`
+# dtype names of `manifest.DTYPE_BYTES` that numpy lacks
+NOT_NUMPYS = frozenset({"bfloat16", "float8_e4m3fn"})
 
 
 class NumpyMemory:
@@ -42,7 +43,8 @@ class NumpyMemory:
         return _SharedBlock({spec.name: self.allocate(spec) for spec in specs})
 
     def index(self, tensor: Array, index: tuple[int, ...]) -> Array:
-        key: Any = (*index, ...)  # with the dots an array without axes, not a number
+        # the ellipsis makes a full index return an array without axes instead of a number
+        key: Any = (*index, ...)
         view: Array = tensor[key]
         return view
 
@@ -55,7 +57,10 @@ class NumpyMemory:
 
     def row(self, tensor: Array, axis: int, row: int, rows: int) -> Array:
         part = tensor.shape[axis] // rows
-        view: Array = tensor[(slice(None),) * axis + (slice(row * part, (row + 1) * part),)]
+        return self.part(tensor, axis, row * part, part)
+
+    def part(self, tensor: Array, axis: int, first: int, count: int) -> Array:
+        view: Array = tensor[(slice(None),) * axis + (slice(first, first + count),)]
         return view
 
     def every(self, tensor: Array, axis: int, step: int) -> Array:
@@ -126,7 +131,7 @@ class _NumpyResults:
 
     def __init__(self, tensors: Mapping[str, Array], depth: int) -> None:  # noqa: ARG002 - made when filled
         self._sources = dict(tensors)
-        self._blocks: dict[tuple[int, int], NDArray[np.uint8]] = {}  # by row and turn
+        self._blocks: dict[tuple[int, int], NDArray[np.uint8]] = {}  # copies by row and turn
 
     def reserve(self, row: int) -> None:
         pass
@@ -142,7 +147,7 @@ class _NumpyResults:
 
 
 class _SharedBlock:
-    """Arrays that engines read directly as the host wrote them."""
+    """A block of arrays that the host writes and engines read directly."""
 
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         self.tensors = tensors
@@ -161,7 +166,9 @@ def bytes_of(array: Array) -> NDArray[np.uint8]:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return the numpy dtype for a manifest's dtype name; ArtifactError if numpy lacks it."""
-    if name in NOT_NUMPYS:  # asked by name, since another package may have taught numpy one of them
+    if (
+        name in NOT_NUMPYS
+    ):  # checked by name, since another package may have registered such a dtype with numpy
         raise ArtifactError(
             f"the artifact has tensors of {name}, which numpy cannot hold; rebuild it with --target cpu"
         )

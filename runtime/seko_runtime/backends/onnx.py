@@ -17,7 +17,8 @@ from seko_runtime.errors import ArtifactError
 from seko_runtime.format.manifest import EngineSpec, Manifest
 
 PROVIDERS = ("CPUExecutionProvider",)
-# Where onnxruntime looks for data that a file names outside of itself: nowhere. Such data were not hashed.
+# Folder in which onnxruntime looks for external data of a file. It does not exist, because external data were not
+# hashed.
 NO_FOLDER = "/dev/null/seko"
 DTYPES = {
     "tensor(float)": "float32",
@@ -44,8 +45,8 @@ class OnnxBackend:
         Raises
         ------
         ArtifactError
-            If onnxruntime refuses a file, or an engine writes in place, which ONNX cannot; if its inputs or outputs are
-            not the manifest's.
+            If onnxruntime refuses a file, the manifest says that an engine writes in place, which ONNX cannot, or
+            inputs or outputs differ from the manifest's.
         """
         engines: dict[str, Engine] = {}
         for spec in manifest.engines:
@@ -72,11 +73,11 @@ def _load(spec: EngineSpec, content: memoryview) -> Any:
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry(
         "session.intra_op.allow_spinning", "0"
-    )  # a pool an engine: they would fight
+    )  # without spinning, because thread pools of several engines would compete for the cores
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", NO_FOLDER)
     try:
         return onnxruntime.InferenceSession(bytes(content), options, providers=list(PROVIDERS))
-    except Exception as error:  # its classes have no base of their own
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         raise ArtifactError(
             f"engine {spec.name} ({spec.file}) was refused by onnxruntime {onnxruntime.__version__}: "
             f"{(str(error).splitlines() or [type(error).__name__])[0][:200]}; rebuild the artifact"

@@ -1,4 +1,4 @@
-"""The process group through which compiled engines of several ranks exchange tensors: torch's, NCCL or Gloo."""
+"""The torch process group (NCCL or Gloo) through which compiled engines of several ranks exchange tensors."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ def join_ranks(
     seconds: float,
     groups: Sequence[str] = (CALL_GROUP,),
 ) -> str:
-    """Join the group of this artifact's processes, and run each kind of collective once.
+    """Join the process group of an artifact's ranks, and run each kind of collective once.
 
-    Engines find the group by `CALL_GROUP`. It is this process's whole world: groups of other artifacts are other
-    processes. What NCCL uses on this machine is left to NCCL and the environment.
+    Engines find the group by its name, `CALL_GROUP`. The group is the whole world of this process, since another
+    artifact has other processes. Settings of NCCL are left to NCCL and the environment.
 
-    A further group has the same members and connections of its own, so that what is sent in it needs no order with
-    what is sent in the first. On a GPU both may wait for other ranks at the same time; that ends because the kernels of
-    both fit on the device together, and what each waits for is queued on every rank, on another CUDA stream.
+    A further group has the same members and its own connections, so that its collectives need no fixed order relative
+    to those of the first group. On a GPU kernels of both groups may wait for other ranks at the same time. This
+    cannot deadlock: the kernels fit on the device together, and every rank queues the two groups' collectives on
+    different CUDA streams.
 
     Parameters
     ----------
     device : str
         ``cpu`` or ``cuda:N``.
     rank, ranks : int
-        This process's number, and how many there are.
+        Rank of this process, and number of ranks.
     meeting : Path
-        A file in a private folder, through which they find each other.
+        A file in a private folder, through which the processes find each other.
     seconds : float
         How long to wait for the others.
     groups : sequence of str
@@ -49,14 +50,14 @@ def join_ranks(
     Returns
     -------
     str
-        The library's version, in which all must agree.
+        The library's version, which must be equal in all ranks.
     """
     place, patience = torch.device(device), datetime.timedelta(seconds=seconds)
     cuda = place.type == "cuda"
     if cuda:
         torch.cuda.set_device(place)
     else:
-        os.environ.setdefault(GLOO_INTERFACE, "lo")  # they are on one machine
+        os.environ.setdefault(GLOO_INTERFACE, "lo")  # all ranks are on one machine
     dist.init_process_group(
         "nccl" if cuda else "gloo",
         init_method=f"file://{meeting}",
@@ -65,8 +66,8 @@ def join_ranks(
         timeout=patience,
         device_id=place if cuda else None,
     )
-    registered: Any = torch._C._distributed_c10d  # torch has no public name for it
-    # NCCL makes its connections at the first use of each kind, which is not permitted during a capture.
+    registered: Any = torch._C._distributed_c10d  # torch has no public function for this
+    # NCCL makes its connections at the first collective of each kind, which is not permitted during a capture.
     sent = torch.ones(ranks, 1, device=place)
     ones = [1] * ranks
     collectives = torch.ops._c10d_functional
@@ -81,5 +82,5 @@ def join_ranks(
 
 
 def share(tensor: torch.Tensor) -> None:
-    """Queue the copy of rank 0's contiguous tensor into this one, on all ranks; its dtype may be any."""
+    """Queue a broadcast of rank 0's contiguous tensor, of any dtype, into ``tensor``; all ranks call this."""
     dist.broadcast(tensor.view(torch.uint8), 0)

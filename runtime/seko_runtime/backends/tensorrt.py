@@ -1,6 +1,6 @@
 """The backends ``tensorrt`` and ``tensorrt-rtx``: plans, run by one of TensorRT's libraries over the CUDA driver.
 
-There is no torch here, no builder, and no Python of a plugin. `tensorrt_libraries` has the two libraries.
+The module uses no torch, no TensorRT builder and no plugin in Python. `tensorrt_libraries` has the two libraries.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from seko_runtime.format.manifest import PLUGINS_KEY, EngineSpec, Manifest, Tens
 if TYPE_CHECKING:
     import tensorrt_lean as trt
 
-PLUGIN = ("PtxKernel", "2", "seko")  # what that library registers: name, version, namespace
-NEXT = "next."  # before an output's name where an input has that name
+# name, version and namespace of the plugins that the plugin library registers
+PLUGIN = ("PtxKernel", "2", "seko")
+NEXT = "next."  # prefix of an output's name if an input has the same name
 DTYPES = {
     "FLOAT": ("float32",),
     "HALF": ("float16",),
@@ -41,7 +42,7 @@ DTYPES = {
     "INT8": (
         "int8",
         "uint8",
-    ),  # a plan says int8 of bytes that plugins take: TensorRT's uint8 may only be cast
+    ),  # plans declare bytes for plugins as int8, because TensorRT's uint8 may only be cast
     "UINT8": ("uint8",),
     "INT32": ("int32",),
     "INT64": ("int64",),
@@ -50,7 +51,7 @@ DTYPES = {
 
 
 class PlanBackend:
-    """Plans run by a library of TensorRT's; see `seko_runtime.backends.base.Backend`.
+    """Backend for TensorRT plans; see `seko_runtime.backends.base.Backend`.
 
     Parameters
     ----------
@@ -59,14 +60,15 @@ class PlanBackend:
     device : str
         ``cuda`` or ``cuda:N``.
     driver : CudaDriver, optional
-        In the place of the device's own, for tests.
+        Replacement for the device's driver, for tests.
     """
 
     def __init__(
         self, library: type[PlanLibrary], device: str, driver: cuda_driver.CudaDriver | None = None
     ) -> None:
         number = int(device.partition(":")[2] or 0)
-        # The driver comes first: without one the lean runtime crashes instead of refusing.
+        # The driver is loaded first, because without a driver TensorRT's lean runtime crashes instead of raising an
+        # error.
         self._driver = driver or cuda_driver.CudaDriver(number)
         self._library = library(number)
         self._logger = make_logger(self._library.module)
@@ -82,11 +84,11 @@ class PlanBackend:
         Raises
         ------
         ManifestError
-            If the artifact does not say which TensorRT built it.
+            If the manifest does not name the TensorRT version that built the plans.
         ArtifactError
-            If this one cannot run what that one built; if a plan is for other GPUs; if the runtime refuses a plan or
-            the plugin library, or an engine is said to write in place; if a plan's inputs or outputs are not the
-            manifest's.
+            If the installed TensorRT cannot run plans of that version, a plan is for other GPUs, TensorRT refuses a
+            plan or the plugin library, the manifest says that an engine writes in place, or a plan's inputs or
+            outputs differ from the manifest's.
         """
         library, module = self._library, self._library.module
         check_version(library, manifest.extra.get(library.version_key), module.__version__)
@@ -116,7 +118,8 @@ class PlanBackend:
         return engines
 
     def stats(self) -> Mapping[str, int]:
-        """Return the number of caches that are copied back whole at each call, as no plan writes them in place."""
+        """Return the number of cache buffers that are copied back whole at each call because their plan does not
+        write them in place."""
         return {"caches_copied_back": self._copied_back}
 
     def close(self) -> None:
@@ -127,25 +130,26 @@ class PlanBackend:
 
 
 class Plan:
-    """One engine: an execution context for each queue, whose scratch memory its calls share one after another.
+    """A loaded TensorRT plan, with an execution context for each CUDA stream. The calls of a context share its
+    scratch memory.
 
     Parameters
     ----------
     spec : EngineSpec
-        What the manifest says of it.
+        The engine's entry in the manifest.
     engine : ICudaEngine
         The loaded plan.
     contexts : Contexts
-        Makes its contexts.
+        Maker of execution contexts.
     module : module
-        The runtime's Python module.
+        Python module of the TensorRT library.
     logger : Logger
-        Where it complains.
+        Logger that TensorRT writes its errors to.
 
     Raises
     ------
     ArtifactError
-        If the two disagree.
+        If plan and manifest disagree.
     """
 
     def __init__(
@@ -162,7 +166,7 @@ class Plan:
         input_places = {tensor.name: place for place, tensor in enumerate(spec.inputs)}
         self._inputs = [*input_places]
         self._outputs = [NEXT * (tensor.name in input_places) + tensor.name for tensor in spec.outputs]
-        # An output that the plan writes in the memory of an input, by the input's place.
+        # Outputs that the plan writes into the memory of an input, by the input's position.
         names = {engine.get_tensor_name(place) for place in range(engine.num_io_tensors)}
         aliases = [engine.get_aliased_input_tensor(name) if name in names else None for name in self._outputs]
         self._aliases = [input_places.get(name) if name else None for name in aliases]
@@ -194,12 +198,12 @@ class Plan:
         return results
 
     def close(self) -> None:
-        """Let go of the contexts; what they compiled may be kept for the next process."""
+        """Release the contexts. Kernels that they compiled may be cached for the next process."""
         self._maker.close()
         self._contexts.clear()
 
     def _new_context(self, queue: Queue) -> trt.IExecutionContext:
-        """Make a queue's context; its first call comes before any capture."""
+        """Make the execution context of a queue. Its first call comes before any capture."""
         context = self._maker.make()
         if context is None:
             raise DeviceMemoryError(
@@ -217,9 +221,10 @@ class Plan:
             )
 
     def _check(self) -> None:
-        """Compare names, shapes and dtypes of both sides."""
+        """Compare names, shapes and dtypes of inputs and outputs in plan and manifest."""
         engine, modes = self._engine, self._trt.TensorIOMode
-        # A cache that is written in place has the shape that TensorRT's own layer asks for: other axes, the same bytes.
+        # A cache that the plan writes in place has the shape that TensorRT's KV-cache layer needs: other axes for the
+        # same bytes.
         inputs = {self._inputs[alias] for alias in self._aliases if alias is not None}
         pairs = zip(self._outputs, self._aliases, strict=True)
         in_place = inputs | {name for name, alias in pairs if alias is not None}
@@ -248,7 +253,7 @@ class Plan:
 
 
 def make_logger(trt: Any) -> Any:
-    """Return a logger of TensorRT's kind that keeps its last complaint and says nothing itself."""
+    """Return a TensorRT logger that keeps the last error message and prints nothing."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -268,14 +273,15 @@ def make_logger(trt: Any) -> Any:
 
 
 def load_plugins(library: PlanLibrary, name: str, files: Mapping[str, memoryview]) -> None:
-    """Load the plugin library from bytes whose hash was checked; once a process, since TensorRT's registry is one.
+    """Load the plugin library from bytes whose hash was checked. It is loaded once a process, because TensorRT has
+    one plugin registry for the process.
 
     Raises
     ------
     ManifestError
-        If the artifact has no such file.
+        If the manifest names a plugin library that the artifact does not have.
     ArtifactError
-        If TensorRT does not load it.
+        If TensorRT refuses the plugin library.
     """
     if name not in files:
         raise ManifestError(
@@ -285,7 +291,8 @@ def load_plugins(library: PlanLibrary, name: str, files: Mapping[str, memoryview
     kind, version, namespace = PLUGIN
     if registry.get_creator(kind, version, namespace) is not None:
         return
-    # TensorRT wants a path. A memory file holds exactly the bytes that were hashed, whatever becomes of the folder.
+    # TensorRT needs a path. A memory file holds exactly the bytes that were hashed, even if the artifact's folder
+    # changes.
     with os.fdopen(os.memfd_create("seko-plugins", os.MFD_CLOEXEC), "wb", buffering=0) as file:
         view = files[name]
         while view:
@@ -299,7 +306,7 @@ def load_plugins(library: PlanLibrary, name: str, files: Mapping[str, memoryview
 
 
 def caches_returned(manifest: Manifest) -> set[tuple[str, str]]:
-    """Return engine and output of every cache that an engine gives back to where it came from."""
+    """Return pairs of engine and output for caches that an engine returns instead of writing them in place."""
     caches = {
         f"buffer:{buffer.name}" for buffer in manifest.buffers if buffer.role == "cache" and buffer.row_axis
     }
@@ -314,14 +321,15 @@ def caches_returned(manifest: Manifest) -> set[tuple[str, str]]:
 
 
 def check_version(library: PlanLibrary, built: str | None, here: str) -> None:
-    """Compare the TensorRT that built the plans with the one here: version-compatible plans run on a newer one.
+    """Compare the TensorRT version that built the plans with the installed one. Version-compatible plans also run on
+    a newer version.
 
     Raises
     ------
     ManifestError
-        If the artifact does not say, or not as a version.
+        If the manifest names no valid version.
     ArtifactError
-        If this one is older, or of another major version.
+        If the installed version is older, or has another major version.
     """
     try:
         required, installed = (

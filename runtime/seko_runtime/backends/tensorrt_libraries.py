@@ -1,6 +1,7 @@
 """TensorRT's two libraries that run plans: the lean runtime, and TensorRT for RTX. Each is imported when it is used.
 
-TensorRT for RTX compiles a plan for the GPU when it opens it; what it compiled is kept for the next process.
+TensorRT for RTX compiles a plan for the GPU when the plan is opened. The compiled kernels are cached in a file for
+the next process.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from seko_runtime.format.manifest import EngineSpec, Manifest
 if TYPE_CHECKING:
     import tensorrt_lean as trt
 
-HEADER_BYTES = 64  # of a plan, which say whether it can run here
-CACHE_FOLDER = "seko/tensorrt-rtx"  # in the user's cache
+HEADER_BYTES = 64  # leading bytes of a plan from which TensorRT tells whether the plan can run on this GPU
+CACHE_FOLDER = "seko/tensorrt-rtx"  # folder in the user's cache
 
 
 class Contexts:
-    """Execution contexts of one engine, as the engine makes them by itself.
+    """Maker of execution contexts for one engine, without options.
 
     Parameters
     ----------
@@ -35,18 +36,19 @@ class Contexts:
         self._engine = engine
 
     def make(self) -> trt.IExecutionContext | None:
-        """Return a new context; None where there is no memory for it."""
+        """Return a new context; None if there is too little memory."""
         return self._engine.create_execution_context()
 
     def check_capture(self, context: trt.IExecutionContext, stream: int) -> None:
-        """Refuse an engine that cannot be captured on a stream; called after its first call there."""
+        """Raise an error if the engine cannot be captured on a CUDA stream; called after the engine's first call
+        there."""
 
     def close(self) -> None:
-        """Save for the next process what the contexts compiled."""
+        """Save the kernels that the contexts compiled, for the next process."""
 
 
 class RtxContexts(Contexts):
-    """Contexts with a cache of what TensorRT for RTX compiles for this GPU.
+    """Maker of execution contexts with a cache of the kernels that TensorRT for RTX compiles for this GPU.
 
     Parameters
     ----------
@@ -57,22 +59,25 @@ class RtxContexts(Contexts):
     spec : EngineSpec
         What the manifest says of it.
     file : Path
-        The cache's file: one for each plan, library version and GPU.
+        The cache file, one for each plan, library version and GPU.
     """
 
     def __init__(self, rtx: Any, engine: Any, spec: EngineSpec, file: Path) -> None:
         super().__init__(engine)
         self._spec, self._file = spec, file
         self._config = engine.create_runtime_config()
-        self._config.cuda_graph_strategy = rtx.CudaGraphStrategy.DISABLED  # the session captures it itself
+        # TensorRT captures no CUDA graph, because the session captures the whole call
+        self._config.cuda_graph_strategy = rtx.CudaGraphStrategy.DISABLED
         self._cache = self._config.create_runtime_cache()
         self._known = read_private(file)
         if self._known and not self._cache.deserialize(self._known):
-            self._known = b""  # of another driver: compiled anew, and replaced
+            # a cache of another driver version is ignored: the kernels are compiled again and the file replaced
+            self._known = b""
         self._config.set_runtime_cache(self._cache)
 
     def make(self) -> Any:
-        engine: Any = self._engine  # the lean bindings' contexts take no configuration
+        # types of the RTX bindings, since contexts of the lean runtime take no configuration
+        engine: Any = self._engine
         return engine.create_execution_context(self._config)
 
     def check_capture(self, context: Any, stream: int) -> None:
@@ -91,7 +96,7 @@ class RtxContexts(Contexts):
 
 
 class PlanLibrary:
-    """A library that runs plans.
+    """A TensorRT library that runs plans.
 
     Parameters
     ----------
@@ -100,24 +105,25 @@ class PlanLibrary:
     """
 
     module_name: str
-    title: str  # for messages
-    version_key: str  # in `extra`: the version that built the plans
-    install: str  # for messages: the packages
+    title: str  # library's name in messages
+    version_key: str  # key in the manifest's `extra` for the version that built the plans
+    install: str  # names of the packages to install, for messages
 
     def __init__(self, device: int) -> None:
         self.module: Any = importlib.import_module(self.module_name)
         self.device = device
 
     def check_plan(self, runtime: trt.Runtime, spec: EngineSpec, plan: bytes, manifest: Manifest) -> None:
-        """Refuse a plan that this GPU cannot run, before it is loaded, where the library can tell."""
+        """Raise an error if this GPU cannot run a plan, as far as the library can tell before loading it."""
 
     def contexts(self, engine: trt.ICudaEngine, spec: EngineSpec, plan: bytes) -> Contexts:  # noqa: ARG002
-        """Return what makes the contexts of a loaded engine."""
+        """Return the maker of contexts for a loaded engine."""
         return Contexts(engine)
 
 
 class LeanLibrary(PlanLibrary):
-    """TensorRT's lean runtime. It reports an unsuitable plan only when it loads it, and can capture every plan."""
+    """TensorRT's lean runtime, which reports an unsuitable plan only when it is loaded, and can capture every
+    plan."""
 
     module_name = "tensorrt_lean"
     title = "TensorRT"
@@ -134,12 +140,12 @@ class RtxLibrary(PlanLibrary):
     install = "tensorrt-rtx-cu13-libs and -bindings"
 
     def check_plan(self, runtime: Any, spec: EngineSpec, plan: bytes, manifest: Manifest) -> None:
-        """Ask whether a plan can run here.
+        """Ask TensorRT for RTX whether this GPU can run a plan.
 
         Raises
         ------
         ArtifactError
-            If it is for other GPUs; if it cannot run for another reason.
+            If the plan is for other GPUs, or cannot run for another reason.
         """
         validity, reasons = runtime.get_engine_validity(plan[:HEADER_BYTES])
         if validity != self.module.EngineValidity.INVALID:
@@ -165,12 +171,13 @@ class RtxLibrary(PlanLibrary):
 
 
 def cache_folder() -> Path:
-    """Return where this user's compiled kernels are kept."""
+    """Return the folder of this user's compiled kernels."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / CACHE_FOLDER
 
 
 def read_private(file: Path) -> bytes:
-    """Return a file's bytes; empty if it is missing, or if another user could have written it, since it holds code."""
+    """Return the bytes of a cache file; empty if the file is missing, or if another user could have written it, since
+    it contains code."""
     for place in (file.parent, file):
         try:
             known = place.lstat()
@@ -182,7 +189,8 @@ def read_private(file: Path) -> bytes:
 
 
 def write_private(file: Path, content: bytes) -> None:
-    """Replace a file at once, in a folder that is the user's alone; a full or read-only disk leaves it out."""
+    """Replace a file atomically, in a folder that only the user may write to. On a full or read-only disk no file is
+    written."""
     part = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -31,7 +31,7 @@ class CpuMemory:
     def allocate(self, spec: TensorSpec) -> torch.Tensor:
         try:
             return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=self.device)
-        except RuntimeError as error:  # what torch's CPU allocator raises
+        except RuntimeError as error:  # exception of torch's CPU allocator
             raise DeviceMemoryError(
                 f"buffer {spec.name} takes {spec.nbytes} bytes, more than this machine gives: "
                 f"{str(error).splitlines()[0][:120]}; close other programs"
@@ -54,7 +54,10 @@ class CpuMemory:
 
     def row(self, tensor: torch.Tensor, axis: int, row: int, rows: int) -> torch.Tensor:
         part = tensor.shape[axis] // rows
-        return tensor.narrow(axis, row * part, part)
+        return self.part(tensor, axis, row * part, part)
+
+    def part(self, tensor: torch.Tensor, axis: int, first: int, count: int) -> torch.Tensor:
+        return tensor.narrow(axis, first, count)
 
     def every(self, tensor: torch.Tensor, axis: int, step: int) -> torch.Tensor:
         return tensor[(slice(None),) * axis + (slice(None, None, step),)]
@@ -142,8 +145,9 @@ class HostResults:
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], depth: int) -> None:
         self._sources, self._depth = dict(tensors), depth
-        self._blocks: dict[int, list[dict[str, torch.Tensor]]] = {}  # by row, then by turn
-        self._names: dict[tuple[int, int], str] = {}  # which tensor a block was filled from last
+        self._blocks: dict[int, list[dict[str, torch.Tensor]]] = {}  # copies by row, then by turn
+        # name of the tensor from which each block was filled last
+        self._names: dict[tuple[int, int], str] = {}
 
     def reserve(self, row: int) -> None:
         if row not in self._blocks:
@@ -168,7 +172,7 @@ class HostResults:
 
 
 class _SharedBlock:
-    """Host tensors that are also the device's: the CPU reads what the host wrote."""
+    """A block of host tensors that engines on the CPU read directly."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = tensors

@@ -1,4 +1,5 @@
-"""Patches of private parts of torch, as `seko_export.lowering.patches` has those of builds."""
+"""Patches of torch's private functions for opening artifacts; `seko_export.lowering.patches` has the patches for
+builds."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from torch._export.serde import serialize
 
 
 def resolve_type_hints_once() -> None:
-    """Have torch's reader of exported programs resolve the type hints of each of its classes once a process.
+    """Patch torch's reader of exported programs to resolve the type hints of each of its classes once a process.
 
-    Torch 2.11 and 2.13 resolve them for each of a program's thousands of records, which takes most of the time that
-    loading takes.
+    Torch 2.11 and 2.13 resolve type hints again for each of a program's thousands of records, which takes most of the
+    loading time.
     """
     if vars(serialize).get("typing") is not typing:
         return

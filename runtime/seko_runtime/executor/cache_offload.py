@@ -1,6 +1,7 @@
-"""A cache on the host: each layer is copied to the device while the layer before it runs.
+"""Cache offload: layers of a KV cache in host memory, each of which is copied to the device while the layer before it
+runs.
 
-Without offloaded buffers in the manifest, everything here does nothing.
+If the manifest has no offloaded buffers, all methods do nothing.
 """
 
 from __future__ import annotations
@@ -24,28 +25,27 @@ Copies = Sequence[tuple[Tensor, Tensor]]  # target, source
 class BoundVisit:
     """The copies around one engine call."""
 
-    fetches: Copies  # beside it, for the call after it
-    stores: Copies  # after it
+    fetches: Copies  # copies to the device that run during this call, for the next one
+    stores: Copies  # copies to the host that run after this call
 
 
 class CacheOffload:
     """The offloaded buffers of one session: layers on the host ("homes"), a few places on the device ("seats").
 
-    A resident layer has a seat of its own and no home. Of the others a home always holds the valid content, and a
-    seat holds the layer for one call. Between two runs of a `unit`,
-    the seats of the unit's first call hold its layers. Copies have a queue of their own: they run after all calls
-    that were queued before them, and a call runs after the copies that were queued before the previous call. So no
-    seat is overwritten while it is read or before it is stored, and a call does not wait for the layer that is
-    fetched during it.
+    A resident layer has a seat of its own and no home. Each other layer has its valid content in its home, and a seat
+    holds it for one call. Between two runs of a `unit`, the seats of the unit's first call hold its layers. Copies
+    have a queue of their own: a copy runs after all calls that were queued before it, and a call runs after the
+    copies that were queued before the previous call. As a result no seat is overwritten while it is read or before it
+    is stored, and no call waits for the layer that is fetched during it.
 
     Parameters
     ----------
     manifest, programs, units
         As `layer_visits` takes them.
     buffers : mapping of str to tensor
-        For an offloaded buffer its seats, zero-filled.
+        The session's buffers by name. The tensor of an offloaded buffer has its seats, filled with zeros.
     memory : Memory
-        The session's.
+        The session's memory.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class CacheOffload:
         self._copies = memory.copy_queue()
         self.homes = {name: self._copies.allocate(spec.on_host) for name, spec in self._specs.items()}
         self._first = self._fetched(first_visits(self._visits)[units[0][0]].takes)
-        self._armed = True  # whether the first call's layers are in their seats; zeros there, zeros here
+        self._armed = True  # whether the seats hold the layers of the first call; at the start both are zeros
         self._unstored: Copies = ()
 
     def index(self, ref: Ref) -> tuple[int, ...]:
-        """Return where a reference points in its tensor on the device."""
+        """Return the index of a reference into its tensor on the device: the seat of an offloaded layer."""
         spec = self._specs.get(ref.name) if ref.kind == "buffer" else None
         if spec is None:
             return ref.index
@@ -84,7 +84,7 @@ class CacheOffload:
         }
 
     def before(self, visit: BoundVisit) -> None:
-        """Queue what a call needs: wait for its layers, and start copying the next ones."""
+        """Queue the copies around a call: wait for the call's layers, and start to copy those of the next call."""
         self._copies.join()
         with self._copies.forked():
             self._copy(self._unstored)
@@ -93,7 +93,8 @@ class CacheOffload:
 
     @contextmanager
     def unit(self) -> Iterator[None]:
-        """Context for the programs of a unit, or some of them. It can be captured after `arm` was called."""
+        """Context in which the programs of a unit, or some of them, run. It can be captured after `arm` was
+        called."""
         if not self._specs:
             yield
             return
@@ -107,7 +108,7 @@ class CacheOffload:
             self._copies.join()
 
     def arm(self) -> None:
-        """Queue the copies of the first call's layers, if a failed unit left others in the seats."""
+        """Queue copies of the first call's layers to the seats, if a failed unit left other layers there."""
         if self._specs and not self._armed:
             self._copy(self._first)
             self._armed = True
@@ -118,7 +119,7 @@ class CacheOffload:
         def part(layer: Tensor) -> Tensor:
             return layer if row is None else self._memory.row(layer, 0, row, self._batch)
 
-        # The device writes them, in its own order. Afterwards the first call's layers are in their seats.
+        # The device writes the zeros in stream order. Afterwards the seats hold the layers of the first call.
         spec = self._specs[buffer]
         for seat in range(spec.device_layers):
             self._memory.zero(part(self._memory.index(self._seats[buffer], (seat,))))
@@ -127,7 +128,7 @@ class CacheOffload:
             self._memory.copy(part(self._home(buffer, number)), zeros)
 
     def sample(self, buffer: str, step: int) -> NDArray[np.float32]:
-        """Copy every ``step``-th entry of the axis of the rows of an offloaded buffer to the host; waits for it."""
+        """Wait for the device, and return every ``step``-th entry of an offloaded buffer along its row axis."""
         spec = self._specs[buffer]
         seats = self._memory.read(self._memory.every(self._seats[buffer], 1, step))[: spec.resident_layers]
         homes = self._memory.read(self._memory.every(self.homes[buffer], 1, step))
@@ -144,7 +145,7 @@ class CacheOffload:
         return self._memory.index(self.homes[buffer], (layer - self._specs[buffer].resident_layers,))
 
     def _fetched(self, layers: Sequence[Layer]) -> Copies:
-        """Return the copies of these layers from their homes to their seats."""
+        """Return the copies of layers from their homes to their seats."""
         return [
             (
                 self._memory.index(self._seats[name], (device_seat(layer, self._specs[name]),)),

@@ -1,4 +1,5 @@
-"""The contract of a workload with the executor: its programs, how each runs, and the buffers it may write."""
+"""The contract of a workload with the executor: the workload's programs, how each runs, and the buffers it may
+write."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from dataclasses import dataclass, field
 
 from seko_runtime.format.manifest import Buffer
 
-CALL_ROWS = "rows"  # a host buffer: the pool's row of each batch index of a call
-RANK = "rank"  # [1], a host buffer: the number of the process, where several run a call together
+CALL_ROWS = "rows"  # host buffer with the pool's row number for each batch index of a call
+RANK = "rank"  # host buffer [1] with the rank of this process, if several run each call together
 
 
 @dataclass(frozen=True)
@@ -18,17 +19,19 @@ class ProgramRule:
     Parameters
     ----------
     reads, writes : frozenset of str
-        Roles of the buffers that it may take, and of those that it may write.
+        Roles of the buffers that the program may read, and of those that it may write.
     counts : str
-        What its runs count: ``pass`` or ``row``, a mark in its references; empty if it has one run without a number.
+        What the program's runs are numbered by: ``pass`` or ``row``, a mark in its references; empty if there is one
+        run without a number.
     numbers : range
         The number of each run.
     bucket : int
-        Leading entries that ``[bucket]`` selects; 0 if its references may not have that mark.
+        Number of leading entries that the mark ``[bucket]`` selects; 0 if references may not have that mark.
     by_row : bool
-        Whether it may take a buffer only by row, since the runs of its rows are queued one by one beside other work.
+        Whether the program may use a buffer only by row, because its runs for single rows are queued at the same time
+        as other work.
     required : bool
-        Whether an artifact without it is refused.
+        Whether an artifact without this program is refused.
     """
 
     reads: frozenset[str]
@@ -49,17 +52,17 @@ class Contract:
     programs : mapping of str to ProgramRule
         Every program that the workload knows, by name.
     together : tuple of tuple of str
-        Names of programs of which an artifact has all or none.
+        Groups of programs: an artifact has all programs of a group or none.
     units : tuple of tuple of str
-        Programs that run one after another in one call, for each kind of call. Only they may use an offloaded cache,
-        whose layers they take in turn.
+        For each kind of call, the programs that run one after another in it. Only these programs may use an offloaded
+        cache, layer after layer.
     fed : frozenset of str
-        Buffers that the host fills, although programs may write others of their role.
+        Buffers that only the host may write, although programs may write other buffers of the same role.
     anywhere : frozenset of str
-        Buffers that every program may take, whatever its roles.
+        Buffers that every program may read, whatever its rule says of roles.
     check_buffers : callable
-        Takes the buffers by name; raises a ManifestError if one that the host writes, reads or splits into rows has
-        another shape, dtype or role than the workload's code expects.
+        Takes the buffers by name; raises a ManifestError if a buffer that the host writes, reads or splits into rows
+        has a shape, dtype or role that the workload's code does not expect.
     """
 
     programs: Mapping[str, ProgramRule]

@@ -1,6 +1,4 @@
-"""Determines which call of a unit needs which layers of an offloaded cache, and the copies around it. Runs
-nothing.
-"""
+"""The plan of copies for an offloaded cache: which call of a unit needs which layers. Runs nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from seko_runtime.errors import ManifestError
 from seko_runtime.executor.resolved import Programs, Ref, ResolvedCall
 from seko_runtime.format.manifest import Buffer, EngineSpec, Manifest
 
-Layer = tuple[str, int]  # of which buffer, and its number there: `layer_number`
-Run = tuple[str, int]  # a program, and which of its runs
+Layer = tuple[str, int]  # name of the buffer, and the layer's number in it; see `layer_number`
+Run = tuple[str, int]  # name of a program, and the number of its run
 
 
 @dataclass(frozen=True)
@@ -23,12 +21,12 @@ class Visit:
     Parameters
     ----------
     takes : tuple of Layer
-        Layers in the device's seats while it runs.
+        Layers that the call uses, which are in seats on the device while it runs.
     fetches : tuple of Layer
-        Layers of the next such call; after the unit's last call comes the first one again.
+        Layers that the next such call uses; after the unit's last call comes its first one again.
     stores : tuple of Layer
-        Layers that it writes and no later call of the unit writes. Earlier writes need no copy: a later call writes
-        the same entries before it reads them.
+        Layers that this call writes and no later call of the unit does. Earlier writes need no copy, because a later
+        call writes the same entries before it reads them.
     """
 
     takes: tuple[Layer, ...]
@@ -37,7 +35,8 @@ class Visit:
 
 
 def layer_number(index: tuple[int, ...], buffer: Buffer) -> int:
-    """Return the number of a layer, counted over all axes before the rows; ``index`` may go on behind them."""
+    """Return the number of a layer, counted over all axes in front of the row axis; further entries of ``index`` are
+    ignored."""
     number = 0
     for size, position in zip(buffer.shape[: buffer.row_axis], index, strict=False):
         number = number * size + position
@@ -45,8 +44,8 @@ def layer_number(index: tuple[int, ...], buffer: Buffer) -> int:
 
 
 def device_seat(layer: int, buffer: Buffer) -> int:
-    """Return the seat of a layer. A resident one has its own; the others have the remaining seats in turn, except that
-    the first and the last of them never share one.
+    """Return the seat of a layer. A resident layer has a seat of its own; offloaded layers take the remaining seats
+    in turn, except that the first and the last offloaded layer never share a seat.
     """
     first = buffer.resident_layers
     if layer < first:
@@ -63,7 +62,7 @@ def layer_visits(
     Parameters
     ----------
     manifest : Manifest
-        Its buffers say what is offloaded.
+        The manifest, whose buffers name their offloaded layers.
     programs : Programs
         From `resolve_programs`.
     units : sequence of sequence of str
@@ -103,7 +102,7 @@ def layer_visits(
         raise ManifestError(
             f"the first program of a unit takes nothing of the offloaded {', '.join(offloaded)}"
         )
-    # Whatever runs next finds the layers of the first call there: a unit, or one of its programs alone.
+    # After a run the seats hold the layers of the first call again, for the next unit or for a single program of one.
     firsts = [set(visit.takes) for visit in begins.values()]
     if any(first != firsts[0] for first in firsts):
         raise ManifestError(f"programs begin with different layers of an offloaded cache: {firsts}")
@@ -122,7 +121,7 @@ def first_visits(visits: Mapping[Run, Mapping[int, Visit]]) -> dict[str, Visit]:
 def _layers_of(
     call: ResolvedCall, offloaded: Mapping[str, Buffer], positions: Sequence[int]
 ) -> Iterator[Layer]:
-    """Yield the layers among these inputs and the outputs that come from the host, each once."""
+    """Return the offloaded layers among a call's inputs at ``positions`` and its outputs, each once."""
     refs = [
         ref for ref in (*(call.inputs[n] for n in positions), *call.outputs) if _is_offloaded(ref, offloaded)
     ]
@@ -163,8 +162,8 @@ def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:
 def _check_seats(
     offloaded: Mapping[str, Buffer], takes: Sequence[Layer], fetches: Sequence[Layer], run: Run
 ) -> None:
-    """Check that a call's layers and those of the next call have different seats: the latter are copied during the
-    call.
+    """Check that the layers of a call and of the next call have different seats, because the next call's layers are
+    copied during the call.
     """
     taken_seats = {(name, device_seat(layer, offloaded[name])) for name, layer in takes}
     fetched_seats = {(name, device_seat(layer, offloaded[name])) for name, layer in fetches}

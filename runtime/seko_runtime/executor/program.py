@@ -1,4 +1,4 @@
-"""Programs bound to engines and tensors. All lookups are done once; a run only calls engines with lists of tensors."""
+"""Programs bound to engines and tensors. Names are looked up once; a run only calls engines with lists of tensors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BoundProgram:
         Raises
         ------
         ArtifactError
-            On the first run, if an engine returns something else than the manifest says.
+            On the first run, if the number, a shape or a dtype of an engine's results differs from the manifest.
         EngineRunError
             If an engine fails.
         """
@@ -70,7 +70,7 @@ class BoundProgram:
         finally:
             cells[:] = [None] * len(
                 cells
-            )  # a value kept here would hold memory that a capture wants to reuse
+            )  # values are dropped: a kept one would hold memory that the capture could reuse
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class BoundTensors:
     _views: dict[Ref, Tensor] = field(default_factory=dict)
 
     def tensor(self, ref: Ref) -> Tensor:
-        """Return the tensor or view that a weight or buffer reference means."""
+        """Return the tensor or view to which a weight or buffer reference points."""
         if ref not in self._views:
             if ref.kind == "weight":
                 view = self.memory.constant(self.weights[ref.name], ref.index)
@@ -95,7 +95,9 @@ class BoundTensors:
                 view = self.memory.index(whole, self.layers.index(ref)) if ref.index else whole
             if ref.leading:
                 view = self.memory.leading(view, ref.leading)
-            if not ref.by_pass:  # what differs from pass to pass must not be taken for a constant address
+            if (
+                not ref.by_pass
+            ):  # a view that differs between passes must not be declared as a constant address
                 self.memory.keep_static(view)
             self._views[ref] = view
         return self._views[ref]
@@ -105,10 +107,10 @@ class BoundTensors:
 class _BoundCall:
     engine: Engine
     spec: EngineSpec
-    inputs: list[Tensor]  # None where a value is put in
-    values_in: tuple[tuple[int, int, tuple[int, ...]], ...]  # input position, cell, index
-    values_out: tuple[tuple[int, int], ...]  # output position, cell
-    buffers_out: tuple[tuple[int, Tensor], ...]  # output position, buffer
+    inputs: list[Tensor]  # arguments; None at positions that values fill
+    values_in: tuple[tuple[int, int, tuple[int, ...]], ...]  # values to insert: input position, cell, index
+    values_out: tuple[tuple[int, int], ...]  # values to keep: output position, cell
+    buffers_out: tuple[tuple[int, Tensor], ...]  # results to copy: output position, buffer
     visit: BoundVisit | None
 
 

@@ -1,4 +1,4 @@
-"""Checks programs: references exist, match the engine's signature, and may be written. Runs nothing."""
+"""Checks of programs: references exist, match the engine's signature, and may be written. Runs nothing."""
 
 from __future__ import annotations
 
@@ -21,30 +21,33 @@ _MARKS = ("[pass]", "[row]", "[bucket]")
 
 SpecT = TypeVar("SpecT", bound=TensorSpec | EngineSpec)
 _Form = tuple[tuple[int, ...], str]  # shape and dtype
-_Meaning = tuple[Ref, _Form | None]  # the form of a weight or buffer; a value's may change
+# a resolved reference, with shape and dtype for a weight or buffer, whose form never changes, and None for a value
+_Meaning = tuple[Ref, _Form | None]
 
 
 def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
-    """Fill in the pass, row and bucket of every run, and check each call against its engine's signature.
+    """Resolve all programs: fill in pass, row and bucket of every run, and check each call against its engine's
+    signature.
 
-    AOTInductor accepts wrong shapes silently, so they must be found here.
+    AOTInductor accepts wrong shapes silently, so this function must find them.
 
     Parameters
     ----------
     manifest : Manifest
         Its `files` are not used.
     contract : Contract
-        The workload's, for this manifest.
+        The workload's contract, for this manifest.
 
     Returns
     -------
     Mapping[str, tuple[tuple[ResolvedCall, ...], ...]]
-        For each program its sequences of calls, one for each of its runs.
+        For each program, the sequence of calls of each of its runs.
 
     Raises
     ------
     ManifestError
-        If a program or table names something that does not exist or is doubled, or writes where it must not.
+        If a program or table names something that does not exist or exists twice, or a program writes a buffer that
+        it must not write.
     ArtifactError
         If a shape or dtype differs from the engine's.
     """
@@ -58,12 +61,13 @@ def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
         resolved[program] = tuple(
             tables.resolve(_Run(program, rule, contract, number), calls) for number in rule.numbers
         )
-    layer_visits(manifest, resolved, contract.units)  # for what it refuses
+    layer_visits(manifest, resolved, contract.units)  # called only for the errors that it raises
     return resolved
 
 
 def _check_size(manifest: Manifest, contract: Contract) -> None:
-    """Limit the number of references in all runs, before any is resolved. A call without any counts as one."""
+    """Limit the number of references in all runs, before any is resolved. A call without references counts as one
+    reference."""
     count = sum(
         len(contract.programs[program].numbers)
         * sum(max(1, len(call.inputs) + len(call.outputs)) for call in calls)
@@ -77,7 +81,7 @@ def _check_size(manifest: Manifest, contract: Contract) -> None:
 
 
 class _Run(NamedTuple):
-    """One run of a program: its name, its rule, the contract of which that is a part, and the run's number."""
+    """One run of a program: the program's name and rule, the workload's contract, and the run's number."""
 
     program: str
     rule: ProgramRule
@@ -147,7 +151,7 @@ class _Tables:
         return ResolvedCall(engine.name, tuple(inputs), tuple(outputs))
 
     def _meaning(self, run: _Run, text: str, where: str) -> _Meaning:
-        """Return what a reference means in this run; one that means the same in all runs is resolved once."""
+        """Resolve a reference in a run. A reference that is equal in all runs is resolved once."""
         marked = any(mark in text for mark in _MARKS)
         key = (text, run.rule.counts, run.number, run.rule.bucket) if marked else text
         if key not in self._meanings:
@@ -196,7 +200,8 @@ class _Tables:
                 f"{where}: writes {ref.kind} {ref.name} in place, only buffers may be written"
             )
         role, allowed = self.buffers[ref.name].role, run.rule.writes
-        if role not in allowed:  # else a failed call could leave a row or what the host fills half written
+        # otherwise a failed call could leave a row, or a buffer that the host fills, partly written
+        if role not in allowed:
             raise ManifestError(
                 f"{where}: writes buffer {ref.name} of role {role}, may write {' or '.join(sorted(allowed))}"
             )
@@ -204,7 +209,7 @@ class _Tables:
             raise ManifestError(f"{where}: writes buffer {ref.name}, which the host fills")
 
     def _check_role(self, run: _Run, ref: Ref, where: str) -> None:
-        """Check that programs that run at the same time, or one program's runs that do, share no buffer."""
+        """Check that programs, or runs of one program, that run at the same time share no buffer."""
         if ref.name in run.contract.anywhere:
             return
         role, rule = self.buffers[ref.name].role, run.rule

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A tensor of a call: `weight`, `buffer` or `value`, indexed along its leading axes.
+    """A reference to a tensor of a call: a weight, buffer or value, indexed along its leading axes.
 
     Parameters
     ----------
     kind, name, index
         The tensor, and an index for each of its leading axes.
     by_pass, by_row : bool
-        Whether it is a table's entry for the pass; whether it is a row. A cache of the pass is no such entry: an
-        engine that writes it must know its address as a constant.
+        Whether the reference is a table's entry for the pass; whether it is a row. The cache of a pass does not count
+        as such an entry, because an engine that writes it needs its address as a constant.
     leading : int
-        If not 0, only so many entries of the axis after the indices: what a small bucket uses of the largest one's
-        buffer.
+        If not 0, the reference takes only this many leading entries of the next axis: the part of the largest
+        bucket's buffer that a smaller bucket uses.
     """
 
     kind: str

@@ -1,1 +1,2 @@
-"""The machine below the runtime: failures of it and of libraries as our errors, and signals that end a command."""
+"""The machine under the runtime: its faults and those of libraries as errors of the runtime, and signals that end a
+command."""

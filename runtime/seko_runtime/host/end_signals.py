@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_EXIT_SIGNAL = 128  # plus the signal's number, as shells count
+_EXIT_SIGNAL = 128  # exit code of a command that a signal ended: this plus the signal's number, as in shells
 
 
 class AskedToEnd(KeyboardInterrupt):
@@ -22,12 +22,12 @@ class AskedToEnd(KeyboardInterrupt):
 
 
 def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
-    """Run a command and return its exit code; if a signal ends it, say so in one sentence.
+    """Run a command and return its exit code; if a signal ends the command, say so in one sentence.
 
     Parameters
     ----------
     command : callable
-        Returns the exit code. A signal of `ENDING` raises `AskedToEnd` in it, if it runs in the main thread.
+        Returns the exit code. If the command runs in the main thread, a signal of `ENDING` raises `AskedToEnd` in it.
     tell : callable
         Called with the sentence: that nothing was left behind, or what was kept (the exception's last note).
 
@@ -47,7 +47,8 @@ def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
             code = command()
             done = True
         except KeyboardInterrupt as ended:
-            notes = getattr(ended, "__notes__", ())  # by what cleaned up on the way
+            # a note that clean-up code added while the exception passed
+            notes = getattr(ended, "__notes__", ())
             tell(f"interrupted; {notes[-1] if notes else 'nothing was left behind'}")
             code = _EXIT_SIGNAL + (ended.number if isinstance(ended, AskedToEnd) else signal.SIGINT)
             done = True
@@ -58,8 +59,8 @@ def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
 def held_signals() -> Iterator[None]:
     """Delay the signals of `ENDING` until the block ends.
 
-    By handlers instead of the thread's signal mask: another thread may receive the signal, and Python then raises in
-    the main thread.
+    Signals are held by handlers and not by the thread's signal mask, because another thread may receive the signal,
+    and Python then raises in the main thread.
     """
     came: list[int] = []
     try:
@@ -73,7 +74,8 @@ def held_signals() -> Iterator[None]:
 @contextmanager
 def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Install a handler for the signals of `ENDING`, except those that the parent process had ignored."""
-    if threading.current_thread() is not threading.main_thread():  # Python sets and runs handlers there only
+    # Python sets and runs signal handlers in the main thread only
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     handlers = {number: signal.getsignal(number) for number in ENDING}
@@ -88,7 +90,7 @@ def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 
 def _is_unwinding() -> bool:
-    """Return whether an earlier signal is still being handled; its clean-up must not be interrupted."""
+    """Return whether an earlier signal is still being handled, whose clean-up must not be interrupted."""
     handled = sys.exception()
     while handled is not None:
         if isinstance(handled, AskedToEnd):

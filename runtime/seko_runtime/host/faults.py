@@ -1,4 +1,4 @@
-"""Turns exceptions of engines, libraries and the system into errors of the runtime."""
+"""Conversion of exceptions of engines, libraries and the system into errors of the runtime."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from seko_runtime.errors import (
     SekoRuntimeError,
 )
 
-TOLD_LETTERS = 200  # of another library's message
-# Torch's classes, by name: this module is torch-free. Torch has none for too little memory of the host's.
+TOLD_LETTERS = 200  # most letters that are quoted of a library's message
+# Names of torch's exception classes, since this module imports no torch. Torch has no class for too little host
+# memory.
 _DEVICE_MEMORY, _DEVICE_FAULT, _HOST_ALLOCATOR = "OutOfMemoryError", "AcceleratorError", "DefaultCPUAllocator"
-_NO_THREAD = "can't start new thread"  # Python's words, in a RuntimeError
+_NO_THREAD = "can't start new thread"  # Python's message in a RuntimeError
 _LACKING = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN)
 )
@@ -27,7 +28,7 @@ _DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 
 
 class Recorder(Protocol):
-    """Something that can capture work and launch it again: a `Memory` or a `Lane`."""
+    """An object that can capture device work and launch it again: a `Memory` or a `Lane`."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture ``work`` and return a function that launches it."""
@@ -52,8 +53,8 @@ def machine_faults() -> Iterator[None]:
 
 
 def captured(recorder: Recorder, work: Callable[[], None], what: str) -> Callable[[], None]:
-    """Capture engines' work and return a function that launches it; failures of both become errors as in
-    `engine_fault`.
+    """Capture engines' work and return a function that launches it. Exceptions of capture and launch are converted as
+    in `engine_fault`.
     """
     failed: list[SekoRuntimeError] = []
 
@@ -70,7 +71,8 @@ def captured(recorder: Recorder, work: Callable[[], None], what: str) -> Callabl
         raise
     except (
         Exception
-    ) as fault:  # leaving a capture that an engine broke off raises another error: the engine's counts
+        # if an engine fails in a capture, leaving the capture raises a second error: the engine's is reported
+    ) as fault:
         raise (failed[0] if failed else engine_fault(f"{what}, in its capture,", fault)) from fault
 
     def launch() -> None:
@@ -115,10 +117,11 @@ def of_machine(fault: Exception) -> SekoRuntimeError | None:
 
 @contextmanager
 def told_by_the_system() -> Iterator[None]:
-    """Context that raises the OSError of a full disk with which another exception of a library began.
+    """Context for library calls that write files: if the disk is full, raise that OSError instead of the exception
+    that followed it.
 
-    ``torch.save`` and ``torch.export.save`` end their archive whatever went wrong; then that is what fails, in words
-    that say nothing of the disk.
+    ``torch.save`` and ``torch.export.save`` close their archive after any error. On a full disk closing fails, too,
+    with a message that does not mention the disk.
     """
     try:
         yield
@@ -132,7 +135,7 @@ def told_by_the_system() -> Iterator[None]:
 
 
 def _disk_fault_behind(fault: BaseException | None) -> OSError | None:
-    """Return the fault of a disk that was being handled when an exception was raised."""
+    """Return the disk fault that was being handled when an exception was raised, if any."""
     while fault is not None:
         if isinstance(fault, OSError) and fault.errno in _DISK:
             return fault
@@ -141,8 +144,8 @@ def _disk_fault_behind(fault: BaseException | None) -> OSError | None:
 
 
 def lacks(fault: OSError) -> bool:
-    """Return whether an OSError means that the machine lacks something, or a disk fault, rather than a wrong file
-    name.
+    """Return whether an OSError means that the machine lacks something or that a disk has failed, not that a file
+    name is wrong.
     """
     return fault.errno in _LACKING
 

@@ -1,1 +1,1 @@
-"""Opens artifacts: all checks, then weights and engines, then sessions; compares chunks with goldens."""
+"""Opening of artifacts: all checks, then weights and engines, in this process or in a process for each rank."""

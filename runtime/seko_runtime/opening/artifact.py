@@ -1,4 +1,5 @@
-"""Opens an artifact: every check in order, then weights and engines, here or in a process for each of its ranks."""
+"""Opening of an artifact: all checks in order, then weights and engines, in this process or in a process for each
+rank."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def open_artifact(
     manifest, digest = read_manifest(path, trust=trust)
     check_ranks(manifest, ranks)
     if manifest.ranks > 1:
-        from seko_runtime.opening.ranked_engines import open_ranked  # with what starts processes
+        # imported here, because only artifacts of several ranks need to start processes
+        from seko_runtime.opening.ranked_engines import open_ranked
 
         workload = workload_of(manifest.workload.kind)
         return open_ranked(workload, path, manifest, digest, device, trust=trust, copy_weights=copy_weights)
@@ -72,7 +74,8 @@ def open_rank(
     except BaseException:
         backend.close()
         raise
-    # Not all of `checked`: on a GPU nothing needs the weights' bytes of the host any more, and their maps go.
+    # Only parts of `checked` are kept: on a GPU the host's bytes of the weights are not needed any more, and their
+    # maps are closed.
     loaded = Loaded(
         manifest,
         checked.programs,
@@ -88,16 +91,18 @@ def open_rank(
 
 
 def _place(workload: RuntimeWorkload[Any], manifest: Manifest, rank: int) -> RankPlace:
-    """Return the place of the process with this rank, which has joined the others."""
+    """Return the `RankPlace` of this process, which has joined the process group."""
     if manifest.ranks == 1:
         return ALONE
-    from seko_runtime.backends.rank_group import share  # with torch's process groups
+    # imported here, because it imports torch's process groups
+    from seko_runtime.backends.rank_group import share
 
     return RankPlace(rank, share, workload.first_rank_programs)
 
 
 def _loaded(backend: Backend, checked: CheckedArtifact, spared: Collection[str]) -> Mapping[str, Engine]:
-    """Load all engines but the spared; what a library raises that its backend does not know is an error of ours."""
+    """Load the engines that this rank uses. An exception of a library that the backend does not handle becomes an
+    error of the runtime."""
     manifest = checked.manifest
     wanted = replace(
         manifest, engines=tuple(engine for engine in manifest.engines if engine.name not in spared)
@@ -118,7 +123,7 @@ def check_ranks(manifest: Manifest, ranks: int | None) -> None:
     Raises
     ------
     UsageError
-        If it was built for another number.
+        If the artifact was built for another number of ranks.
     EnvironmentLacksError
         If this runtime's backend replays no artifacts of several ranks.
     """

@@ -1,4 +1,5 @@
-"""All checks of an artifact that load none of its native code, cheapest first. `artifact` opens it."""
+"""All checks of an artifact that load no native code, cheapest first. The module `artifact` opens the checked
+artifact."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ from seko_runtime.sessions.workload import RuntimeWorkload
 
 @dataclass(frozen=True)
 class CheckedArtifact:
-    """An artifact whose manifest, files, hashes and headers are right; no native code is loaded yet."""
+    """An artifact whose manifest, files, hashes and headers were checked; no native code is loaded yet."""
 
     manifest: Manifest
     workload: RuntimeWorkload[Any]
-    document: bytes  # of manifest.json
-    signature: bytes | None  # of manifest.sig
+    document: bytes  # bytes of manifest.json
+    signature: bytes | None  # bytes of manifest.sig
     digest: str
     device: str
     programs: Programs
@@ -59,7 +60,7 @@ def read_file(path: str | Path, manifest: Manifest, name: str) -> memoryview:
     Raises
     ------
     ArtifactError
-        A subclass for the cause.
+        *If a check fails; a subclass names the cause.
     """
     files = ArtifactFiles(path_of(path, "path"))
     try:
@@ -81,8 +82,8 @@ def check_artifact(
 ) -> CheckedArtifact:
     """Run every check that loads no native code of the artifact, cheapest first; see `open_artifact`.
 
-    Without ``fits_here`` the machine is not checked: the artifact may be for another one. With ``may_be_unsigned``
-    the trust file is not checked, for the tool that signs. ``copy_weights`` is as in `open_artifact`.
+    Without ``fits_here`` the artifact may be for another machine. With ``may_be_unsigned``, which the signing tool
+    uses, signatures are not checked. ``copy_weights`` is as in `open_artifact`.
     """
     folder = ArtifactFiles(path_of(path, "path"))
     try:
@@ -99,7 +100,7 @@ def check_artifact(
             check_cpu(manifest.target)
         folder.open_all(manifest.files)
         if backend is not None:
-            backend.check_library()  # before its version: without it there is none
+            backend.check_library()  # first, because a library that is not installed has no version to check
             backend.check_target(manifest.target, device)
         if copy_weights:
             held_files |= {weight.file for weight in manifest.weights}
@@ -122,7 +123,8 @@ def check_artifact(
 
 
 def _held_files(manifest: Manifest) -> frozenset[str]:
-    """Return the files that are read into memory before they are hashed: code, and what the workload reads."""
+    """Return the files that are read into memory before they are hashed: native code, and the workload's own
+    files."""
     files = {engine.file for engine in manifest.engines}
     files |= set(manifest.workload.files)
     files |= {manifest.extra[key] for key in (CACHE_KEY, PLUGINS_KEY) if key in manifest.extra} & {
@@ -151,7 +153,8 @@ def _place_weights(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[
     for weight in manifest.weights:
         by_file.setdefault(weight.file, []).append(weight)
     placed: dict[str, MappedTensor] = {}
-    for file, weights in by_file.items():  # one header at a time: a file may hold more than is asked of it
+    # one header at a time, because a file may hold more tensors than the manifest names
+    for file, weights in by_file.items():
         tensors = map_safetensors(files[file], file)
         placed |= {weight.name: check_tensor(tensors, weight, file) for weight in weights}
     return placed
@@ -160,7 +163,7 @@ def _place_weights(manifest: Manifest, files: Mapping[str, memoryview]) -> dict[
 def place_golden(
     workload: RuntimeWorkload[Any], manifest: Manifest, files: Mapping[str, memoryview]
 ) -> dict[str, MappedTensor]:
-    """Return the tensors of the golden file, after checking the shapes of those that `verify` needs."""
+    """Return the tensors of the golden file, after checking the shapes of the tensors that `verify` needs."""
     name = workload.golden_file(manifest)
     if name is None:
         return {}

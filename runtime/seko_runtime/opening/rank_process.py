@@ -1,4 +1,4 @@
-"""The process of one rank: opens the artifact as its rank, and answers the caller.
+"""The program of one rank's process: opens the artifact as that rank, and answers the caller's commands.
 
 python -m seko_runtime.opening.rank_process DESCRIPTOR
 """
@@ -19,11 +19,12 @@ from seko_runtime.sessions.artifact import OpenArtifact
 from seko_runtime.sessions.ranked_rows import RankCommands
 
 _Facts = Mapping[str, Any]
-JOIN_S = 300.0  # for all processes to open the artifact and find each other
+JOIN_S = 300.0  # seconds for all processes to open the artifact and join the process group
 
 
 def begin(rank: int, facts: _Facts) -> tuple[Handler, _Facts]:
-    """Join the group and open the artifact; return the handler of commands, and what all ranks must agree on."""
+    """Join the process group and open the artifact; return the command handler, and facts that must be equal in all
+    ranks."""
     artifact, begun = joined(rank, facts)
     answer = commands_of(rank, artifact)
 
@@ -37,7 +38,8 @@ def begin(rank: int, facts: _Facts) -> tuple[Handler, _Facts]:
 
 
 def joined(rank: int, facts: _Facts) -> tuple[OpenArtifact[Any], _Facts]:
-    """Return this rank's artifact, opened, and what all ranks must agree on; ``facts`` of `rank_facts`."""
+    """Open the artifact as this rank; return it with the facts that must be equal in all ranks. ``facts`` are those
+    of `rank_facts`."""
     from seko_runtime.backends.rank_group import join_ranks
 
     device = facts["devices"][rank]
@@ -50,7 +52,7 @@ def joined(rank: int, facts: _Facts) -> tuple[OpenArtifact[Any], _Facts]:
 
 
 def commands_of(rank: int, artifact: OpenArtifact[Any]) -> RankCommands:
-    """Return what answers the commands of a rank's open artifact."""
+    """Return the command handler of a rank's open artifact."""
     workload = workload_of(artifact.manifest.workload.kind)
     return RankCommands(
         rank, artifact.manifest, artifact.engines.open_rows, workload.rank_commands, artifact.engines.stats
@@ -59,4 +61,4 @@ def commands_of(rank: int, artifact: OpenArtifact[Any]) -> RankCommands:
 
 if __name__ == "__main__":
     serve(inherited_channel(int(sys.argv[1])), begin)
-    os._exit(0)  # libraries of collectives may wait for each other in their own ends
+    os._exit(0)  # exit without clean-up: NCCL and Gloo may wait for other ranks when they shut down

@@ -1,4 +1,4 @@
-"""The engines of an artifact that several processes replay together, as the calling process sees it.
+"""The engines of an artifact that several processes replay together: the calling process's side.
 
 The processes run `rank_process`.
 """
@@ -36,18 +36,19 @@ def open_ranked(
     trust: str | Path | None,
     copy_weights: bool,
 ) -> OpenArtifact[Any]:
-    """Open an artifact of several ranks in a process for each. Under torchrun other processes than rank 0's end here.
+    """Open an artifact of several ranks, in a process for each rank. Under torchrun the processes of ranks other than
+    0 do not return from this function.
 
     Parameters
     ----------
     workload : RuntimeWorkload
-        The artifact's.
+        The artifact's workload.
     path, trust, copy_weights
         As `open_artifact` takes them.
     manifest, digest
         The artifact's; every process must find the same.
     device : str
-        ``cuda:N`` is rank 0's device; the others have the next ones.
+        ``cuda:N`` is the device of rank 0; rank i has device N + i.
 
     Raises
     ------
@@ -82,7 +83,7 @@ def open_ranked(
 class RankedEngines:
     """`Engines` in the processes of a `RankGroup`.
 
-    The rows of one session or pool at a time are open: the collectives of two would meet in another order on each rank.
+    Only one session or pool can be open at a time: with two, ranks might start their collectives in different orders.
 
     Parameters
     ----------
@@ -102,7 +103,7 @@ class RankedEngines:
         return self._group.processes
 
     def open_rows(self, options: Mapping[str, Any]) -> Rows[Any, Any]:
-        """Open the artifact's rows in all processes; UsageError if some are open."""
+        """Open the artifact's rows in all processes; UsageError if a session or pool is open already."""
         if self._last is not None and not self._last.closed:
             raise UsageError(
                 "an artifact of several ranks has one session or pool at a time: close the open one"
@@ -140,7 +141,8 @@ def rank_facts(
     trust: str | Path | None = None,
     copy_weights: bool = False,
 ) -> dict[str, Any]:
-    """Return what the processes of an artifact need to open it; EnvironmentLacksError if there are too few GPUs."""
+    """Return the facts that a rank's process needs to open the artifact; EnvironmentLacksError if there are too few
+    GPUs."""
     return {
         "path": str(Path(path).absolute()),
         "devices": rank_devices(manifest, device),
@@ -151,18 +153,18 @@ def rank_facts(
 
 
 def rank_groups(manifest: Manifest) -> list[str]:
-    """Return the names of the process groups that the engines take."""
+    """Return the names of the process groups that the engines use."""
     shares_beside = any(buffer.rank_axis and buffer.role == "lane" for buffer in manifest.buffers)
     return [CALL_GROUP, LANE_GROUP] if shares_beside else [CALL_GROUP]
 
 
 def rank_devices(manifest: Manifest, device: str) -> list[str]:
-    """Return each rank's device, from rank 0's on.
+    """Return the device of each rank, in the order of the ranks.
 
     Raises
     ------
     EnvironmentLacksError
-        If this machine has too few.
+        If this machine has too few GPUs.
     """
     if manifest.target.device == "cpu":
         return ["cpu"] * manifest.ranks

@@ -1,4 +1,5 @@
-"""The workloads that this runtime knows: its own, those of installed distributions, and those registered in process."""
+"""The registry of workloads: built-in ones, those of installed distributions, and those registered in this
+process."""
 
 from __future__ import annotations
 
@@ -13,18 +14,21 @@ from seko_runtime.sessions.workload import RuntimeWorkload
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-GROUP = "seko.workloads"  # of entry points, whose names are kinds and whose values are `MODULE:WORKLOAD`
-BUILT_IN = {"video": "seko_runtime.video.workload"}  # modules, each with `WORKLOAD`; imported when asked for
+# group of entry points; an entry point's name is a workload's kind, its value `MODULE:WORKLOAD`
+GROUP = "seko.workloads"
+# modules of the built-in workloads, imported when needed; each has an attribute `WORKLOAD`
+BUILT_IN = {"speech": "seko_runtime.speech.workload", "video": "seko_runtime.video.workload"}
 _registered: dict[str, RuntimeWorkload[Any]] = {}
 
 
 def register_workload(workload: RuntimeWorkload[Any]) -> None:
-    """Make this process open artifacts of a workload. A second one of the same kind takes the first one's place.
+    """Register a workload in this process, so that its artifacts can be opened. A second workload of the same kind
+    replaces the first.
 
     Raises
     ------
     UsageError
-        If it is no workload, or a built-in one has its kind.
+        If the argument is no workload, or has the kind of a built-in one.
     """
     if not isinstance(workload, RuntimeWorkload):
         raise UsageError(f"workload is a {type(workload).__name__}, expected a RuntimeWorkload")
@@ -39,7 +43,7 @@ def workload_of(kind: str) -> RuntimeWorkload[Any]:
     Raises
     ------
     ManifestError
-        If there is none.
+        If no workload of this kind is known.
     """
     if kind in BUILT_IN:
         workload: RuntimeWorkload[Any] = import_module(BUILT_IN[kind]).WORKLOAD
@@ -57,12 +61,13 @@ def workload_of(kind: str) -> RuntimeWorkload[Any]:
 
 
 def workload_of_document(document: bytes) -> RuntimeWorkload[Any]:
-    """Return the workload of a manifest, untrusted; ManifestError if its core is wrong, ManifestError."""
+    """Return the workload that an untrusted manifest names; ManifestError if it names none that is known."""
     return workload_of(parse_manifest(document, Manifest).workload.kind)
 
 
 def _installed() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # with the parser of e-mail; needed for other workloads alone
+    # a slow import (it includes an e-mail parser) that only workloads of other distributions need
+    from importlib.metadata import entry_points
 
     return {entry_point.name: entry_point for entry_point in entry_points(group=GROUP)}
 

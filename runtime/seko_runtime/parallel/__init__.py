@@ -1,1 +1,1 @@
-"""Several processes that replay one artifact together: their start, their messages, their end. Knows no workload."""
+"""The processes that replay one artifact together: how they are started, messaged and ended. Knows no workload."""

@@ -22,27 +22,28 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
 
-_NUMBERS = "biuf"  # of numpy's dtypes: bool, integers, floats
-MAX_DEPTH = 32  # of mappings and sequences in each other
-MAX_PARTS = 1 << 20  # of a message: numbers, words, and what holds them
-MAX_VIEW_BYTES = 1 << 28  # of an array that is copied before it is sent: one number may stand for any many
-_MAX_BITS = 1024  # of an integer: Python writes and reads no number of many thousand digits
+_NUMBERS = "biuf"  # numpy's kinds of dtypes that are allowed: bool, integers, floats
+MAX_DEPTH = 32  # deepest nesting of mappings and sequences
+MAX_PARTS = 1 << 20  # most parts of a message: numbers, strings, mappings and sequences
+# most bytes of an array that must be copied before it is sent; a broadcast array may claim any size
+MAX_VIEW_BYTES = 1 << 28
+_MAX_BITS = 1024  # most bits of an integer, because Python refuses to print numbers of many thousand digits
 
 
 class Channel:
-    """One end of a connection, which it closes. Any thread may send; one thread receives."""
+    """One end of a connection between two processes. Any thread may send; one thread receives."""
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self.connection = connection
         self._sending = threading.Lock()
 
     def send(self, message: Mapping[str, Any] | Packed) -> None:
-        """Send a message, packed or as `pack` takes it.
+        """Send a message, given as a `Packed` or as an argument of `pack`.
 
         Raises
         ------
         UsageError
-            If it cannot be packed; nothing is sent then.
+            If the message cannot be packed; nothing is sent.
         OSError
             If the other end is gone.
         """
@@ -55,7 +56,7 @@ class Channel:
                     remaining = remaining[os.write(self.connection.fileno(), remaining) :]
 
     def send_at_once(self, message: Mapping[str, Any]) -> bool:
-        """Send a short message without arrays, unless that would have to wait; return whether it was sent."""
+        """Send a short message without arrays if that is possible without waiting; return whether it was sent."""
         if not self._sending.acquire(blocking=False):
             return False
         try:
@@ -69,7 +70,7 @@ class Channel:
             self._sending.release()
 
     def receive(self) -> dict[str, Any]:
-        """Return the next message; waits for it.
+        """Wait for the next message and return it.
 
         Raises
         ------
@@ -101,15 +102,15 @@ class Channel:
 
 @dataclass(frozen=True)
 class Packed:
-    """A message as it is sent: what JSON can hold, and the arrays that it refers to."""
+    """A packed message: a JSON value, and the arrays to which it refers."""
 
     parts: Mapping[str, Any]
     arrays: Sequence[NDArray[Any]]
 
     def with_more(self, message: Mapping[str, Any], *, within: str) -> Packed:
-        """Return a message whose entry ``within`` is this one with further entries, and which has no others.
+        """Return a new message with one entry, ``within``: this message with further entries.
 
-        What was packed is not packed again.
+        Parts that are packed already are not packed again.
         """
         packer = _Packer(list(self.arrays))
         more = packer.part(message, within, 0)
@@ -119,27 +120,28 @@ class Packed:
 def pack(message: Mapping[str, Any]) -> Packed:
     """Pack a message: mappings and sequences of numbers, strings, None and arrays.
 
-    A dataclass becomes a mapping, what else numpy can convert an array, such as a host tensor of torch.
+    A dataclass becomes a mapping. Other objects that numpy can convert, such as a torch tensor on the host, become
+    arrays.
 
     Raises
     ------
     UsageError
-        If it holds anything else, is nested deeper than `MAX_DEPTH`, has more than `MAX_PARTS` parts, an integer of
-        very many bits, or a view that is more than `MAX_VIEW_BYTES` when its numbers are written out.
+        If the message holds anything else, is nested deeper than `MAX_DEPTH`, has more than `MAX_PARTS` parts, an
+        integer with too many bits, or a view whose contiguous copy would exceed `MAX_VIEW_BYTES`.
     """
     packer = _Packer([])
     return Packed(packer.part(message, "message", 0), packer.arrays)  # type: ignore[arg-type]  # a mapping gives one
 
 
 class _Packer:
-    """Packs the parts of one message: ``arrays`` are appended to, the parts are counted."""
+    """Packer of one message: collects its arrays in ``arrays`` and counts its parts."""
 
     def __init__(self, arrays: list[NDArray[Any]]) -> None:
         self.arrays = arrays
         self._left = MAX_PARTS
 
     def part(self, part: object, name: str, depth: int) -> object:
-        """Return a part of the message as JSON can hold it; ``name`` is for errors."""
+        """Return a part of the message as a JSON value; ``name`` is its name in errors."""
         self._left -= 1
         if self._left < 0:
             raise UsageError(f"{name} has more than {MAX_PARTS} parts; give numbers as an array")
@@ -166,7 +168,7 @@ class _Packer:
             array = np.asarray(part)
             if not array.flags.c_contiguous and array.nbytes <= MAX_VIEW_BYTES:
                 array = np.ascontiguousarray(array)
-        except Exception as fault:  # `__array__` of somebody's class may raise anything
+        except Exception as fault:  # the method `__array__` of a foreign class may raise any exception
             raise UsageError(f"{name} is no array of numbers: {fault}") from None
         if not array.flags.c_contiguous:
             raise UsageError(
@@ -182,13 +184,13 @@ class _Packer:
 
 
 def _head(packed: Packed) -> bytes:
-    """Return a message's JSON, which comes before its arrays."""
+    """Return the JSON text of a message, which is sent before its arrays."""
     table = [[array.dtype.str, list(array.shape)] for array in packed.arrays]
     return json.dumps({"message": packed.parts, "arrays": table}).encode()
 
 
 def _unpacked(part: Any, arrays: Sequence[NDArray[Any]]) -> Any:
-    """Return a part of a message with its arrays."""
+    """Return a part of a received message, with its arrays in their places."""
     if isinstance(part, dict):
         return (
             arrays[part[""]] if "" in part else {key: _unpacked(value, arrays) for key, value in part.items()}
@@ -197,7 +199,7 @@ def _unpacked(part: Any, arrays: Sequence[NDArray[Any]]) -> Any:
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
-    """Return an array's own memory."""
+    """Return the memory of a contiguous array, without a copy."""
     return array.reshape(-1).view(np.uint8).data
 
 
@@ -214,5 +216,5 @@ def channel_pair() -> tuple[Channel, socket.socket]:
 
 
 def inherited_channel(descriptor: int) -> Channel:
-    """Return the end whose descriptor this process inherited."""
+    """Return the channel whose socket descriptor this process inherited."""
     return Channel(Connection(descriptor))

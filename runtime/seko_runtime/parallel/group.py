@@ -1,9 +1,9 @@
 """The caller's side of a rank group: starts a process for each rank, sends commands, watches, and ends all of them.
 
-A command goes to the ranks with a number, and each answers with that number. A thread for each rank reads its answers
-and the beats that every process sends twice a second; another thread watches for processes that hang, also in the midst
-of an answer. If a process ends, hangs, or fails at a command where others do not, the whole group is killed, and every
-call from then on raises the same error.
+Each command has a number, which the ranks' answers repeat. A thread for each rank reads that rank's answers and
+heartbeats, which every process sends twice a second; another thread watches for processes that hang, also in the
+middle of an answer. If a process ends, hangs, or fails at a command at which others do not, the whole group is
+killed, and every later call raises the same error.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from seko_runtime.parallel.channel import Channel, Packed, channel_pair, pack
 from seko_runtime.parallel.process_state import is_stopped, used_ticks
 from seko_runtime.parallel.torchrun import Joined, Meeting
 
-SILENT_S = 4.0  # without a beat, after which it is looked whether a process hangs
-APART_S = 4.0  # between the first rank that failed at a command and the last that answers it
-ENDING_S = 5.0  # for a group to end by itself, before it is killed
+SILENT_S = 4.0  # seconds without a heartbeat, after which a process is checked for hanging
+APART_S = 4.0  # most seconds between the first rank's failure at a command and the last rank's answer
+ENDING_S = 5.0  # seconds for a group to end by itself before it is killed
 _LOOK_S = 0.2
-_TOLD_BYTES = 4096  # of a process's last words
+_TOLD_BYTES = 4096  # most bytes that are read of a process's stderr
 
 
 @dataclass
@@ -42,13 +42,13 @@ class Answers:
     Parameters
     ----------
     ranks : frozenset of int
-        Those that were asked.
+        The ranks that got the command.
     patient : bool
-        Whether they may do nothing for a while, as processes that load libraries do.
+        Whether processes may be idle for a while, for example while they load libraries.
     results, faults : dict
-        By rank: the answer; class and message of an error.
+        By rank: the answer, or class and message of an error.
     first_fault_s : float or None
-        When the first rank failed.
+        Time at which the first rank failed.
     """
 
     ranks: frozenset[int]
@@ -59,21 +59,21 @@ class Answers:
 
     @property
     def missing(self) -> frozenset[int]:
-        """The ranks that have not answered."""
+        """The ranks that have not answered yet."""
         return self.ranks - {*self.results, *self.faults}
 
 
 class RankGroup:
-    """The processes of one open artifact.
+    """The processes of one open artifact, one for each rank.
 
     Parameters
     ----------
     module : str
-        The module that each process runs: it calls `worker.serve`.
+        Name of the module that each process runs, which calls `worker.serve`.
     ranks : int
         How many.
     facts : mapping
-        What each needs to begin, as JSON can hold it.
+        Facts that each process needs to begin, as a JSON value.
     seconds : float
         How long they may take to begin.
     meeting : Meeting, optional
@@ -82,7 +82,7 @@ class RankGroup:
     Raises
     ------
     SekoRuntimeError
-        What all processes raised when they began, or RankLostError.
+        The error that all processes raised when they began, or RankLostError.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RankGroup:
         self._members: list[subprocess.Popen[bytes] | Joined] = []
         self._channels: list[Channel] = []
         self._threads: list[threading.Thread] = []
-        self._ended = threading.Event()  # set with `_over`
+        self._ended = threading.Event()  # the error that later calls raise; set together with `_over`
         self._cleared = weakref.finalize(
             self, _clear, os.getpid(), self._started, self._channels, self._words, folder
         )
@@ -157,25 +157,25 @@ class RankGroup:
         Parameters
         ----------
         command : str
-            What the processes' handler knows.
+            Name of a command of the processes' handler.
         facts : mapping, optional
-            Its arguments, as `Channel.send` takes them.
+            Arguments of the command, as `Channel.send` takes them.
         own : sequence of mapping, optional
             Further arguments for each rank.
         ranks : sequence of int, optional
-            Those that it is for; default: all.
+            The ranks that get the command; default: all.
         seconds : float
-            How long the answers may take.
+            Seconds that the answers may take.
         patient : bool
-            Whether a process may do nothing for a while, as one that loads libraries or waits for a disk does. One
-            that is stopped is lost in any case.
+            Whether a process may be idle for a while, for example while it loads libraries or waits for a disk. A
+            stopped process is lost in any case.
 
         Raises
         ------
         UsageError
-            If an argument cannot be sent; no rank has received anything then.
+            If an argument cannot be sent; no rank has received the command.
         SekoRuntimeError
-            What all asked ranks raised; the group goes on.
+            The error that all asked ranks raised. The group stays usable.
         RankLostError
             If a rank died, hung, or failed alone; the group has ended.
         """
@@ -194,12 +194,12 @@ class RankGroup:
                 answers = self._asked[number] = Answers(asked, patient)
             for rank, packed in arguments.items():
                 head = {"command": command, "number": number, "rank": rank}
-                with contextlib.suppress(OSError):  # whoever is gone is told of by the watcher
+                with contextlib.suppress(OSError):  # the watching thread reports a process that is gone
                     self._channels[rank].send(Packed({**head, **packed.parts}, packed.arrays))
             self._wait(answers, command, seconds)
         except SekoRuntimeError:
             raise
-        except BaseException:  # Ctrl-C: where the processes stand is not known any more
+        except BaseException:  # Ctrl-C: the state of the processes is not known any more
             self._lose(RankLostError(f"{command!r} was interrupted, which ended the artifact's processes"))
             raise
         finally:
@@ -215,7 +215,7 @@ class RankGroup:
         return answers
 
     def close(self) -> None:
-        """End the processes: request it, and kill those that do not end."""
+        """Ask the processes to end, and kill those that do not."""
         with self._lock:
             first = self._over is None
             if first:
@@ -224,7 +224,7 @@ class RankGroup:
                 self._lock.notify_all()
         if first:
             for channel in self._channels:
-                # Another thread may be in the midst of a command that a stopped process does not take.
+                # Another thread may be sending a command that a stopped process does not receive.
                 with contextlib.suppress(OSError):
                     channel.send_at_once({"command": "end", "number": 0, "facts": {}})
             deadline = time.monotonic() + ENDING_S
@@ -241,8 +241,10 @@ class RankGroup:
     def _start(self, module: str, rank: int) -> None:
         channel, other = channel_pair()
         self._channels.append(channel)
-        paths = [path for path in sys.path if path]  # theirs are the caller's, as they stand now
-        # A group of its own: Ctrl-C of a terminal reaches the caller alone, who ends the others.
+        # the processes import modules from the caller's current path
+        paths = [path for path in sys.path if path]
+        # Each process gets a process group of its own, so that a terminal's Ctrl-C reaches only the caller, which
+        # ends the others.
         with other:
             self._started.append(
                 subprocess.Popen(
@@ -251,7 +253,7 @@ class RankGroup:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=self._words[rank],
-                    # What its libraries leave behind if it is killed goes with the group's folder.
+                    # Temporary files that a killed process leaves are removed with the group's folder.
                     env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(self._folder)},
                     process_group=0,
                 )
@@ -284,10 +286,11 @@ class RankGroup:
 
     def _check(self) -> None:
         if self._over is not None:
-            raise self._over.with_traceback(None)  # else each raise would keep its traceback in the error
+            # the traceback is removed, because each further raise would extend it
+            raise self._over.with_traceback(None)
 
     def _lose(self, error: SekoRuntimeError) -> None:
-        """End the group with an error, which every call from now on raises."""
+        """End the group because of an error, which every later call raises."""
         with self._lock:
             if self._over is None:
                 self._over = error
@@ -303,7 +306,8 @@ class RankGroup:
         """End the group if a process hangs; return False once the group has ended."""
         now = time.monotonic()
         with self._lock:
-            if now - self._looked > 1 + _LOOK_S:  # this process itself stood still
+            # this process itself was stopped, so missing heartbeats mean nothing
+            if now - self._looked > 1 + _LOOK_S:
                 self._heard = [heard + now - self._looked for heard in self._heard]
             self._looked = now
             quiet = [rank for rank, heard in enumerate(self._heard) if now - heard > SILENT_S]
@@ -321,11 +325,12 @@ class RankGroup:
         return self._over is None
 
     def _hung(self, quiet: Sequence[int], due: set[int]) -> int | None:
-        """Return the rank that hangs, of those that were silent; None if they may only wait or work.
+        """Return a rank that hangs, among ranks without recent heartbeats; None if all of them may be working or
+        waiting.
 
-        A compiled engine holds the interpreter, so a process is silent while one runs or waits for another rank.
-        One hangs if it is stopped, or if none of those that are ``due``, that is to answer a call that is not patient,
-        has used the processor meanwhile.
+        A compiled engine holds Python's interpreter lock, so a process sends no heartbeats while an engine runs or
+        waits for another rank. A process counts as hanging if it is stopped, or if none of the ranks in ``due``,
+        which have a call to answer that is not patient, has used processor time meanwhile.
         """
         stopped = [rank for rank in quiet if is_stopped(self._members[rank].pid)]
         if stopped:
@@ -350,7 +355,7 @@ class RankGroup:
             self._lock.notify_all()
 
     def _is_gone(self, rank: int) -> None:
-        """End the group, as a process has closed its channel."""
+        """End the group because a process has closed its channel."""
         if self._over is None:
             self._lose(RankLostError(self._how_it_ended(rank)))
 
@@ -371,14 +376,14 @@ class RankGroup:
 
 
 def _watch(group: weakref.ref[RankGroup], ended: threading.Event) -> None:
-    """Look at a group until it has ended, or nothing refers to it any more."""
+    """Watch a group until it has ended or is garbage-collected."""
     while (alive := group()) is not None and alive._look():
         del alive
         ended.wait(_LOOK_S)
 
 
 def _listen(group: weakref.ref[RankGroup], rank: int, channel: Channel) -> None:
-    """Take what a process sends until the group has ended, or nothing refers to it any more."""
+    """Receive messages of one process until the group has ended or is garbage-collected."""
     while (alive := group()) is not None and not alive.over:
         del alive
         message: Mapping[str, Any] | None
@@ -403,7 +408,8 @@ def _clear(
     words: Sequence[IO[bytes]],
     meeting: Path,
 ) -> None:
-    """End what is left of a group and remove its folder; in a forked child, whose group it is not, do nothing."""
+    """Kill the remaining processes of a group and remove its folder. Do nothing in a forked child, which does not own
+    the group."""
     if os.getpid() != owner:
         return
     for process in processes:
@@ -426,7 +432,7 @@ def _last_words(file: IO[bytes]) -> str:
 
 
 def _error(kind: str, message: str) -> SekoRuntimeError:
-    """Return an error of the runtime's by the name of its class."""
+    """Return an error of the runtime, by the name of its class."""
     error_class = getattr(errors, kind, None)
     known = isinstance(error_class, type) and issubclass(error_class, SekoRuntimeError)
     return error_class(message) if known else RankLostError(message)  # type: ignore[misc]

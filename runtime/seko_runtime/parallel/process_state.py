@@ -1,11 +1,11 @@
-"""The state of a process by /proc: whether it runs, how much, and since when."""
+"""The state of a process from /proc: whether it runs, its processor time, and its start time."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-_GONE = "XxZ"  # dead, or dead and not yet waited for
-_STOPPED = "Tt"  # by a signal, or by a debugger
+_GONE = "XxZ"  # state letters of dead processes, waited for or not
+_STOPPED = "Tt"  # state letters of processes stopped by a signal or a debugger
 
 
 def is_stopped(process: int) -> bool:
@@ -14,22 +14,23 @@ def is_stopped(process: int) -> bool:
 
 
 def used_ticks(process: int) -> int:
-    """Return the clock ticks for which a process has used the processor; 0 if it is gone."""
+    """Return the processor time of a process in clock ticks; 0 if the process is gone."""
     fields = _stat(process)
     return int(fields[11]) + int(fields[12]) if fields[1:] else 0
 
 
 def started_at(process: int) -> int | None:
-    """Return when a process was started, in clock ticks since boot; None if it has ended.
+    """Return the start time of a process in clock ticks since boot; None if the process has ended.
 
-    Together with its id it tells a process from a later one that got the same id.
+    Start time and id together distinguish a process from a later one with the same id.
     """
     fields = _stat(process)
     return None if fields[0] in _GONE else int(fields[19])
 
 
 def _stat(process: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on, proc(5)'s third; of a process that is gone only "X"."""
+    """Return the fields of /proc/PID/stat beginning with the state, the third field in proc(5); only "X" if the
+    process is gone."""
     try:
         text = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -1,6 +1,6 @@
-"""Ranks whose processes torchrun started: that of rank 0 is the caller, and the others connect to it.
+"""Ranks whose processes torchrun started: rank 0's process is the caller, and the others connect to it.
 
-They meet at a Unix socket in a private folder, whose name all derive from torchrun's environment variables.
+All processes meet at a Unix socket in a private folder, whose name they derive from torchrun's environment variables.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from seko_runtime.parallel.channel import Channel, inherited_channel, peer_of
 _NAMES = ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _OF_RUN = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
 _LOOK_S = 0.05
-_HELLO = struct.Struct("!4sI")  # what a process says first: a mark, and its rank
+_HELLO = struct.Struct("!4sI")  # first message of a process on the socket: a mark, and its rank
 _MARK = b"seko"
-_met: set[Path] = set()  # folders in which this process was rank 0
+_met: set[Path] = set()  # meeting folders in which this process was rank 0
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Another rank's process, which torchrun started and waits for; used as `subprocess.Popen` is.
+    """Another rank's process, which torchrun started and waits for, with the interface of `subprocess.Popen`.
 
-    While the other end of ``channel`` is open the process lives, and ``pid`` is its own.
+    The process lives as long as the other end of ``channel`` is open; ``pid`` is its id until then.
     """
 
     pid: int
@@ -43,14 +43,15 @@ class Joined:
     returncode = None
 
     def wait(self, timeout: float) -> None:
-        """Wait until its end of the channel is closed; subprocess.TimeoutExpired after ``timeout`` seconds."""
+        """Wait until the process has closed its end of the channel; subprocess.TimeoutExpired after ``timeout``
+        seconds."""
         waiting = poll()
         waiting.register(self.channel.connection.fileno(), POLLRDHUP)
         if not waiting.poll(timeout * 1000):
             raise subprocess.TimeoutExpired("rank", timeout)
 
     def kill(self) -> None:
-        """End it by a signal, unless it has ended."""
+        """Kill the process, unless it has ended."""
         try:
             self.wait(0)
         except subprocess.TimeoutExpired:
@@ -59,17 +60,18 @@ class Joined:
 
 @dataclass(frozen=True)
 class Meeting:
-    """The meeting place of a run's processes: a private folder, which rank 0 makes."""
+    """The meeting place of the processes of a torchrun job: a private folder that rank 0 makes."""
 
     rank: int
     ranks: int
     folder: Path
 
     def gather(self, seconds: float) -> list[Joined]:
-        """Return the other ranks' processes in order; RankLostError if one is late, UsageError at a second call."""
+        """Return the processes of the other ranks in order; RankLostError if a process is late, UsageError at a
+        second call."""
         if self.folder in _met:
             raise UsageError("under torchrun an artifact of several ranks is opened once")
-        with suppress(FileNotFoundError), _private(self.folder):  # of a run of this name that was killed
+        with suppress(FileNotFoundError), _private(self.folder):  # left by a killed job of the same name
             shutil.rmtree(self.folder)
         self.folder.mkdir(0o700)
         _met.add(self.folder)
@@ -81,7 +83,8 @@ class Meeting:
             listener.listen(self.ranks)
             calls = poll()
             calls.register(listener, POLLIN)
-            # By descriptor: who connected and has not said which rank it is, and its process.
+            # By descriptor: connections that have not sent their rank yet, with the id of the process at the other
+            # end.
             silent: dict[int, tuple[socket.socket, int]] = {}
             while missing := [rank for rank in range(1, self.ranks) if rank not in joined]:
                 left = deadline - time.monotonic()
@@ -99,17 +102,17 @@ class Meeting:
                     rank = _said_rank(member)
                     if rank in missing and rank not in joined:
                         joined[rank] = Joined(process, inherited_channel(member.detach()))
-                    else:  # it has ended, is another program, or says what another process has said
+                    else:  # the process has ended, is another program, or repeats the rank of another process
                         member.close()
         return [joined[rank] for rank in range(1, self.ranks)]
 
     def connect(self, seconds: float) -> Channel:
-        """Return the channel to rank 0; RankLostError if that is late."""
+        """Return the channel to rank 0; RankLostError if rank 0 is late."""
         deadline = time.monotonic() + seconds
         while True:
             with (
                 socket.socket(socket.AF_UNIX) as own,
-                suppress(FileNotFoundError, ConnectionRefusedError),  # rank 0 is not there yet
+                suppress(FileNotFoundError, ConnectionRefusedError),  # rank 0 has not opened the socket yet
                 _private(self.folder) as address,
             ):
                 own.connect(address)
@@ -125,9 +128,9 @@ class Meeting:
 
 
 def meeting_of_torchrun(ranks: int) -> Meeting | None:
-    """Return where this process meets the others if torchrun started it, else None.
+    """Return the meeting place if torchrun started this process, otherwise None.
 
-    UsageError if torchrun started another number of processes, or some on other machines.
+    A UsageError is raised if torchrun started another number of processes, or some on other machines.
     """
     if not all(name in os.environ for name in _NAMES):
         return None
@@ -153,9 +156,9 @@ def _number(name: str) -> int:
 
 
 def _said_rank(member: socket.socket) -> int | None:
-    """Return which rank a connected process says that it is; None if it says something else."""
+    """Read the rank that a connected process sends; None if it sends something else."""
     try:
-        hello = member.recv(_HELLO.size)  # no more: what follows is for the channel
+        hello = member.recv(_HELLO.size)  # read no more than this: the following bytes belong to the channel
     except OSError:
         return None
     mark, rank = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (b"", 0)
@@ -164,7 +167,8 @@ def _said_rank(member: socket.socket) -> int | None:
 
 @contextmanager
 def _private(folder: Path) -> Iterator[str]:
-    """Give a short address (107 bytes at most) of a folder's socket; EnvironmentLacksError if others may use it."""
+    """Yield a short address (107 bytes at most) of a folder's socket; EnvironmentLacksError if other users may use
+    the folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -181,7 +185,7 @@ def _private(folder: Path) -> Iterator[str]:
 
 
 def _peer(connected: socket.socket) -> int:
-    """Return the id of the process at the other end; RankLostError if it is another user's."""
+    """Return the id of the process at the other end of a socket; RankLostError if it belongs to another user."""
     process, user = peer_of(connected)
     if user != os.getuid() or process <= 0:
         raise RankLostError(f"process {process} of user {user} is no rank: expected user {os.getuid()}")

@@ -1,7 +1,7 @@
-"""The side of one rank's process: answers the caller's commands in order, and sends a beat twice a second.
+"""The side of one rank's process: answers the caller's commands in order, and sends a heartbeat twice a second.
 
-The process ends when its caller does. A closed channel tells that at once; where a child of the caller inherited the
-channel and lives on, the caller's entry in /proc tells it.
+The process ends when its caller does. Normally the closed channel shows that at once. If a child of the caller
+inherited the channel and lives on, the caller's entry in /proc shows it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from seko_runtime.parallel.channel import Channel
 from seko_runtime.parallel.process_state import started_at
 
 BEAT_S = 0.5
-Handler = Callable[[str, Mapping[str, Any]], object]  # takes a command and its facts; returns the answer
+# takes a command's name and arguments; returns the answer
+Handler = Callable[[str, Mapping[str, Any]], object]
 
 
 def serve(channel: Channel, begin: Callable[[int, Mapping[str, Any]], tuple[Handler, object]]) -> None:
@@ -31,7 +32,8 @@ def serve(channel: Channel, begin: Callable[[int, Mapping[str, Any]], tuple[Hand
     channel : Channel
         This process's end.
     begin : callable
-        Takes the rank and the facts of the first command; returns what handles all others, and its answer.
+        Takes the rank and the arguments of the first command; returns the handler of all later commands, and the
+        answer to the first.
     """
     caller = _Caller(channel)
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -62,7 +64,7 @@ def serve(channel: Channel, begin: Callable[[int, Mapping[str, Any]], tuple[Hand
 
 
 def _answered(channel: Channel, answer: Callable[[], object], number: int) -> None:
-    """Send what a command gives, or its error."""
+    """Run a command and send its answer or its error."""
     try:
         channel.send({"number": number, "result": answer()})
     except Exception as fault:
@@ -73,7 +75,7 @@ def _answered(channel: Channel, answer: Callable[[], object], number: int) -> No
 
 
 class _Caller:
-    """The process that this one answers.
+    """The calling process, as a rank's process sees it.
 
     Attributes
     ----------
@@ -87,11 +89,11 @@ class _Caller:
         self.folder: Path | None = None
 
     def lives(self) -> bool:
-        """Return whether it is still there: not only a later process with its id."""
+        """Return whether the caller still lives; a later process with the same id does not count."""
         return started_at(self._process) == self._born
 
     def is_gone(self) -> NoReturn:
-        """End this process, whatever it does just now."""
+        """End this process at once, whatever it is doing."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(0)

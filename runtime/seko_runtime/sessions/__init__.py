@@ -1,1 +1,1 @@
-"""Sessions that share calls of one artifact, whatever they make: the order of their calls."""
+"""Sessions of an artifact, for every workload: rows, pools, snapshots, and the order of calls."""

@@ -1,4 +1,5 @@
-"""An open artifact: opens sessions and pools, and closes them. Each workload derives its own."""
+"""An open artifact: opens sessions and pools, and closes them. Each workload derives its own class of open
+artifacts."""
 
 from __future__ import annotations
 
@@ -21,20 +22,20 @@ class Closable(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended."""
+        """Whether the session or pool has ended."""
 
     def close(self) -> None:
-        """End it."""
+        """End the session or pool."""
 
 
 @dataclass(frozen=True)
 class OpenedFiles(Generic[ManifestT]):
-    """The part of its files that an open artifact keeps.
+    """What an open artifact keeps of the files that it was read from.
 
     Parameters
     ----------
     manifest : Manifest
-        The artifact's.
+        The artifact's manifest.
     digest : str
         SHA-256 of the manifest's file, hexadecimal.
     device : str
@@ -58,9 +59,9 @@ class OpenArtifact(Closing, Generic[ManifestT]):
     Parameters
     ----------
     files : OpenedFiles
-        Of the artifact.
+        The artifact's files.
     engines : Engines
-        The artifact's, closed with it.
+        The artifact's engines, closed with it.
     """
 
     def __init__(self, files: OpenedFiles[ManifestT], engines: Engines) -> None:
@@ -79,7 +80,7 @@ class OpenArtifact(Closing, Generic[ManifestT]):
         raise NotImplementedError
 
     def verify(self) -> Sequence[GoldenError]:
-        """Replay what the golden file has and compare; return an error for each recorded result."""
+        """Replay the results in the golden file and compare; return the numeric error of each."""
         raise NotImplementedError
 
     def wrap_engines(self, wrap: Wrap) -> None:
@@ -93,15 +94,15 @@ class OpenArtifact(Closing, Generic[ManifestT]):
         self.engines.wrap(wrap)
 
     def without_capture(self) -> AbstractContextManager[None]:
-        """Return a context in which sessions are opened without captured graphs, so that they run call by call; used
-        by profilers.
+        """Return a context in which sessions are opened without captured CUDA graphs, for profilers: each engine is
+        called by the host.
         """
         context: AbstractContextManager[None] = self.engines.without_capture()
         return context
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """The ids of its processes by rank; empty of an artifact of one rank, which is in this process."""
+        """Process ids of the ranks; empty for an artifact of one rank, which runs in this process."""
         return self.engines.processes
 
     @property
@@ -110,14 +111,14 @@ class OpenArtifact(Closing, Generic[ManifestT]):
         return self.engines.stats()
 
     def _keep(self, opened: Closable) -> None:
-        """Close a session or pool with the artifact."""
+        """Note a session or pool, so that `close` closes it, too."""
         self._opened = [other for other in self._opened if not other.closed] + [opened]
 
     @machine_faults()
     def close(self) -> None:
         """Close all sessions, then release engines and weights; a second call does nothing.
 
-        It waits for running calls. In a forked process it does nothing.
+        `close` waits for running calls. It does nothing in a process that was forked after the artifact was opened.
         """
         if self._call_lock.forked:
             return

@@ -16,17 +16,18 @@ Result = TypeVar("Result")
 
 
 class CallLock:
-    """The lock of a pool with its sessions, or of an artifact. A second thread waits for the first one.
+    """The lock of a pool and its sessions, or of an artifact: one thread at a time may call the methods of these
+    objects, and other threads wait.
 
     Parameters
     ----------
     closed : str
-        Message of calls after `last` was called.
+        Message of the SessionClosedError that calls after `last` raise.
     """
 
     def __init__(self, closed: str) -> None:
         self._closed, self._ending = closed, False
-        self.lock = threading.RLock()  # taken by itself only to end one of several sessions
+        self.lock = threading.RLock()  # acquired without `take` only to end one of several sessions
         self._process = os.getpid()
 
     def take(self) -> AbstractContextManager[object]:
@@ -47,12 +48,13 @@ class CallLock:
         return self.lock
 
     def last(self) -> AbstractContextManager[object]:
-        """Return the lock for the closing call: it waits for the call that runs, and later calls are refused."""
+        """Return the lock for the call that closes the pool or artifact; from then on `take` raises a
+        SessionClosedError."""
         self._ending = True
         return self.lock
 
     def check_open(self) -> None:
-        """Raise a SessionClosedError if `last` was called. Also checked after waiting for the lock."""
+        """Raise a SessionClosedError if `last` was called."""
         if self._ending:
             raise SessionClosedError(self._closed)
 
@@ -85,7 +87,8 @@ def under_lock(
     @wraps(method)
     def locked(self: Holder, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         with self._call_lock.take():
-            self._call_lock.check_open()  # the thread that closes may have had its turn while this one waited
+            # another thread may have closed the object while this one waited for the lock
+            self._call_lock.check_open()
             return method(self, *arguments, **named)
 
     return locked

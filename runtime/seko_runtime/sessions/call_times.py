@@ -1,15 +1,15 @@
-"""Measured times of a pool's calls, by launch variant and bucket. No clock."""
+"""Measured durations of a pool's calls, by launch variant and bucket. The caller measures them."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping, Sequence
 
-KEPT = 5  # calls of each kind
+KEPT = 5  # newest durations, for each variant and bucket
 
 
 class CallTimes:
-    """Durations of a pool's calls.
+    """Measured durations of a pool's calls, in seconds.
 
     Parameters
     ----------
@@ -24,11 +24,11 @@ class CallTimes:
         )
 
     def record(self, variant: Hashable, bucket: int, seconds: float) -> None:
-        """Record the time of one call; any thread may."""
+        """Record the duration of one call; any thread may call this."""
         self._measured[variant, bucket].append(seconds)
 
     def measured(self, variant: Hashable = None) -> dict[int, float]:
-        """Return seconds by bucket, of those that have run: the longest of the last `KEPT` calls."""
+        """Return the seconds of each bucket that has run: the longest of its last `KEPT` calls."""
         return {
             bucket: max(self._measured[variant, bucket])
             for bucket in self._buckets
@@ -36,10 +36,11 @@ class CallTimes:
         }
 
     def expected(self, variant: Hashable = None) -> Mapping[int, float]:
-        """Return seconds by bucket, of all buckets.
+        """Return the seconds that a call of each bucket should take.
 
-        A bucket that has not run takes time in proportion to its rows, by the largest bucket that has. A variant that
-        has not run takes as long as the slowest that has. While no call has run, all take 0 s.
+        For a bucket that has not run, the time of the largest measured bucket is scaled by the number of rows. For a
+        variant that has not run, the times of the slowest measured variant are taken. Before the first call all are 0
+        s.
         """
         variants = {known for known, _ in list(self._measured)}
         known = self.measured(variant)

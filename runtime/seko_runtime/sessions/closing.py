@@ -1,4 +1,4 @@
-"""A base class of what is closed at the end of its context."""
+"""The base class of artifacts, pools and sessions: context managers that close themselves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Self
 
 
 class Closing(ABC):
-    """A context manager that closes itself: artifacts, pools and sessions."""
+    """A context manager whose end calls `close`: base class of artifacts, pools and sessions."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it and free what it holds."""
+        """Release everything that the object holds."""
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,7 @@ from seko_runtime.sessions.loaded import Loaded
 class Device:
     """The buffers of an artifact's rows and the programs bound to them; released as a whole.
 
-    Each workload derives its own. It must be made inside the memory's `ordered`.
+    Each workload derives its own subclass of `Device`. The constructor must be called inside the memory's `ordered`.
 
     Parameters
     ----------
@@ -35,9 +35,9 @@ class Device:
     specs, buffers : mapping
         The manifest's buffers and their tensors, by name.
     programs : mapping of str to list of BoundProgram
-        Runs of each program that this process runs.
+        The bound programs of this process, by the program's name: one for each of its runs.
     replays : dict
-        Captured calls by what the workload calls them.
+        Captured graphs, by the key that the workload gave to `capture`.
     """
 
     def __init__(self, loaded: Loaded[Any], memory: Memory, units: Sequence[Sequence[str]]) -> None:
@@ -63,16 +63,17 @@ class Device:
         self.replays: dict[Hashable, Callable[[], None]] = {}
 
     def tensors(self, row: int) -> Mapping[str, Tensor]:
-        """Return views of all tensors of a row, by name. Another row with the same bytes, and the same state on the
-        host, goes on in the same way.
+        """Return views of all device tensors of a row, by name: with the host's state of the row they are its whole
+        state.
         """
         raise NotImplementedError
 
     def join(self) -> None:
-        """Make later work of the memory wait for what runs beside the calls; a workload with a lane overrides it."""
+        """Make later device work wait for work that runs beside the calls. The base class has no
+        such work; a workload with some overrides the method."""
 
     def row_of(self, buffer: str, row: int) -> Tensor:
-        """Return a view of a row's part of a buffer; layers, if any, stay the leading axis."""
+        """Return a view of a row's part of a buffer. An axis of layers stays in front."""
         spec = self.specs[buffer]
         return self._memory.row(self.buffers[buffer], spec.row_axis, row, self._state_rows)
 
@@ -83,7 +84,7 @@ class Device:
         return len(spec.shape) > axis and not spec.shape[axis] % self._state_rows
 
     def run_all(self, programs: Sequence[BoundProgram]) -> None:
-        """Queue the programs of one call, or some of them."""
+        """Queue programs of one call on the device, in order."""
         with self.layers.unit():
             for program in programs:
                 program.run()
@@ -103,7 +104,8 @@ class Device:
         self.replays[key] = captured(self._memory, partial(self.run_all, programs), what)
 
     def launch(self, key: Hashable, programs: Sequence[BoundProgram]) -> int:
-        """Queue a call, by its captured graph where there is one; return the number of graphs launched."""
+        """Queue a call: launch its captured graph if there is one, otherwise run its programs; return the number of
+        graphs launched."""
         self.layers.arm()
         if self.replays:
             self.replays[key]()

@@ -1,4 +1,4 @@
-"""The loaded engines of an open artifact, in this process. Those of several ranks are `opening.ranked_engines`."""
+"""The loaded engines of an open artifact, in this process. `opening.ranked_engines` has those of several ranks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Wrap = Callable[[str, Engine], Engine]
 
 
 class Engines(Protocol):
-    """The engines of an open artifact: in this process, or in one for each rank."""
+    """The engines of an open artifact: in this process, or in one process for each rank."""
 
     @property
     def processes(self) -> tuple[int, ...]:
         """The ids of the ranks' processes; empty if the engines are in this one."""
 
     def open_rows(self, options: Mapping[str, Any]) -> Rows[Any, Any]:
-        """Open the artifact's rows; options as the workload has them."""
+        """Open the artifact's rows with the workload's options."""
 
     def wrap(self, wrap: Wrap) -> None:
-        """Wrap each engine, for all rows that are opened from now on."""
+        """Replace each engine by ``wrap(name, engine)``, for rows that are opened later."""
 
     def without_capture(self) -> Any:
         """Return a context in which rows are opened without captured graphs."""
@@ -49,7 +49,7 @@ class LocalEngines:
     backend : Backend
         Closed with the engines.
     weights_memory : Memory
-        Of the weights.
+        The memory of the weights.
     open_rows : callable
         `RuntimeWorkload.open_rows`.
     """
@@ -69,7 +69,7 @@ class LocalEngines:
         return self._open_rows(self.loaded, options)
 
     def wrap(self, wrap: Wrap) -> None:
-        """Wrap each engine, for all rows that are opened from now on."""
+        """Replace each engine by ``wrap(name, engine)``, for rows that are opened later."""
         assert self.loaded is not None, "the artifact that holds these engines is closed"
         wrapped = {name: wrap(name, engine) for name, engine in self.loaded.engines.items()}
         self.loaded = replace(self.loaded, engines=wrapped)

@@ -21,20 +21,20 @@ class TokenIds(Protocol):
     """A tokenizer."""
 
     def ids(self, cleaned: str) -> NDArray[np.int64]:
-        """Return the token ids [1, tokens] of a cleaned text."""
+        """Return the token ids of a text; the workload says in which shape."""
         ...
 
 
 @dataclass(frozen=True)
 class Loaded(Generic[ManifestT]):
-    """A loaded artifact: what the rows of a pool are made of.
+    """A loaded artifact: manifest, engines and weights, from which rows are made.
 
     Parameters
     ----------
     manifest : Manifest
         Its files are not used.
     programs : Programs
-        The manifest's, resolved.
+        The manifest's programs, resolved.
     engines : Mapping[str, Engine]
         By name: callables ``list[tensor] -> list[tensor]``.
     weights : Mapping[str, tensor]
@@ -46,7 +46,7 @@ class Loaded(Generic[ManifestT]):
     digest : str
         The artifact's digest.
     rank : RankPlace
-        The place of this process, where several run a call together.
+        The rank of this process among those that run each call together.
     """
 
     manifest: ManifestT

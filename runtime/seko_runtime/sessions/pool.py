@@ -1,10 +1,11 @@
 """A pool: sessions of one row each that come and go; each call carries some of them.
 
-A session ends by its `close`, when its lease runs out, or when nothing refers to it any more; never because a call went
-without it.
+A session ends by its `close`, when its lease runs out, or when it is garbage-collected. A session may miss any number
+of calls.
 
-Only the session knows its row: `RowSession._place`, changed by one assignment. Free rows are computed from that and
-stored nowhere, so an error or Ctrl-C between two lines cannot make the two disagree.
+The number of a session's row is stored in one place, `RowSession._place`, and changed by one assignment. The pool
+computes its free rows from its sessions, so that an error or Ctrl-C between two lines cannot make a row both free and
+taken.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ ResultT = TypeVar("ResultT")
 
 
 class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
-    """The rows of an artifact, each for a session. Each workload derives its own.
+    """A pool: the rows of an artifact, each for one session. Each workload derives its own class of pools.
 
-    Of an artifact that was built with ``--sessions`` a call carries some of the sessions, of any other one all rows.
+    If the artifact was built with ``--sessions``, a call carries some of the sessions; otherwise each call carries
+    all rows.
 
     All methods of a pool and its sessions may be called from any thread: one call runs at a time, and the others wait.
     In a process forked from the one that opened the pool they raise a ForkedProcessError.
@@ -82,22 +84,23 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         self._digests = digests
         self._snapshot_key = checked_key(snapshot_key)
         self._call_lock = rows.call_lock
-        # Running, paused, or closed and still held by someone.
+        # All sessions of the pool that were not garbage-collected: running, paused or closed.
         self._members: list[weakref.ref[SessionT]] = []
-        self._lost: deque[str] = deque()  # names of sessions that nobody held when they were dropped
+        self._lost: deque[str] = deque()  # names of sessions that were garbage-collected without `close`
         self._named = 0
-        self._turns: Iterator[int] = count()  # of requests
+        self._turns: Iterator[int] = count()  # numbers the requests of sessions in the order of arrival
         self.call_times = CallTimes(self._buckets)
 
     def _open(
         self, begin: Callable[[int], None], name: str, lease_s: float | None, tenant: str | None
     ) -> SessionT:
-        """Open a session on a free row, of whose last session nothing remains.
+        """Open a session on a free row, which is cleared of its last session's state.
 
         Parameters
         ----------
         begin : callable
-            Takes the row, which is empty; sets what the session begins with. If it fails, the row stays free.
+            Takes the number of the cleared row and sets what its session begins with. If it fails, the row stays
+            free.
         name, lease_s, tenant
             As sessions take them.
 
@@ -121,9 +124,11 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
     def restore(
         self, path: str | Path, *, name: str = "", lease_s: float | None = None, tenant: str | None = None
     ) -> SessionT:
-        """Open a session from a snapshot; its next result has the same bytes as without the interruption.
+        """Open a session from a snapshot file. The session's next result has the same bytes as that of the saved
+        session.
 
-        Other sessions continue while the file is read. The file does not say whose the session is; ``tenant`` does.
+        Other sessions of the pool continue while the snapshot is read. A snapshot names no tenant: the session
+        belongs to ``tenant``.
 
         Raises
         ------
@@ -138,7 +143,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
         with self._call_lock.take():
             self.reap()
-            self._vacant_row()  # a full pool says so before it reads anything
+            self._vacant_row()  # a full pool is reported before the snapshot file is read
             layout = self._rows.layout()
         state = read_snapshot(path, self._digests, layout, self._rows.form, self._snapshot_key)
         with self._call_lock.take():
@@ -148,22 +153,23 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             return self._opened_on(row, name, lease_s, tenant)
 
     def _run(self, sessions: Sequence[SessionT], given: Sequence[GivenT] | None) -> list[ResultT]:
-        """Run one call of several sessions; return each one's result. If it fails, no session has advanced.
+        """Run one call of several sessions; return the result of each session. If the call fails, no session has
+        advanced.
 
         Parameters
         ----------
         sessions : sequence of RowSession
-            Distinct, of this pool, at most as many as the largest call carries; all rows' sessions of an artifact that
-            was built without ``--sessions``.
+            Distinct sessions of this pool, at most as many as the largest bucket has rows; if the artifact was built
+            without ``--sessions``, the sessions of all rows.
         given : sequence or None
-            What the caller gives each; None: nothing, which not every workload accepts.
+            The caller's inputs of each session; None for none, which not every workload accepts.
 
         Raises
         ------
         UsageError
-            If they do not fit into one call.
+            If the sessions do not fit into one call.
         SessionClosedError
-            If one has ended.
+            If one of the sessions has ended.
         """
         several = isinstance(sessions, Collection) and iterates(sessions)
         if not several or not all(isinstance(session, self._kind) for session in sessions):
@@ -183,7 +189,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             return results
 
     def _run_all(self, rows: Sequence[int], given: Sequence[GivenT] | None) -> list[ResultT]:
-        """Run the call of an artifact whose calls carry all rows, in their order; results in the order of ``rows``."""
+        """Run a call of an artifact whose calls carry all rows; return the results in the order of ``rows``."""
         if len(rows) < self._buckets[-1]:
             raise UsageError(
                 f"a call of {len(rows)} sessions; this artifact was built with --batch {self._buckets[-1]} and without "
@@ -198,9 +204,9 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
     def serve_next(self, now: float | None = None) -> list[tuple[SessionT, ResultT]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a result, and wait for it.
 
-        The device works without the pool's lock: other threads ask, open and close sessions meanwhile. Its time goes
-        into `call_times`, by which later calls are chosen. If the call fails, no session has advanced and what they
-        asked for stands.
+        The pool is unlocked while the device works, so that other threads can open and close sessions and request
+        results. The call's duration goes into `call_times`, which the scheduler uses. If the call fails, no session
+        has advanced and all requests stay.
 
         Parameters
         ----------
@@ -210,14 +216,14 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         Returns
         -------
         list of (session, result)
-            The session that was due first comes first. Empty if no session waits; paused ones do not. Of an artifact
-            without ``--sessions`` it is empty until all rows' sessions have asked.
+            Sorted by due time. Empty if no running session has requested a result, and for an artifact without
+            ``--sessions`` until the sessions of all rows have.
 
         Raises
         ------
         SekoRuntimeError
-            What the call raises. If one session alone is refused, such as an inconsistent one, the message names it
-            and what it asked for is dropped, so that the next call serves the others.
+            The error of the call. If a single session is refused, for example because its row is inconsistent, the
+            message names that session and its request is dropped, so that the next call serves the others.
         """
         with self._call_lock.take():
             self.reap()
@@ -228,9 +234,12 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
                 if (request := session._request)
             ]
             asked.sort(key=lambda waiting: waiting[2].turn)
+            asked = self._eligible(asked)
             variants = self._rows.variants([row for row, _, _ in asked])
             began = self._clock()
-            if self._together:  # calls that carry all rows wait for all of them, whatever they are due
+            # a call that carries all rows begins when all sessions have requested a result, whatever their due
+            # times
+            if self._together:
                 every = len(asked) == self._buckets[-1]
                 call = NextCall(tuple(_by_row(asked)), self._buckets[-1]) if every else None
             else:
@@ -250,16 +259,26 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             results = self._rows.run(
                 [row for row, _, _ in chosen], [request.given for _, _, request in chosen]
             )
-            for _, session, _ in chosen:
-                session._request = None
+            for (_, session, _), result in zip(chosen, results, strict=True):
+                self._served(session, result)
                 session.renew()
             wait = self._rows.calls_done()
         wait()
         self.call_times.record(variants[call.sessions[0]], call.bucket, self._clock() - began)
         return [(session, result) for (_, session, _), result in zip(chosen, results, strict=True)]
 
+    def _eligible(self, asked: list[tuple[int, SessionT, Request]]) -> list[tuple[int, SessionT, Request]]:
+        """Return the sessions with their rows, of all that have asked, of which the next call may carry some."""
+        return asked
+
+    def _served(self, session: SessionT, result: ResultT) -> None:
+        """Note that a call with a session is queued: its request is met, unless the workload says otherwise."""
+        del result
+        session._request = None
+
     def _check_request(self, row: int, session: SessionT, request: Request) -> None:
-        """Drop a request that its row refuses by now; the error names the session."""
+        """Check a request again before its call; if the row refuses it, drop the request and raise an error that
+        names the session."""
         try:
             self._rows.check([row], [request.given])
         except SekoRuntimeError as error:
@@ -267,10 +286,10 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             raise type(error)(f"session {session.name!r}: {error}") from error
 
     def reap(self) -> list[str]:
-        """End the sessions whose lease has run out, also paused ones; return their names and those of leaked
+        """End the running and paused sessions whose lease has run out; return their names and those of leaked
         sessions.
 
-        A leaked session's row became free when its last reference went; here it is only reported.
+        A leaked session was garbage-collected without `close`, which freed its row; it is reported here.
         """
         with self._call_lock.take():
             names = [self._lost.popleft() for _ in range(len(self._lost))]
@@ -302,7 +321,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
 
     @property
     def session_bytes(self) -> int:
-        """Bytes of one session's own state on the device."""
+        """Bytes that one session's state takes on the device."""
         with self._call_lock.take():
             return self._rows.layout().nbytes
 
@@ -315,7 +334,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         """End all sessions and free all memory; sessions that are still open are reported. A second call does
         nothing.
 
-        It waits for the running call; waiting calls are refused. In a forked process it does nothing.
+        `close` waits for the running call; calls that wait for the lock raise a SessionClosedError. `close` does
+        nothing in a process that was forked after the pool was opened.
         """
         if self._call_lock.forked:
             return
@@ -326,7 +346,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             for session in left:
                 session.close()
             self._rows.close()
-            for session in left:  # last: a warning may be an error
+            # sessions left open are reported last, because a warning filter may turn warnings into exceptions
+            for session in left:
                 warnings.warn(f"session {session.name!r} was never closed", SessionLeakWarning, stacklevel=2)
 
     def _sessions_by_row(self) -> dict[int, SessionT]:
@@ -336,7 +357,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         return {row: session for row, session in placed if row is not None}
 
     def _vacant_row(self) -> int:
-        """Return a free row; a PoolFullError does not reveal the other tenants."""
+        """Return the number of a free row, or raise a PoolFullError, whose message names no other session or
+        tenant."""
         self._rows.check_open()
         taken_rows = self._sessions_by_row()
         row = next((row for row in range(self.capacity) if row not in taken_rows), None)
@@ -349,14 +371,15 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         return row
 
     def _free_row(self, tenant: str | None) -> int:
-        """Return a free row, ready for a tenant; it stays free until a session takes it."""
+        """Clear a free row, prepare it for a tenant and return its number. The row counts as free until a session
+        takes it."""
         row = self._vacant_row()
         self._rows.reserve(row)
         self._rows.begin_owner(row, tenant)
         return row
 
     def _opened_on(self, row: int, name: str, lease_s: float | None, tenant: str | None) -> SessionT:
-        """Return a session on a row that is ready; if this fails, the row stays free."""
+        """Return a new session on a prepared row. If this fails, the row stays free."""
         self._named += 1
         session = self._kind(self, name or f"session-{self._named}", lease_s, tenant)
         session.renew()
@@ -370,5 +393,5 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
 
 
 def _by_row(asked: Sequence[tuple[int, object, object]]) -> list[int]:
-    """Return the places of rows in a list that begins with their numbers, in the order of the rows."""
+    """Return the indices that sort a list of entries, each of which begins with its row number, by row."""
     return [place for _, place in sorted((row, place) for place, (row, *_) in enumerate(asked))]

@@ -13,17 +13,17 @@ from seko_runtime.executor.resolved import Programs
 
 @dataclass(frozen=True)
 class RankPlace:
-    """A process's place among those that run calls together.
+    """The rank of a process, and how it shares results with the other ranks.
 
     Parameters
     ----------
     number : int
         Its rank.
     share : callable, optional
-        Queues the copy of a contiguous tensor of rank 0 into the same tensor of all others; every rank calls it.
-        None if there is one rank only.
+        Queues a broadcast: the copy of a contiguous tensor of rank 0 into the same tensor of all other ranks. Every
+        rank calls it. None if there is only one rank.
     first_alone : collection of str
-        Programs that rank 0 alone runs, since what they write is sent to the others: encoders.
+        Programs that rank 0 alone runs, such as encoders; it broadcasts their results.
     """
 
     number: int = 0
@@ -35,7 +35,7 @@ class RankPlace:
         return not self.number or self.share is None or program not in self.first_alone
 
     def spared(self, programs: Programs) -> tuple[set[str], set[str]]:
-        """Return the names of engines and weights that only other ranks' programs use."""
+        """Return the names of engines and weights that no program of this rank uses."""
 
         def used(ours: bool) -> tuple[set[str], set[str]]:
             runs = [runs for name, runs in programs.items() if self.runs(name) == ours]
@@ -53,18 +53,19 @@ class RankPlace:
         bound: Mapping[str, Sequence[BoundProgram]],
         buffers: Mapping[str, Tensor],
     ) -> dict[str, BoundProgram | FirstRanksProgram]:
-        """Return those of some programs that the artifact has, by name, run by rank 0 for all.
+        """Return the programs of some names that the artifact has; each is run by rank 0, which broadcasts its
+        results.
 
         Parameters
         ----------
         names : collection of str
-            Programs of one run; of several ranks they are in `first_alone`.
+            Names of programs that run once. With several ranks they must be in `first_alone`.
         programs : Programs
-            The artifact's.
+            The artifact's programs.
         bound : mapping of str to sequence of BoundProgram
-            Those that are bound here.
+            The bound programs of this process.
         buffers : mapping of str to tensor
-            The artifact's, by name.
+            The artifact's buffers, by name.
         """
         shared: dict[str, BoundProgram | FirstRanksProgram] = {}
         for name in names:
@@ -84,7 +85,7 @@ ALONE = RankPlace()
 
 @dataclass(frozen=True)
 class FirstRanksProgram:
-    """A program that rank 0 runs for all ranks. It is run as a `BoundProgram` is.
+    """A program that rank 0 runs for all ranks, with the interface of a `BoundProgram`.
 
     Parameters
     ----------
@@ -101,12 +102,13 @@ class FirstRanksProgram:
     share: Callable[[Tensor], None]
 
     def run(self) -> None:
-        """Run it, or receive what rank 0 wrote.
+        """Run the program on rank 0 and broadcast its results.
 
         Raises
         ------
         ArtifactError, EngineRunError
-            On rank 0, as `BoundProgram.run`. The others then wait until the group is ended.
+            On rank 0, as `BoundProgram.run` raises them. The other ranks then wait in the broadcast until the group
+            is ended.
         """
         if self.program is not None:
             self.program.run()

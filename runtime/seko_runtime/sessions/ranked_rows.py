@@ -1,7 +1,8 @@
 """Rows of several ranks: the caller's side over a rank group, and the commands that each rank answers.
 
-Every rank has all rows and gets the same commands in the same order, so all know where each row stands. What is read
-comes from rank 0, but for what each rank has a share of: `split_axes`.
+Every rank holds all rows and gets the same commands in the same order, so that the host's state of the rows is equal
+in all ranks. Results are read from rank 0. Tensors that are split across ranks (`split_axes`) are read from every
+rank and joined.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from seko_runtime.sessions.loaded import ManifestT
 from seko_runtime.sessions.row_state import RowLayout, RowState, StateForm
 from seko_runtime.sessions.rows import CLOSED, Rows
 
-# A call of a large model on a CPU takes minutes. A process that hangs is found by its silence, long before.
+# Seconds until a call counts as lost: a call of a large model on a CPU takes minutes. A process that hangs sends no
+# more signs of life and is found earlier.
 CALL_S = 600.0
 Facts = Mapping[str, Any]
 Command = Callable[[Any, Facts], object]  # takes a rank's rows and the command's facts; returns the answer
@@ -35,7 +37,7 @@ class Group(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether a rank was lost."""
+        """Whether the group has lost a rank and ended."""
 
     def call(
         self,
@@ -51,16 +53,16 @@ class Group(Protocol):
 
 
 class RankedRows(Generic[ManifestT]):
-    """`Rows` of several ranks, as far as all workloads have them. Every call may raise a RankLostError.
+    """Base class of `Rows` over several ranks. Every method may raise a RankLostError.
 
     Parameters
     ----------
     manifest : Manifest
-        The artifact's.
+        The artifact's manifest.
     group : Group
-        Its processes.
+        The processes of the ranks.
     form : StateForm
-        The workload's.
+        Form of the rows' states, given by the workload.
     options : mapping
         With which each rank opens its rows.
     """
@@ -73,7 +75,7 @@ class RankedRows(Generic[ManifestT]):
         self.asked("open", {"options": dict(options)}, patient=True)
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """Give a row another owner, unless a rank was lost, so that sessions can be closed."""
+        """Set the owner of a row. If a rank was lost, do nothing, so that sessions can still be closed."""
         if not self._open_group().over:
             self.asked("begin_owner", {"row": row, "tenant": tenant})
 
@@ -82,7 +84,7 @@ class RankedRows(Generic[ManifestT]):
         self.asked("reserve", {"row": row})
 
     def forget(self, row: int) -> None:
-        """Queue zeros into everything of a row."""
+        """Queue zeros into all tensors of a row."""
         self.asked("forget", {"row": row})
 
     def free_bytes(self) -> int:
@@ -90,7 +92,7 @@ class RankedRows(Generic[ManifestT]):
         return int(self.asked("free_bytes")[0])
 
     def layout(self) -> RowLayout:
-        """Return names and forms of a row's state, with the shares of all ranks."""
+        """Return name, shape and dtype of each tensor of a row's state, joined over all ranks."""
         if self._layout is None:
             layout, axes = self.asked("layout")[0], split_axes(self.manifest)
             parts: dict[str, dict[str, TensorSpec]] = {"tensors": {}, "arrays": {}}
@@ -100,11 +102,11 @@ class RankedRows(Generic[ManifestT]):
                     if spec["name"] in axes:
                         shape[axes[spec["name"]]] *= self.manifest.ranks
                     specs[spec["name"]] = TensorSpec(spec["name"], tuple(shape), spec["dtype"])
-            self._layout = RowLayout(**parts)
+            self._layout = RowLayout(parts["tensors"], parts["arrays"])
         return self._layout
 
     def store(self, row: int) -> RowState:
-        """Copy a row's state to the host, with the shares of all ranks."""
+        """Copy a row's state to the host, joined over all ranks."""
         layout = self.layout()
         parts = self.asked("store", {"row": row}, patient=True)
         whole = parts[0]
@@ -115,7 +117,7 @@ class RankedRows(Generic[ManifestT]):
         return state_of_message(whole, {}, self.form)
 
     def load(self, row: int, state: RowState) -> None:
-        """Copy a stored state into a row, to each rank its share."""
+        """Copy a stored state into a row; each rank gets its part of the tensors that are split across ranks."""
         layout, split = self.layout(), split_axes(self.manifest)
         tensors = state.tensors.arrays()
         own: list[dict[str, Any]] = [{"shares": {}} for _ in range(self.manifest.ranks)]
@@ -128,7 +130,7 @@ class RankedRows(Generic[ManifestT]):
         self.asked("load", {"row": row, "state": same}, own=own, patient=True)
 
     def check(self, rows: Sequence[int], given: Sequence[Any]) -> None:
-        """Raise the error with which `run` would refuse these rows."""
+        """Raise the error that `run` would raise for these rows before it starts, if any."""
         self.asked("check", {"rows": rows, "given": given}, ranks=(0,))
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
@@ -136,8 +138,8 @@ class RankedRows(Generic[ManifestT]):
         return list(self.asked("variants", {"rows": rows}, ranks=(0,))[0])
 
     def calls_done(self) -> Callable[[], None]:
-        """Wait for the calls queued so far, since the processes answer one command at a time; return what does
-        nothing.
+        """Wait for the calls queued so far, since the processes answer one command at a time; return a function that
+        does nothing.
         """
         self.asked("finish")
         return lambda: None
@@ -155,7 +157,7 @@ class RankedRows(Generic[ManifestT]):
         """Free the memory of all ranks; a second call does nothing."""
         if self._group is None:
             return
-        with suppress(SekoRuntimeError):  # of processes that are gone; whoever used them was told
+        with suppress(SekoRuntimeError):  # the processes are gone, and earlier calls have raised that error
             self.asked("close", patient=True)
         self._group = None
 
@@ -168,7 +170,8 @@ class RankedRows(Generic[ManifestT]):
         ranks: Sequence[int] | None = None,
         patient: bool = False,
     ) -> list[Any]:
-        """Send a command to ranks, by default to all; return their answers by rank. See `RankGroup.call`."""
+        """Send a command to ranks, by default to all; return their answers in the order of the ranks. See
+        `RankGroup.call`."""
         answers = self._open_group().call(
             command, facts, own=own, ranks=ranks, seconds=CALL_S, patient=patient
         )
@@ -209,7 +212,7 @@ class RankCommands:
     rank : int
         Its number.
     manifest : Manifest
-        The artifact's.
+        The artifact's manifest.
     open_rows : callable
         Takes options; returns this rank's rows, prepared.
     commands : mapping of str to callable
@@ -269,7 +272,7 @@ class RankCommands:
 
 
 def split_axes(manifest: Manifest) -> dict[str, int]:
-    """Return the axis of a row's tensor of which each rank has a share, by name."""
+    """Return the axis along which a tensor of a row is split across ranks, by the tensor's name."""
     shared = [buffer for buffer in manifest.buffers if buffer.rank_axis]
     return {buffer.name: buffer.rank_axis - (buffer.role == "lane") for buffer in shared}
 
@@ -277,7 +280,7 @@ def split_axes(manifest: Manifest) -> dict[str, int]:
 def state_to_message(
     state: RowState, form: StateForm, names: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Return a row's state as a message, with these tensors or all."""
+    """Return a row's state as a message to another process, with some or all of its tensors."""
     tensors = state.tensors.arrays()
     chosen = {name: array for name, array in tensors.items() if names is None or name in names}
     beside = None if state.beside is None else form.pack(state.beside)
@@ -290,7 +293,7 @@ def state_to_message(
 
 
 def state_of_message(message: Facts, further: Mapping[str, NDArray[np.uint8]], form: StateForm) -> RowState:
-    """Return the row's state that `state_to_message` made a message of, and ``further`` tensors."""
+    """Return the row's state in a message of `state_to_message`, with ``further`` tensors added."""
     numbers = form.read_numbers(Fields(message["numbers"], "numbers"))
     beside = None if message["beside"] is None else form.unpack(message["beside"])
     return RowState(numbers, HostBytes({**message["tensors"], **further}), message["arrays"], beside)

@@ -1,4 +1,4 @@
-"""Copies of rows to the host and back, which run beside calls."""
+"""Copies of rows between device and host that run at the same time as calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from seko_runtime.backends.memory import Memory, Parked, Tensor
 
 
 class RowMoves:
-    """Copies of rows between device and host. Its methods are called inside the memory's `ordered`.
+    """Copies of rows between device and host. All methods must be called inside the memory's `ordered`.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class RowMoves:
         self._ends: dict[int, object] = {}  # by row
 
     def settle(self, rows: Sequence[int]) -> None:
-        """Make later work on the device wait for these rows' copies."""
+        """Make later device work wait for the copies of these rows."""
         for row in rows:
             if row in self._ends:
                 self._memory.after(self._ends[row])
@@ -41,8 +41,8 @@ class RowMoves:
 
     @contextmanager
     def _all_or_waited(self) -> Iterator[None]:
-        """Wait for the device if only a part of the copies was queued, since no end exists that later work could wait
-        for.
+        """Wait for the device if an error came when only a part of the copies was queued: no event marks the end of
+        such a part.
         """
         try:
             yield

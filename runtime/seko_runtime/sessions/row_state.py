@@ -16,18 +16,19 @@ from seko_runtime.format.manifest import TensorSpec
 
 @dataclass(frozen=True)
 class RowState:
-    """A row's state; another row that gets it goes on with the same bytes.
+    """The whole state of a row, on the host. A row into which it is loaded makes the same further results, byte for
+    byte.
 
     Parameters
     ----------
     numbers : dataclass
-        Numbers that the host keeps, of the workload's own frozen dataclass; JSON in a file.
+        The numbers that the host keeps for the row, in a frozen dataclass of the workload. Files hold them as JSON.
     tensors : Parked
         Bytes of the row's part of each tensor on the device, by name.
     arrays : mapping of str to numpy.ndarray
-        uint8 [n], by name: what the host keeps as arrays.
+        Bytes, uint8 [n], of the arrays that the host keeps for the row, by name.
     beside : object
-        What the host keeps and no file holds.
+        Further state on the host, which messages to other processes hold and snapshot files do not.
     """
 
     numbers: Any
@@ -38,10 +39,23 @@ class RowState:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Name, shape and dtype of everything in a row's state: of tensors on the device, and of arrays on the host."""
+    """Name, shape and dtype of all device tensors and host arrays of a row's state.
+
+    Parameters
+    ----------
+    tensors, arrays : mapping of str to TensorSpec
+        By name; of the largest state, where rows differ in size.
+    sized : callable, optional
+        Returns the layout of a state with some `RowState.numbers`, where rows differ in size.
+    """
 
     tensors: Mapping[str, TensorSpec]
     arrays: Mapping[str, TensorSpec] = field(default_factory=dict)
+    sized: Callable[[Any], RowLayout] | None = None
+
+    def of(self, numbers: Any) -> RowLayout:
+        """Return the layout of a state with these numbers."""
+        return self if self.sized is None else self.sized(numbers)
 
     @property
     def everything(self) -> dict[str, TensorSpec]:
@@ -63,7 +77,7 @@ class StateForm:
     read_numbers : callable
         Returns `RowState.numbers` from JSON, untrusted; raises a SnapshotError or ManifestError.
     pack, unpack : callable
-        Turn `RowState.beside` into what a message to another process can hold, and back.
+        Convert `RowState.beside` to a value that a message to another process can hold, and back.
     """
 
     read_numbers: Callable[[Fields], Any]

@@ -1,6 +1,6 @@
 """The rows of an artifact: what a pool needs of them, and their base class in one process.
 
-A row holds the state of one session. A call carries some of the rows. Owners of rows are not known here.
+A row holds the state of one session. A call carries some of the rows. Which session owns a row is the pool's concern.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ DeviceT = TypeVar("DeviceT", bound=Device)
 
 
 class Rows(Protocol[GivenT, ResultT]):
-    """The rows of an artifact, in this process or in several ranks. The caller holds `call_lock`.
+    """The rows of an artifact, in this process or in several ranks. Callers hold `call_lock` while they call its
+    methods.
 
     Attributes
     ----------
     call_lock : CallLock
         Lock of the pool and its sessions.
     form : StateForm
-        How the rows' states are written.
+        How the rows' states are written to files and messages.
     """
 
     call_lock: CallLock
@@ -52,10 +53,10 @@ class Rows(Protocol[GivenT, ResultT]):
         """Whether `close` was called."""
 
     def run(self, rows: Sequence[int], given: Sequence[GivenT] | None) -> list[ResultT]:
-        """Run one call of some rows; return each row's result, which may still be computed."""
+        """Run one call of some rows; return the result of each row, which the device may still be computing."""
 
     def check(self, rows: Sequence[int], given: Sequence[GivenT]) -> None:
-        """Raise the error with which `run` would refuse these rows."""
+        """Raise the error that `run` would raise for these rows before it starts, if any."""
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
         """Return the launch variant of each row's next call: rows of different variants need a launch each."""
@@ -64,19 +65,19 @@ class Rows(Protocol[GivenT, ResultT]):
         """Return a function that waits for the calls queued so far; any thread may call it, without the lock."""
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """Give a row another owner, or none."""
+        """Set the owner of a row, or None."""
 
     def reserve(self, row: int) -> None:
-        """Allocate what the host needs for a row; this may wait for the device."""
+        """Allocate the host memory that a row needs; this may wait for the device."""
 
     def forget(self, row: int) -> None:
         """Queue zeros into everything of a row, before another owner's session begins there."""
 
     def store(self, row: int) -> RowState:
-        """Queue copies of a row's state to the host; TornStreamError if it is not known where the row stands."""
+        """Queue copies of a row's state to the host; TornStreamError if the row is inconsistent."""
 
     def load(self, row: int, state: RowState) -> None:
-        """Queue copies of a stored state into a row, which then goes on from it; SnapshotError if it does not fit."""
+        """Queue copies of a stored state into a row; SnapshotError if the state does not fit."""
 
     def layout(self) -> RowLayout:
         """Return names and forms of a row's state."""
@@ -92,10 +93,10 @@ class Rows(Protocol[GivenT, ResultT]):
 
 
 class LocalRows(Generic[ManifestT, DeviceT]):
-    """Base class of `Rows` in this process: stores, loads and forgets rows. Nothing in it is safe for two threads.
+    """Base class of `Rows` in this process: stores, loads and clears rows. The methods are not thread-safe.
 
-    A workload's subclass has the host's state of the rows, makes a `Device`, and gives the hooks that begin with an
-    underscore.
+    A workload's subclass holds the host's state of the rows, makes a `Device`, and implements the methods whose names
+    begin with an underscore.
 
     Parameters
     ----------
@@ -104,12 +105,13 @@ class LocalRows(Generic[ManifestT, DeviceT]):
     memory : Memory
         Of ``loaded.memory()``; owned and closed by the rows.
     form : StateForm
-        The workload's.
+        Form of the rows' states, given by the workload.
 
     Attributes
     ----------
     inconsistent : set of int
-        Rows that are being advanced, or were when Ctrl-C came: it is not known where they stand.
+        Rows whose host state may not match the device, because Ctrl-C interrupted the code that advances them. Also
+        rows that are being advanced now.
     """
 
     def __init__(self, loaded: Loaded[ManifestT], memory: Memory, form: StateForm) -> None:
@@ -125,25 +127,26 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @abstractmethod
     def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]], Any]:
-        """Return numbers, arrays and what is beside them, of `RowState`; an error if the row cannot be stored now."""
+        """Return ``numbers``, ``arrays`` and ``beside`` of a `RowState`; raise an error if the row cannot be stored
+        now."""
 
     @abstractmethod
     def _check_load(self, state: RowState) -> None:
-        """Raise a SnapshotError if no row of this artifact can have such a state."""
+        """Raise a SnapshotError if a state is impossible for a row of this artifact."""
 
     @abstractmethod
     def _load(self, row: int, state: RowState) -> None:
-        """Set the host's state of a row, as `_save` returned it."""
+        """Set the host's state of a row to one that `_save` returned."""
 
     def _let_go(self, rows: Sequence[int]) -> None:
-        """Note that these rows' last results will be overwritten."""
+        """Note that the last results of these rows will be overwritten."""
 
     def _arrays(self) -> Mapping[str, TensorSpec]:
-        """Return names and forms of the arrays that `_save` returns."""
+        """Return name, shape and dtype of the arrays that `_save` returns."""
         return {}
 
     def _open(self, make: Callable[[], DeviceT]) -> None:
-        """Make the device side; if that fails, the memory is closed."""
+        """Make the device side of the rows; if that fails, close the memory."""
         try:
             with self.memory.ordered():
                 self._device = make()
@@ -152,7 +155,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
             raise
 
     def device(self) -> DeviceT:
-        """Return the device side; SessionClosedError after `close`."""
+        """Return the device side of the rows; SessionClosedError after `close`."""
         if self._device is None:
             raise SessionClosedError(CLOSED)
         return self._device
@@ -162,7 +165,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         self.device()
 
     def check_whole(self, rows: Sequence[int]) -> None:
-        """Raise a TornStreamError if it is not known where one of the rows stands."""
+        """Raise a TornStreamError if one of the rows is inconsistent."""
         inconsistent = sorted(self.inconsistent.intersection(rows))
         if inconsistent:
             raise TornStreamError(
@@ -172,7 +175,8 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @contextmanager
     def counted(self, rows: Sequence[int]) -> Iterator[None]:
-        """Mark rows inconsistent while the host counts what the device has done; they stay so if Ctrl-C ends it."""
+        """Context in which the host's state of rows is advanced. Rows are marked inconsistent inside the context, and
+        stay so if Ctrl-C ends it."""
         self.inconsistent.update(rows)
         yield
         self.inconsistent.difference_update(rows)
@@ -184,7 +188,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @contextmanager
     def settled(self, rows: Sequence[int]) -> Iterator[None]:
-        """Context of the memory's order, after the copies of these rows."""
+        """Context of the memory's `ordered`, in which device work waits for the copies of these rows."""
         with self.memory.ordered():
             self._moves.settle(rows)
             yield
@@ -203,7 +207,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @machine_faults()
     def store(self, row: int) -> RowState:
-        """Queue copies of a row's state to the host, beside other rows' calls.
+        """Queue copies of a row's state to the host, at the same time as calls of other rows.
 
         Raises TornStreamError if the row is inconsistent.
         """
@@ -217,7 +221,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @machine_faults()
     def load(self, row: int, state: RowState) -> None:
-        """Queue copies of a stored state into a row, which then goes on from it; SnapshotError if it does not fit."""
+        """Queue copies of a stored state into a row; SnapshotError if the state does not fit."""
         device = self.device()
         self._check_load(state)
         self._let_go([row])
@@ -234,7 +238,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         self.check_whole(rows)
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
-        """Return the launch variant of each row's next call; here there is one."""
+        """Return the launch variant of each row's next call. In the base class all rows have the same variant."""
         return [None] * len(rows)
 
     @machine_faults()
@@ -242,7 +246,8 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         """Return a function that waits for the calls queued so far; any thread may call it, without the lock."""
         device = self.device()
         smallest = min(device.specs.values(), key=lambda spec: spec.nbytes).name
-        read = self.read_later({smallest: device.buffers[smallest]})  # a copy behind the calls
+        # the smallest buffer, copied after the calls: when the copy is there, the calls are done
+        read = self.read_later({smallest: device.buffers[smallest]})
 
         def wait() -> None:
             read()
@@ -259,7 +264,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
     def read_later(self, tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, NDArray[np.uint8]]]:
         """Queue copies of tensors to the host; return a function that waits for them and returns their bytes.
 
-        The tensors may be overwritten by what is queued next. Any thread may call the function, without `call_lock`.
+        Work that is queued later may overwrite the tensors. Any thread may call the function, without `call_lock`.
         """
         with self.memory.ordered():
             parked, end = self.memory.park(tensors)
@@ -287,11 +292,12 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         self.memory.close()
 
     def _drop(self) -> None:
-        """Release tensors that the host's state of the rows holds."""
+        """Release the device tensors that the host's state of the rows refers to."""
 
 
 def check_room(manifest: Manifest, memory: Memory) -> None:
-    """Refuse a pool whose buffers alone do not fit on the device; engines need more while they run.
+    """Refuse a pool whose buffers do not fit into the device's free memory. Engines need further memory while they
+    run.
 
     Raises
     ------

@@ -9,13 +9,13 @@ lateness is the end of its call minus its due time, or 0 if that is negative.
 Claims
 ------
 1. Let L be the largest lateness in the best schedule of the sessions that wait now, if no others come. When
-   `next_call` is called again after each call with the sessions that still wait, none is later than L. So if any
-   schedule meets all due times, this one does. If none does, the largest lateness is minimised, not the number of late
-   sessions: minimising the number would postpone the same sessions again and again.
-2. While L is 0, serving all sessions takes the least total time of all schedules that meet all due times. So buckets
-   are full, unless a full bucket makes a session late or costs more time than it saves.
-3. Each call contains the session that is due first. So a session waits for at most as many calls as there are sessions
-   due before it, and no session starves if the due times of newer sessions keep growing.
+   `next_call` is called again after each call with the sessions that still wait, none is later than L. If any
+   schedule meets all due times, the resulting one does. If no schedule does, the largest lateness is minimised, not
+   the number of late sessions: minimising the number would postpone the same sessions again and again.
+2. While L is 0, serving all sessions takes the least total time of all schedules that meet all due times. As a
+consequence buckets are full, unless a full bucket makes a session late or costs more time than it saves.
+3. Each call contains the session that is due first. A session therefore waits for at most as many calls as there are
+sessions due before it, and no session starves if the due times of newer sessions keep growing.
 
 `tests/runtime/test_scheduler.py` compares 1 and 2 with all schedules of up to six sessions.
 
@@ -29,8 +29,8 @@ Any schedule can be changed as follows, and neither the largest lateness nor the
 - The call with the session that is due first moves to the front: the calls that it overtakes have later due times, and
   end no later than it ended before.
 
-Then only the bucket of each call is left to choose, and the number of sessions served of each variant says what is
-still to do. Dynamic programming over these numbers finds the best choice.
+With schedules of this form only the bucket of each call is left to choose, and a state of the search is the number of
+sessions served of each variant. Dynamic programming over these states finds the best schedule.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from seko_runtime.errors import UsageError
 
 __all__ = ["NextCall", "Waiting", "next_call"]
 
-NANOSECONDS = 10**9  # per second; sums of integers are exact in any order
+NANOSECONDS = 10**9  # nanoseconds in a second; integers, because their sums do not depend on the order
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,9 @@ class Waiting:
     Parameters
     ----------
     due : float
-        When the call should have ended, in seconds.
+        Time in seconds by which the call should have ended.
     variant : hashable
-        The launch variant of the session's row. Rows of different variants need a launch each; rows that share one
-        launch have equal variants.
+        The launch variant of the session's row. Rows with equal variants can share one launch.
     """
 
     due: float
@@ -71,7 +70,7 @@ class NextCall:
     Parameters
     ----------
     sessions : tuple of int
-        Indices of the waiting sessions that share the call, earliest due first. Their variants are equal.
+        Indices of the waiting sessions that share the call, earliest due first. All have the same variant.
     bucket : int
         Number of rows of the smallest bucket that holds them.
     """
@@ -97,7 +96,7 @@ def next_call(
     Parameters
     ----------
     waiting : sequence of Waiting
-        Among sessions with equal due times the first one is served first.
+        The waiting sessions. Of sessions with equal due times, the earlier in the sequence is served first.
     call_times : mapping of hashable to (mapping of int to float)
         For each variant, the seconds that a call takes, by the rows of its bucket. A bucket that is faster than a
         smaller one counts as equally fast.
@@ -146,7 +145,7 @@ def _states(queues: list[list[int]], buckets: list[list[tuple[int, int]]], dues:
         [_possible_calls(len(queue) - served, sizes, stride) for served in range(len(queue))]
         for queue, sizes, stride in zip(queues, buckets, strides, strict=True)
     ]
-    last = len(dues)  # a rank that no session has
+    last = len(dues)  # a rank behind those of all sessions
     heads = [[*queue, last] for queue in queues]
     states: _States = []
     for counts in product(*(range(len(queue) + 1) for queue in queues)):
@@ -157,16 +156,17 @@ def _states(queues: list[list[int]], buckets: list[list[tuple[int, int]]], dues:
 
 
 def _possible_calls(left: int, buckets: list[tuple[int, int]], stride: int) -> _Calls:
-    """Return the calls of sessions of one variant of which so many are left: each bucket as full as it can be."""
+    """Return the possible calls for one variant with ``left`` waiting sessions: one call for each bucket, as full as
+    possible."""
     needed = sum(size < left for size, _ in buckets) + 1
     return [(min(size, left), time, min(size, left) * stride) for size, time in buckets[:needed]]
 
 
 def _first_rows(states: _States, allowed: int) -> int:
-    """Return how many sessions the first call of the shortest schedule serves; 0 if there is no schedule.
+    """Return the number of sessions that the first call of the shortest schedule serves; 0 if there is no schedule.
 
-    Only schedules in which no session is later than ``allowed`` nanoseconds count. Of equally short ones, the one that
-    serves most sessions in its first call is taken.
+    Only schedules in which no session is later than ``allowed`` nanoseconds count. Among equally short schedules the
+    one with most sessions in its first call is taken.
     """
     ends: list[int | None] = [0, *[None] * len(states)]  # the earliest time at which each state is reached
     first_rows = [0] * len(ends)
@@ -186,7 +186,8 @@ def _first_rows(states: _States, allowed: int) -> int:
 
 def _least_lateness(states: _States) -> int:
     """Return the largest lateness in the best schedule, in nanoseconds; negative if all sessions are early."""
-    lateness = [0] * len(states)  # of the sessions left in each state, if it is reached at time 0
+    # largest lateness of the sessions left in each state, if the state is reached at time 0
+    lateness = [0] * len(states)
     for state in reversed(range(len(states))):
         due, calls = states[state]
         lateness[state] = min(

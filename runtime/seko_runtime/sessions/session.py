@@ -1,4 +1,4 @@
-"""A session of a pool: one row, its owner, its lease. Each workload's session derives from it."""
+"""A session of a pool: one row, its owner, its lease. Each workload derives its own class of sessions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from seko_runtime.sessions.snapshot import write_snapshot
 
 
 class SessionLeakWarning(ResourceWarning):
-    """A session was garbage-collected without being closed; the message names it. Its row is free again."""
+    """A session was garbage-collected without being closed; the message names it. The session's row is free again."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Request:
     Parameters
     ----------
     due : float
-        When it should be there, in seconds of the pool's clock.
+        Time by which the result should be ready, in seconds of the pool's clock.
     turn : int
-        Its number among all requests of the pool.
+        Number of the request, counted over the pool.
     given : object
-        What the call takes of the caller.
+        The caller's inputs of the call, in the workload's own form.
     """
 
     due: float
@@ -66,9 +66,9 @@ class SharedRows(Protocol):
 
 
 class RowSession(Closing):
-    """A session of a pool, which holds one row, or while it is paused a state on the host.
+    """A session of a pool. A running session holds one row; a paused one holds its state on the host instead.
 
-    Any thread may call it, also at the same time as other calls of the pool: one call runs, the others wait.
+    Any thread may call its methods: one call of the pool runs at a time, and the others wait.
 
     Parameters
     ----------
@@ -77,18 +77,19 @@ class RowSession(Closing):
     name : str
         Name in messages.
     lease_s : float or None
-        Seconds after which it ends if it is not run or renewed.
+        Seconds after which the session ends if it is not run or renewed.
     tenant : str or None
-        Whose it is.
+        Name of the session's owner.
     """
 
-    # Its row, its state on the host, or None: never opened, or closed. What it is and whose the row is changes with
-    # one assignment, which comes last; the pool finds its free rows from here.
+    # The number of the session's row; while paused its state on the host; None before it is opened and after it is
+    # closed. Each change is one assignment at the end of a method, because the pool computes its free rows from this
+    # attribute.
     _place: int | RowState | None = None
 
     def __init__(self, pool: SharedRows, name: str, lease_s: float | None, tenant: str | None) -> None:
         self.name, self.tenant = name, tenant
-        self._owns_pool = False  # whether the pool is this session's alone, and ends with it
+        self._owns_pool = False  # whether the pool has this session only and is closed with it
         self._pool, self._lease_s = pool, lease_s
         self.expires: float | None = None
         self._request: Request | None = None
@@ -97,15 +98,16 @@ class RowSession(Closing):
         """Raise a UsageError if a result that was queued ahead has not been taken."""
 
     def _ended(self) -> None:
-        """Drop what the session holds besides its row."""
+        """Drop everything that the session holds besides its row; a hook for subclasses."""
 
     def pause(self) -> None:
-        """Move the session's state to the host and free its row. What was queued ahead must have been taken.
+        """Move the session's state to the host and free its row. All results that were queued ahead must have been
+        read.
 
         Raises
         ------
         UsageError
-            If it was not.
+            If a result that was queued ahead has not been read.
         """
         with self._pool._call_lock.take():
             row = self._running_row()
@@ -115,14 +117,14 @@ class RowSession(Closing):
             self._place = state
 
     def resume(self) -> None:
-        """Take a free row again; the next result has the same bytes as without the pause.
+        """Load the session's state into a free row. The next result has the same bytes as without the pause.
 
         Raises
         ------
         PoolFullError
             If every row is taken; the session stays paused.
         UsageError
-            If it is not paused, or its lease ran out meanwhile.
+            If the session is not paused, or its lease ran out during the pause.
         """
         with self._pool._call_lock.take():
             self._pool.reap()
@@ -137,14 +139,15 @@ class RowSession(Closing):
             self._place = row
 
     def save(self, path: str | Path) -> None:
-        """Write the session's whole state to a safetensors file of mode 0600, for a pool here or elsewhere.
+        """Write the session's whole state to a safetensors file of mode 0600. `RowPool.restore` reads it, on this
+        machine or another.
 
         Raises
         ------
         UsageError
-            If the path is something else than a regular file.
+            If the path exists and is not a regular file.
         DiskError
-            If it cannot be written.
+            If the file cannot be written.
         """
         path = path_of(path, "path")
         self._pool._call_lock.check_process()
@@ -161,7 +164,7 @@ class RowSession(Closing):
         due : float
             Seconds of the pool's clock.
         given : object
-            What the next call takes of the caller.
+            The caller's inputs of the next call.
         """
         due = real_number(due, "due")
         with self._pool._call_lock.take():
@@ -170,7 +173,7 @@ class RowSession(Closing):
 
     @property
     def due(self) -> float | None:
-        """The due time of the requested result; None if none is requested, or it is there."""
+        """The due time of the requested result; None if no result is requested or the requested one is ready."""
         request = self._request
         return None if request is None else request.due
 
@@ -181,7 +184,7 @@ class RowSession(Closing):
 
     @property
     def paused(self) -> bool:
-        """Whether its state is on the host."""
+        """Whether the session is paused: its state is on the host."""
         return isinstance(self._place, RowState)
 
     @property
@@ -192,7 +195,7 @@ class RowSession(Closing):
     def close(self) -> None:
         """End the session and free its row, or its state on the host; a second call does nothing.
 
-        It waits for the running call. In a forked process it does nothing.
+        `close` waits for the running call. It does nothing in a process that was forked after the pool was opened.
         """
         if not self._pool._call_lock.forked:
             with self._pool._call_lock.lock:
@@ -212,13 +215,13 @@ class RowSession(Closing):
 
     @property
     def _row(self) -> int | None:
-        """Its row; None if it is paused or closed."""
+        """The number of the session's row; None if the session is paused or closed."""
         place = self._place
         return place if isinstance(place, int) else None
 
     def _stored(self) -> RowState:
         with self._pool._call_lock.take():
-            place = self._place  # which another thread may have changed meanwhile
+            place = self._place  # read again under the lock, because another thread may have changed it
             return place if isinstance(place, RowState) else self._pool._rows.store(self._running_row())
 
     def _running_row(self, pool: SharedRows | None = None) -> int:
@@ -232,7 +235,7 @@ class RowSession(Closing):
 
 
 def checked_name(name: object) -> str:
-    """Return a session's name, which may be empty; UsageError for what is no text."""
+    """Return a session's name, which may be empty; UsageError unless it is a string."""
     if isinstance(name, str):
         return name
     raise UsageError(f"name is {shown(name)}, expected a text")

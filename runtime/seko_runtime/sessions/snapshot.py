@@ -1,4 +1,4 @@
-"""A row's state as a file: safetensors with a hash or a keyed code, for one artifact."""
+"""Snapshots: a row's state as a safetensors file with a SHA-256 hash or, if there is a key, an HMAC."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from seko_runtime.host.faults import lacks, machine_faults
 from seko_runtime.sessions.row_state import RowLayout, RowState, StateForm
 
 VERSION = 1
-_FACTS = "seko.snapshot"  # the tensor that holds the facts as JSON: hashed with the others
-_HASH = "seko.sha256"  # over all tensors but this one, in order of their names
+_FACTS = "seko.snapshot"  # name of the tensor with version, artifact and the host's numbers as JSON
+_HASH = "seko.sha256"  # name of the tensor with the SHA-256 of all other tensors, sorted by name
 _MAC = (
-    "seko.hmac-sha256"  # in its place where there is a key: the file's last bytes, over all that come before
+    # name of the tensor with the HMAC of all bytes before it; it stands in place of the hash if there is a key
+    "seko.hmac-sha256"
 )
 MAC_BYTES = 32
 LEAST_KEY_BYTES = 32
-_BYTES_A_TENSOR = 512  # of header and facts, at most: names have at most 255 letters
+# at most so many bytes of header and JSON for each tensor: names have at most 255 letters
+_BYTES_A_TENSOR = 512
 
 
 @machine_faults()
@@ -42,7 +44,7 @@ def write_snapshot(path: Path, digests: Sequence[str], state: RowState, key: byt
     Parameters
     ----------
     path : Path
-        The file; a regular file that exists is replaced.
+        The file to write. An existing regular file is replaced.
     digests : sequence of str
         The artifact's digest and its `content_digest`.
     state : RowState
@@ -53,9 +55,9 @@ def write_snapshot(path: Path, digests: Sequence[str], state: RowState, key: byt
     Raises
     ------
     UsageError
-        If the path is something else than a regular file.
+        If the path exists and is not a regular file.
     DiskError
-        If it cannot be written.
+        If the file cannot be written.
     """
     facts = {"version": VERSION, "artifact": digests[0], "content": digests[1]}
     facts["numbers"] = asdict(state.numbers)
@@ -96,13 +98,13 @@ def read_snapshot(
     Parameters
     ----------
     path : Path
-        The file, untrusted: no link, no pipe, and no larger than a state of this layout can be.
+        The file, which is not trusted. Links, pipes and files larger than a state of this layout can be are refused.
     digests : sequence of str
-        As `write_snapshot` takes them; one of the two must be the file's.
+        The artifact's digest and its `content_digest`. The file must name one of the two.
     layout : RowLayout
-        What a state of the artifact holds.
+        Name, shape and dtype of all tensors and arrays of a row's state.
     form : StateForm
-        The workload's.
+        Form of the rows' states, given by the workload.
     key : bytes, optional
         If given, only files written with the same key are read; otherwise only files without a key.
 
@@ -113,9 +115,9 @@ def read_snapshot(
     Raises
     ------
     SnapshotError
-        If it is no snapshot, damaged, or of another version, artifact or key.
+        If the file is not a snapshot, is damaged, or has another version, artifact or key.
     EnvironmentLacksError
-        If this machine lacks what reading it needs.
+        If this machine lacks memory or file handles to read the file.
     """
     content = _content(path, layout)
     if key is not None:
@@ -140,27 +142,30 @@ def read_snapshot(
                 f"{path.name} is damaged: its hash is not that of its content; take another copy"
             )
         del parts[_FACTS]
+        numbers = form.read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
+        layout = layout.of(numbers)
         wanted_sizes = {name: spec.nbytes for name, spec in layout.everything.items()}
         if {name: array.size for name, array in parts.items()} != wanted_sizes:
             raise SnapshotError(
                 f"{path.name} does not hold the {len(wanted_sizes)} tensors of a session of this artifact"
             )
-        numbers = form.read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
-    except ManifestError as fault:  # the shared JSON reader's word for malformed
+    except ManifestError as fault:  # the JSON reader raises a ManifestError if the JSON is malformed
         raise SnapshotError(f"{path.name}: {fault}") from fault
     arrays = {name: parts.pop(name) for name in layout.arrays}
     return RowState(numbers, HostBytes(parts), arrays)
 
 
 def content_digest(manifest: Manifest, facts: Sequence[object]) -> str:
-    """Return SHA-256 of what gives a state's numbers their meaning, whatever ranks and sessions; "" without hashes.
+    """Return a SHA-256 over the weights and the workload's facts on which a state depends. The digest is equal for
+    builds of the same model with other numbers of ranks or sessions, and "" if the manifest has no hashes.
 
     Parameters
     ----------
     manifest : Manifest
         Its weights and model count.
     facts : sequence
-        The workload's, as JSON can hold them.
+        The workload's own facts on which a state depends, such as the layout of its stream. JSON must be able to hold
+        them.
     """
     files = {weight.file for weight in manifest.weights}
     if not files <= manifest.files.keys():
@@ -171,7 +176,7 @@ def content_digest(manifest: Manifest, facts: Sequence[object]) -> str:
 
 
 def checked_key(key: object) -> bytes | None:
-    """Return a snapshot key, or None; UsageError for anything else, or if it is too short to be safe."""
+    """Return a snapshot key, or None; UsageError if it is not bytes, or too short to be safe."""
     if key is None or (isinstance(key, bytes) and len(key) >= LEAST_KEY_BYTES):
         return key
     description = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
@@ -214,9 +219,8 @@ def _open_regular(path: Path) -> int:
 
 
 def _check_mac(content: NDArray[np.uint8], key: bytes, name: str) -> None:
-    """Raise a SnapshotError unless a file ends in the code of its content with this key. Nothing else of it is
-    read.
-    """
+    """Raise a SnapshotError unless the file ends in the HMAC of its content with this key. This reads no other part
+    of it."""
     mac = hmac.new(key, content[:-MAC_BYTES].data, hashlib.sha256).digest()
     if not hmac.compare_digest(content[-MAC_BYTES:].tobytes(), mac):
         raise SnapshotError(
@@ -225,7 +229,7 @@ def _check_mac(content: NDArray[np.uint8], key: bytes, name: str) -> None:
 
 
 def _parts(content: NDArray[np.uint8], name: str, *, keyed: bool) -> dict[str, NDArray[np.uint8]]:
-    """Return the bytes of all tensors of a file except the code at its end; SnapshotError if it is not such a
+    """Return the bytes of all tensors of a snapshot except the HMAC; SnapshotError if the file is not a valid
     snapshot.
     """
     try:
@@ -250,7 +254,7 @@ def _parts(content: NDArray[np.uint8], name: str, *, keyed: bool) -> dict[str, N
 
 
 def _hash(parts: Mapping[str, NDArray[np.uint8]]) -> bytes:
-    """Return SHA-256 over names, sizes and bytes, ordered by name."""
+    """Return the SHA-256 of all tensors: name, size and bytes of each, sorted by name."""
     running = hashlib.sha256()
     for name, array in sorted(parts.items()):
         running.update(f"{name}\0{array.size}\0".encode())

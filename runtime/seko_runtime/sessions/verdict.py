@@ -1,4 +1,4 @@
-"""The outcome of replaying what a golden file has."""
+"""The outcome of a verification: the errors of replayed results against the golden file's."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Protocol
 
 
 class GoldenError(Protocol):
-    """The difference of a replayed result from the recorded one; `str` gives a line."""
+    """The numeric difference between a replayed result and the recorded one; `str` returns it as a line of text."""
 
     @property
     def within(self) -> bool:
-        """Whether it is within its bounds."""
+        """Whether the error is within its bounds."""
 
     @property
     def size(self) -> float:
         """The error by which results are compared; infinite if a number is NaN."""
 
     def row(self) -> dict[str, object]:
-        """Return it for JSON, which has no NaN and no infinity."""
+        """Return the error as a dict for JSON, which has no NaN and no infinity."""
 
 
 def verdict(errors: Sequence[GoldenError]) -> dict[str, object]:
-    """Return ``ok``, ``worst`` and ``errors`` as plain data."""
+    """Return ``ok``, ``worst`` and ``errors`` of a verification as a dict for JSON."""
     worst = max(errors, key=lambda error: (not error.within, error.size))
     return {
         "ok": all(error.within for error in errors),

@@ -1,4 +1,4 @@
-"""A workload: one kind of model, and everything that the runtime must know of it."""
+"""The interface of a workload: everything that the runtime must know of one kind of model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensors = Mapping[str, MappedTensor]
 
 
 class RuntimeWorkload(ABC, Generic[ManifestT]):
-    """A kind of model. An artifact names it in its manifest's ``workload.kind``.
+    """A kind of model. An artifact names its workload in its manifest's ``workload.kind``.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
     first_rank_programs : collection of str
         Programs that rank 0 alone runs; see `RankPlace`.
     rank_commands : mapping of str to callable
-        What a rank answers besides `ranked_rows.COMMANDS`, where the workload's artifacts may have several ranks.
+        Functions for further commands that a rank's process answers, by name, besides `ranked_rows.COMMANDS`.
     """
 
     kind: str
@@ -36,22 +36,22 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
 
     @abstractmethod
     def parse(self, document: bytes) -> ManifestT:
-        """Read a manifest of this kind; ManifestError if it is wrong. Nothing in it is trusted."""
+        """Parse and check an untrusted manifest of this workload; ManifestError if it is invalid."""
 
     @abstractmethod
     def contract(self, manifest: ManifestT) -> Contract:
-        """Return the programs and buffers that such a manifest must have."""
+        """Return the programs and buffers that a manifest of this workload must have."""
 
     @abstractmethod
     def golden_file(self, manifest: ManifestT) -> str | None:
-        """Return the file of recorded results, if there is one."""
+        """Return the artifact's golden file, or None."""
 
     @abstractmethod
     def check_golden(self, manifest: ManifestT, golden: Tensors) -> None:
         """Check the shapes of the tensors that `OpenArtifact.verify` needs; ArtifactError if they are wrong."""
 
     def tokens(self, manifest: ManifestT, files: Mapping[str, memoryview]) -> TokenIds | None:
-        """Return the artifact's tokenizer, if it has one; ``files`` are those of `Workload.files`."""
+        """Return the artifact's tokenizer, or None; ``files`` are those that `Workload.files` names."""
         del manifest, files
         return None
 
@@ -64,19 +64,19 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
         loaded : Loaded
             The artifact.
         options : mapping
-            What the opener of a pool chose, by name.
+            Options of the pool, by name.
         """
 
     def open_ranked_rows(
         self, manifest: ManifestT, group: Group, options: Mapping[str, Any]
     ) -> Rows[Any, Any]:
-        """Return the rows of an artifact of several ranks; reached only where a contract allows ranks."""
+        """Return the rows of an artifact of several ranks. Called only if the workload's contract allows ranks."""
         raise NotImplementedError
 
     @abstractmethod
     def artifact(self, files: OpenedFiles[ManifestT], engines: Engines) -> OpenArtifact[ManifestT]:
-        """Return the open artifact that a caller gets."""
+        """Return the workload's `OpenArtifact` with these files and engines."""
 
     @abstractmethod
     def described(self, manifest: ManifestT) -> tuple[Sequence[str], Mapping[str, object]]:
-        """Return lines and JSON for the command ``info``, of what only this workload has."""
+        """Return what the command ``info`` shows of this workload, as lines of text and as JSON."""

@@ -66,30 +66,33 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
     ) -> Session:
         """Open a session with a pool of its own. It lives until its own `close()` or the artifact's.
 
-        For several sessions `open_pool`: they share memory and calls.
+        Several sessions should share the memory and calls of one pool: see `open_pool`.
 
         Parameters
         ----------
         seed : int
             Seed of the noise.
         text : array or tensor, optional
-            [1, tokens, text_dim], the text encoder's output; default without ``prompt``: the golden's.
+            [1, tokens, text_dim], the text encoder's output; default without ``prompt``: the text of the recorded
+            (golden) chunks.
         prompt : str, optional
             A sentence.
         steps : int, optional
             Denoise passes of this session; default: the artifact's.
         shift : float, optional
-            Warp of their timesteps; default: the artifact's.
+            Warp of the timesteps; default: the artifact's.
         image : array, optional
             uint8 [H, W, 3]: the stream begins with this picture.
         conditioning_latents : array, optional
-            Instead of ``image``: float32 [C, n, h, w], n up to F.
+            Latents of the first n latent frames, instead of ``image``: float32 [C, n, h, w], n up to F.
         reference : array, optional
-            Reference frames, if the artifact has some (see `reference_frames.set_reference`); default: the golden's.
+            Reference frames, if the artifact has some (see `reference_frames.set_reference`); default: those of the
+            golden.
         inputs : mapping of str to array, optional
-            The caller's inputs per session or prompt; default: the golden's, but for one that is made of ``image``.
+            The caller's inputs per session or prompt; default: those of the golden, except an input that is made of
+            ``image``.
         prompt_cache : int
-            Capacity of the prompt cache.
+            Number of prompts that the prompt cache holds.
         overlap : bool
             Whether decoding runs at the same time as the chunks, if the device can.
 
@@ -131,12 +134,13 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         reference: object = None,
         inputs: Inputs | None = None,
     ) -> dict[str, Any]:
-        """Return text, prompt, reference and inputs of a session, as `Pool.open_session` takes them.
+        """Return text, prompt, reference and inputs of a new session as `Pool.open_session` takes them, with defaults
+        from the golden.
 
         Parameters
         ----------
         row : int
-            The golden's row whose values stand in for those that are not given.
+            Row of the golden from which missing arguments are taken.
         text, prompt, image, reference, inputs
             As `open_session` takes them.
 
@@ -167,8 +171,8 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         Parameters
         ----------
         prompt, image
-            What all of them begin with; by default, and for all else, each has what its row of the golden was recorded
-            with, and the row's number as its seed if there is none.
+            Prompt and start picture of all sessions. Everything else is what the session's row of the golden was
+            recorded with; without a recorded seed the row's number is the seed.
         """
         golden = self.manifest.workload.golden
         seeds = range(self.manifest.call_rows) if golden is None else golden.seeds
@@ -192,17 +196,19 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         overlap: bool = True,
         snapshot_key: bytes | None = None,
     ) -> Pool:
-        """Open the rows of the artifact, each for a session. The pool lives until its `close` or the artifact's.
+        """Open a pool of the artifact's rows, one for each session. The pool lives until its `close` or the
+        artifact's.
 
-        Of an artifact that was built with ``--sessions`` a call carries some of the sessions, of any other all rows.
+        If the artifact was built with ``--sessions``, a call carries some of the sessions; otherwise each call
+        carries all rows.
 
         Parameters
         ----------
         steps, shift, prompt_cache, overlap
             As in `open_session`, for all sessions of the pool.
         snapshot_key : bytes, optional
-            A secret of at least 32 bytes: snapshots end in the HMAC-SHA256 of their content, and only those with the
-            same key are restored. Without it, only snapshots without a key are restored.
+            A secret of at least 32 bytes. Snapshots then end in the HMAC-SHA256 of their content, and only snapshots
+            with the same key are restored. Without a key, only snapshots without one are restored.
 
         Raises
         ------
@@ -234,10 +240,11 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         return self._recording.text(self._recorded_row(row))
 
     def golden_inputs(self, chunk: int | None, row: int | None = 0) -> dict[str, NDArray[np.generic]]:
-        """Return the golden's values of the caller's inputs, by name; empty without such inputs.
+        """Return the recorded values of the caller's inputs, by name; empty without such inputs.
 
-        ``chunk`` None: inputs per session or prompt. A number: inputs per chunk or pass; after the last recorded chunk
-        they repeat from the first, so that a stream of any length has some. ``row`` None: [B, *shape], of all rows.
+        With ``chunk`` None these are the inputs per session or prompt, otherwise the inputs of that chunk per chunk
+        or pass. Chunks after the last recorded one take the recorded inputs again, from the first chunk on. With
+        ``row`` None each array is [B, *shape], for all rows.
         """
         number = None if chunk is None else whole_number(chunk, "chunk", 0)
         return self._recording.inputs(number, None if row is None else self._recorded_row(row))
@@ -251,7 +258,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         Returns
         -------
         list[ChunkError]
-            One for each recorded chunk; the caller checks `within`.
+            The numeric error of each recorded chunk; the caller checks `within`.
 
         Raises
         ------
@@ -281,7 +288,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         cache: Mapping[str, NDArray[np.float32]] | None = None,
         video: NDArray[np.uint8] | None = None,
     ) -> ChunkError:
-        """Compare chunk ``number``, made with the golden's seeds and text, with the recorded one.
+        """Compare a chunk that was made with the golden's seeds and text with the recorded one of the same number.
 
         Parameters
         ----------
@@ -303,7 +310,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
 
 
 def video_artifact(artifact: OpenArtifact[Any]) -> VideoArtifact:
-    """Return an open artifact as one that makes video; UsageError if its workload is another."""
+    """Return an open artifact typed as a `VideoArtifact`; UsageError if its workload is not video."""
     if not isinstance(artifact, VideoArtifact):
         raise UsageError(f"the artifact's workload is {artifact.manifest.workload.kind!r}, expected 'video'")
     return artifact

@@ -29,12 +29,13 @@ class FrameReader(Protocol):
 
 
 class ChunkMaker(Protocol):
-    """The interface through which a chunk is read, implemented by the rows that made it."""
+    """The interface through which a `Chunk` reads its latents and frames, implemented by the rows that made it."""
 
     call_lock: CallLock
 
     def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
-        """Queue the copy of a chunk's latents to the host; return a function that waits for it and returns it."""
+        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns
+        it."""
 
     def decoder(self) -> FrameReader:
         """Return the decoder; UsageError if the artifact makes no video."""
@@ -42,10 +43,10 @@ class ChunkMaker(Protocol):
 
 @dataclass(frozen=True)
 class Chunk:
-    """One finished (on CUDA: queued) chunk of a session.
+    """One chunk of a session: finished, or on CUDA queued.
 
-    It is valid until its session makes the next chunk; other sessions do not affect it. Reading it counts as a call
-    of its session, with the same rules for threads.
+    A chunk can be read until its session makes the next chunk; other sessions do not affect it. Any thread may read
+    it, under the rules for calls of the session.
 
     Parameters
     ----------
@@ -54,9 +55,8 @@ class Chunk:
     frames : numpy.ndarray
         int64 [1, F], absolute latent-frame numbers.
     latents : tensor
-        float32 [1, C, F, h, w], the session's own buffer: valid until its next chunk begins. The device writes it in
-        order of the session's work. None of an artifact of several ranks, whose tensors are in other processes:
-        read them with `to_host`.
+        float32 [1, C, F, h, w] on the device: the session's own buffer, valid until its next chunk begins and written
+        in stream order. None for an artifact of several ranks, whose tensors are in other processes: use `to_host`.
     maker : ChunkMaker
         The rows that made it.
     serial : int
@@ -64,9 +64,10 @@ class Chunk:
     row : int
         The row of its session.
     picture : int or None
-        Number of its video frames among those of the row; None without a VAE.
+        Number of the decoded chunk, counted over all streams of its row; None without a VAE.
     heard_at : float, optional
-        When the last sample was pushed that it hears, by `time.monotonic`; None without `push_audio`.
+        Time, by `time.monotonic`, at which the last audio sample that the chunk depends on was pushed; None without
+        `push_audio`.
     """
 
     index: int
@@ -79,9 +80,10 @@ class Chunk:
     heard_at: float | None = None
 
     def late_s(self) -> float | None:
-        """Return the seconds since the last sample was pushed that it hears, or None without `push_audio`.
+        """Return the seconds since the last audio sample that the chunk depends on was pushed, or None without
+        `push_audio`.
 
-        Called once its frames are there, it says how late they are for whoever speaks.
+        Called as soon as the chunk's frames are ready, this is the delay from speech to picture.
         """
         return None if self.heard_at is None else time.monotonic() - self.heard_at
 
@@ -98,7 +100,7 @@ class Chunk:
         """
         with self.maker.call_lock.take():
             copied = self.maker.read_latents(self)
-        return copied()  # without the lock: other sessions' chunks are queued meanwhile
+        return copied()  # wait without the pool's lock, so that other sessions can queue their chunks
 
     @machine_faults()
     def video(self) -> NDArray[np.uint8]:
@@ -116,8 +118,9 @@ class Chunk:
         call_lock = self.maker.call_lock
         with call_lock.take():
             wait = self.maker.decoder().finished(self.row, self._number)
-        wait()  # without the lock: other sessions' chunks are queued meanwhile
-        with call_lock.take():  # with it: no later chunk overwrites the frames while they are copied
+        wait()  # wait without the pool's lock, so that other sessions can queue their chunks
+        # with the lock, so that no later chunk overwrites the frames while they are copied
+        with call_lock.take():
             return self.maker.decoder().video_frames(self.row, self._number)[None].copy()
 
     @property
@@ -127,17 +130,18 @@ class Chunk:
 
 
 class Readable:
-    """Records which chunks' latents are not overwritten yet: each row's last chunk."""
+    """Record of the chunks whose latents were not overwritten yet: the last chunk of each row."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, int] = {}  # by row, serial of the chunk whose latents are kept
+        # by row: the serial of its last chunk, while that chunk's latents are not overwritten
+        self._kept: dict[int, int] = {}
 
     def made(self, rows: Sequence[int], serial: int) -> None:
-        """Record that a call made a chunk of these rows."""
+        """Record that call number ``serial`` made a chunk of each of these rows."""
         self._kept.update(dict.fromkeys(rows, serial))
 
     def let_go(self, rows: Sequence[int]) -> None:
-        """Record that what is kept for these rows will be overwritten."""
+        """Record that the latents of these rows' last chunks will be overwritten."""
         for row in rows:
             self._kept.pop(row, None)
 
@@ -153,8 +157,8 @@ class Readable:
 class SessionStats:
     """Counters of a pool.
 
-    ``graph_launches`` counts launches of captured chunks. Where the backend captures, it equals ``chunks``, except
-    that a pool's call with full and filling rows may take two. Launches of captured decoding are not counted.
+    ``graph_launches`` counts launches of captured chunks. With a backend that captures, it equals ``chunks``, except
+    that a call with full and filling caches may take two launches. Launches of captured decoding are not counted.
     ``prompt_cache_hits`` and ``prompt_cache_misses`` count the distinct prompts of each `set_prompt`.
     """
 

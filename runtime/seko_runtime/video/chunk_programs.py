@@ -9,7 +9,7 @@ from seko_runtime.executor.program import BoundProgram
 from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.video.manifest import VideoManifest
 
-ChunkCall = tuple[int, bool]  # a launch's bucket, and whether the caches of all rows that it is for are full
+ChunkCall = tuple[int, bool]  # key of a launch: its bucket, and whether the caches of its rows are full
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class ChunkPrograms:
     denoise : tuple of BoundProgram
         One for each denoise pass, in order.
     context : BoundProgram or None
-        The clean pass after them, which writes the cache; None if each denoise pass writes a cache of its own.
+        The clean pass after the denoise passes, which writes the cache; None if each denoise pass writes a cache of
+        its own.
     """
 
     begin: BoundProgram
@@ -42,14 +43,15 @@ class ChunkPrograms:
 
     @property
     def every_engine(self) -> list[BoundProgram]:
-        """The fewest programs that call every engine of a chunk: all denoise passes call the same ones."""
+        """The fewest programs that call every engine of a chunk at least once: all denoise passes call the same
+        engines."""
         return [self.begin, self.denoise[0], self.context or self.denoise[-1]]
 
 
 def chunk_programs(
     manifest: VideoManifest, bound: Mapping[str, Sequence[BoundProgram]]
 ) -> dict[ChunkCall, ChunkPrograms]:
-    """Return the programs of a chunk for each call."""
+    """Return the programs of a chunk, by the key of the launch."""
     buckets: dict[int, int | None] = {manifest.state_rows: None}
     if manifest.pool is not None:
         buckets = {bucket: bucket for bucket in manifest.pool.buckets}

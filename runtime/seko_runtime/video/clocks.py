@@ -1,4 +1,5 @@
-"""Each row's clocks: its frame, its cache slot, and the chunks that are kept for a rebuilt cache. No tensors."""
+"""Clocks of each row: its frame, its cache slot, and the chunks whose latents are kept to rebuild the cache. No
+tensors."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from seko_runtime.video.ring import Ring
 
 @dataclass(frozen=True)
 class KeptChunk:
-    """A kept chunk that one row writes into a new cache.
+    """A chunk with kept latents that is written into a row's rebuilt cache.
 
     Parameters
     ----------
     kept_slot : int or None
         The slot that keeps the chunk's latents; None for a row that has made no chunk yet.
     first_frame : int
-        Absolute number of its first latent frame.
+        Absolute number of the chunk's first latent frame.
     slot_first : int
-        Frames that are written into the new cache before it.
+        Number of frames that are written into the rebuilt cache before the chunk.
     """
 
     kept_slot: int | None
@@ -39,11 +40,11 @@ class RowClock:
     Parameters
     ----------
     first, slot_first : int
-        Its two clocks; see `RowClocks`.
+        The row's two clocks; see `RowClocks`.
     made : int
-        Chunks since its stream began.
+        Number of chunks since the row's stream began.
     first_frames : tuple of int
-        First frame of the chunk in each kept slot.
+        Absolute number of the first frame of the chunk in each kept slot.
     """
 
     first: int
@@ -75,15 +76,16 @@ class RowClocks:
         self._last_chunks = ring.ring_frames // ring.chunk_frames
         self._kept_ring = Ring(
             sink_chunks, self._last_chunks + 1, 1
-        )  # one to spare: a failed try may write there
+        )  # one slot to spare, in which a failed try may write
         self.first = np.zeros(batch, np.int64)
         self.slot_first = np.zeros(batch, np.int64)
         self._chunks_made = [0] * batch  # chunks since the row's stream began
-        self._first_frames = [[0] * self.kept_slots for _ in range(batch)]  # by kept slot
+        # by row and kept slot: first frame of the chunk there
+        self._first_frames = [[0] * self.kept_slots for _ in range(batch)]
 
     @property
     def kept_slots(self) -> int:
-        """Number of chunks whose latents a row keeps."""
+        """Number of chunks whose latents a row keeps to rebuild its cache."""
         return self._kept_ring.cache_frames
 
     def next_frames(self, rows: Sequence[int]) -> NDArray[np.int64]:
@@ -99,7 +101,8 @@ class RowClocks:
         return self._kept_ring.slot(self._chunks_made[row] - 1)
 
     def begin_chunk(self, rows: Sequence[int]) -> None:
-        """Record that rows' next chunk is written, at `next_kept_slot`: it evicts frames even if it fails."""
+        """Record that the next chunk of rows is being written to `next_kept_slot`. The chunk evicts cached frames
+        even if it fails."""
         for row in rows:
             self._first_frames[row][self.next_kept_slot(row)] = int(self.first[row])
 
@@ -122,11 +125,12 @@ class RowClocks:
         self._first_frames[row] = [0] * self.kept_slots
 
     def earliest(self, row: int, ring_frames: int) -> int:
-        """Return the earliest chunk at which a row can stand again, with the smallest of its layers' rings.
+        """Return the number of the earliest chunk to which a row can be rewound, for its layers with the smallest
+        ring.
 
-        While nothing was evicted, any. Afterwards the last one that was ever begun, undone or failed or not: its
-        frames took slots that it does not read itself. None once a cache was rebuilt without frames that had been
-        evicted.
+        While no frame was evicted, this is chunk 0. Afterwards it is the last chunk that was ever begun, even if it
+        failed or was undone: its frames took slots that it does not read itself. It is None once a cache was rebuilt
+        without frames that had been evicted.
         """
         if int(self.slot_first[row]) != int(self.first[row]):
             return self._chunks_made[row]
@@ -138,16 +142,16 @@ class RowClocks:
         return self._ever_begun(row) <= self.kept_slots
 
     def _ever_begun(self, row: int) -> int:
-        """Chunks since a row's stream began, with those that were undone or failed."""
+        """Number of chunks begun since a row's stream began, including chunks that were undone or failed."""
         return max(self._first_frames[row]) // self.ring.chunk_frames + 1
 
     def rewind(self, row: int, chunk: int) -> None:
-        """Set a row back to where it stood before it made a chunk, not before `earliest`."""
+        """Set a row's clocks back to their values before it made a chunk; `earliest` is the limit."""
         self.first[row] = self.slot_first[row] = chunk * self.ring.chunk_frames
         self._chunks_made[row] = chunk
 
     def kept_slots_before(self, chunk: int) -> list[int]:
-        """Return the kept slots of the chunks from 0 up to one, while none of them was overwritten."""
+        """Return the kept slots of the chunks from 0 up to a chunk; none of them may be overwritten."""
         return [self._kept_ring.slot(earlier) for earlier in range(chunk)]
 
     def state(self, row: int) -> RowClock:
@@ -156,7 +160,7 @@ class RowClocks:
         return RowClock(int(self.first[row]), int(self.slot_first[row]), self._chunks_made[row], frames)
 
     def load(self, row: int, clock: RowClock) -> None:
-        """Set a row's clocks, as `state` returned them; SnapshotError as `check`."""
+        """Set a row's clocks to values that `state` returned; SnapshotError as in `check`."""
         self.check(clock)
         self.first[row], self.slot_first[row] = clock.first, clock.slot_first
         self._chunks_made[row], self._first_frames[row] = clock.made, list(clock.first_frames)
@@ -179,8 +183,8 @@ class RowClocks:
     def rebuild(self, rows: Sequence[int]) -> list[list[KeptChunk]]:
         """Return the steps that write the rows' kept chunks into new caches, oldest first: one entry for each row.
 
-        A row with fewer chunks than another one repeats its last: the same latents into the same slots leave the same
-        bytes.
+        A row with fewer chunks than another row repeats its last chunk: writing the same latents into the same slots
+        again changes no byte.
         """
         orders = [self._order(self._chunks_made[row]) for row in rows]
         steps = []
@@ -199,7 +203,7 @@ class RowClocks:
         return steps
 
     def rebuilt(self, rows: Sequence[int]) -> list[int]:
-        """Set the rows' slot clocks as the steps of `rebuild` leave them; return the rows that had no chunk."""
+        """Set the rows' slot clocks to their values after the steps of `rebuild`; return the rows without a chunk."""
         for row in rows:
             self.slot_first[row] = len(self._order(self._chunks_made[row])) * self.ring.chunk_frames
         return [row for row in rows if not self._chunks_made[row]]
@@ -209,11 +213,11 @@ class RowClocks:
         return self.ring.valid_frames(int(self.slot_first[row])) == self.ring.cache_frames
 
     def _order(self, chunks_made: int) -> list[int]:
-        """Kept slots of a row that has made so many chunks, oldest first."""
+        """Kept slots of a row that has made ``chunks_made`` chunks, oldest chunk first."""
         return [self._kept_ring.slot(chunk) for chunk in self._kept(chunks_made)]
 
     def _kept(self, chunks_made: int) -> list[int]:
-        """Chunks that a row keeps when it has made so many, oldest first."""
+        """Numbers of the chunks that a row keeps after ``chunks_made`` chunks, oldest first."""
         sink, last = (
             self._kept_ring.sink_frames,
             max(self._kept_ring.sink_frames, chunks_made - self._last_chunks),
@@ -222,7 +226,7 @@ class RowClocks:
 
 
 def checked_seeds(seeds: Sequence[int], rows: int) -> NDArray[np.int64]:
-    """Return int64 [rows]; UsageError unless there is an integer within 62 bits for each."""
+    """Return the seeds as int64 [rows]; UsageError unless there is an integer of at most 62 bits for each row."""
     each = items_of(seeds, f"seeds are {type(seeds).__name__}, expected a list of {rows}")
     if len(each) != rows:
         raise UsageError(f"{len(each)} seeds given for {rows} rows, expected one each")

@@ -17,25 +17,29 @@ TEXT_BUFFER = "text.embeddings"
 TEXT_IDS, TEXT_ENCODED = "text.ids", "text.encoded"
 IMAGE, IMAGE_LATENTS = "image", "image.latents"
 CONDITIONING_LATENTS, CONDITIONING_FRAMES = "conditioning.latents", "conditioning_frames"
-OF_ONE_PROMPT = (TEXT_IDS, TEXT_ENCODED, IMAGE, IMAGE_LATENTS)  # worked on for one row at a time
+# buffers of text and picture, used for one row at a time
+OF_ONE_PROMPT = (TEXT_IDS, TEXT_ENCODED, IMAGE, IMAGE_LATENTS)
 _OF_ONE_PICTURE = (
     "picture.",
-)  # begins the names of what the program condition works on, for one row at a time
-PICTURE_LEVELS = "picture.levels"  # the picture
-PICTURE_CONDITION = "picture.condition"  # its result
-_PICTURE_KINDS = ("picture_condition",)  # of the input per session that takes it
+)  # prefix of the names of buffers that the program `condition` uses, for one row at a time
+PICTURE_LEVELS = "picture.levels"  # start picture
+PICTURE_CONDITION = "picture.condition"  # result of the program `condition`
+_PICTURE_KINDS = ("picture_condition",)  # kinds of the input per session that takes the result
 REFERENCE_LATENTS = "reference.latents"
-PICTURE_AXIS = 2  # rows of pixels in a buffer of video frames, of which each may have a share, too
+PICTURE_AXIS = 2  # axis of pixel rows in a buffer of video frames, along which ranks may share it
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
 PICTURE_CHANNELS = 3
-# A sentence to text embeddings; a picture to latents; a picture to an input per session, of the kind picture_condition.
+# Encoders: from token ids to text embeddings, from a picture to latents, from a picture to an input per session of
+# the kind picture_condition.
 ENCODER_PROGRAMS = ("text", "encode", "condition")
 DECODE_PROGRAMS = ("decode_first", "decode")
-_OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, CONDITIONING_LATENTS, REFERENCE_LATENTS)  # no input's
+# buffers that belong to no input
+_OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, CONDITIONING_LATENTS, REFERENCE_LATENTS)
 
 
 def saved_input(name: str) -> str:
-    """Return the name of an input in a stream's saved state; a dot and the slot follow for one in a kept slot."""
+    """Return the name of an input in a stream's saved state. For an input in a kept slot, a dot and the slot's number
+    follow."""
     return f"saved.{name}"
 
 
@@ -52,9 +56,10 @@ def resolve_video(manifest: VideoManifest) -> Programs:
 def video_contract(manifest: VideoManifest) -> Contract:
     """Return the contract of a video artifact.
 
-    A chunk is the programs begin, denoise and context of its bucket; ``_full`` ones are for rows whose caches are
-    full. Without ``context`` each denoise pass has a cache of its own. The denoise programs have a run for each pass,
-    the decode programs one for each row, and so has the prompt program if its calls name a row.
+    A chunk runs the programs begin, denoise and context of its bucket; programs named ``*_full`` are for rows whose
+    caches are full. Without a program context each denoise pass has a cache of its own. Denoise programs are run once
+    for each pass, decode programs once for each row, and the prompt program once for each row if its calls name a
+    row.
     """
     passes = manifest.workload.schedule.denoise_passes
     buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
@@ -92,19 +97,19 @@ def video_contract(manifest: VideoManifest) -> Contract:
 
 
 def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
-    """Check that each buffer with a meaning to the host has the shape that the host will use.
+    """Check the shape, dtype and role of each buffer that the host reads or writes.
 
     Parameters
     ----------
     manifest : VideoManifest
-        Its programs are used by name only.
+        The manifest; of its programs only the names are used.
     buffers : Mapping[str, Buffer]
-        Its buffers by name.
+        The manifest's buffers by name.
 
     Raises
     ------
     ManifestError
-        If a buffer has another shape, dtype or role, or one that a program or table needs is missing.
+        If a buffer has another shape, dtype or role, or a buffer that a program or table needs is missing.
     """
     batch = manifest.state_rows
     if manifest.pool is not None and manifest.call_rows >= batch:
@@ -226,7 +231,8 @@ def _check_inputs(
 
 
 def _check_row_axis(buffer: Buffer, batch: int) -> None:
-    """Check that the axis of the rows divides into them, so that one row can be cleared or moved."""
+    """Check that the row axis of a buffer is a multiple of the number of rows, so that one row can be cleared or
+    moved."""
     axis = buffer.row_axis
     if len(buffer.shape) <= axis or buffer.shape[axis] % batch:
         raise ManifestError(
@@ -236,14 +242,15 @@ def _check_row_axis(buffer: Buffer, batch: int) -> None:
 
 
 def _check_cache_frames(stream: Stream, batch: int, caches: Sequence[Buffer]) -> None:
-    """Check that cache buffers have as many frames as the slots: all of a ring's, or sink and ring separately."""
+    """Check the number of frames in cache buffers: sink and ring in one buffer, or each in a buffer of its own."""
     pinned = stream.reference_frames + stream.sink_frames
     rings = {stream.ring_frames, *stream.rings.values()}
     wanted = {pinned, *rings, *(pinned + ring for ring in rings)}
     expected_frames = f"{pinned} frames before the ring and rings of {', '.join(map(str, sorted(rings)))}"
     frames_held: set[int] = set()
     for buffer in caches:
-        entries = buffer.shape[buffer.row_axis] // batch  # of a row: tokens, or frames if not of a layer
+        # entries of one row: tokens in buffers of layers, otherwise frames
+        entries = buffer.shape[buffer.row_axis] // batch
         frames, rest = divmod(entries, stream.frame_tokens)
         matching = wanted & ({frames} if not rest else set()) | wanted & (
             set() if buffer.row_axis else {entries}
@@ -262,16 +269,17 @@ def _check_cache_frames(stream: Stream, batch: int, caches: Sequence[Buffer]) ->
 
 
 def text_vocabulary(manifest: VideoManifest) -> int | None:
-    """Return how many token ids the program `text` can look up; None if that is unknown.
+    """Return the number of token ids that the program `text` can look up; None if it is unknown.
 
-    An id is an index into a table that is one of the engine's inputs, so no id may exceed the longest table.
+    A token id is an index into a table that is one of the engine's inputs, so no id may exceed the longest table.
     """
     specs = {engine.name: engine.inputs for engine in manifest.engines}
     tables = [
         spec.shape[0]
         for call in manifest.programs.get("text", ())
         if f"buffer:{TEXT_IDS}" in call.inputs
-        for ref, spec in zip(call.inputs, specs.get(call.engine, ()), strict=False)  # not compared yet
+        # the number of a call's inputs is checked later, so the two may differ in length
+        for ref, spec in zip(call.inputs, specs.get(call.engine, ()), strict=False)
         if ref.startswith("weight:") and len(spec.shape) == 2
     ]
     return max(tables, default=None)
@@ -318,7 +326,8 @@ def _check_given(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None
 
 
 def picture_input(manifest: VideoManifest) -> InputSpec | None:
-    """Return the input per session that the program condition makes of a picture; None without that program."""
+    """Return the input per session that the program `condition` computes from a picture; None without that
+    program."""
     if "condition" not in manifest.programs:
         return None
     pictures = [
@@ -333,7 +342,8 @@ def picture_input(manifest: VideoManifest) -> InputSpec | None:
 
 
 def made_of(manifest: VideoManifest, image: object) -> str:
-    """Return the name of the input that is made of a start picture; empty if there is none, or no picture."""
+    """Return the name of the input that is computed from a start picture; empty if there is no such input, or no
+    picture."""
     spec = None if image is None else picture_input(manifest)
     return "" if spec is None else spec.name
 
@@ -362,7 +372,7 @@ def _check_reference(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> 
 
 
 def _check_shares(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> None:
-    """Check that what ranks share has the axis along which they do."""
+    """Check that each buffer that is split across ranks names the axis of the split."""
     for buffer in buffers.values():
         axis, shared = buffer.rank_axis, buffer.role in ("cache", "lane") and manifest.ranks > 1
         if axis and not (shared and buffer.row_axis < axis < len(buffer.shape)):

@@ -1,6 +1,7 @@
-"""Decodes finished latents to video frames on the host, while the next chunk runs if the device can.
+"""The decoder: VAE programs that turn finished latents into video frames on the host, at the same time as the next
+chunk if the device can.
 
-Independent of torch: streams, events and pinned memory belong to the memory's lane.
+Independent of torch: CUDA streams, events and pinned memory belong to the memory's lane.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from seko_runtime.executor.program import BoundProgram
 from seko_runtime.host.faults import captured
 from seko_runtime.video.contract import DECODE_LATENTS, VIDEO, VIDEO_FIRST
 
-FRAME_BLOCKS = 4  # of a row: a chunk's frames can be read until the fourth after it is queued
+# host buffers of a row's frames: a chunk's frames can be read until the fourth chunk after it is queued
+FRAME_BLOCKS = 4
 
 
 class Decoder:
@@ -29,9 +31,9 @@ class Decoder:
     buffers : Mapping[str, tensor]
         The session's buffers, by name.
     decode_buffers : sequence of str
-        Names of those with role ``decode``.
+        Names of the buffers with role ``decode``.
     memory : Memory
-        The session's memory; `Decoder` is made inside its `ordered`.
+        The session's memory. The constructor must be called inside its `ordered`.
     overlap : bool
         Whether decoding runs at the same time as the chunks, if the memory captures.
     """
@@ -46,7 +48,8 @@ class Decoder:
         *,
         overlap: bool,
     ) -> None:
-        # What is not captured is launched by the host, engine by engine: beside the chunks it would gain nothing.
+        # Without captured graphs the host launches engine after engine, and decoding beside the chunks would gain
+        # nothing.
         self.overlaps = overlap and memory.captures
         self._memory = memory
         self._programs = {True: list(first), False: list(steady)}
@@ -59,11 +62,13 @@ class Decoder:
         self._blocks = self._lane.result_blocks(
             {VIDEO_FIRST: buffers[VIDEO_FIRST], VIDEO: buffers[VIDEO]}, FRAME_BLOCKS
         )
-        self._rows_done: set[int] = set()  # rows whose next chunk a failed try has decoded already
-        self._queued = [0] * len(first)  # chunks of each row, over all of its streams
+        # by row: number of the next chunk, if a failed try has already decoded it
+        self._rows_done: set[int] = set()
+        self._queued = [0] * len(first)  # number of decoded chunks of each row, over all of its streams
 
     def prepare(self) -> None:
-        """Run each program once to load its kernels, clear what that wrote, and capture if the memory does so."""
+        """Run each decode program once to load its kernels, zero the buffers that it wrote, and capture it if the
+        memory can."""
         if self._memory.warm_up_runs:
             with self._lane.ordered():
                 for _ in range(self._memory.warm_up_runs):
@@ -80,16 +85,16 @@ class Decoder:
             }
 
     def reserve(self, row: int) -> None:
-        """Allocate a row's host blocks; not while its chunks run, as this may wait for the device."""
+        """Allocate the host buffers of a row's frames before its chunks run, because this may wait for the device."""
         self._blocks.reserve(row)
 
     def join(self) -> None:
-        """Make all later work of the memory wait for the decoding so far."""
+        """Make all later work of the memory wait for the decoding queued so far."""
         self._lane.join()
 
     def feed(self, rows: Sequence[int], latents: Tensor) -> None:
-        """Queue the copy of a finished chunk's rows to the decoder; call it inside the memory's `ordered`, before
-        `decode`.
+        """Queue the copy of a finished chunk's latents into the decoder's buffers; call it inside the memory's
+        `ordered`, before `decode`.
 
         Raises
         ------
@@ -114,10 +119,10 @@ class Decoder:
             raise self._ahead(row)
 
     def decode(self, rows: Sequence[int], begins: Sequence[bool]) -> tuple[int, ...]:
-        """Queue the decoding of what was last fed, and the copies of the frames to the host.
+        """Queue the decoding of the latents that `feed` copied last, and the copies of the frames to the host.
 
-        A row is decoded only once: if another row's call fails and the chunk is made again, finished rows are
-        skipped, since their caches have advanced.
+        Each row's chunk is decoded only once. If decoding of another row fails and the chunk is made again, rows that
+        were decoded are skipped, because their VAE caches have advanced.
 
         Parameters
         ----------
@@ -129,7 +134,7 @@ class Decoder:
         Returns
         -------
         tuple of int
-            The number of each row's chunk, for reading its frames.
+            The number of each row's decoded chunk, with which its frames are read.
         """
         with self._lane.ordered():
             try:
@@ -148,9 +153,10 @@ class Decoder:
         return numbers
 
     def rewind(self, row: int, latents: Sequence[Tensor]) -> None:
-        """Bring a row's caches to where they stood behind some chunks, [1, C, F, h, w] each, all since its start.
+        """Restore the VAE's caches of a row by decoding the latents [1, C, F, h, w] of all chunks since its stream
+        began.
 
-        They are decoded again; no frames are given out.
+        The frames of these chunks are dropped.
         """
         self._rows_done.discard(row)
         for number, chunk_latents in enumerate(latents):
@@ -165,7 +171,7 @@ class Decoder:
                     self._lane.mark_read()
 
     def restart(self, row: int) -> None:
-        """Forget what a failed attempt decoded of a row that begins anew."""
+        """Begin a new stream on a row: forget what a failed try has decoded."""
         self._rows_done.discard(row)
 
     def finished(self, row: int, number: int) -> Callable[[], None]:
@@ -174,7 +180,7 @@ class Decoder:
         Raises
         ------
         StaleChunkError
-            If they were overwritten.
+            If later chunks have overwritten the frames.
         """
         self._check_kept(row, number)
         return self._blocks.finished(row, number % FRAME_BLOCKS)
@@ -182,12 +188,12 @@ class Decoder:
     def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
         """Return a row's video frames of one chunk, uint8 [T, H, W, 3], once `finished` has waited for them.
 
-        The array is the decoder's own: the row's later chunks overwrite it.
+        The returned array is the decoder's own buffer: later chunks of the row overwrite it.
 
         Raises
         ------
         StaleChunkError
-            If they were overwritten.
+            If later chunks have overwritten the frames.
         """
         self._check_kept(row, number)
         return self._blocks.array(row, number % FRAME_BLOCKS)
@@ -205,7 +211,7 @@ class Decoder:
         )
 
     def close(self) -> None:
-        """Release graphs and programs; call it after the memory's `wait`."""
+        """Release captured graphs and programs; call this after the memory's `wait`."""
         self._runs.clear()
         self._programs.clear()
         self._buffers.clear()

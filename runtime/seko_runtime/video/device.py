@@ -34,9 +34,9 @@ from seko_runtime.video.positions import Positions
 
 
 class VideoDevice(Device):
-    """The tensors and programs of an artifact's streams.
+    """The device side of the rows: tensors and programs of the artifact's video streams.
 
-    Must be made inside the memory's `ordered`.
+    The constructor must be called inside the memory's `ordered`.
 
     Parameters
     ----------
@@ -45,11 +45,11 @@ class VideoDevice(Device):
     memory : Memory
         The rows' memory.
     clocks : RowClocks
-        Of the rows.
+        The clocks of the rows.
     inputs : CallerInputs
         The callers' inputs.
     options : VideoOptions
-        What the opener chose.
+        Options of the rows, chosen when the pool is opened.
     """
 
     def __init__(
@@ -64,12 +64,13 @@ class VideoDevice(Device):
         super().__init__(loaded, memory, video_contract(manifest).units)
         self._manifest, self._clocks, self._inputs = manifest, clocks, inputs
         self._rank = loaded.rank.number
-        self._prompt = self.programs["prompt"]  # one for all rows, or one a row
+        self._prompt = self.programs["prompt"]  # one program for all rows, or one for each row
         self.prompt_by_row = any(ref.by_row for call in programs["prompt"][0] for ref in call.inputs)
         self.prompt_buffers = _prompt_buffers(programs, {engine.name: engine for engine in manifest.engines})
         read = {ref.name for call in programs["prompt"][0] for ref in call.inputs if ref.kind == "buffer"}
         self.prompt_takes_inputs = any(spec.buffer in read for spec in manifest.caller_inputs)
-        self.half_prompted: set[int] = set()  # rows whose prompt was changed in part, when an error came
+        # rows whose prompt was changed only in part, because an error came
+        self.half_prompted: set[int] = set()
         self.once = loaded.rank.sharing(ENCODER_PROGRAMS, programs, self.programs, self.buffers)
         self.chunk = chunk_programs(manifest, self.programs)
         latents = self.specs[manifest.workload.output]
@@ -96,7 +97,7 @@ class VideoDevice(Device):
         return self.buffers[self._manifest.workload.output]
 
     def prepare(self) -> None:
-        """Run every program once, clear what that wrote, and capture if the memory does so.
+        """Run every program once, zero the buffers that it wrote, and capture the calls if the memory can.
 
         This loads each engine's kernels, which is not permitted during a capture, and checks their results.
         """
@@ -121,7 +122,7 @@ class VideoDevice(Device):
         if isinstance(text, np.ndarray) and text.dtype.kind not in "fiu":
             raise UsageError(f"text is {text.dtype}, expected numbers")
         on_host = isinstance(text, np.ndarray) or str(getattr(text, "device", "")) == "cpu"
-        if spec is not None and on_host:  # to look at a GPU's tensor would wait for the device
+        if spec is not None and on_host:  # checking the numbers of a GPU tensor would wait for the device
             check_magnitude(text, "text")
         with self.prompting(rows):
             if spec is not None and len(rows) == spec.shape[0]:
@@ -133,8 +134,8 @@ class VideoDevice(Device):
             self.run_prompt(rows)
 
     def set_inputs(self, rows: Sequence[int], inputs: Mapping[str, object] | None, *, rerun: bool) -> None:
-        """Write the rows' inputs per session or prompt; with ``rerun`` run the prompt program after an input per
-        prompt.
+        """Write the rows' inputs per session or prompt. With ``rerun`` run the prompt program again if an input per
+        prompt was written.
 
         Raises
         ------
@@ -151,20 +152,21 @@ class VideoDevice(Device):
 
     @contextmanager
     def prompting(self, rows: Sequence[int]) -> Iterator[None]:
-        """Context of the memory's order in which rows' prompts change; after an error `check_prompts` refuses them."""
+        """Context of the memory's `ordered` in which the prompts of rows change; after an error `check_prompts`
+        refuses these rows."""
         with self._memory.ordered():
             self.half_prompted.update(rows)
             yield
             self.half_prompted.difference_update(rows)
 
     def check_prompts(self, rows: Sequence[int]) -> None:
-        """Raise a TornStreamError if a row's prompt was changed in part."""
+        """Raise a TornStreamError if a row's prompt was changed only in part."""
         for row in self.half_prompted.intersection(rows):
             raise TornStreamError(f"the prompt of row {row} was set in part when an error came; set it again")
 
     def run_prompt(self, rows: Sequence[int]) -> None:
-        """Queue the prompt program: it turns the rows' embeddings into the keys and values that the layers attend
-        to.
+        """Queue the prompt program, which turns the rows' text embeddings into the keys and values of
+        cross-attention.
         """
         for program in [self._prompt[row] for row in rows] if self.prompt_by_row else self._prompt:
             program.run()
@@ -172,7 +174,7 @@ class VideoDevice(Device):
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk.
 
-        In a pool it covers the first rows, as many as the largest call has.
+        In a pool the sample covers the first rows, as many as the largest bucket has.
         """
         sample = {}
         for spec in self._manifest.buffers:
@@ -189,9 +191,10 @@ class VideoDevice(Device):
     def run_chunk(self, positions: Positions, inputs: Mapping[str, NDArray[Any]]) -> int:
         """Queue the next chunk of a call's rows, and copy its latents to their kept slots.
 
-        Which engines a row of a pool goes through depends on that row alone: those of full rows may round otherwise
-        than those with a mask. So a call of full rows and of filling ones is two launches of its bucket. A row has
-        the same place in both; in the one that is not for it, the spare row has.
+        Engines for full caches may round differently from engines with a mask, so the choice of engines for a row
+        must depend on that row alone. A call with both full and filling caches is therefore two launches of its
+        bucket. A row has the same batch index in both launches; in the launch that is not for it, the spare row takes
+        that index.
 
         Parameters
         ----------
@@ -212,7 +215,8 @@ class VideoDevice(Device):
             call = self.send_positions(positions, places, inputs)
             graphs += self.launch(call, self.chunk[call].in_order)
             self._keep(rows, places)
-        for places in launches[:-1]:  # the last launch left the spare row's latents in their places
+        # the second launch wrote the spare row's latents at the batch indices of the first
+        for places in launches[:-1]:
             for at in places:
                 kept_latents = self._kept[self._clocks.next_kept_slot(rows[at])]
                 self._memory.copy(self._row(self.latents, at), self._row(kept_latents, rows[at]))
@@ -224,7 +228,7 @@ class VideoDevice(Device):
         places: Sequence[int] | None = None,
         inputs: Mapping[str, NDArray[Any]] | None = None,
     ) -> ChunkCall:
-        """Write the small tensors of a launch, for some batch indices or all; return which launch it is.
+        """Write the host's tensors for a launch of some or all batch indices; return the key of the launch.
 
         Without ``inputs`` the caller's inputs are zeros.
         """
@@ -256,7 +260,8 @@ class VideoDevice(Device):
         called, clocks = self._called(rows), self._clocks
         steps = clocks.rebuild(rows)
         for step in steps:
-            # Rows that a call carries although their caches stay write what their next chunk writes over.
+            # A call may carry rows whose caches are not rebuilt: they write only slots that their next chunk
+            # overwrites.
             own = dict(zip(rows, step, strict=True))
             entries = [
                 own.get(row, KeptChunk(None, int(clocks.first[row]), int(clocks.slot_first[row])))
@@ -279,11 +284,11 @@ class VideoDevice(Device):
     def write_references(self, rows: Sequence[int]) -> None:
         """Queue the passes that write rows' reference frames into their caches; nothing if there are none.
 
-        They are chunks of frames before the stream's, the last one filled up with copies (`Ring.repeats_references`)
-        or with zeros that no row sees. They run at
-        the context time: in the context pass, or where each pass has a cache of its own, in each as given frames.
-        Where a call carries all rows, the others write what their next chunk writes over before it reads. What the
-        caller gives per chunk is zeros in them.
+        Reference frames form chunks in front of the stream. The last of these chunks is filled up with copies
+        (`Ring.repeats_references`), or with zeros that no row attends to. Their passes run at the context timestep:
+        in the context pass, or, if each pass has a cache of its own, in each pass as conditioning frames. If a call
+        carries all rows, the other rows write only slots that their next chunk overwrites before it reads them. The
+        caller's inputs per chunk are zeros in these passes.
         """
         ring, clocks = self._clocks.ring, self._clocks
         called = self._called(rows)
@@ -303,9 +308,11 @@ class VideoDevice(Device):
         load: Callable[[], None],
         inputs: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
-        """Queue what writes the caches of a call at these positions, over the latents that ``load`` copies in.
+        """Queue the programs that write the caches of a call at these positions, from latents that ``load`` copies
+        in.
 
-        `begin` runs first: such a pass may read what `begin` makes of the cache. `load` then replaces the noise.
+        The program begin runs first, because a pass may read what that program computes from the cache. ``load`` then
+        replaces the noise.
         """
         call = self.send_positions(positions, inputs=inputs)
         programs = self.chunk[call]
@@ -317,8 +324,8 @@ class VideoDevice(Device):
     def clear_cache(self, row: int) -> None:
         """Queue zeros into a row's part of every cache.
 
-        A smaller valid_tokens alone is not enough: a masked 0 * NaN is NaN, and the previous client's keys must not
-        remain.
+        Setting valid_tokens to 0 is not enough: a masked NaN gives 0 * NaN = NaN, and the previous client's keys must
+        not remain in memory.
         """
         for spec in self._manifest.buffers:
             if spec.device_layers:
@@ -329,7 +336,7 @@ class VideoDevice(Device):
     def tensors(self, row: int) -> dict[str, Tensor]:
         """Return views of all tensors of a row's stream, by name: caches, prompt, conditioning, kept chunks, decoder.
 
-        Another row with the same bytes, and the same numbers on the host, continues the same stream.
+        A row with the same bytes, and the same numbers on the host, continues the same stream.
         """
         own = {
             TEXT_BUFFER,
@@ -341,7 +348,9 @@ class VideoDevice(Device):
         state = {}
         for spec in self._manifest.buffers:
             if spec.role != "lane" and (spec.device_layers or not self.has_rows(spec.name)):
-                continue  # layers on the host, which are not moved by row; what all rows' prompts share
+                # left out: layers on the host, which are not split by row, and buffers that the prompts of all
+                # rows share
+                continue
             if spec.role == "cache" or spec.name in own:
                 state[spec.name] = self.row_of(spec.name, row)
             elif spec.role == "lane":
@@ -349,7 +358,8 @@ class VideoDevice(Device):
         return state | {f"kept.{place}": self._row(latents, row) for place, latents in enumerate(self._kept)}
 
     def kept_latents(self, row: int, slot: int | None = None) -> Tensor:
-        """Return a view [1, C, F, h, w] of a slot that keeps latents of a row; default: those of its last chunk."""
+        """Return a view [1, C, F, h, w] of the latents in a row's kept slot; default: the latents of its last
+        chunk."""
         slot = self._clocks.last_kept_slot(row) if slot is None else slot
         return self._memory.row(self._kept[slot], 0, row, self._manifest.rows)
 
@@ -371,9 +381,9 @@ class VideoDevice(Device):
         super().drop()
 
     def _called(self, rows: Sequence[int]) -> list[int]:
-        """Return the rows of a call for some rows: these, or where each call carries all rows, all of them.
+        """Return the rows that a call for some rows carries: all rows, if the artifact's calls always carry all.
 
-        The others' next chunk counts as begun, since its slots are written.
+        The next chunk of each further row counts as begun, since its slots are written.
         """
         if self._manifest.pool is not None:
             return list(rows)
@@ -407,7 +417,8 @@ class VideoDevice(Device):
                 self._memory.copy(target, self._row(self._kept[entry.kept_slot], row))
 
     def _load_references(self, written: Sequence[tuple[int, int]], first: int) -> None:
-        """Queue copies of the reference frames from ``first`` on; `written`: (batch index, row) pairs."""
+        """Queue copies of the reference frames from frame ``first`` on; ``written`` has pairs of batch index and
+        row."""
         memory, ring = self._memory, self._clocks.ring
         for place, row in written:
             target = self._row(self.latents, place)  # [C, F, h, w]
@@ -424,7 +435,7 @@ class VideoDevice(Device):
         return self._memory.index(tensor, (row,))
 
     def _every_row(self, rows: Sequence[int]) -> bool:
-        """Return whether a call's batch indices are the rows themselves, all of them in order."""
+        """Return whether a call carries all rows in order, so that batch index and row number are equal."""
         return list(rows) == list(range(self._manifest.rows))
 
     def _warm_up(self) -> None:

@@ -1,4 +1,4 @@
-"""The output of a run, written chunk by chunk: to a file that appears complete or not at all, or to a pipe."""
+"""Output of a run, written chunk by chunk to a pipe, or to a file that appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from seko_runtime.video.sinks import FORMS, import_av, open_sink
 
 SUFFIXES = (".npy", ".y4m", ".mp4")
 STDOUT = Path("-")
-PATIENCE_S = 1.0  # with who reads a pipe, once a signal has ended the run
+PATIENCE_S = 1.0  # seconds to wait for the reader of a pipe, once a signal has ended the run
 
 
 class ChunkWriter:
     """Writes the chunks of a run to its output.
 
-    A file appears when the ``with`` block ends without an error. If a signal ends the block (`KeyboardInterrupt`)
-    after a chunk was written, the file appears with the chunks so far, and the exception gets a note that says so.
-    After any other exception there is no new file, and an existing one is kept. A pipe gets the chunks as they come.
+    The output file appears when the ``with`` block ends without an error. If a signal ends the block
+    (`KeyboardInterrupt`) after a chunk was written, the file appears with the chunks so far, and the exception gets a
+    note that says so. After any other exception there is no new file, and an existing one is kept. A pipe gets the
+    chunks as they come.
 
     Parameters
     ----------
     path : Path
-        The output: a file, a named pipe or a device. With ``descriptor`` it is only the name in messages.
+        The output: a file, a named pipe or a device. With ``descriptor`` the path is only its name in messages.
     stream : Stream
         Layout of the chunks.
     chunks : int
-        How many will be written.
+        Number of chunks that will be written.
     video : Video, optional
-        The manifest's table of pictures, if decoded frames are written. Without it a preview of the latents is.
+        The manifest's table of decoded pictures. Without it a preview of the latents is written instead of frames.
     rows : int
         Rows of each chunk.
     form : str, optional
@@ -49,12 +50,12 @@ class ChunkWriter:
     sound : numpy.ndarray, optional
         float32 [N] at 16 kHz, heard beside the pictures in an .mp4; other formats are silent.
     descriptor : int, optional
-        An open pipe or file that is written like a pipe; it stays open.
+        Descriptor of an open pipe or file, which is written like a pipe and stays open.
 
     Raises
     ------
     UsageError
-        If the format is unknown; on entry if ``path`` is something that cannot be written to.
+        If the format is unknown; at the start of the ``with`` block if ``path`` cannot be written to.
     VideoWriterError
         If the encoder is missing, or refuses the picture size or frame rate.
     DiskError
@@ -84,14 +85,15 @@ class ChunkWriter:
         self._descriptor, self._sound = descriptor, sound
         self._written = 0
         self._pipe: Pipe | None = None
-        self._incomplete = False  # a pipe's chunk was begun and not finished
+        self._incomplete = False  # whether a chunk was written to the pipe only in part
         self.is_preview = self.form != "npy" and video is None
         self.takes_frames = self.form != "npy" and video is not None
 
     def write(self, chunk: NDArray[np.generic]) -> None:
-        """Append one chunk: uint8 [B, T, H, W, 3] if it `takes_frames`, else latents, float32 [B, C, F, h, w].
+        """Append one chunk: frames uint8 [B, T, H, W, 3] if `takes_frames`, otherwise latents float32 [B, C, F, h,
+        w].
 
-        Signals are delayed until the chunk is in the file; not for a pipe, whose reader may be slow.
+        Signals are delayed until the chunk is in the file. For a pipe they are not, because its reader may be slow.
         """
         self._incomplete = self._pipe is not None
         signals = held_signals() if self._pipe is None else contextlib.nullcontext()
@@ -132,7 +134,7 @@ class ChunkWriter:
                 )
                 if fault is not None and not keeps:
                     raise fault
-        except BaseException:  # perhaps a signal, before they were held
+        except BaseException:  # possibly a signal that came before signals were delayed
             with self._opened:
                 raise
         if keeps and fault is not None:
@@ -147,7 +149,7 @@ class ChunkWriter:
         if self._pipe is not None:
             return cast(BinaryIO, self._opened.enter_context(self._pipe))
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with held_signals():  # else it could be there and not known
+        with held_signals():  # otherwise the file could exist without the caller's knowledge
             return self._opened.enter_context(whole_file(self._path, "writing", replace=True))
 
     def _finish(self, *, whole: bool, interrupted: bool) -> None:
@@ -155,7 +157,7 @@ class ChunkWriter:
             self._sink.close(whole=whole)
             return
         self._pipe.hurry(PATIENCE_S)
-        with contextlib.suppress(OSError):  # the reader was ended too, or does not read any more
+        with contextlib.suppress(OSError):  # the signal ended the reader, too, or it has stopped reading
             self._sink.close(whole=whole)
 
     def _ending(self) -> contextlib.AbstractContextManager[None]:
@@ -178,12 +180,13 @@ class ChunkWriter:
 
 
 def output_form(path: Path, asked: str | None = None) -> str:
-    """Return the format of an output, one of `FORMS`: the requested one, else by suffix; y4m for a pipe.
+    """Return the format of an output, one of `FORMS`: the requested one, otherwise by the path's suffix; y4m for a
+    pipe.
 
     Raises
     ------
     UsageError
-        If neither tells the format.
+        If neither option nor suffix names a format.
     """
     if asked is not None:
         if asked not in FORMS:

@@ -1,4 +1,4 @@
-"""Fits pictures of any size to the encoder's size: centre crop, then resize."""
+"""Fitting of pictures to the encoder's size: centre crop, then resize."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Weights = Callable[[int, int], NDArray[np.float32]]  # of a resize: [wanted, found] from found and wanted
+# takes sizes ``found`` and ``wanted``; returns the matrix [wanted, found] of a resize along one side
+Weights = Callable[[int, int], NDArray[np.float32]]
 
 
 def fit_pictures(
     pictures: NDArray[np.uint8], height: int, width: int, *, bicubic: bool = False, stretch: int = 0
 ) -> tuple[NDArray[np.uint8], str]:
-    """Return pictures in the wanted size as bytes, and a description of what was done.
+    """Return pictures in the wanted size as uint8, and a description of crop and resize.
 
-    Parameters are those of `fit_levels`; a resize is rounded and kept within 0 to 255.
+    Parameters are those of `fit_levels`. Resized levels are rounded and clipped to 0 to 255.
 
     Returns
     -------
@@ -34,7 +35,7 @@ def fit_pictures(
 def fit_levels(
     pictures: NDArray[Any], height: int, width: int, *, bicubic: bool = False, stretch: int = 0
 ) -> tuple[NDArray[Any], str]:
-    """Return pictures in the wanted size, and a description of what was done.
+    """Return pictures in the wanted size, and a description of crop and resize.
 
     Parameters
     ----------
@@ -44,17 +45,19 @@ def fit_levels(
         Wanted size in pixels.
     bicubic : bool
         Whether to resize by cubic convolution over four pixels, as torch's ``interpolate`` does, instead of by a
-        triangle filter over all pixels. For models whose authors resize the start picture this way.
+        triangle filter over all pixels. Some models were trained on start pictures that were resized this way.
     stretch : int
-        If a crop would take fewer pixels of the result than this, the picture is stretched instead.
+        If the crop, scaled to the result, would cut off fewer pixels than this, the picture is stretched instead of
+        cropped.
 
     Returns
     -------
     numpy.ndarray
-        [..., height, width, 3]: the largest centred crop with the wanted aspect, resized. Float32 if it was resized:
-        neither rounded nor kept within 0 to 255, which a bicubic resize may leave. Otherwise as it was given.
+        [..., height, width, 3]: the largest centred crop with the wanted aspect ratio, resized. A resized picture is
+        float32, neither rounded nor clipped, and a bicubic resize may leave the range 0 to 255. A picture that needs
+        no resize keeps its dtype.
     str
-        Such as ``640x480: centre crop to 480x480, resized to 96x96``; empty if nothing was done.
+        A description such as ``640x480: centre crop to 480x480, resized to 96x96``; empty if the size was right.
     """
     rows, columns = pictures.shape[-3:-1]
     if (rows, columns) == (height, width):
@@ -78,7 +81,7 @@ def fit_levels(
 
 
 def _triangles(size: int, wanted: int) -> NDArray[np.float32]:
-    """Weights [wanted, found] of a linear resize; rows sum to 1."""
+    """Matrix [wanted, found] of a linear resize from ``found`` to ``wanted`` pixels; each row sums to 1."""
     scale = size / wanted
     centres = (np.arange(wanted) + 0.5) * scale - 0.5
     weights = np.maximum(0.0, 1.0 - np.abs(np.arange(size)[None] - centres[:, None]) / max(scale, 1.0))
@@ -87,7 +90,8 @@ def _triangles(size: int, wanted: int) -> NDArray[np.float32]:
 
 
 def _cubics(size: int, wanted: int) -> NDArray[np.float32]:
-    """Weights [wanted, found] of cubic convolution with a = -0.75; beyond the edge its pixel is repeated."""
+    """Matrix [wanted, found] of a resize by cubic convolution with a = -0.75; beyond an edge the edge pixel is
+    repeated."""
     a = -0.75
     centres = (np.arange(wanted) + 0.5) * (size / wanted) - 0.5
     first = np.floor(centres).astype(np.int64) - 1

@@ -1,4 +1,4 @@
-"""Measures how much a replayed chunk differs from its golden: in latents, cache and video."""
+"""Numeric errors of a replayed chunk against the golden: in latents, cache and video."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from seko_runtime.format.safetensors_map import MappedTensor
 
 @dataclass(frozen=True)
 class ChunkError:
-    """The difference of a replayed chunk from the recorded one.
+    """Numeric errors of a replayed chunk against the recorded one.
 
     Parameters
     ----------
     chunk : int
-        Its number.
+        Number of the chunk.
     golden : float
         Error of the latents against the recording with the same cache format, ||found - recorded|| / ||recorded||.
     exact : float or None
-        The same against the recording with an exact cache, if there is one; reported only.
+        The same error against a recording with an unquantised cache, if there is one; reported, not checked.
     tolerance : float
         Largest ``golden`` that passes.
     cache : float or None
@@ -48,7 +48,7 @@ class ChunkError:
 
     @property
     def within(self) -> bool:
-        """Whether all errors are within their tolerances; never if a number is NaN."""
+        """Whether all errors are within their tolerances; False if a number is NaN."""
         return (
             self.golden <= self.tolerance
             and (self.cache is None or self.cache <= self.cache_tolerance)
@@ -61,7 +61,7 @@ class ChunkError:
         return _nan_last(self.golden)
 
     def row(self) -> dict[str, object]:
-        """Return it for JSON, which has no NaN and no infinity."""
+        """Return the errors as a dict for JSON, which has no NaN and no infinity."""
         return {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()
@@ -87,16 +87,17 @@ def relative_error(found: NDArray[np.generic], recorded: NDArray[np.generic]) ->
 def cache_error(
     found: NDArray[np.float32], recorded: NDArray[np.float32], dtype: str, *, row_axis: int
 ) -> float:
-    """Return the worst error of one cache token; a token in a wrong slot or layer counts as wrong.
+    """Return the largest error of a cached token. Tokens are compared by slot and layer, so a token in another slot
+    is an error.
 
     Parameters
     ----------
     found, recorded : numpy.ndarray
         [..., S, ...]: S sampled tokens on axis ``row_axis``, behind passes and layers.
     dtype : str
-        The buffer's. Numbers of several bytes: ||found - recorded|| of a token over the greater of the two norms (a
-        slot that should be empty is wrong by 1); so of int8 codes, which are numbers over a scale of their own.
-        uint8 is bits: the share of bytes that differ.
+        The buffer's dtype. For int8 codes and for dtypes of several bytes the error is ||found - recorded|| of a
+        token over the greater of the two norms, so that a token in an empty slot has an error of 1. For uint8, whose
+        values are bit patterns, the error is the share of bytes that differ.
     """
     a, b = (part.reshape(*part.shape[: row_axis + 1], -1).astype(np.float64) for part in (found, recorded))
     if dtype == "uint8":
@@ -114,7 +115,7 @@ def video_error(frames: NDArray[np.uint8], recorded: NDArray[np.generic], step: 
     frames : numpy.ndarray
         uint8 [B, T, H, W, 3], as `Chunk.video` gives them.
     recorded : numpy.ndarray
-        uint8 [B, T, ceil(H/step), ceil(W/step), 3]; another shape, as of another T, is an infinite error.
+        uint8 [B, T, ceil(H/step), ceil(W/step), 3]. If the shapes do not match, the error is infinite.
     step : int
         `Golden.video_step`.
     """

@@ -1,4 +1,4 @@
-"""Inputs that the caller supplies while a stream runs, such as a camera: checked, held, and kept with each chunk."""
+"""The caller's inputs of a stream, such as a camera: checked, held on the host, and kept with each chunk."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from seko_runtime.video.contract import saved_input
 from seko_runtime.video.manifest import VideoManifest
 
 Array = NDArray[Any]
-Inputs = Mapping[str, object]  # arrays by the input's name
+Inputs = Mapping[str, object]  # arrays by the name of the input
 Rows = Sequence[int]
-# Magnitude of the numbers that a model is given: those of any model's input are far below. The square of 1e20 is no
-# float32 any more; a norm then makes NaN of it, and a decoder makes black pictures of NaN without a word.
+# Largest magnitude of an input's numbers; real inputs are far smaller. The square of 1e20 overflows float32; a norm
+# turns the overflow into NaN, and the decoder shows NaN as black pictures without an error.
 LARGEST = 1e6
 
 
 class CallerInputs:
     """A manifest's inputs with the source ``caller``, for each row.
 
-    Inputs per chunk or pass are held here on the host: the last values supplied, and for every kept chunk the values
-    it was made with, so that a rebuilt cache sees the same. Inputs per session or prompt lie in `VideoDevice`.
+    Inputs per chunk or pass are held on the host: the last supplied values, and the values of each kept chunk,
+    because rebuilding the cache needs them again. Inputs per session or prompt lie in buffers of `VideoDevice`.
 
     Parameters
     ----------
     manifest : VideoManifest
-        Its table of inputs is checked against its buffers.
+        The manifest, whose inputs were checked against its buffers.
     kept_slots : int
-        Number of chunks that are kept for a rebuild.
+        Number of chunks per row that are kept to rebuild the cache.
     """
 
     def __init__(self, manifest: VideoManifest, kept_slots: int) -> None:
@@ -54,7 +54,7 @@ class CallerInputs:
 
     @property
     def buffers(self) -> set[str]:
-        """Buffers of the inputs per session or prompt; they are part of each row's stream."""
+        """Names of the buffers of inputs per session or prompt, which are part of each row's state."""
         return {spec.buffer for spec in self._steady.values()}
 
     def of_chunk(self, rows: Rows, inputs: Inputs | None) -> dict[str, Array]:
@@ -89,17 +89,17 @@ class CallerInputs:
         return arrays
 
     def of_each(self, rows: Rows, inputs: Sequence[Inputs | None]) -> dict[str, Array]:
-        """Return the same for rows with a mapping each, or None."""
+        """Return what `of_chunk` returns, for rows each of which has its own mapping or None."""
         each = [self.of_chunk([row], row_inputs) for row, row_inputs in zip(rows, inputs, strict=True)]
         return {name: np.concatenate([row_inputs[name] for row_inputs in each]) for name in self._specs}
 
     def steady(self, rows: Rows, inputs: Inputs | None) -> list[tuple[InputSpec, int, Array]]:
-        """Return the inputs per session or prompt as (input, row, array [1, *shape]), in the form of `Memory.write`.
+        """Return inputs per session or prompt as triples (input, row, array [1, *shape]), ready for `Memory.write`.
 
         Raises
         ------
         UsageError
-            If a name is unknown, or its array does not fit.
+            If an input's name is unknown, or its array does not fit.
         """
         arrays = self._checked(rows, inputs, self._steady, "run_chunk() takes it", bits=False)
         return [
@@ -109,8 +109,8 @@ class CallerInputs:
         ]
 
     def check_opening(self, inputs: Inputs | None, made: str = "") -> None:
-        """Raise a UsageError if an input that a session must begin with is missing, or is given beside the picture
-        that it is ``made`` of.
+        """Raise a UsageError if an input that a session needs at its beginning is missing. The input ``made`` is
+        computed from the start picture: passing both is an error, too.
         """
         by_name = mapping_of(inputs, "inputs")
         if made in by_name:
@@ -120,7 +120,7 @@ class CallerInputs:
                 raise UsageError(f"input {name!r} is required per {spec.per}; {self._known_names()}")
 
     def fill(self, host: Mapping[str, Array], values: Mapping[str, Array]) -> None:
-        """Write the inputs of a call's rows to the arrays that are sent to the device; zeros for unused batch
+        """Write the inputs of a call's rows into the arrays that are copied to the device, and zeros at unused batch
         indices.
         """
         for name, spec in self._specs.items():
@@ -132,13 +132,13 @@ class CallerInputs:
                 target[: len(values[name])] = values[name]
 
     def chunk_made(self, rows: Rows, kept_slots: Sequence[int], values: Mapping[str, Array]) -> None:
-        """Hold the inputs of the rows' chunk, and keep them in the chunk's kept slot."""
+        """Store the inputs of the chunk that rows have made: as the held values, and in the chunk's kept slot."""
         for name, array in values.items():
             self._latest[name][list(rows)] = array
             self._kept[name][list(kept_slots), list(rows)] = array
 
     def kept(self, rows: Rows, entries: Sequence[KeptChunk]) -> dict[str, Array]:
-        """Return the inputs of the kept chunks in one step of a rebuild; zeros for a row without one."""
+        """Return the inputs of the kept chunks in one step of a cache rebuild; zeros for a row without a chunk."""
         arrays = {}
         for name, by_slot in self._kept.items():
             arrays[name] = np.stack(
@@ -150,14 +150,15 @@ class CallerInputs:
         return arrays
 
     def restart(self, row: int) -> None:
-        """Forget the inputs of a row's chunks; inputs per session or prompt stay."""
+        """Forget the inputs of a row's chunks, but not its inputs per session or prompt."""
         for latest in self._latest.values():
             latest[row] = 0
         for by_slot in self._kept.values():
             by_slot[:, row] = 0
 
     def rewind(self, row: int, kept_slot: int | None) -> None:
-        """Hold again what a row's chunk in a kept slot was given; None: nothing, at the start of a stream."""
+        """Set the held inputs of a row back to those of the chunk in a kept slot; None stands for the start of a
+        stream."""
         for name, latest in self._latest.items():
             latest[row] = 0 if kept_slot is None else self._kept[name][kept_slot, row]
 
@@ -166,12 +167,12 @@ class CallerInputs:
         return {name: np.frombuffer(array.tobytes(), np.uint8) for name, array in self._views(row).items()}
 
     def load(self, row: int, state: Mapping[str, NDArray[np.uint8]]) -> None:
-        """Set a row's inputs from `state`."""
+        """Set a row's inputs to values that `state` returned."""
         for name, view in self._views(row).items():
             view[...] = state[name].view(view.dtype).reshape(view.shape)
 
     def layout(self) -> dict[str, TensorSpec]:
-        """Return name and form of each entry of `state`."""
+        """Return name, shape and dtype of each entry of `state`."""
         return {name: TensorSpec(name, (array.nbytes,), "uint8") for name, array in self._views(0).items()}
 
     def _views(self, row: int) -> dict[str, Array]:
@@ -191,7 +192,8 @@ class CallerInputs:
         *,
         bits: bool = True,
     ) -> dict[str, Array]:
-        """Return the supplied arrays as [k, *shape]; with ``bits`` as integers if numpy lacks the dtype."""
+        """Return the supplied arrays as [k, *shape]. With ``bits``, dtypes that numpy lacks become integers with the
+        same bits."""
         arrays = {}
         for name, value in mapping_of(inputs, "inputs").items():
             if name not in specs:
@@ -211,7 +213,7 @@ class CallerInputs:
 
 
 def check_call(rows: Rows, inputs: object) -> None:
-    """Raise a UsageError unless a call's inputs are as many mappings or None as it has rows."""
+    """Raise a UsageError unless a call has one mapping of inputs, or None, for each row."""
     each = items_of(
         inputs, f"inputs are a {type(inputs).__name__}, expected a list of a mapping for each session"
     )
@@ -222,7 +224,8 @@ def check_call(rows: Rows, inputs: object) -> None:
 
 
 def as_array(value: object, what: str) -> Array:
-    """Return an array; UsageError for what is none, such as a ragged list or a tensor on a device."""
+    """Return a value as a numpy array; UsageError if that is impossible, as for a ragged list or a tensor on a
+    device."""
     try:
         array: Array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as fault:
@@ -238,11 +241,11 @@ def check_magnitude(array: Any, what: str) -> None:
     array : array or tensor
         Real numbers of any shape, on the host.
     what : str
-        Its name in the message.
+        Name of the array in the message.
     """
     if not math.prod(array.shape):
         return
-    largest = max(float(array.max()), -float(array.min()))  # NaN is the greatest and the least of all
+    largest = max(float(array.max()), -float(array.min()))  # numpy's min and max are NaN if any number is
     if not math.isfinite(largest):
         raise UsageError(f"{what} holds a number that is not finite")
     if largest > LARGEST:
@@ -253,9 +256,9 @@ def check_magnitude(array: Any, what: str) -> None:
 
 
 def as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:
-    """Return a copy [rows, *shape] of what was given for one input, [*shape] or [rows, *shape].
+    """Return a copy [rows, *shape] of an input's array, [*shape] or [rows, *shape].
 
-    With ``bits`` an input of a dtype that numpy lacks becomes integers, as it goes to the device.
+    With ``bits`` an input of a dtype that numpy lacks becomes integers with the same bits, ready for the device.
 
     Raises
     ------

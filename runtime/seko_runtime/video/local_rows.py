@@ -1,6 +1,6 @@
-"""The rows of a video artifact in this process: the host's state of each stream, and what is done to it.
+"""The rows of a video artifact in this process: the host's state of each stream and its changes.
 
-Independent of torch: tensors and capture belong to the memory.
+Independent of torch: tensors and captured graphs belong to the memory.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     Parameters
     ----------
     loaded : Loaded
-        The artifact, with the passes of these rows.
+        The artifact, with the denoise passes of these rows.
     options : VideoOptions
-        ``steps`` and ``shift`` are in the manifest already.
+        Options of the rows; ``steps`` and ``shift`` are already in the manifest.
     memory : Memory
         Owned and closed by the rows.
 
@@ -92,28 +92,30 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def prepare(self) -> None:
-        """Load every engine's kernels, and capture if the memory does so."""
+        """Load every engine's kernels, and capture the calls if the memory can."""
         self.device().prepare()
 
     @machine_faults()
     def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None = None) -> list[Chunk]:
         """Make the next chunk of each row; if the artifact makes video, also queue its decoding.
 
-        The chunks count only when they have run and their decoding is queued. After an error the same call gives the
-        same bytes, since every slot that the failed attempt may have written is written again before it is read.
+        The rows advance only when their chunks have run and their decoding is queued. After an error the same call
+        gives the same bytes, because every slot that the failed attempt may have written is written again before it
+        is read.
 
         Parameters
         ----------
         rows : sequence of int
-            Distinct; without a pool all rows in order, else at most as many as the largest call carries.
+            Distinct rows, at most as many as the largest bucket has; if the artifact was built without
+            ``--sessions``, all rows in order.
         given : sequence of mappings, optional
             The caller's inputs of each row, as in `CallerInputs.of_chunk`.
 
         Returns
         -------
         list of Chunk
-            One for each row, which only the row's own next chunk overwrites. They are numbered by the rows' own counts.
-            Their latents are those kept for rebuilt caches: nothing is copied.
+            The chunk of each row, valid until the row's next chunk, with its number in the row's stream. Its latents
+            are a view of the row's kept slot, without a copy.
 
         Raises
         ------
@@ -141,15 +143,17 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             self._launches += device.run_chunk(positions, inputs)
             if device.decoder is not None:
                 device.decoder.feed(rows, device.latents)
-        self.inconsistent.update(rows)  # until the host has counted what the device has decoded
+        # rows are inconsistent until the host has counted the chunks that the device has decoded
+        self.inconsistent.update(rows)
         try:
             pictures = () if device.decoder is None else device.decoder.decode(rows, begins)
         except Exception:
-            self.inconsistent.difference_update(rows)  # the decoder knows what to do again
+            # after an error the decoder knows which rows it has decoded
+            self.inconsistent.difference_update(rows)
             raise
         self.inputs.chunk_made(rows, [clocks.next_kept_slot(row) for row in rows], inputs)
         clocks.chunk_made(rows)
-        # `rewind` goes back by the frames of the cache at most.
+        # `rewind` goes back by at most the number of cached frames.
         heard_at = [
             self.voices.heard_at([row], [first])
             for row, first in zip(rows, first_frames.tolist(), strict=True)
@@ -178,7 +182,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     def _chunk_inputs(
         self, rows: Sequence[int], given: Sequence[Inputs | None] | None
     ) -> Mapping[str, NDArray[Any]]:
-        """Return the inputs that rows' next chunks see, voices included; an error if they cannot be made."""
+        """Return the inputs of the rows' next chunks, including windows of voices; raise an error if an input is
+        missing."""
         self.check_whole(rows)
         self.device().check_prompts(rows)
         inputs = [None] * len(rows) if given is None else given
@@ -191,7 +196,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self._chunk_inputs(rows, given)
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
-        """Return for each row whether engines of their own make its next chunk, those for a full cache."""
+        """Return for each row whether its next chunk runs on the engines for full caches."""
         by_fill = any(full for _, full in self.device().chunk)
         return [by_fill and self.clocks.full(row) for row in rows]
 
@@ -287,7 +292,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         """Set the reference frames of rows whose streams are beginning; see `reference_frames.set_reference`."""
         self.settle(rows)
         if set_reference(self.device(), self.manifest, self.memory, rows, reference):
-            self.rebuild_due.update(rows)  # written before the next chunk, with the prompt that stands then
+            # reference frames are written before the next chunk, with the prompt at that time
+            self.rebuild_due.update(rows)
 
     @machine_faults()
     def restart(
@@ -303,7 +309,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             self.conditioning.drop(row)
         else:
             self.conditioning.set_image(device, [row], image)
-        # The checks are done: what fails now leaves neither the old stream nor the new.
+        # All checks are done: an error from here on loses the old stream, and the row is inconsistent.
         self.inconsistent.add(row)
         if new_seed is not None:
             self.seeds[row] = new_seed
@@ -317,7 +323,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set rows back to where they stood before they made a chunk; see `Session.rewind`."""
+        """Set rows back to their state before they made a chunk; see `Session.rewind`."""
         device = self.device()
         self.check_whole(rows)
         for row in rows:
@@ -339,7 +345,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         stream, chunks_made = self.manifest.workload.stream, self.clocks.made(row)
         earliest = self.clocks.earliest(row, min((stream.ring_frames, *stream.rings.values())))
         why = "the cache holds no frames that it would need"
-        # The decoder's caches are made again, from the first chunk on.
+        # The decoder's caches are restored by decoding all chunks again.
         if device.decoder is not None and not self.clocks.keeps_all(row):
             earliest, why = (
                 chunks_made,
@@ -353,22 +359,25 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def reserve(self, row: int) -> None:
-        """Allocate what the host needs for a row; this may wait for the device."""
+        """Allocate the host memory that a row needs; this may wait for the device."""
         decoder = self.device().decoder
         if decoder is not None:
             decoder.reserve(row)
 
     @machine_faults()
     def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
-        """Queue the copy of a chunk's latents to the host; return a function that waits for it and returns it."""
+        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns
+        it."""
         self.device()
         self.readable.check(chunk)
         shape, _ = self.memory.describe(chunk.latents)
-        read = self.read_later({"latents": chunk.latents})  # the next chunk may overwrite them
+        # copied, because the next chunk may overwrite them
+        read = self.read_later({"latents": chunk.latents})
         return lambda: read()["latents"].view(np.float32).reshape(shape).copy()
 
     def latents_of(self, row: int, serial: int, index: int) -> NDArray[np.float32]:
-        """Return a copy of latents that a `Chunk` of another process means; parameters as a `Chunk` has them."""
+        """Return a copy of a chunk's latents for a `Chunk` in another process; parameters are the `Chunk`'s
+        attributes."""
         none = np.zeros((0, 0), np.int64)
         return self.read_latents(Chunk(index, none, self.device().kept_latents(row), self, serial, row))()
 
@@ -404,7 +413,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         return decoder is not None and decoder.overlaps
 
     def _device_for(self, *, recache: bool) -> VideoDevice:
-        """Return the device side if it can do what is asked; UsageError if a cache cannot be rebuilt."""
+        """Return the device side; UsageError if ``recache`` is asked and the artifact cannot rebuild caches."""
         device = self.device()
         if flag(recache, "recache") and not self.manifest.has_context:
             raise UsageError(
@@ -414,14 +423,15 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         return device
 
     def _recache(self, rows: Sequence[int]) -> None:
-        """Rebuild rows' caches with the prompts that stand now."""
-        self.rebuild_due.update(rows)  # until it is done: a chunk must not run on half a cache
+        """Rebuild the caches of rows with their current prompts."""
+        self.rebuild_due.update(rows)  # due until the rebuild is done: a chunk must not run on half a cache
         with self.memory.ordered():
             self._rebuild_caches(rows)
 
     def _rebuild_caches(self, rows: Sequence[int]) -> None:
-        """The same inside the memory's `ordered`, of rows that are due."""
-        # A pool's rows are rebuilt one by one: in a bucket that depends on nobody else.
+        """Rebuild the caches of rows that are due; called inside the memory's `ordered`."""
+        # The rows of a pool are rebuilt one by one, so that the bucket, and with it the rounding, does not depend on
+        # other sessions.
         most = 1 if self.manifest.pool is not None else self.manifest.call_rows
         for first in range(0, len(rows), most):
             part = rows[first : first + most]
@@ -436,7 +446,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self._restart(row)
 
     def _restart(self, row: int) -> None:
-        """Set the host's numbers of a row to the beginning of a stream, whose conditioning frames are set."""
+        """Set the host's state of a row to the beginning of a stream. Its conditioning frames must have been set."""
         self.clocks.restart(row)
         self.inputs.restart(row)
         self.voices.put(row, None)
@@ -529,7 +539,8 @@ def open_video_rows(loaded: Loaded[VideoManifest], options: VideoOptions) -> Loc
 
 
 def _resolved_anew(manifest: VideoManifest) -> Programs:
-    """Return the programs of a manifest with other passes; UsageError if anything else depends on their number."""
+    """Return the programs of a manifest with another number of denoise passes; UsageError if anything else depends on
+    that number."""
     try:
         return resolve_video(manifest)
     except ArtifactError as error:

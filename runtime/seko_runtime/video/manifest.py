@@ -1,4 +1,5 @@
-"""The manifest of a video artifact: the core's tables, and ``workload`` with layout, schedule and goldens."""
+"""The manifest of a video artifact: the tables of every manifest, and ``workload`` with layout, schedule and
+goldens."""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ from seko_runtime.format.program_key import ProgramKey
 from seko_runtime.format.records import Check, Limit, Mark, OneOf, Within
 
 KIND = "video"
-# How often an input may change. Of one per pass axis 0 counts the passes of a chunk.
+# How often an input may change. Axis 0 of an input per pass counts the denoise passes of a chunk.
 PERIODS = ("session", "prompt", "chunk", "pass")
-CLEANINGS = ("wan",)  # how a prompt is cleaned before it is cut into tokens; `text` does it
-MAX_PIXELS = 1 << 26  # of one picture; the largest artifact in mind has 921,600
-MAX_SEED = (1 << 62) - 1  # as a session takes them
+CLEANINGS = ("wan",)  # ways of cleaning a prompt before tokenisation; see `text`
+MAX_PIXELS = 1 << 26  # most pixels of a picture; a picture of 1280 x 720 has 921,600
+MAX_SEED = (1 << 62) - 1  # largest seed of a session
 
 
 def as_latent_shape(value: object, where: str) -> tuple[int, ...]:
@@ -61,15 +62,15 @@ class Stream:
 
     @property
     def cache_frames(self) -> int:
-        """Latent frames that the cache holds."""
+        """Number of latent frames that the cache holds."""
         return self.reference_frames + self.sink_frames + self.ring_frames
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The denoise passes of a chunk. These numbers are for people and tools; engines take theirs from weights.
+    """The denoise passes of a chunk, for people and tools. Engines read timesteps and noise levels from weights.
 
-    ``shift`` is the warp with which the timesteps were made, if any; a session's own ``steps`` use it.
+    ``shift`` is the warp of the timesteps, if any, which a session's own ``steps`` use, too.
     """
 
     denoise_passes: Annotated[int, Within(1, 1024)]
@@ -82,18 +83,18 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Text:
-    """The tokenizer of the program ``text``, and its limits.
+    """The tokenizer whose ids the program ``text`` takes, and its limits.
 
     Parameters
     ----------
     tokenizer : str
-        A JSON file of the library `tokenizers`, in the artifact.
+        Path in the artifact of a JSON file of the library `tokenizers`.
     tokens : int
-        Ids are padded with ``pad_id`` to this number.
+        Number of token ids, to which shorter prompts are padded with ``pad_id``.
     pad_id : int
         The id of the padding token.
     truncate : bool
-        Whether a longer prompt is cut, keeping its last id (the end mark), or refused.
+        Whether a prompt with more tokens is cut, keeping its last id (the end mark); otherwise it is refused.
     cleaning : str
         One of `CLEANINGS`.
     """
@@ -107,7 +108,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Video:
-    """Size of decoded pictures: video frames of the first chunk and of later chunks, height and width in pixels."""
+    """Size of the decoded video: video frames of the first chunk and of later chunks, height and width in pixels."""
 
     first_frames: Count
     chunk_frames: Count
@@ -117,7 +118,7 @@ class Video:
 
 @dataclass(frozen=True)
 class GoldenBound:
-    """The bounds of a recorded chunk: ``latents`` and ``cache`` relative, ``video`` in levels of 255."""
+    """Bounds for the errors of a chunk: ``latents`` and ``cache`` relative, ``video`` in levels of 255."""
 
     latents: float
     cache: Annotated[float, Mark.REQUIRED] = 0.0
@@ -128,12 +129,12 @@ class GoldenBound:
 class Golden:
     """Recorded chunks: tensors ``latents.{chunk}``, optionally ``exact.{chunk}``, and the text input.
 
-    With ``cache_step`` also ``cache.{buffer}.{chunk}``: every ``cache_step``-th entry of the row axis of each cache
-    buffer, after the chunk. With ``video_step`` also ``video.{chunk}``: every ``video_step``-th pixel of both sides of
-    its frames, uint8. ``bounds`` has one entry a chunk; without it ``tolerance`` bounds the latents of all of them.
-    ``prompt`` is the sentence that the text came from, where it came from one; ``reference`` the tensor that holds the
-    latents of the reference frames, where there are any. What the caller gives lies in tensors
-    ``input.{name}.{chunk}``, or ``input.{name}`` where it is not given per chunk.
+    With ``cache_step`` there are also tensors ``cache.{buffer}.{chunk}``: every ``cache_step``-th entry of the row
+    axis of each cache buffer, after the chunk. With ``video_step`` there are also tensors ``video.{chunk}``, uint8:
+    every ``video_step``-th pixel of the chunk's frames in both directions. ``bounds`` has one entry for each chunk;
+    without it ``tolerance`` bounds the latents of all chunks. ``prompt`` is the sentence that was encoded, if known;
+    ``reference`` names the tensor with the latents of the reference frames, if there are any. The caller's inputs are
+    tensors ``input.{name}.{chunk}`` if they are per chunk or pass, otherwise ``input.{name}``.
     """
 
     file: FilePath
@@ -167,7 +168,7 @@ class VideoWorkload(Workload):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The golden's file and the tokenizer."""
+        """Paths of the golden file and the tokenizer."""
         golden = () if self.golden is None else (self.golden.file,)
         return golden if self.text is None else (*golden, self.text.tokenizer)
 
@@ -180,12 +181,13 @@ class VideoManifest(Manifest):
 
     @property
     def has_context(self) -> bool:
-        """Whether a chunk ends with a context pass; otherwise each denoise pass has a cache of its own."""
+        """Whether each chunk ends with a context pass. If not, each denoise pass has a cache of its own."""
         return any(ProgramKey.parse(name).role == "context" for name in self.programs)
 
     @property
     def shares_decoding(self) -> bool:
-        """Whether each of several ranks decodes some rows of a picture; otherwise each that is asked decodes all."""
+        """Whether each of several ranks decodes some pixel rows of every picture. If not, a rank decodes whole
+        pictures."""
         return any(buffer.rank_axis and buffer.role == "lane" for buffer in self.buffers)
 
 
@@ -195,7 +197,7 @@ def parse_video_manifest(document: bytes) -> VideoManifest:
 
 
 def video_manifest(manifest: Manifest) -> VideoManifest:
-    """Return a manifest as that of a video artifact; UsageError if its workload is another."""
+    """Return a manifest typed as a `VideoManifest`; UsageError if its workload is not video."""
     if not isinstance(manifest, VideoManifest):
         raise UsageError(f"the artifact's workload is {manifest.workload.kind!r}, expected {KIND!r}")
     return manifest

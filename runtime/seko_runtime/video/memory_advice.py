@@ -10,7 +10,7 @@ from seko_runtime.errors import DeviceMemoryError
 
 @contextmanager
 def memory_advice() -> Iterator[None]:
-    """Context or decorator that adds, to an error of too little memory on the device, how a build needs less of it."""
+    """Context or decorator that adds advice to a DeviceMemoryError: which build options need less memory."""
     try:
         yield
     except DeviceMemoryError as error:

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 from seko_runtime.arguments import flag
 
-PROMPT_CACHE = 8  # entries; one of Wan 1.3B takes 90 MiB on the device
+PROMPT_CACHE = 8  # prompts in the cache; a prompt of Wan 1.3B takes 90 MiB on the device
 
 
 @dataclass(frozen=True)
 class VideoOptions:
-    """Options of an artifact's rows.
+    """Options of the rows of a video artifact.
 
     Parameters
     ----------
     steps : int, optional
         Denoise passes; default: the artifact's.
     shift : float, optional
-        Warp of their timesteps; default: the artifact's.
+        Warp of the timesteps; default: the artifact's.
     prompt_cache : int
-        Capacity of the prompt cache.
+        Number of prompts that the prompt cache holds.
     overlap : bool
         Whether decoding runs at the same time as the chunks, if the device can.
 

@@ -1,4 +1,4 @@
-"""Pipes and devices as outputs: written to as data comes, never replaced."""
+"""Pipes and devices as outputs, which are written as data comes and never replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-READY_BYTES = 512  # POSIX: a pipe that select() calls ready takes at least so many without waiting
+READY_BYTES = 512  # bytes that a pipe takes without blocking, if select() reports it as writable (POSIX)
 
 
 class Pipe(io.RawIOBase):
@@ -51,7 +51,7 @@ class Pipe(io.RawIOBase):
         return count
 
     def hurry(self, seconds: float) -> None:
-        """From now on a write that waits for the reader raises a TimeoutError after this many seconds."""
+        """Set a limit in seconds for later writes: a write that waits longer for the reader raises a TimeoutError."""
         self._deadline = time.monotonic() + seconds
 
     def close(self) -> None:
@@ -71,5 +71,5 @@ def is_pipe(path: Path) -> bool:
 
 
 def open_pipe(path: Path) -> Pipe:
-    """Open a pipe or device for writing. For a named pipe this waits for a reader; signals interrupt it."""
+    """Open a pipe or device for writing. Opening a named pipe waits for a reader; signals interrupt the wait."""
     return Pipe(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY))

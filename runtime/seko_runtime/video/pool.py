@@ -20,13 +20,14 @@ from seko_runtime.video.session import Session
 
 __all__ = ["Pool", "Session", "SessionLeakWarning"]
 
-MAX_STEP = 1 << 31  # between two tokens of a sample of the cache
+MAX_STEP = 1 << 31  # a cache sample takes every so many-th token
 
 
 class Pool(RowPool[Session, Inputs | None, Chunk]):
-    """The rows of an artifact, each for a session.
+    """A pool of a video artifact: its rows, each for one session.
 
-    Of an artifact that was built with ``--sessions`` a call carries some of the sessions, of any other one all rows.
+    If the artifact was built with ``--sessions``, a call carries some of the sessions; otherwise each call carries
+    all rows.
 
     All methods of a pool, its sessions and their chunks may be called from any thread: one call runs at a time, and
     the others wait. In a process forked from the one that opened the pool they raise a ForkedProcessError.
@@ -78,7 +79,7 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         seed : int
             Seed of the noise.
         prompt, text
-            A sentence, or embeddings [1, tokens, text_dim]; one of them, if the artifact takes text.
+            A sentence, or embeddings [1, tokens, text_dim]. An artifact that takes text needs one of the two.
         image, conditioning_latents
             A picture uint8 [H, W, 3], or latents [C, n, h, w], that the stream begins with.
         reference
@@ -90,15 +91,15 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         lease_s : float, optional
             Seconds, finite and above 0. The session ends if it is not run or renewed for so long, paused or not.
         tenant : str, optional
-            Sessions of one tenant share cached prompts; other tenants never see them. A session without a tenant
-            finds its own prompts only.
+            Name of the session's owner. Sessions of one tenant share cached prompts, which other tenants never see. A
+            session without a tenant uses only its own cached prompts.
 
         Raises
         ------
         PoolFullError
             If every row is taken.
         UsageError
-            If an argument does not fit; no row is taken then.
+            If an argument does not fit; the row stays free.
         SessionClosedError
             If the pool is closed.
         """
@@ -109,15 +110,15 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
     def run(self, sessions: Sequence[Session], inputs: Sequence[Inputs | None] | None = None) -> list[Chunk]:
         """Make the next chunk of several sessions in one call.
 
-        They may be at different chunks, prompts and fill levels. If the artifact has separate engines for full caches,
-        a call with full and filling caches takes two launches, otherwise one. If it fails, no session has advanced,
-        and running them again gives the same bytes.
+        The sessions may differ in prompt, in the number of their chunk and in how full their caches are. If the
+        artifact has separate engines for full caches, a call with full and filling caches takes two launches,
+        otherwise one. If the call fails, no session has advanced, and the same call again gives the same bytes.
 
         Parameters
         ----------
         sessions : sequence of Session
-            Distinct, of this pool, at most as many as the largest call carries; of an artifact that was built without
-            ``--sessions`` those of all rows.
+            Distinct sessions of this pool, at most as many as the largest bucket has rows; if the artifact was built
+            without ``--sessions``, the sessions of all rows.
         inputs : sequence of mappings, optional
             The inputs of each session, in the order of ``sessions``; see `Session.run_chunk`.
 
@@ -129,9 +130,9 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         Raises
         ------
         UsageError
-            If they do not fit into one call, or an input does not fit.
+            If the sessions do not fit into one call, or an input does not fit.
         SessionClosedError
-            If one has ended.
+            If one of the sessions has ended.
         """
         return self._run(sessions, inputs)
 
@@ -141,13 +142,13 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         Parameters
         ----------
         step : int
-            At least 1; `Golden.cache_step`.
+            Distance between sampled tokens, at least 1; see `Golden.cache_step`.
 
         Returns
         -------
         dict of str to numpy.ndarray
-            By cache buffer: its numbers as float32, or one-byte codes as integers; of the first rows, as many as the
-            largest call carries.
+            The sample of each cache buffer: float32, or integers for one-byte codes. It covers as many of the first
+            rows as the largest bucket has.
 
         Raises
         ------

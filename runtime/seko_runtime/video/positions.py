@@ -18,7 +18,7 @@ from seko_runtime.video.ring import Ring
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions of a call's rows in their streams; a row's index in these sequences is its batch index.
+    """The positions of a call's rows in their streams. A row's index in each sequence is its batch index.
 
     Parameters
     ----------
@@ -27,11 +27,11 @@ class Positions:
     seeds : numpy.ndarray
         int64 [k].
     frames : numpy.ndarray
-        int64 [k, F], absolute.
+        int64 [k, F], absolute numbers of latent frames.
     slot_firsts : sequence of int
-        Frames that were written to each row's cache before this chunk, evicted ones included.
+        Number of frames written to each row's cache before this chunk, including evicted ones.
     conditioning_frames : numpy.ndarray, optional
-        int64 [k], how many leading frames of the chunk are conditioning frames; without it none.
+        int64 [k], number of leading frames of the chunk that are conditioning frames; default: none.
     """
 
     rows: Sequence[int]
@@ -45,7 +45,8 @@ class Positions:
         return [ring.valid_frames(first) == ring.cache_frames for first in self.slot_firsts]
 
     def launches(self, ring: Ring) -> list[list[int]]:
-        """Split the batch indices into launches: rows with a full cache first, since they use engines of their own."""
+        """Split the batch indices into launches: first the rows with a full cache, which have their own engines, then
+        the others."""
         full = self.full(ring)
         parts = [[at for at, is_full in enumerate(full) if is_full == wanted] for wanted in (True, False)]
         return [part for part in parts if part]
@@ -53,7 +54,8 @@ class Positions:
     def values(
         self, ring: Ring, stream: Stream, bucket: int, batch_indices: Sequence[int], spare: int
     ) -> dict[str, NDArray[np.int64]]:
-        """Return the chunk buffers of a launch of ``bucket`` rows; batch indices not named get the row ``spare``."""
+        """Return the values of the host's buffers for a launch of ``bucket`` rows. Batch indices that are not named
+        get the row ``spare``."""
         own = list(batch_indices)
 
         def filled(values: Sequence[Any] | NDArray[np.int64], empty: Any) -> NDArray[np.int64]:

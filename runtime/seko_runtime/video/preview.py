@@ -1,4 +1,4 @@
-"""Labelled pictures of latents, for artifacts without a decoder."""
+"""Previews of latents as labelled pictures, for artifacts without a decoder."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from numpy.typing import NDArray
 
 from seko_runtime.video.manifest import Stream
 
-LABEL = "LATENT PREVIEW"  # in a file's own comment
-CONTRAST = 0.22  # of full scale per standard deviation: two of them reach from grey to black or white
+LABEL = "LATENT PREVIEW"  # label of the preview, stored in the file's comment
+# share of the full scale for one standard deviation: two of them reach from grey to black or white
+CONTRAST = 0.22
 
 
 def preview_frames(latents: NDArray[np.float32], stream: Stream) -> Iterator[NDArray[np.uint8]]:
-    """Turn latents into pictures by a fixed linear map of their channels to RGB; a decoder would show something else.
+    """Turn latents into pictures by a fixed linear map from their channels to RGB, which is no replacement for a
+    decoder.
 
     Parameters
     ----------
     latents : numpy.ndarray
         float32 [B, C, F, h, w], about N(0, 1).
     stream : Stream
-        Picture size, and how often each latent frame is repeated.
+        The stream: picture size, and how often each latent frame is repeated.
 
     Yields
     ------
@@ -30,7 +32,8 @@ def preview_frames(latents: NDArray[np.float32], stream: Stream) -> Iterator[NDA
     """
     _, channels, frames, latent_rows, latent_columns = latents.shape
     angle = np.arange(channels)[:, None] * np.arange(1, 4)[None] / channels + np.arange(3)[None] / 3
-    to_rgb = np.cos(2 * np.pi * angle) * np.sqrt(2 / channels)  # [C, 3], columns of unit length
+    # [C, 3]: map from channels to RGB, whose columns have unit length
+    to_rgb = np.cos(2 * np.pi * angle) * np.sqrt(2 / channels)
     row_of = np.arange(stream.height) * latent_rows // stream.height
     column_of = np.arange(stream.width) * latent_columns // stream.width
     for frame in range(frames):

@@ -1,4 +1,4 @@
-"""Prompts of a session's rows: each is encoded once, then copied from a bounded cache. `text` makes token ids."""
+"""Prompts of rows: each prompt is encoded once, then copied from a bounded cache. `text` makes the token ids."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from seko_runtime.video.text import clean_prompt, prompt_key
 
 
 class PromptKey(NamedTuple):
-    """Key of a cache entry; it includes the owner, so no other owner finds the entry."""
+    """Key of an entry of the prompt cache. The key includes the owner, so that no other owner finds the entry."""
 
     owner: str
-    prompt: str  # as `prompt_key` names it
+    prompt: str  # SHA-256 of the prompt; see `prompt_key`
 
 
 class PromptCache:
-    """Cache of what prompts left in the prompt buffers; owners do not see each other's entries.
+    """Cache of encoded prompts: the contents of the prompt buffers. Owners do not see each other's entries.
 
-    When it is full, it drops the least recently used entry of the owner with most entries. So one owner's many
-    prompts do not displace another's few.
+    A full cache drops the least recently used entry of the owner with most entries, so that one owner's many prompts
+    do not displace another's few.
 
     Parameters
     ----------
     capacity : int
-        Entries of all owners together; 0 disables it.
+        Most entries of all owners together; 0 disables the cache.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -66,17 +66,18 @@ class PromptCache:
             del self._entries[key]
 
     def clear(self) -> None:
-        """Drop all entries but keep the counts."""
+        """Drop all entries; the counts of hits and misses stay."""
         self._entries.clear()
 
 
 class RowPrompts:
-    """Sets the rows' parts of ``text.embeddings`` and of everything that the program ``prompt`` writes.
+    """Setter of the rows' prompts: of their parts of ``text.embeddings`` and of all buffers that the program
+    ``prompt`` writes.
 
     Parameters
     ----------
     memory : Memory
-        The session's.
+        The session's memory.
     ids : TokenIds
         The artifact's tokenizer.
     digest : str
@@ -89,26 +90,27 @@ class RowPrompts:
         self.cache = PromptCache(capacity)
         self._memory, self._ids = memory, ids
         self._digest = digest
-        self._owners: dict[int, str] = {}  # by row; those that are not here have one owner together
+        self._owners: dict[int, str] = {}  # owner of each row; rows that are missing here share one owner
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """From now on a row shares cached prompts with its tenant's rows; without a tenant it finds its own only.
+        """Set the tenant of a row: from now on the row shares cached prompts with other rows of the tenant. Without a
+        tenant a row uses only its own cached prompts.
 
-        Entries of the row's last owner without a tenant are dropped.
+        If the row's last session had no tenant, its cached prompts are dropped.
         """
         alone = f"row {row}"
         self.cache.forget(alone)
         self._owners[row] = alone if tenant is None else f"tenant {tenant}"
 
     def set(self, device: VideoDevice, rows: Sequence[int], prompts: Sequence[str]) -> None:
-        """Set a prompt for each row: new ones are encoded, cached ones are copied.
+        """Set a prompt for each row: encode new prompts, copy cached ones.
 
-        Nothing of the session changes until all are encoded.
+        No row changes until all prompts are encoded.
 
         Parameters
         ----------
         device : VideoDevice
-            The session's.
+            The session's device.
         rows : sequence of int
             All rows, unless the prompt program runs for single rows.
         prompts : sequence of str
@@ -135,7 +137,8 @@ class RowPrompts:
                 if key in encoded:
                     self._memory.copy(device.row_of(TEXT_BUFFER, row), encoded[key])
                     continue
-                # A program that reads every row needs a held one's embeddings alone, beside a new prompt's.
+                # If the prompt program reads every row, cached rows need only their embeddings: the program computes
+                # the rest again for all rows.
                 count = 1 if encoded and not device.prompt_by_row else len(names)
                 for name, part in zip(names[:count], entries[key][:count], strict=True):
                     self._memory.copy(device.row_of(name, row), part)
@@ -147,7 +150,7 @@ class RowPrompts:
                 self.cache.put(key, [self._copied(device, name, rows[keys.index(key)]) for name in names])
 
     def _encode(self, device: VideoDevice, prompt: str) -> Tensor:
-        """Return the embeddings [1, n, text_dim] of a cleaned prompt, in memory of its own."""
+        """Return a copy of the embeddings [1, n, text_dim] of a cleaned prompt."""
         ids = self._ids.ids(prompt)
         with self._memory.ordered():
             self._memory.write(device.buffers[TEXT_IDS], ids)
@@ -157,9 +160,11 @@ class RowPrompts:
         return own
 
     def _results(self, device: VideoDevice) -> list[str]:
-        """Return the buffers that a prompt alone decides, embeddings first; none if one cannot be split into rows.
+        """Return the names of the buffers that depend on the prompt alone, embeddings first; none if a buffer cannot
+        be split into rows.
 
-        Where the program also reads what the caller gave, as a picture, what it writes is not the prompt's alone.
+        If the prompt program also reads an input of the caller, such as a picture, its results do not depend on the
+        prompt alone.
         """
         if device.prompt_takes_inputs:
             return [TEXT_BUFFER] if device.has_rows(TEXT_BUFFER) else []

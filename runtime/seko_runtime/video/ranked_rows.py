@@ -1,4 +1,4 @@
-"""The rows of a video artifact of several ranks: the caller's side, and what each rank answers."""
+"""The rows of a video artifact of several ranks: the caller's side, and the commands that each rank answers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class RankedVideoRows(RankedRows[VideoManifest]):
     Parameters
     ----------
     manifest : VideoManifest
-        The artifact's.
+        The artifact's manifest.
     group : Group
-        Its processes.
+        The processes of the ranks.
     options : VideoOptions
-        What the opener chose.
+        Options of the rows, chosen when the pool is opened.
     """
 
     def __init__(self, manifest: VideoManifest, group: Group, options: VideoOptions) -> None:
@@ -49,7 +49,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
 
     @property
     def stats(self) -> SessionStats:
-        """Counters so far; of closed rows the last ones."""
+        """Counters so far. After `close` these are the last counters."""
         return self._last_stats if self.closed else SessionStats(**self.asked("stats")[0])
 
     def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
@@ -57,7 +57,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         self.asked("begin", {"rows": rows, "beginning": vars(beginning)}, patient=True)
 
     def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None = None) -> list[Chunk]:
-        """Make the next chunk of each row; return one chunk a row."""
+        """Make and return the next chunk of each row."""
         answers = self.asked("run", {"rows": rows, "given": given})[0]
         return [
             Chunk(index, frames, None, self, serial, row, picture, heard_at)
@@ -94,20 +94,20 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         self.asked("restart", {"row": row, "seed": seed, "image": image, "reference": reference})
 
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set rows back to where they stood before they made a chunk."""
+        """Set rows back to their state before they made a chunk."""
         self.asked("rewind", {"rows": rows, "chunk": chunk})
 
     def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
         """Copy a chunk's latents to the host, and return a function that returns them.
 
-        The processes answer one command at a time, so this waits where rows of one process do not.
+        The copy is waited for at once, because the ranks' processes answer one command at a time.
         """
         facts = {"row": chunk.row, "serial": chunk.serial, "index": chunk.index}
         latents: NDArray[np.float32] = self.asked("read_latents", facts, ranks=(0,))[0]
         return lambda: latents
 
     def decoder(self) -> RankedVideoRows:
-        """Return what reads video frames: itself. UsageError if the artifact makes no video."""
+        """Return the object that reads video frames, which is this one; UsageError if the artifact makes no video."""
         if self.manifest.workload.video is None:
             raise UsageError(NO_VIDEO)
         return self
@@ -124,7 +124,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         return np.concatenate(parts, PICTURE_AXIS - 1) if self.manifest.shares_decoding else frames
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
-        """Copy every ``step``-th token of every cache buffer to the host, with the heads of all ranks."""
+        """Copy every ``step``-th token of every cache buffer to the host, joined over the heads of all ranks."""
         whole, *others = self.asked("cache_sample", {"step": step})
         for name, axis in split_axes(self.manifest).items():
             if name in whole:
@@ -134,8 +134,9 @@ class RankedVideoRows(RankedRows[VideoManifest]):
     def close(self) -> None:
         """Free the memory of all ranks; a second call does nothing."""
         if not self.closed:
-            with suppress(SekoRuntimeError):  # of processes that are gone; whoever used them was told
-                self._last_stats = self.stats  # sessions tell them after their end, too
+            # the processes are gone, and earlier calls have raised that error
+            with suppress(SekoRuntimeError):
+                self._last_stats = self.stats  # a closed session still shows the last counters
         super().close()
 
 

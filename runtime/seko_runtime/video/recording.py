@@ -1,4 +1,4 @@
-"""An artifact's golden: recorded inputs to fall back on, and chunks to compare with."""
+"""The golden of a video artifact: recorded inputs as defaults, and recorded chunks to compare with."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from seko_runtime.video.manifest import VideoManifest
 
 @dataclass(frozen=True)
 class Recording:
-    """The golden of an artifact; empty where it has none.
+    """The recorded inputs and chunks of an artifact; empty if it has none.
 
     Parameters
     ----------
     manifest : VideoManifest
-        The artifact's.
+        The artifact's manifest.
     tensors : mapping of str to MappedTensor
         The golden's file.
     """
@@ -40,7 +40,7 @@ class Recording:
 
     @property
     def prompt(self) -> str | None:
-        """The sentence that stands in for a text, where the golden holds a sentence alone."""
+        """The recorded sentence, if the golden has a sentence and no text embeddings."""
         golden = self.manifest.workload.golden
         return golden.prompt if golden is not None and golden.text is None else None
 
@@ -62,7 +62,8 @@ class Recording:
         return latents
 
     def inputs(self, chunk: int | None, row: int | None) -> dict[str, NDArray[np.generic]]:
-        """Values of the caller's inputs, of a row or all, as `VideoArtifact.golden_inputs` gives them."""
+        """Return recorded values of the caller's inputs, for one row or all rows; see
+        `VideoArtifact.golden_inputs`."""
         golden = self.manifest.workload.golden
         recorded = 0 if golden is None or chunk is None else chunk % (golden.chunks[-1] + 1)
         arrays = {}
@@ -81,7 +82,7 @@ class Recording:
         cache: Mapping[str, NDArray[np.float32]] | None,
         video: NDArray[np.uint8] | None,
     ) -> ChunkError:
-        """Return how far a chunk is from the recorded one; UsageError if it was not recorded."""
+        """Return the numeric error of a chunk against the recorded one; UsageError if the chunk was not recorded."""
         golden, tensors = self.manifest.workload.golden, self.tensors
         number = whole_number(number, "number", 0)
         if golden is None or number not in golden.chunks:

@@ -1,4 +1,5 @@
-"""Reference frames: latents or pictures that a row's cache holds besides its stream. `device` runs their passes."""
+"""Reference frames: latents or pictures that a row's cache holds besides the frames of its stream. `VideoDevice` runs
+their passes."""
 
 from __future__ import annotations
 
@@ -16,13 +17,12 @@ from seko_runtime.video.device import VideoDevice
 from seko_runtime.video.inputs import Inputs, as_array, check_magnitude
 from seko_runtime.video.manifest import VideoManifest
 
-PORTRAIT = (
-    "portrait"  # kind of an input that the first reference picture gives, unless the caller gives another
-)
+PORTRAIT = "portrait"  # kind of the input that defaults to the first reference picture
 
 
 def with_portrait(manifest: VideoManifest, inputs: Inputs | None, reference: object) -> Inputs:
-    """Return the caller's inputs with the portrait, unless they have it or the reference is latents."""
+    """Return the caller's inputs; if the portrait is missing and the reference frames are pictures, add the first as
+    the portrait."""
     array, by_name = as_array(reference, "reference"), mapping_of(inputs, "inputs")
     name = next((spec.name for spec in manifest.caller_inputs if spec.kind == PORTRAIT), None)
     if name is None or name in by_name or array.dtype != np.uint8 or array.ndim < 3:
@@ -74,7 +74,7 @@ def set_reference(
 def check_reference(
     manifest: VideoManifest, array: NDArray[np.generic], rows: Sequence[int]
 ) -> list[tuple[int, NDArray[np.generic]]]:
-    """Check reference frames, and return a pair (row, its frames) for each row, for `set_reference`.
+    """Check reference frames; return a pair of row and reference frames for each row.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The cache slot of each latent frame: reference and sink slots are permanent, ring slots are reused."""
+"""Cache slots of latent frames: slots of reference and sink frames are permanent, slots of the ring are reused."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ring:
-    """The slots of a stream's cache, as a formula of the absolute frame number.
+    """The cache slots of a stream: a formula from the absolute frame number to the slot.
 
-    Nothing is ever moved: attention does not depend on the order of its keys. Reference frames have the numbers -1
-    and down, and the first slots.
+    Cached frames are never moved, since attention does not depend on the order of its keys. Reference frames have the
+    numbers -1, -2 and so on, and take the first slots.
 
     Parameters
     ----------
@@ -19,7 +19,7 @@ class Ring:
     ring_frames : int
         Reusable slots behind the sink.
     chunk_frames : int
-        Frames written together; at most ``ring_frames``, or two frames of one chunk would share a slot.
+        Frames written together, at most ``ring_frames``: otherwise two frames of a chunk would share a slot.
     reference_frames : int
         Frames that are written before the stream begins, are never evicted, and are not part of the video.
 
@@ -64,7 +64,7 @@ class Ring:
         Raises
         ------
         ValueError
-            If ``frame`` is smaller.
+            If ``frame`` is smaller than that.
         """
         if frame < -self.reference_frames:
             raise ValueError(f"frame must be >= {-self.reference_frames}, got {frame}")
@@ -79,8 +79,8 @@ class Ring:
 
     @property
     def repeats_references(self) -> bool:
-        """Whether a chunk of reference frames is filled up with copies of them, all equally often: what attends to
-        all of it gets what it would get of the frames alone.
+        """Whether a chunk of reference frames is filled up with copies of the frames, each equally often. Attention
+        over the filled chunk then gives the same result as attention over the frames alone.
         """
         references, chunk = self.reference_frames, self.chunk_frames
         return 0 < references < chunk and chunk % references == 0
@@ -93,9 +93,9 @@ class Ring:
         return [first_frame + offset for offset in count]
 
     def valid_frames(self, first_frame: int) -> int:
-        """Return how many slots hold a frame once the chunk starting at ``first_frame`` is written.
+        """Return the number of slots that hold a frame once the chunk starting at ``first_frame`` is written.
 
-        In a chunk of reference frames, frames from 0 on do not count: they only pad the chunk. Copies do.
+        Padding of a chunk of reference frames (frames from 0 on) does not count, but copies of reference frames do.
         """
         end = first_frame + self.chunk_frames
         if first_frame < 0 and self.repeats_references:

@@ -21,13 +21,13 @@ class RowNumbers:
     Parameters
     ----------
     seed : int
-        Seed of its noise.
+        Seed of the stream's noise.
     conditioning_frames : int
-        How many it began with.
+        Number of conditioning frames with which the stream began.
     rebuild_due : bool
-        Whether its cache is to be rebuilt before the next chunk.
+        Whether the row's cache must be rebuilt before its next chunk.
     clock : RowClock
-        Its clocks.
+        The row's clocks.
     """
 
     seed: int
@@ -37,7 +37,7 @@ class RowNumbers:
 
 
 def read_numbers(fields: Fields) -> RowNumbers:
-    """Return the numbers of a stream that were written as JSON; SnapshotError or ManifestError if they are none."""
+    """Parse the numbers of a stream from JSON; SnapshotError or ManifestError if they are invalid."""
     clock = Fields(fields.value("clock"), f"{fields.where}.clock")
     seed = fields.value("seed")
     if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 1 << 62:
@@ -56,7 +56,8 @@ def read_numbers(fields: Fields) -> RowNumbers:
 
 
 def check_numbers(numbers: RowNumbers, manifest: VideoManifest) -> None:
-    """Raise a SnapshotError if no stream of this artifact can have such numbers. Clocks are checked by `RowClocks`."""
+    """Raise a SnapshotError if the numbers are impossible for a stream of this artifact. `RowClocks` checks the
+    clocks."""
     most = manifest.workload.stream.chunk_frames
     if numbers.conditioning_frames > most:
         raise SnapshotError(
@@ -69,7 +70,8 @@ def check_numbers(numbers: RowNumbers, manifest: VideoManifest) -> None:
 
 
 def stream_content(manifest: VideoManifest) -> str:
-    """Return SHA-256 of what gives a stream's numbers their meaning, whatever ranks and sessions; "" without hashes."""
+    """Return a SHA-256 over the weights and the stream's layout, on which a snapshot depends. Builds of the same
+    model with other numbers of ranks or sessions have the same digest. It is "" if the manifest has no hashes."""
     workload = manifest.workload
     return content_digest(manifest, [asdict(workload.stream), asdict(workload.schedule), workload.kv.scheme])
 

@@ -1,4 +1,4 @@
-"""The rows of a video artifact, each with one stream: what sessions and pools ask of them."""
+"""The interface of a video artifact's rows, each with one stream, as sessions and pools use it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Beginning:
     Parameters
     ----------
     seeds : sequence of int
-        k of them.
+        A seed for each of the k rows.
     prompt : str, optional
         A sentence, for all rows.
     text : array or tensor, optional
@@ -49,7 +49,7 @@ class Beginning:
     inputs: Inputs | None = None
 
     def check(self) -> None:
-        """Raise a UsageError if two of them say the same."""
+        """Raise a UsageError if prompt and text, or picture and latents, are both set."""
         if self.prompt is not None and self.text is not None:
             raise UsageError("found both prompt and text; give one")
         if self.image is not None and self.conditioning_latents is not None:
@@ -57,11 +57,11 @@ class Beginning:
 
 
 class VideoRows(Rows[Inputs | None, Chunk], Protocol):
-    """`Rows` whose results are chunks."""
+    """The interface of rows with video streams: `Rows` whose results are chunks."""
 
     @property
     def manifest(self) -> VideoManifest:
-        """The artifact's manifest, with the passes of these rows."""
+        """The artifact's manifest, with the denoise passes of these rows."""
 
     @property
     def stats(self) -> SessionStats:
@@ -97,13 +97,14 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
         """Restart a row; see `Session.restart`."""
 
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set rows back to where they stood before they made a chunk; see `Session.rewind`."""
+        """Set rows back to their state before they made a chunk; see `Session.rewind`."""
 
     def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
-        """Queue the copy of a chunk's latents to the host; return a function that waits for it and returns it."""
+        """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns
+        it."""
 
     def decoder(self) -> FrameReader:
-        """Return what reads video frames; UsageError if the artifact makes no video."""
+        """Return the reader of video frames; UsageError if the artifact makes no video."""
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk."""

@@ -1,4 +1,4 @@
-"""Timesteps of a chunk's passes as tables: the formula that exporter and sessions share. Numpy only."""
+"""Timesteps and noise levels of a chunk's passes, as tables. Exporter and sessions share the formulas. Numpy only."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from seko_runtime.arguments import real_number, whole_number
 from seko_runtime.errors import UsageError
 from seko_runtime.video.manifest import Schedule, VideoManifest
 
-MAX_PASSES = 1024  # as a manifest may say
-LAST_TIME = 1000.0  # the time of pure noise
-OF_TIMES = "of_times."  # in front of weights that a build computed for the times of its passes, an entry each
+MAX_PASSES = 1024  # largest number of denoise passes in a manifest
+LAST_TIME = 1000.0  # timestep of pure noise
+# prefix of the names of weights that a build computed for its timesteps, with an entry for each pass
+OF_TIMES = "of_times."
 
 
 def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float, ...]:
@@ -25,16 +26,16 @@ def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float,
     Parameters
     ----------
     steps : int or sequence of float
-        Timesteps before the warp, in (0, 1000]; a number n means n evenly spaced ones: 1000 * (1 - i/n).
+        Timesteps before the warp, in (0, 1000]; a number n stands for n evenly spaced timesteps 1000 * (1 - i/n).
     shift : float
-        Above 1 more passes are at the noisy end; 1 changes nothing. Self-Forcing uses 5.
+        Strength of the warp: above 1 more passes are at high noise; 1 changes nothing. Self-Forcing uses 5.
 
     Raises
     ------
     UsageError
-        If there are no or too many steps, or a number is out of range.
+        If there are no steps or too many, or a number is out of range.
     """
-    # A shift below a rounding of 1 makes the formula's divisor 0.
+    # A shift smaller than the rounding error of 1 would make the formula's divisor 0.
     shift = real_number(shift, "shift", "a positive shift")
     if 1.0 + (shift - 1.0) <= 0:
         raise UsageError(f"shift is {shift}, expected a positive shift")
@@ -43,7 +44,8 @@ def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float,
         steps = tuple(LAST_TIME * (1 - i / steps) for i in range(steps))
     parts = tuple(step / 1000.0 for step in steps)
     times = (1000.0 * shift * s / (1.0 + (shift - 1.0) * s) for s in parts)
-    return tuple(min(time, LAST_TIME) for time in times)  # 1 + (shift - 1) may be a rounding below shift
+    # by rounding, 1 + (shift - 1) may be slightly below shift
+    return tuple(min(time, LAST_TIME) for time in times)
 
 
 def schedule_tables(
@@ -66,16 +68,17 @@ def schedule_tables(
     batch, chunk_frames : int
         B and F.
     sigmas : sequence of float
-        P noise levels; default: those of the timesteps.
+        P noise levels; default: `sigmas_of` the timesteps.
     renoise_sigmas : sequence of float
-        P - 1 noise levels after the passes but the last; default: those of the next passes.
+        P - 1 noise levels to which the passes except the last are renoised; default: the noise levels of the next
+        passes.
 
     Returns
     -------
     dict of str to numpy.ndarray
-        ``schedule.timestep`` [P+1, B, F] float32; ``schedule.sigma`` and ``schedule.sigma_next`` [P, 1] float32, the
-        last next one 0; ``schedule.draw`` [P, 1] int64, which noise a pass adds; ``schedule.first_draw`` [1] int64;
-        ``schedule.context_timestep`` [1] float32.
+        ``schedule.timestep`` [P+1, B, F] float32; ``schedule.sigma`` and ``schedule.sigma_next`` [P, 1] float32, of
+        which the last ``sigma_next`` is 0; ``schedule.draw`` [P, 1] int64, the number of the noise that a pass adds;
+        ``schedule.first_draw`` [1] int64; ``schedule.context_timestep`` [1] float32.
 
     Raises
     ------
@@ -112,12 +115,12 @@ def sigmas_of(timesteps: Sequence[float]) -> tuple[float, ...]:
 def rescheduled(
     manifest: VideoManifest, steps: int | None, shift: float | None
 ) -> tuple[VideoManifest, dict[str, NDArray[np.generic]]]:
-    """Return a manifest for a session with its own passes, and the tables that replace the weights.
+    """Return a manifest with other denoise passes, and the tables that replace the weights of the same names.
 
     Parameters
     ----------
     manifest : VideoManifest
-        The artifact's.
+        The artifact's manifest.
     steps : int or None
         Denoise passes; default: the artifact's.
     shift : float or None
@@ -126,8 +129,9 @@ def rescheduled(
     Raises
     ------
     UsageError
-        If the artifact states no shift and none is given, its engines do not read timesteps from a table or read
-        other tables that were made for its times, or it has a cache for each pass and another number is asked for.
+        If ``shift`` is neither given nor in the artifact; if the engines do not read timesteps from a table, or read
+        other tables that were computed for the artifact's timesteps; or if the artifact has a cache for each pass and
+        the number of passes differs.
     """
     old = manifest.workload.schedule
     shift = old.shift if shift is None else shift

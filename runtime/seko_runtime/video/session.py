@@ -43,14 +43,15 @@ class Session(RowSession):
     lease_s : float or None
         Seconds after which it ends if it is not run or renewed.
     tenant : str or None
-        Sessions of this tenant share cached prompts; None: it finds its own only.
+        Name of the owner, whose sessions share cached prompts. With None the session uses only its own cached
+        prompts.
     """
 
     _pool: SharedStreams
 
     def __init__(self, pool: SharedStreams, name: str, lease_s: float | None, tenant: str | None) -> None:
         super().__init__(pool, name, lease_s, tenant)
-        self._ahead = QueuedChunks()  # queued by `stream`, not given out yet
+        self._ahead = QueuedChunks()  # chunks that `stream` has queued and not yielded yet
 
     def run_chunk(self, inputs: Inputs | None = None, *, camera: Camera | None = None) -> Chunk:
         """Make the next chunk of this session alone; see `Pool.run`.
@@ -60,30 +61,31 @@ class Session(RowSession):
         inputs : mapping of str to array, optional
             The caller's inputs per chunk, [*shape] in the input's dtype (float32 for bfloat16).
         camera : Camera, optional
-            A `KeyboardCamera` or `CameraPath`, whose next chunk is taken.
+            A `KeyboardCamera` or `CameraPath`, which gives the chunk's camera inputs.
 
         Returns
         -------
         Chunk
-            Its latents are overwritten by the session's next chunk.
+            The chunk, whose latents the session's next chunk overwrites.
 
         Raises
         ------
         UsageError
-            If an input does not fit, or a required one is missing; the message lists the artifact's inputs. If the
-            artifact runs several sessions together in each call.
+            If an input does not fit, or a required one is missing; the message lists the artifact's inputs. Also if
+            each call of the artifact carries several sessions.
         SessionClosedError
             After `close()`.
         """
         return steered(lambda all_inputs: self._pool.run([self], [all_inputs])[0], inputs, camera)
 
     def request_chunk(self, due: float, inputs: Inputs | None = None) -> None:
-        """Ask for the next chunk by a due time; `Pool.serve_next` makes it. Asking again replaces both.
+        """Ask for the next chunk by a due time; `Pool.serve_next` makes the chunk. A second request replaces due time
+        and inputs of the first.
 
         Parameters
         ----------
         due : float
-            When the chunk should be there, in seconds of the pool's clock: `time.monotonic` by default.
+            Time by which the chunk should be ready, in seconds of the pool's clock: `time.monotonic` by default.
         inputs : mapping, optional
             As `run_chunk` takes them.
 
@@ -106,20 +108,21 @@ class Session(RowSession):
     ) -> Iterator[NDArray[np.uint8]]:
         """Yield video frames chunk by chunk as they become ready.
 
-        If decoding overlaps the chunks, one more chunk is queued than was yielded. If the loop is left early, the
-        next call of `stream` yields that one first.
+        If decoding overlaps the chunks, one chunk is always queued ahead. If the loop is left early, the next call of
+        `stream` yields that chunk first.
 
         Parameters
         ----------
         prompt : str, optional
             As in `set_prompt`; used from the next queued chunk on.
         chunks : int, optional
-            Number of chunks; without it the stream is endless.
+            Number of chunks; default: endless.
         recache : bool
             As in `set_prompt`.
         inputs : iterable of mappings, optional
-            Inputs of each chunk, as `run_chunk` takes them, read when the chunk is queued: one chunk before it is
-            yielded, if decoding overlaps. To react to keys at once, call `run_chunk`. The stream ends with them.
+            Inputs of each chunk, as `run_chunk` takes them, read when the chunk is queued, which is one chunk before
+            it is yielded if decoding overlaps. To react to keys at once, call `run_chunk`. The stream ends when the
+            iterable ends.
 
         Yields
         ------
@@ -156,15 +159,15 @@ class Session(RowSession):
         prompt : str
             The sentence.
         recache : bool
-            Recompute the keys and values of the cached frames with the new prompt; otherwise they stay until they are
-            evicted.
+            Recompute the keys and values of the cached frames with the new prompt; otherwise old keys and values stay
+            until they are evicted.
 
         Raises
         ------
         UsageError
             If the artifact takes no sentences or cannot rebuild caches, or the sentence is too long.
         EnvironmentLacksError, ArtifactError
-            If it cannot be tokenised.
+            If the prompt cannot be tokenised.
         SessionClosedError
             After `close()`.
         """
@@ -184,7 +187,7 @@ class Session(RowSession):
         Raises
         ------
         UsageError
-            If its shape does not fit, or the artifact cannot rebuild caches.
+            If the shape does not fit, or ``recache`` is asked and the artifact cannot rebuild caches.
         SessionClosedError
             After `close()`.
         """
@@ -197,7 +200,7 @@ class Session(RowSession):
         Parameters
         ----------
         inputs : mapping of str to array
-            By name, [*shape]. Inputs that are left out stay.
+            Array [*shape] of each input, by name. Inputs that are left out stay.
 
         Raises
         ------
@@ -210,22 +213,22 @@ class Session(RowSession):
             self._pool._rows.set_inputs([self._running_row()], inputs)
 
     def rewind(self, chunk: int) -> None:
-        """Step back to before a chunk was made: the next one takes its place, with the same noise.
+        """Go back to the state before a chunk was made: the next chunk replaces it, with the same noise.
 
-        Cache, inputs that are held, the VAE's caches and the voice stand as they did. Prompt and inputs per session
-        stay as they are now. It goes back to any chunk until the cache evicts its first frame; afterwards by one chunk,
-        and not at all once a chunk failed or a prompt rebuilt the cache, or where video is decoded and not all chunks
-        are kept any more.
+        KV cache, held inputs per chunk, the VAE's caches and the voice are restored. Prompt and inputs per session
+        stay as they are now. Until the cache evicts its first frame, any chunk can be reached; afterwards only the
+        last one, and none if a chunk failed, a prompt rebuilt the cache, or video is decoded and not all chunks are
+        kept any more.
 
         Parameters
         ----------
         chunk : int
-            Number of chunks of the stream that stay.
+            Number of chunks of the stream to keep.
 
         Raises
         ------
         UsageError
-            If the row cannot stand there again, or `stream` has queued a chunk that was not taken.
+            If the session cannot go back so far, or `stream` has queued a chunk that was not yielded yet.
         SessionClosedError
             After `close()`.
         """
@@ -237,18 +240,19 @@ class Session(RowSession):
     def push_audio(self, samples: object, *, at: int | None = None, last: bool = False) -> None:
         """Append samples to the voice that the coming chunks hear.
 
-        A chunk can be made as soon as its samples are there; `audio_needed` says which. `restart` forgets them. A pause
-        keeps them. A snapshot does not: push them again from where `audio_needed` says.
+        A chunk can be made as soon as its samples, which `audio_needed` names, were pushed. `restart` drops all
+        samples and a pause keeps them. A snapshot does not contain samples: after restoring it, push them again from
+        the number that `audio_needed` returns.
 
         Parameters
         ----------
         samples : array
             [N] at 16 kHz, or with several speakers [speakers, N]: float32 in -1..1, or int16.
         at : int, optional
-            Number of the first of them, from the start of the stream; default: they follow what was pushed. Samples
-            from there on are replaced.
+            Number of the first sample, from the start of the stream; samples from there on are replaced. Default:
+            append to the pushed samples.
         last : bool
-            Whether the voice ends with them: later chunks hear silence.
+            Whether the voice ends with these samples. Later chunks then hear silence.
 
         Raises
         ------
@@ -261,7 +265,8 @@ class Session(RowSession):
             self._pool._rows.push_audio([self._running_row()], samples, at, last=last)
 
     def audio_needed(self) -> tuple[int, int]:
-        """Return which samples of the voice the next chunk hears: the first, and the one behind the last.
+        """Return the range of voice samples that the next chunk uses: number of the first, and number of the last
+        plus 1.
 
         Raises
         ------
@@ -274,21 +279,21 @@ class Session(RowSession):
             return self._pool._rows.audio_needed(self._running_row())
 
     def restart(self, *, seed: int | None = None, image: object = None, reference: object = None) -> None:
-        """Restart the stream at frame 0 with an empty cache; the prompt stays.
+        """Restart the stream at frame 0 with an empty cache and the same prompt.
 
         Parameters
         ----------
         seed : int, optional
-            New seed; default: it stays.
+            New seed; default: the same seed.
         image : array, optional
             uint8 [H, W, 3]: a picture that the stream begins with; default: no conditioning frames.
         reference : array, optional
-            New reference frames; default: they stay.
+            New reference frames; default: the same frames.
 
         Raises
         ------
         UsageError
-            If seed, picture or reference does not fit; nothing changes then.
+            If seed, picture or reference does not fit; the stream is not changed.
         SessionClosedError
             After `close()`.
         """
@@ -303,7 +308,7 @@ class Session(RowSession):
 
     @property
     def stats(self) -> SessionStats:
-        """Counters of its pool."""
+        """Counters of the session's pool."""
         return self._pool._rows.stats
 
     @property

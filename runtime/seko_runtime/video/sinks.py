@@ -17,12 +17,13 @@ from seko_runtime.video.manifest import Stream, Video
 from seko_runtime.video.preview import LABEL
 
 FORMS = ("npy", "y4m", "mp4", "raw")
-CRF = "17"  # of x264, for decoded video: small pictures have no detail to lose
-# BT.601 full range, as JPEG and y4m's C444 use it: rows are Y, Cb, Cr.
+CRF = "17"  # rate factor of x264 for decoded video; low, since small pictures have no detail to lose
+# Matrix from RGB to YCbCr, BT.601 full range, as in JPEG and y4m's C444: rows are Y, Cb, Cr.
 RGB_TO_YCBCR = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
-# No index at the end: each second is a fragment of its own, behind a header that holds no frame.
+# Options for a fragmented MP4 without an index at the end: a header without frames, then a fragment for each second.
 FRAGMENTS = {"movflags": "frag_keyframe+empty_moov+default_base_moof", "frag_duration": "1000000"}
-# With sound the header waits for the first fragment: it then says by how much encoders delay pictures and sound.
+# With sound the header is written with the first fragment, because it holds the encoders' delays of pictures and
+# sound.
 FRAGMENTS_WITH_SOUND = FRAGMENTS | {"movflags": "frag_keyframe+delay_moov+default_base_moof"}
 
 
@@ -34,11 +35,11 @@ class Sink(Protocol):
         ...
 
     def cut(self) -> None:
-        """Correct the file's header when fewer chunks come than announced; before `close`."""
+        """Correct the file's header if fewer chunks came than announced; called before `close`."""
         ...
 
     def close(self, *, whole: bool) -> None:
-        """Write what is buffered, unless the file is not to be ``whole``; the file stays open."""
+        """Write buffered data if the file is to be ``whole``; the file stays open."""
         ...
 
 
@@ -47,7 +48,7 @@ def _encoder_faults(pictures: str) -> Iterator[None]:
     """Turn the encoder's errors about picture size or rate into a VideoWriterError."""
     try:
         yield
-    except (OSError, MemoryError):  # not the encoder's
+    except (OSError, MemoryError):  # an OSError of the file is no fault of the encoder
         raise
     except Exception as fault:
         raise VideoWriterError(
@@ -64,9 +65,7 @@ def open_sink(
     video: Video | None,
     sound: NDArray[np.float32] | None = None,
 ) -> Sink:
-    """Return the writer of one of `FORMS` for so many rows to an open file, which the caller closes. Only mp4 has
-    sound.
-    """
+    """Return the writer of one of `FORMS` to an open file, which the caller closes. Only mp4 has sound."""
     if form == "npy":
         return NpySink(file, stream, rows, chunks)
     size = (stream.height, stream.width) if video is None else (video.height, video.width)
@@ -79,7 +78,8 @@ def open_sink(
 
 
 class NpySink:
-    """Latents as float32 [chunks, B, C, F, h, w], written chunk by chunk: a full disk is an error, not a crash."""
+    """Writer of .npy files: latents as float32 [chunks, B, C, F, h, w], written chunk by chunk, so that a full disk
+    is an error and not a crash."""
 
     def __init__(self, file: BinaryIO, stream: Stream, batch: int, chunks: int) -> None:
         channels, rows, columns = stream.latent_shape
@@ -104,12 +104,12 @@ class NpySink:
             self._file.seek(0)
             self._write_header(
                 self._chunks - self._left
-            )  # as long as the first: numpy leaves room for any number
+            )  # numpy pads headers, so the corrected one is as long as the first
             self._file.seek(end)
         self._left = 0
 
     def _write_header(self, chunks: int) -> None:
-        formats: Any = np.lib.format  # untyped
+        formats: Any = np.lib.format  # numpy's function has no types
         descr = formats.dtype_to_descr(np.dtype(np.float32))
         header = {"descr": descr, "fortran_order": False, "shape": (chunks, *self._shape)}
         formats.write_array_header_1_0(self._file, header)
@@ -120,7 +120,7 @@ class NpySink:
 
 
 class Y4mSink:
-    """YUV4MPEG2, 4:4:4, full range."""
+    """Writer of YUV4MPEG2 files, 4:4:4, full range."""
 
     def __init__(self, file: BinaryIO, height: int, width: int, fps: int, *, preview: bool) -> None:
         self._file = file
@@ -142,7 +142,7 @@ class Y4mSink:
 
 
 class RawSink:
-    """uint8 [H, W, 3] of each picture (red, green, blue), without a header."""
+    """Writer of raw bytes: uint8 [H, W, 3] of each picture (red, green, blue), without a header."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -159,9 +159,9 @@ class RawSink:
 
 
 class Mp4Sink:
-    """H.264 through PyAV, fragmented, so that the file plays while it grows.
+    """Writer of MP4 files with H.264 through PyAV, fragmented, so that a player can read the file while it grows.
 
-    ``sound``, float32 [N] at 16 kHz, is written as AAC beside the pictures, as far as they go.
+    ``sound``, float32 [N] at 16 kHz, is written as AAC for the duration of the pictures.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Mp4Sink:
         av = import_av()
         self._av = av
         self._sound, self._fps = sound, fps
-        self._pictures = self._heard = 0  # written so far; samples of the sound
+        self._pictures = self._heard = 0  # pictures written so far, and samples of the sound
         self._description = f"pictures of {width}x{height} at {fps} fps"
         with _encoder_faults(self._description):
             self._container: Any = av.open(
@@ -224,7 +224,7 @@ class Mp4Sink:
                     self._container.mux(self._audio.encode(None))
                 self._container.close()
             return
-        # Else it would be closed when it is freed, after its file.
+        # Otherwise PyAV would close the container when it is freed, after its file was closed.
         with contextlib.suppress(OSError, VideoWriterError), _encoder_faults(self._description):
             self._container.close()
 

@@ -1,4 +1,5 @@
-"""From a sentence to token ids: cleaning, and the library `tokenizers`, which is imported for the first sentence."""
+"""Token ids of prompts: cleaning, then the library `tokenizers`, which is imported when the first prompt is
+encoded."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class PromptIds:
     document : bytes or memoryview
         The tokenizer's JSON file.
     vocabulary : int, optional
-        How many ids the text encoder can look up; None: not checked.
+        Number of ids that the text encoder can look up; None: not checked.
     """
 
     def __init__(self, spec: Text, document: bytes | memoryview, vocabulary: int | None = None) -> None:
@@ -73,7 +74,7 @@ class PromptIds:
     def unknown_words(self, cleaned: str) -> list[str]:
         """Return the words of a cleaned prompt that contain unknown tokens, each once.
 
-        None if the tokenizer has no unknown token. It raises as `ids`.
+        The result is None if the tokenizer has no unknown token. Errors are those of `ids`.
         """
         encoded = self._encoded(cleaned)
         unknown = self._unknown_id()
@@ -86,7 +87,7 @@ class PromptIds:
 
     def _unknown_id(self) -> int | None:
         tokenizer = self._loaded()
-        model = json.loads(bytes(self._document))["model"]  # a document that the library has read
+        model = json.loads(bytes(self._document))["model"]  # the library has already read this document
         if model.get("unk_id") is not None:
             return int(model["unk_id"])
         token = model.get("unk_token")
@@ -114,14 +115,14 @@ def _word_at(text: str, begin: int, end: int) -> str:
 
 
 def clean_prompt(prompt: str) -> str:
-    """Clean a prompt as the models were trained: HTML unescaped twice, white space collapsed, ends stripped.
+    """Clean a prompt as in the models' training: HTML unescaped twice, white space collapsed, ends stripped.
 
     No error quotes a prompt: prompts are private, and errors end up in logs.
 
     Raises
     ------
     UsageError
-        If it is no string, too long, or contains a lone surrogate.
+        If the prompt is no string, too long, or contains a lone surrogate.
     """
     if not isinstance(prompt, str):
         raise UsageError(f"a prompt is a text, got {type(prompt).__name__}")

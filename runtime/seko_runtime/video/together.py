@@ -14,34 +14,36 @@ from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.session import Session
 
-TOGETHER = "together"  # the tenant of such sessions: a prompt of all of them is encoded once
+TOGETHER = (
+    "together"  # the common tenant of these sessions, by which a prompt for all of them is encoded once
+)
 
 
 @dataclass(frozen=True)
 class RowChunks:
-    """The chunks of one call, one a row."""
+    """The chunks of all rows of one call, as arrays with a batch axis."""
 
     rows: Sequence[Chunk]
 
     def to_host(self) -> NDArray[np.float32]:
-        """Return their latents, float32 [B, C, F, h, w]."""
+        """Return the latents of all rows, float32 [B, C, F, h, w]."""
         return np.concatenate([chunk.to_host() for chunk in self.rows])
 
     def video(self) -> NDArray[np.uint8]:
-        """Return their video frames, uint8 [B, T, H, W, 3]."""
+        """Return the video frames of all rows, uint8 [B, T, H, W, 3]."""
         return np.concatenate([chunk.video() for chunk in self.rows])
 
 
 @dataclass(frozen=True)
 class Together:
-    """Sessions of a pool, one a row of its largest call, that advance together.
+    """A batch: sessions of a pool that advance together, one for each row of its largest bucket.
 
     Parameters
     ----------
     pool : Pool
         Their pool.
     sessions : sequence of Session
-        By row.
+        The sessions in the order of their rows.
     """
 
     pool: Pool

@@ -20,8 +20,8 @@ _ENDED: Any = object()
 class QueuedChunks(deque[Chunk]):
     """Chunks of a session that `stream` has queued and not yielded yet.
 
-    ``turn`` is held while the next one is made and read. It is the session's own, not its pool's: while one session's
-    frames or inputs are waited for, others run.
+    The lock ``turn`` is held while the next chunk is made and read. Each session has its own, so that other sessions
+    of the pool run while this one waits for frames or inputs.
     """
 
     def __init__(self) -> None:
@@ -32,18 +32,18 @@ class QueuedChunks(deque[Chunk]):
 class VideoStream:
     """Iterator over a session's video frames, returned by `Session.stream`.
 
-    Threads may share it as they may share the session: each takes whole chunks, in order.
+    Several threads may share the iterator: each takes whole chunks, in order.
 
     Parameters
     ----------
     run_chunk : callable
         Makes the session's next chunk.
     queued : QueuedChunks
-        The session's; chunks in it are yielded first.
+        The session's queued chunks, which are yielded first.
     ahead : int
-        How many chunks are made ahead.
+        Number of chunks that are made ahead.
     chunks : int, optional
-        Number of chunks; without it the stream is endless.
+        Number of chunks; default: endless.
     inputs : iterable of mappings, optional
         Inputs of each chunk; when they end, no more chunks are made.
     """

@@ -1,4 +1,4 @@
-"""The voices of an artifact's rows: pushed while their streams run, taken by each row's next chunk."""
+"""Voices of rows: audio samples that are pushed while the streams run, and used by each row's next chunk."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from seko_runtime.video.manifest import VideoManifest
 
 
 class Voices:
-    """The audio pushed for each row; see `Session.push_audio`. Rows without a voice take windows as inputs.
+    """The audio pushed for each row; see `Session.push_audio`. For a row without pushed audio, the caller passes the
+    windows as an input.
 
     Parameters
     ----------
     manifest : VideoManifest
-        Its inputs say whether the model hears.
+        The manifest, whose inputs tell whether the model takes audio.
     """
 
     def __init__(self, manifest: VideoManifest) -> None:
@@ -40,7 +41,7 @@ class Voices:
         return self._windows
 
     def push(self, rows: Sequence[int], samples: object, at: int | None, *, last: bool) -> None:
-        """Append samples to the voices of some rows, all or none; see `Voice.push`."""
+        """Append samples to the voices of some rows; after an error no voice has changed. See `Voice.push`."""
         windows = self.windows
         voices = {row: self._of_row.get(row) or Voice(windows) for row in rows}
         checked = {row: voice.check_push(samples, at) for row, voice in voices.items()}
@@ -51,7 +52,7 @@ class Voices:
     def beside(
         self, rows: Sequence[int], inputs: Sequence[Inputs | None], first_frames: Sequence[int]
     ) -> list[Inputs]:
-        """Return the inputs of each row's next chunk with the windows of its voice.
+        """Return the inputs of each row's next chunk, with the windows of the row's voice added.
 
         Raises
         ------
@@ -66,13 +67,13 @@ class Voices:
         return heard
 
     def heard_at(self, rows: Sequence[int], first_frames: Sequence[int]) -> float | None:
-        """Return when the last sample came that the rows' chunks hear; None if no row has a voice."""
+        """Return the time at which the last sample came that the rows' chunks use; None if no row has a voice."""
         pairs = zip(rows, first_frames, strict=True)
         times = [self._of_row[row].heard_at(first) for row, first in pairs if row in self._of_row]
         return max(times, default=None)
 
     def made(self, rows: Sequence[int], next_frames: Sequence[int]) -> None:
-        """Drop the samples that the rows' chunks from these latent frames on do not hear."""
+        """Drop the samples that no later chunk uses; the rows' next chunks begin at these latent frames."""
         for row, frame in zip(rows, next_frames, strict=True):
             if row in self._of_row:
                 self._of_row[row].forget(frame)
@@ -89,7 +90,7 @@ class Voices:
             self._of_row[row] = voice
 
     def _check_heard(self, inputs: Inputs | None, first_frame: int) -> None:
-        """Raise a UsageError where nothing was pushed, and the caller does not give the windows either."""
+        """Raise a UsageError if a row has neither pushed audio nor windows from the caller."""
         if self._windows is None or not self._required or self._windows.name in (inputs or {}):
             return
         first, end = self._windows.needed(first_frame)

@@ -139,7 +139,8 @@ def _check_beginning(manifest: VideoManifest, golden: Golden, tensors: Tensors) 
         check_tensor(tensors, TensorSpec(golden.reference, reference_shape, "float32"), golden.file)
     if golden.text is not None:
         text = next((buffer for buffer in manifest.buffers if buffer.name == TEXT_BUFFER), None)
-        dtype = tensors[golden.text].dtype if golden.text in tensors else "float32"  # any dtype that converts
+        # the recorded dtype, because any dtype that can be converted is accepted
+        dtype = tensors[golden.text].dtype if golden.text in tensors else "float32"
         if text is not None:
             shape = (manifest.call_rows, *text.shape[1:])
             check_tensor(tensors, TensorSpec(golden.text, shape, dtype), golden.file)
@@ -151,10 +152,11 @@ def _check_cache_sample(
     axis = buffer.row_axis
     shape = list(buffer.shape)
     shape[axis] = -(-(shape[axis] // manifest.state_rows * manifest.call_rows) // golden.cache_step)
-    if buffer.rank_axis:  # the golden holds the shares of all ranks
+    if buffer.rank_axis:  # a manifest has the shape of one rank's part; the golden holds all ranks
         shape[buffer.rank_axis] *= manifest.ranks
     name = cache_tensor(buffer.name, chunk)
-    dtype = tensors[name].dtype if name in tensors else buffer.dtype  # any dtype that converts
+    # the recorded dtype, because any dtype that can be converted is accepted
+    dtype = tensors[name].dtype if name in tensors else buffer.dtype
     check_tensor(tensors, TensorSpec(name, tuple(shape), dtype), golden.file)
 
 

@@ -120,7 +120,7 @@ def translate(
     opset : int
         Opset of the standard ops.
     name : str
-        Of the graph, and for messages.
+        The graph's name, and for messages.
 
     Raises
     ------

@@ -1,6 +1,8 @@
-"""Splits torch's attention so that its query tiles also fill a GPU's last wave (`seko_kernels.waves`).
+"""Attention that is split along the keys so that its query tiles also fill a GPU's last wave of thread blocks
+(`seko_kernels.waves`).
 
-On Hopper, cuDNN's attention gives each tile of 128 queries of a head to one multiprocessor, which goes over all keys.
+On Hopper, cuDNN's attention gives each tile of 128 queries of a head to one multiprocessor, which loops over all
+keys.
 """
 
 from __future__ import annotations
@@ -11,18 +13,20 @@ from torch import Tensor
 
 from seko_kernels.waves import Waves, cut
 
-TILE = 128  # queries that cuDNN gives to a multiprocessor (sm_90, head_dim 128; steps of its time over the queries)
+# queries in a tile of cuDNN (sm_90, head_dim 128), measured as the steps of its time over the number of queries
+TILE = 128
 MOST_SPLITS = 24
 
 
 def waves_for(batch: int, heads: int, queries: int, keys: int, slots: int) -> Waves | None:
-    """Return how to split an attention on a GPU that runs `slots` tiles at a time; None if whole tiles are as good."""
+    """Return how to split an attention on a GPU that runs `slots` tiles at a time; None if no split is faster."""
     splits = [number for number in range(2, MOST_SPLITS + 1) if keys % number == 0]
     return cut(batch * heads, queries, keys, TILE, slots, splits)
 
 
 def waves_on(device: torch.device, batch: int, heads: int, queries: int, keys: int) -> Waves | None:
-    """Return `waves_for` this device; None unless it is a Hopper GPU, where cuDNN's tiles were measured."""
+    """Return `waves_for` this device; None unless the device is a Hopper GPU, on which cuDNN's tiles were
+    measured."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return None
     slots = torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,4 +1,5 @@
-"""One transformer layer of the causal DiT in plain torch: self-attention over cache and chunk, text, feed-forward.
+"""One transformer layer of the causal DiT in plain torch: self-attention over cache and chunk, cross-attention to the
+text, feed-forward.
 
 Shapes as in `causal_dit`.
 """
@@ -29,13 +30,14 @@ class BlockWeights(Ranked):
     Attributes
     ----------
     after_attention, tail : nn.Module or None
-        What the family puts behind self-attention and behind the feed-forward. Each maps the hidden state [B, T, d],
-        with the tensors that `LayerChoice` names for it, [B, ...] each, to the next hidden state.
+        The family's own modules after self-attention and after the feed-forward. Each maps the hidden state [B, T,
+        d], and the tensors [B, ...] that `LayerChoice` names for the module, to the next hidden state.
     beside_text : tuple of str
-        Names of keys and values that cross-attention attends to beside the text, or nothing.
+        Names of further keys and values, besides the text's, that cross-attention attends to; may be empty.
     """
 
-    groups: tuple[str, ...] = ("caches", "scales", "places", "given")  # arguments that are mappings
+    # *names of the arguments of `forward` that are mappings
+    groups: tuple[str, ...] = ("caches", "scales", "places", "given")
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class BlockWeights(Ranked):
     def add(
         self, after_attention: nn.Module | None, tail: nn.Module | None, beside_text: tuple[str, ...]
     ) -> None:
-        """Take what a family puts into its layers."""
+        """Add the family's own modules to the layer."""
         self.after_attention, self.tail, self.beside_text = after_attention, tail, beside_text
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -78,9 +80,11 @@ class BlockWeights(Ranked):
         given: Mapping[str, Tensor],
         rows: Tensor | None,
     ) -> Tensor:
-        """Return the attention of q [B, T, H, D] to the text, and what `beside_text` names added, as [B, T, d].
+        """Return the cross-attention of q [B, T, H, D] to the text, plus that to the keys and values in
+        `beside_text`, as [B, T, d].
 
-        Keys and values are [B, N, H, D]; with ``rows`` [B] those of a pool's rows, from which they are selected.
+        Keys and values are [B, N, H, D]. With ``rows`` [B] they are those of all pool rows, and the call's rows are
+        selected.
         """
         pairs = [(text_k, text_v)]
         if self.beside_text:
@@ -95,14 +99,14 @@ class BlockWeights(Ranked):
 class Block(BlockWeights):
     """One transformer layer: self-attention over the cache, cross-attention to the text, feed-forward.
 
-    In plain torch; `fused_block.FusedBlock` is the same layer in Seko's kernels.
+    The layer is written in plain torch; `fused_block.FusedBlock` is the same layer in Seko's kernels.
 
     Parameters
     ----------
     masked : bool
-        True: the attention sees the first ``valid_tokens`` of each row's cache (the fill phase). False: the
-        whole cache, without a bias, for rows that are all full; measured on an H200, a bias costs cuDNN's
-        attention half of its speed (docs/adr/0002).
+        If True, attention sees the first ``valid_tokens`` of each row's cache, which is still filling. If False, it
+        sees the whole cache without a bias, for full rows; measured on an H200, a bias costs cuDNN's attention half
+        of its speed (docs/adr/0002).
     """
 
     def __init__(
@@ -136,14 +140,14 @@ class Block(BlockWeights):
     ) -> Tensor:
         """Advance the hidden state by one layer and write this layer's K and V.
 
-        With `split`, the hidden state and the rotary tables have the rank's tokens, and the caches its heads.
+        With `split`, hidden state and rotary tables have only the rank's tokens, and caches only its heads.
 
         Parameters
         ----------
         hidden, modulation, cos, sin, token_index : Tensor
             From `Embed`.
         valid_tokens : Tensor
-            [B] int64, how many tokens of each row's cache are filled, this chunk included.
+            [B] int64, number of filled tokens in each row's cache, including this chunk.
         text_k, text_v : Tensor
             [B, text tokens, H, D], from `PromptKv`.
         caches : Mapping[str, Tensor]
@@ -153,7 +157,8 @@ class Block(BlockWeights):
         places : Mapping[str, Tensor]
             ``slot_rotary`` and ``patch_rotary`` from `Embed` if `kv` stores keys before RoPE, else empty.
         rows : Tensor, optional
-            [B] int64, only in a pool: the pool row of each batch index, for the caches, ``text_k`` and ``text_v``.
+            [B] int64, only in a pool: the pool row of each batch index, which selects from the caches, ``text_k`` and
+            ``text_v``.
         given : mapping of str to Tensor, optional
             The tensors that `after_attention`, `tail` and `beside_text` take.
         rank : Tensor, optional
@@ -212,7 +217,8 @@ class Block(BlockWeights):
     ) -> Tensor:
         batch, tokens = q.shape[0], self.stream.cache_tokens
         windows = self.kv.expand(caches, scales, places, q.dtype)  # each [B*N, H, D]
-        k, v = (  # a chunk sees itself as it is: only cached frames went through the format
+        # *the chunk's own keys and values are unquantised: only cached frames went through the cache format
+        k, v = (
             window if exact else window.index_copy(0, token_index, x)
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)
         )
@@ -228,7 +234,7 @@ class Block(BlockWeights):
 
 
 class SelfAttentionWeights(nn.Module):
-    """Weights of self-attention. q, k and v are one matrix, which uses the GPU better."""
+    """Weights of self-attention. The matrices of q, k and v are joined to one, whose matmul uses the GPU better."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -287,7 +293,7 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor | Non
     if valid_tokens is None:
         waves = waves_on(q.device, q.shape[0], q.shape[2], q.shape[1], k.shape[1])
         return attention(q, k, v, None) if waves is None else cut_attention(q, k, v, waves).flatten(2)
-    # A bias alone would let a NaN through: NaN - inf is NaN, and so is 0 * NaN.
+    # A bias alone would not mask a NaN: NaN - inf is NaN, and so is 0 * NaN.
     tokens = k.shape[1]
     empty = ~is_filled(valid_tokens, tokens)[:, :, None, None]
     return attention(
@@ -303,7 +309,7 @@ def is_filled(valid_tokens: Tensor, tokens: int) -> Tensor:
 def fill_bias(valid_tokens: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
     """Return [B, 1, 1, N]: 0 for cache tokens below ``valid_tokens`` [B], -inf for the others.
 
-    Slots are filled in order, so a count is enough to say which are filled.
+    Slots are filled in order, so the number of filled tokens determines which are filled.
     """
     filled = is_filled(valid_tokens, tokens)
     zero = torch.zeros((), dtype=dtype, device=valid_tokens.device)

@@ -2,12 +2,12 @@
 
 `Embed` and `Head` run once for each pass, `block.Block` for each layer and pass; `Prompt` and `PromptKv` run
 once for each prompt. Every size comes from a frozen config and every position is a tensor, so one traced graph serves
-a whole stream, and rows of a batch may be at different chunks. The sampler is in `sampler.py`, the bytes of a
-quantised cache are in `seko_kernels`.
+a whole stream, and rows of a batch may be at different chunks. The sampler is in `sampler.py`; `seko_kernels` defines
+the formats of quantised caches.
 
 Shapes: B rows, F latent frames of the chunk, n tokens of a latent frame, T = F*n, N tokens of the cache, d width, H
 heads, D channels of a head. Source of the maths: Wan 2.1 (arXiv 2503.20314) and Self-Forcing (arXiv 2506.08009).
-Matmuls run in the weights' dtype; norms, modulation, RoPE, time and head in float32.
+Matmuls run in the weights' dtype; norms, modulation, RoPE, time embedding and head run in float32.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ class Embed(Ranked):
     key_rotary : bool
         Whether to return the rotary tables of all cached keys; needed if keys are stored before RoPE.
     update : bool
-        Whether blocks also pass on the previous layer's FFN output; the first block gets zeros.
+        Whether blocks also take the previous layer's FFN output as ``update``, which the embedding returns as zeros
+        for the first block.
 
     Attributes
     ----------
     split : RankSplit or None
-        How ranks share a chunk. All embed the whole chunk, and keep their own tokens.
+        How ranks share a chunk. Each rank embeds the whole chunk and keeps its own tokens.
     """
 
     groups = ("given",)
@@ -84,22 +85,22 @@ class Embed(Ranked):
         latents : Tensor
             [B, C, F, h, w] float32, the noisy (or, in the context pass, clean) chunk.
         timestep : Tensor
-            [B, F] float32 in 0..1000, the time of each latent frame.
+            [B, F] float32 in 0..1000, the timestep of each latent frame.
         frames : Tensor
             [B, F] int64, absolute latent-frame numbers, any size: angles are computed, not looked up.
         write_slots : Tensor
             [B, F] int64, the ring slot that each latent frame is written to.
         conditioning_frames : Tensor
-            [B] int64, how many leading frames of the chunk are conditioning frames: clean, with the context timestep
-            in every pass.
+            [B] int64, number of leading frames of the chunk that are conditioning frames: clean latents, with the
+            context timestep in every pass.
         context_timestep : Tensor
             [1] float32, the context timestep.
         slot_frames : Tensor, optional
-            [B*cache_frames] int64, the frame in each slot; only with `key_rotary`. The chunk's own frames are written
-            here in place, before any block writes their keys. It is state and not computed, because after a cache was
-            rebuilt its frames are no longer consecutive.
+            [B*cache_frames] int64, the frame in each slot; only with `key_rotary`. The numbers of the chunk's own
+            frames are written here in place, before any block writes their keys. This tensor is state and cannot be
+            computed, because the frames of a rebuilt cache are not consecutive.
         valid_tokens : Tensor, optional
-            [B] int64, how many tokens of each row's cache are filled; only with window positions.
+            [B] int64, number of filled tokens in each row's cache; only with window positions.
         rows : Tensor, optional
             [B] int64, only in a pool: the pool row of each batch index; ``slot_frames`` then covers all pool rows.
         given : mapping of str to Tensor, optional
@@ -112,7 +113,7 @@ class Embed(Ranked):
         hidden : Tensor
             [B, T, d] in the compute dtype; with `split` [B, T/R, d].
         update : Tensor
-            Only with `update`: zeros of the same shape.
+            Only with `update`: zeros of the shape of ``hidden``.
         modulation : Tensor
             [B, F, 6, d] float32: shift, scale and gate for both halves of a block, for each latent frame.
         time : Tensor
@@ -120,7 +121,7 @@ class Embed(Ranked):
         cos, sin : Tensor
             [B, T, D/2] float32, rotary tables; with `split` of the rank's tokens.
         token_index : Tensor
-            [B*T] int64, row of the flat cache [B*N, ...] that each token is written to; with `split` in the
+            [B*T] int64, index into the flat cache [B*N, ...] to which each token is written; with `split` in the
             order of attention.
         slot_rotary, patch_rotary : Tensor
             Only with `key_rotary`: see `rotary.key_rotary_tables`.
@@ -140,9 +141,7 @@ class Embed(Ranked):
         return (*state, modulation, time, *of_rank(positions, self.split, rank))
 
     def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        """Return the tensor to embed, [B, in_channels, F, h, w]: the latents, and what a family concatenates to
-        them.
-        """
+        """Return the tensor to embed, [B, in_channels, F, h, w]: the latents, and further channels of the family."""
         del given
         return latents
 
@@ -155,7 +154,8 @@ class Embed(Ranked):
     def times(
         self, timestep: Tensor, frames: Tensor, conditioning_frames: Tensor, context_timestep: Tensor
     ) -> Tensor:
-        """Return the time [B, F] of each frame: that of the pass, and of conditioning frames the context timestep."""
+        """Return the timestep [B, F] of each frame: the context timestep for conditioning frames, otherwise the
+        timestep of the pass."""
         return torch.where(is_conditioning(conditioning_frames, frames.shape[1]), context_timestep, timestep)
 
 
@@ -165,7 +165,7 @@ class Head(Ranked):
     Attributes
     ----------
     split : RankSplit or None
-        How ranks share a chunk. Each projects its own tokens; then all get the whole velocity.
+        How ranks share a chunk. Each rank projects its own tokens; then all ranks gather the whole velocity.
     """
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
@@ -202,7 +202,7 @@ class Prompt(nn.Module):
 
 
 class PromptKv(nn.Module):
-    """One layer's cross-attention K and V. They are computed once for each prompt."""
+    """The projections of one layer's cross-attention K and V, which run once for each prompt."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()

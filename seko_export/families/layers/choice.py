@@ -20,35 +20,37 @@ from seko_runtime.format.manifest import Buffer, InputSpec
 from seko_runtime.video.schedule import OF_TIMES
 
 LAYER = "blocks.{layer}."
-SESSION = "session"  # how often an input is given
-# Role of the engines of a family's chunk modules and of its prompt modules, and in front of their buffers.
+SESSION = "session"  # periods of inputs that the shared layers accept
+# Roles of the engines of a family's chunk modules and prompt modules, and the prefix of their buffers' names.
 CHUNK, PROMPT = "chunk", "prompt"
-Outputs = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # shape of a row and dtype, by name
+# shape of a row and dtype of each output, by name
+Outputs = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def no_module(model: ModelConfig, dtype: torch.dtype) -> None:
-    """Return no module: nothing is added there."""
+    """Return None: the family adds no module at this place."""
     del model, dtype
 
 
 @dataclass(frozen=True)
 class FamilyModule:
-    """A module of the family that runs before the passes of a chunk: what it returns is kept for all of them.
+    """A module of the family that runs before the passes of a chunk; its outputs are kept for all passes.
 
     Parameters
     ----------
     name : str
-        Its engine is ``chunk_NAME`` or ``prompt_NAME``, its weights ``NAME.`` or, once per layer,
-        ``blocks.{layer}.NAME.``.
+        Name of the module. The engine is named ``chunk_NAME`` or ``prompt_NAME``; names of weights begin with
+        ``NAME.``, or with ``blocks.{layer}.NAME.`` if the module runs once per layer.
     make : callable
-        Returns the module of a build. Its `groups` is ``("given",)``: it takes a mapping.
+        Returns the module of a build. The module's `groups` is ``("given",)``: it takes a mapping of tensors.
     takes : tuple of str
-        Names of the caller's inputs, and of the outputs of modules before it.
+        Names of the module's inputs: inputs of the caller, and outputs of earlier modules.
     outputs : callable
         Returns, for a build, the shape of a row and the dtype of each output by its name.
     per_layer : bool
-        Whether it runs, and keeps outputs, once per layer. The embedding cannot take such outputs. With ``--fp8``,
-        what its ``fp8_linears`` names is computed in fp8, unless a layer is excepted: one engine serves all layers.
+        Whether the module runs, and has outputs, once per layer. The embedding cannot take such outputs. With
+        ``--fp8`` the matmuls that its ``fp8_linears`` names run in fp8, unless some layer is excepted, because one
+        engine serves all layers.
     """
 
     name: str
@@ -60,16 +62,18 @@ class FamilyModule:
 
 @dataclass(frozen=True)
 class ChunkModule(FamilyModule):
-    """A module that runs once per chunk. A rebuilt cache runs it again for each kept chunk, with that chunk's inputs.
+    """A module that runs once per chunk. When a cache is rebuilt, the module runs again for each kept chunk, with
+    that chunk's inputs.
 
     Parameters
     ----------
     numbered : bool
-        Whether it also takes ``frames`` [B, F] int64, the absolute latent-frame numbers, and in a pool ``rows`` [B]
-        int64. Only such a module takes inputs per session: they lie there for all rows of the pool.
+        Whether the module also takes ``frames`` [B, F] int64, the absolute latent-frame numbers, and in a pool
+        ``rows`` [B] int64. Only such a module can take inputs per session, because their buffers hold all rows of the
+        pool.
     split : bool
-        Whether, of several ranks, each makes the outputs of its own tokens. Then the module is a `Ranked` and takes
-        ``rank`` [1] int64, and ``outputs`` gives the shapes of a rank.
+        Whether each of several ranks computes the outputs of its own tokens only. Such a module is a `Ranked`, takes
+        ``rank`` [1] int64, and its ``outputs`` are the shapes of one rank.
     """
 
     numbered: bool = False
@@ -78,16 +82,16 @@ class ChunkModule(FamilyModule):
 
 @dataclass(frozen=True)
 class PromptModule(FamilyModule):
-    """A module that runs once per prompt, behind the text's keys and values, in a pool for one row at a time.
+    """A module that runs once per prompt, after the text's keys and values; in a pool it runs for one row at a time.
 
-    It takes inputs per prompt, and its tensors have no leading row in a pool. The layers get its outputs for all rows
-    of a pool.
+    The module takes inputs per prompt, and in a pool its tensors have no row axis. Layers get its outputs for all
+    rows of the pool.
     """
 
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """A family's changes to the shared layers.
+    """A family's additions to the shared layers.
 
     Parameters
     ----------
@@ -97,28 +101,28 @@ class LayerChoice:
         A subclass may override `beside` to concatenate inputs to the latents, `tokens` to embed frames before the
         stream in another way, and `times` to set the time of each frame.
     embed_inputs, after_attention_inputs, tail_inputs : tuple of str
-        Names of the inputs, of outputs of ``chunk_modules`` and of ``pass_tables``, for the embedding and for the two
-        modules.
+        Names of the tensors that the embedding and the two modules take: inputs, outputs of ``chunk_modules``, and
+        ``pass_tables``.
     after_attention, tail : callable
-        Return, for a model and dtype, the module behind self-attention or behind the feed-forward of every layer (see
-        `BlockWeights`), or None. Without one, fused layers add the residual in the next norm. With ``--fp8``, what
-        ``fp8_linears`` of either names is computed in fp8; these take [B, T, in].
+        Return, for a model and dtype, the module after self-attention or after the feed-forward of every layer (see
+        `BlockWeights`), or None. Without a module, fused layers add the residual in the next norm. With ``--fp8``,
+        matmuls that a module's ``fp8_linears`` names run in fp8; their input is [B, T, in].
     chunk_modules : tuple of ChunkModule
         Modules that run once per chunk, in order.
     prompt_modules : tuple of PromptModule
         Modules that run once per prompt, in order.
     beside_text : tuple of str
-        Outputs of ``prompt_modules`` per layer, keys and values [N, H, D]: the queries of cross-attention attend to
-        them too, in a softmax of its own, and the two results are added. Empty: to the text alone.
+        Names of keys and values [N, H, D] among the outputs of ``prompt_modules`` per layer. Cross-attention attends
+        to them with a second softmax and adds the result to that of the text. If empty, it attends to the text alone.
     pass_tables : mapping of str to shape and dtype
-        Weights ``of_times.NAME`` [passes, *shape] that `Family.tables` makes; a layer gets the entry of its pass.
-        Such a build has no context pass.
+        Weights ``of_times.NAME`` [passes, *shape] that `Family.tables` computes; a layer gets the entry of the
+        current pass. A build with such tables has no context pass.
 
     Raises
     ------
     UsageError
-        If an input is per pass, which the shared layers have no place for; or if one per session is taken by other
-        than numbered chunk modules, or one per prompt by other than prompt modules.
+        If an input is per pass, which the shared layers do not support; if an input per session is taken by anything
+        but numbered chunk modules, or an input per prompt by anything but prompt modules.
     """
 
     inputs: tuple[InputSpec, ...] = ()
@@ -160,7 +164,7 @@ class LayerChoice:
 
     @property
     def layer_inputs(self) -> tuple[str, ...]:
-        """Inputs of every layer besides keys and values, each once."""
+        """Names of the tensors that every layer takes besides keys and values, each once."""
         return tuple(dict.fromkeys((*self.after_attention_inputs, *self.tail_inputs)))
 
 
@@ -194,7 +198,7 @@ def chunk_module_pieces(
     config: VideoBuild, bucket: int | None, choice: LayerChoice, numbers: tuple[Argument, ...]
 ) -> list[Piece]:
     """Return the engines of the family's chunk modules, in the order in which they run; ``numbers`` are the arguments
-    of frames and, in a pool, rows.
+    ``frames`` and, in a pool, ``rows``.
     """
     rows, part = bucket or config.workload.stream.batch, "" if bucket is None else "[bucket]"
     return [
@@ -299,7 +303,8 @@ def _piece(
 def _arguments(
     config: VideoBuild, role: str, module: FamilyModule, rows: tuple[int, ...], part: str
 ) -> dict[str, Argument]:
-    """Return a module's outputs as arguments of what takes them; ``part`` selects the rows of their buffers."""
+    """Return a module's outputs as arguments of the engines that take them; ``part`` selects the rows of their
+    buffers."""
     layer = OF_LAYER if module.per_layer else ""
     return {
         name: Argument(f"given.{name}", f"buffer:{role}.{name}{layer}{part}", (*rows, *shape), dtype)

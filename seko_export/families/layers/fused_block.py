@@ -32,7 +32,7 @@ from seko_kernels.fused_reference import FP8
 from seko_kernels.kv_formats import KvFormat
 from seko_kernels.rows import Modulation, Rows
 
-# Rows of a layer's modulation.
+# Indices into axis 2 of a layer's modulation [B, F, 6, d].
 SHIFT_1, SCALE_1, GATE_1, SHIFT_2, SCALE_2, GATE_2 = range(6)
 
 
@@ -61,14 +61,14 @@ class QuantisingLinear(Fp8Linear):
 
 
 def set_fp8(module: nn.Module | None) -> None:
-    """Replace the matrices that a family's module allows in fp8, those that its ``fp8_linears`` names."""
+    """Replace linear layers of a family's module, those in its ``fp8_linears``, by fp8 ones."""
     for name in getattr(module, "fp8_linears", ()):
         plain = getattr(module, name)
         setattr(module, name, QuantisingLinear(plain.in_features, plain.out_features, plain.weight.dtype))
 
 
 class Past(NamedTuple):
-    """The cached frames that a layer attends to, and the number of rows that its caches hold."""
+    """The cached frames that a layer attends to, and the number of rows in its caches."""
 
     valid_tokens: Tensor
     caches: Mapping[str, Tensor]
@@ -95,7 +95,8 @@ class FusedLayer(BlockWeights):
     Parameters
     ----------
     fp8 : bool
-        Whether weights and activations of its matmuls are fp8. The text's keys and values are computed elsewhere.
+        Whether weights and activations of the layer's matmuls are fp8. `PromptKv`, which computes the text's keys and
+        values, is not affected.
     """
 
     groups = (*BlockWeights.groups, "window")
@@ -111,7 +112,7 @@ class FusedLayer(BlockWeights):
     ) -> None:
         super().__init__(model, stream, kv, dtype)
         self.fp8, self.ops = fp8, LayerOps()
-        self.before = nn.Parameter(torch.empty(1, 6, model.dim))  # the modulation of the layer before
+        self.before = nn.Parameter(torch.empty(1, 6, model.dim))  # modulation of the previous layer
         if fp8:
             d, inner = model.dim, model.ffn_dim
             self.self_attn.qkv, self.self_attn.o = Fp8Linear(d, 3 * d, dtype), Fp8Linear(d, d, dtype)
@@ -121,7 +122,7 @@ class FusedLayer(BlockWeights):
     def add(
         self, after_attention: nn.Module | None, tail: nn.Module | None, beside_text: tuple[str, ...]
     ) -> None:
-        """Take what a family puts into its layers; with fp8, its matrices that may be so."""
+        """Add the family's own modules to the layer; with fp8, convert those of their linear layers that allow it."""
         super().add(after_attention, tail, beside_text)
         if self.fp8:
             set_fp8(after_attention)
@@ -149,15 +150,16 @@ class FusedLayer(BlockWeights):
     ) -> tuple[Tensor, Tensor]:
         """Advance the hidden state by one layer; with `token_index` also write this layer's K and V.
 
-        `hidden` excludes the previous layer's FFN output: its gated residual is added here, fused with the norm.
+        ``hidden`` does not include the previous layer's FFN output ``update``, whose gated residual is added here,
+        fused with the norm.
 
         Parameters
         ----------
         hidden, modulation, cos, sin : Tensor
             From `Embed`.
         update : Tensor
-            [B, T, d], the previous layer's FFN output. Zeros before the first layer, and if a tail follows the
-            feed-forward, since then nothing is left to add.
+            [B, T, d], the previous layer's FFN output. Zeros before the first layer, and after a layer with a tail,
+            which has already added its output.
         valid_tokens, text_k, text_v, caches, places, rows : Tensor or mapping
             As in `Block.forward`.
         scales : Mapping[str, Tensor]
@@ -177,7 +179,7 @@ class FusedLayer(BlockWeights):
         Returns
         -------
         hidden, update : Tensor
-            As the parameters of these names.
+            The next layer's arguments of these names.
         """
         ops, eps, dtype = self.ops, self.model.norm_eps, hidden.dtype
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
@@ -196,7 +198,7 @@ class FusedLayer(BlockWeights):
             fp8=self.fp8,
         )
         qkv = self._matmul(self.self_attn.qkv, x, dtype)  # [B, T, 3*d]
-        cache_rows = text_k.shape[0]  # rows of the caches
+        cache_rows = text_k.shape[0]  # number of rows in the caches
         cached = Past(valid_tokens, caches, scales, places, window, rows, cache_rows)
         y = self._attend(qkv, cos, sin, cached, write_slots, token_index)
         if self.split is not None:
@@ -207,7 +209,7 @@ class FusedLayer(BlockWeights):
             hidden, y = (
                 self.after_attention(hidden, given or {}),
                 torch.zeros_like(y),
-            )  # the norm adds nothing then
+            )  # zeros, so that the norm adds nothing
         hidden, x = ops.gated_residual_norm(
             hidden, y, shift_scale_gate, GATE_1, self.norm3.weight, self.norm3.bias, eps, fp8=self.fp8
         )
@@ -236,20 +238,21 @@ class FusedLayer(BlockWeights):
         write_slots: Tensor | None,
         token_index: Tensor | None,
     ) -> Tensor:
-        """Return the attention to cache and chunk, [B, T, d], and write K and V if asked for; with `split` that of the
-        rank's heads.
+        """Return the attention to cache and chunk, [B, T, d], and write K and V if ``token_index`` is given; with
+        `split` for the rank's heads only.
         """
         raise NotImplementedError
 
     def _norm_rope(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, plain_keys: str
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return q, k and v for attention, [B, T, H, D], and the keys that `plain_keys` selects; with `split` of the
-        rank's heads.
+        """Return q, k and v for attention, [B, T, H, D], and the keys that `plain_keys` selects; with `split` for the
+        rank's heads only.
         """
         batch, tokens, s = *qkv.shape[:2], self.stream
         weights = (self.self_attn.norm_q.weight, self.self_attn.norm_k.weight)
-        # To a chunk of its own, not to the cache: the compiler copies whole what is written through a view.
+        # The keys are written to a tensor of the chunk and not to the cache, because the compiler would copy the
+        # whole cache for a write through a view.
         k = qkv.new_empty((batch, tokens, self.model.heads, self.model.head_dim))
         slots = torch.arange(s.chunk_frames, device=qkv.device).expand(batch, -1).contiguous()
         q, keys = self.ops.qk_norm_rope(
@@ -262,7 +265,7 @@ class FusedLayer(BlockWeights):
         return q, k, v, rest[0] if rest else keys
 
     def _matmul(self, layer: nn.Module, x: Rows, dtype: torch.dtype) -> Tensor:
-        """Return [B, T, out] of `dtype`."""
+        """Return the matmul's result [B, T, out] in `dtype`."""
         if isinstance(layer, Fp8Linear):
             return self.ops.fp8_linear(x, layer.weight_fp8, layer.weight_scale, layer.bias, dtype)
         y: Tensor = layer(x.values)
@@ -278,8 +281,8 @@ class FusedBlock(FusedLayer):
     Parameters
     ----------
     writes : bool
-        Whether the layer writes K and V to the cache. Only the context pass does, since nothing reads what a denoise
-        pass would write.
+        Whether the layer writes K and V to the cache. Only layers of the context pass do, since nothing would read
+        the K and V of a denoise pass.
     fp8 : bool
         As `FusedLayer` takes it.
     """
@@ -309,7 +312,7 @@ class FusedBlock(FusedLayer):
         if self.writes != (token_index is not None):
             raise TypeError("a layer over an FP4 cache takes token_index if it writes, and only then")
         q, k, v, keys = self._norm_rope(qkv, cos, sin, "before_rope" if self.writes else "none")
-        if self.split is not None:  # the kernel takes no strided ones
+        if self.split is not None:  # the kernel needs contiguous tensors
             q, k = q.contiguous(), k.contiguous()
         scales = cached.scales
         if cached.window:
@@ -322,7 +325,9 @@ class FusedBlock(FusedLayer):
             expand_past(self.ops, window, of_rows, scales, key_rotary, write_slots, valid, self.stream)
         own = OwnTokens(k, qkv.chunk(3, dim=-1)[2] if self.split is None else v.flatten(2))
         y = self.ops.attention_fp8(q, *window, scales["v_fp8_scale"], cached.valid_tokens, own)
-        if token_index is not None:  # behind the read: what is read are the engine's inputs as they came
+        # written after the attention has read the cache, so that the attention sees the engine's inputs
+        # unchanged
+        if token_index is not None:
             self.kv.write(cached.caches, scales, token_index, keys.flatten(0, 1), v.flatten(0, 1))
         return y
 
@@ -388,7 +393,7 @@ class RowFusedBlock(FusedLayer):
 
 
 class _KeysAndValuesWeights(nn.Module):
-    """Those of `SelfAttentionWeights` that make keys and values, by the same names."""
+    """The weights of `SelfAttentionWeights` for keys and values, by the same names."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype, *, fp8: bool) -> None:
         super().__init__()
@@ -398,7 +403,8 @@ class _KeysAndValuesWeights(nn.Module):
 
 
 class KeysAndValues(Ranked):
-    """The last layer in the context pass: only its keys and values are needed, not its output."""
+    """The last layer in the context pass: computes and writes its keys and values, because its output is not
+    needed."""
 
     groups = ("caches", "scales")  # arguments that are mappings
 
@@ -423,8 +429,8 @@ class KeysAndValues(Ranked):
         sin: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[()]:
-        """Write this layer's K and V. Parameters as in `FusedLayer.forward`; cosines and sines only if keys are
-        stored after RoPE.
+        """Write this layer's K and V. Parameters are those of `FusedLayer.forward`; ``cos`` and ``sin`` are given
+        only if keys are stored after RoPE.
         """
         m, dtype = self.model, hidden.dtype
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
@@ -441,7 +447,7 @@ class KeysAndValues(Ranked):
         )
         layer, norm = self.self_attn.qkv, self.self_attn.norm_k
         if isinstance(layer, Fp8Linear):
-            # q too, for nothing: torch 2.11 lowers no scaled matmul of parts of weights.
+            # q is computed and dropped, because torch 2.11 cannot lower a scaled matmul with a part of a weight.
             wide = self.ops.fp8_linear(x, layer.weight_fp8, layer.weight_scale, layer.bias, dtype)
             _, k, v = wide.chunk(3, dim=-1)  # each [B, T, d]
         else:
@@ -460,7 +466,7 @@ class KeysAndValues(Ranked):
 
 
 class LastUpdate(nn.Module):
-    """Adds the last layer's gated FFN output to the hidden state, for the head."""
+    """A module that adds the last layer's gated FFN output to the hidden state, before the head."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()

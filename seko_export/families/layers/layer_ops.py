@@ -1,4 +1,4 @@
-"""The ops of fused layers, by name, so that the cost model can substitute its own."""
+"""The ops of fused layers, as fields that the cost model can replace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seko_kernels.scratch import fp8_expand
 
 
 class LayerOps:
-    """The ops of a layer. `op_count` replaces them by stand-ins that record what these would cost."""
+    """The ops of a fused layer. `op_count` replaces them by stand-ins that record the ops' costs."""
 
     gated_residual_norm = staticmethod(gated_residual_norm)
     residual_norm_modulate = staticmethod(residual_norm_modulate)

@@ -27,13 +27,13 @@ from seko_export.families.layers.ring_positions import RingPositions
 from seko_export.families.layers.rotary import side_channels
 
 SLOT_FRAMES = "kv.slot_frames"
-OF_PASS = "[pass]"  # behind a cache: that of the pass, if each pass has one
-# Roles of engines: a layer; the residual between the last fused layer and the head; a chunk's positions in the caches;
-# what fills a layer's resident window. These names, and `places.` and `given.` in front of an engine's inputs, stand in
-# the manifest: the format is frozen.
+OF_PASS = "[pass]"  # index of a cache reference: the cache of the pass, if each pass has its own
+# Roles of engines: a layer; the residual between the last fused layer and the head; a chunk's positions in the
+# caches; the fill of a layer's resident window. These names, and the prefixes `places.` and `given.` of an engine's
+# inputs, are part of the artifact format.
 BLOCK, LAST_UPDATE, RING_POSITIONS, WINDOW = "block", "last_update", "places", "window"
-# Variants of a block: for rows whose caches are full; of fused layers those of the context pass, its last layer, and
-# layers that `--fp8-except` names.
+# Variants of a block: for rows whose caches are full; and for fused layers the context pass, its last layer, and
+# layers in `--fp8-except`.
 FULL, CONTEXT, LAST, WIDE = "full", "context", "last", "wide"
 
 
@@ -47,9 +47,9 @@ class LayerArguments:
     group : LayerGroup
         The layer group.
     bucket : int or None
-        Rows of a pool's calls; None without a pool.
+        Rows of a call in a pool; None without a pool.
     rope_cos_sin : tuple of Argument
-        Cosines and sines of the chunk's positions in the stream.
+        Arguments with cosines and sines of the chunk's positions in the stream.
     choice : LayerChoice
         The family's changes to the layers.
     """
@@ -94,11 +94,12 @@ class LayerArguments:
             for name, window, tensor in resident_windows(config, group, b)
         )
         self.rope_cos_sin = rope_cos_sin
-        self.filled: tuple[Argument, ...] = ()  # what positions within the window hang on
-        self.slot_frames: tuple[Argument, ...] = ()  # what only a cache of keys before RoPE needs to be read
+        self.filled: tuple[Argument, ...] = ()  # arguments on which positions within the window depend
+        # arguments that are needed only to read a cache with keys before RoPE
+        self.slot_frames: tuple[Argument, ...] = ()
         self.key_rotary: tuple[Argument, ...] = ()
         if kv.keys_before_rope:
-            side = side_channels(m)  # pairs of both sides
+            side = side_channels(m)  # channel pairs of height and width
             slots = (b * s.cache_frames, m.head_dim // 2 - side, 2)
             patches = (s.frame_tokens, side, 2)
             frames = f"buffer:{name(SLOT_FRAMES)}"
@@ -114,8 +115,8 @@ class LayerArguments:
             )
 
     def positions_piece(self, frames: Argument, rows: tuple[Argument, ...]) -> Piece:
-        """Return the engine that computes a chunk's positions in this group's caches. (`Embed` does so for the
-        largest ring.)
+        """Return the engine that computes a chunk's positions in this group's caches. For the largest ring `Embed`
+        computes them.
         """
         return Piece(
             self._key(RING_POSITIONS),
@@ -154,7 +155,7 @@ class LayerArguments:
         Parameters
         ----------
         state : tuple of Argument
-            Tensors that go from layer to layer.
+            Arguments with the tensors that each layer passes to the next.
         modulation : Argument
             Shift, scale and gate of the chunk's frames.
         text_kv : tuple of Argument
@@ -183,7 +184,8 @@ class LayerArguments:
             blocks.append(replace(piece, mutates=mutated if writes else (), among=self._among))
 
         def fused_blocks(*wide: str, fp8: bool) -> None:
-            # Our kernels read on the device how far a row is filled: no engine for full rows.
+            # Seko's kernels read the number of filled tokens on the device, so full rows need no engines of their
+            # own.
             if config.target.attention_kind.past_in_8_bits:
                 context: tuple[str, ...] = (CONTEXT,)
                 for variant, writes in [((), True)] if s.pass_caches else [((), False), (context, True)]:
@@ -253,7 +255,7 @@ class LayerArguments:
         return EngineKey(role, self._group.name, self._bucket, variant)
 
     def _layers_of(self, key: EngineKey) -> tuple[int, ...] | None:
-        """Return the layers that a fused block serves; None: all."""
+        """Return the layers that a fused block serves; None for all layers."""
         config, wide = self._config, WIDE in key.variant
         layers = [
             n
@@ -261,7 +263,7 @@ class LayerArguments:
             if (n in config.target.fp8_except) == wide or not config.target.fp8_except
         ]
         if CONTEXT in key.variant and config.model.layers - 1 in layers:
-            layers.remove(config.model.layers - 1)  # the variant LAST is made for it
+            layers.remove(config.model.layers - 1)  # the variant LAST serves this layer
         return None if len(layers) == config.model.layers else tuple(layers)
 
 
@@ -276,8 +278,8 @@ def last_update(
 
 
 def resident_windows(config: VideoBuild, group: LayerGroup, rows: int) -> list[tuple[str, str, torch.Tensor]]:
-    """Return name, buffer and meta tensor of each part of a layer's resident window for calls of ``rows``; empty
-    without one.
+    """Return name, buffer and meta tensor of each part of a layer's resident window for calls of ``rows`` rows; empty
+    if the build has no resident windows.
     """
     if not config.target.resident_window:
         return []

@@ -1,7 +1,8 @@
-"""The past of a layer in 8 bits, as fp8 attention reads it: expanded in each pass, or once a chunk (resident).
+"""Cached keys and values of a layer, expanded from FP4 to 8 bits for fp8 attention: in each pass, or once a chunk (a
+resident window).
 
-The past is the same in all passes of a chunk, so one resident copy serves them all. It holds the rows of the current
-call; the next chunk fills it again.
+Cached frames are the same in all passes of a chunk, so one resident window serves them all. The window holds the rows
+of the current call; the next chunk fills it again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from seko_kernels.scratch import KeyRotation, scratch_shapes
 
 
 class PastWindow(NamedTuple):
-    """The past as `attention_fp8` takes it: P places for tokens, scales and values padded to whole tiles.
+    """Cached keys and values in the form that `attention_fp8` takes: P places for tokens; scales and values padded to
+    whole tiles.
 
     Keys ``k`` [B, P, H, D] int8 with a scale for each tile ``k_scale`` [B, H, tiles] float32; values ``v`` [B, H, D,
     columns] e4m3.
@@ -35,7 +37,7 @@ class PastWindow(NamedTuple):
     def empty(
         cls, heads: int, size: int, stream: StreamConfig, batch: int, device: torch.device | None = None
     ) -> PastWindow:
-        """Return uninitialised memory for ``batch`` rows of so many heads of ``size`` channels."""
+        """Return an uninitialised window for ``batch`` rows and ``heads`` heads of ``size`` channels."""
         shapes = scratch_shapes(batch, heads, size, stream.cache_tokens - stream.chunk_tokens)
         return cls(
             torch.empty(shapes["k"], dtype=torch.int8, device=device),
@@ -61,9 +63,9 @@ def expand_past(
     ops : LayerOps
         Seko's ops, or stand-ins that count their cost.
     window : PastWindow
-        Written in place, up to the filled tokens of each row.
+        The window, written in place up to the number of filled tokens of each row.
     caches, scales, places, write_slots, valid_tokens
-        As in `fused_block.FusedLayer.forward`; caches only of the call's rows.
+        As in `fused_block.FusedLayer.forward`, but with caches of the call's rows only.
     stream : StreamConfig
         Layout of the caches.
     """
@@ -84,7 +86,7 @@ def expand_past(
 
 
 class WindowExpand(Ranked):
-    """Fills one layer's resident window before the first pass of a chunk.
+    """The module that fills one layer's resident window before the first pass of a chunk.
 
     Attributes
     ----------
@@ -109,7 +111,7 @@ class WindowExpand(Ranked):
         rows: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[()]:
-        """Write ``window``. Parameters as in `fused_block.FusedLayer.forward`."""
+        """Write ``window``. Parameters are those of `fused_block.FusedLayer.forward`."""
         if rows is not None:
             caches = {name: rows_of(cache, rows, self.stream.cache_tokens) for name, cache in caches.items()}
         if self.split is not None and rank is not None:

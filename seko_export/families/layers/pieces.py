@@ -1,7 +1,7 @@
-"""All engines of a build, with the programs and buffers that the runtime uses them with.
+"""All engines, programs and buffers of a video build.
 
-Everything that exporter and runtime must agree on (buffer table, engine signatures, programs) is made here from the
-configuration, and travels as data in the manifest. `media.pieces` adds the text encoder and the VAE.
+Buffer table, engine signatures and programs, on which exporter and runtime must agree, are made here from the
+configuration and written to the manifest as data. `media.pieces` adds the text encoder and the VAE.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ __all__ = [
 
 
 def make_pieces(config: VideoBuild, choice: LayerChoice = PLAIN) -> dict[str, Piece]:
-    """Return every engine of a build by its key, modules on the meta device; ``choice`` is the family's."""
+    """Return every engine of a build by its key, with modules on the meta device; ``choice`` has the family's
+    additions."""
     buckets: tuple[int | None, ...] = (
         (None,) if config.workload.pool is None else config.workload.pool.buckets
     )
@@ -74,7 +75,7 @@ def make_pieces(config: VideoBuild, choice: LayerChoice = PLAIN) -> dict[str, Pi
 
 
 def _prompt_pieces(config: VideoBuild) -> list[Piece]:
-    """Return the engines that run once for each prompt. A call takes one row in a pool, otherwise all rows."""
+    """Return the engines that run once for each prompt. In a pool a call takes one row, otherwise all rows."""
     m, dtype = config.model, config.target.dtype
     rows, row = ((config.workload.stream.batch,), "") if config.workload.pool is None else ((), "[row]")
     context = Argument("context", "value:context", (*rows, m.text_tokens, m.dim), dtype)
@@ -104,8 +105,8 @@ def _prompt_pieces(config: VideoBuild) -> list[Piece]:
 
 
 def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -> list[Piece]:
-    """Return the engines of a chunk; with ``bucket`` for a pool's calls of so many rows, which find their rows by
-    number.
+    """Return the engines of a chunk; with ``bucket`` for a pool's calls of ``bucket`` rows, which select their rows
+    by number.
     """
     m, s, dtype = config.model, config.workload.stream, config.target.dtype
     b, f, t = bucket or s.batch, s.chunk_frames, rank_tokens(config)
@@ -232,8 +233,9 @@ def make_programs(pieces: Mapping[str, Piece]) -> dict[str, tuple[Call, ...]]:
 def _chunk_programs(
     pieces: Mapping[EngineKey, Piece], bucket: int | None
 ) -> dict[ProgramKey, tuple[Call, ...]]:
-    """Return the programs of a chunk, for any rows and, if there are such engines, for rows with full caches."""
-    # Layers with a smaller ring than the largest.
+    """Return the programs of a chunk: for all rows, and if there are separate engines for full caches, also for rows
+    with full caches."""
+    # Groups of layers with a smaller ring than the largest.
     small = [
         key.layer_group
         for key in pieces
@@ -261,8 +263,8 @@ def _chunk_programs(
         programs[ProgramKey("denoise", bucket, full)] = (*embed, *denoise, *end, *head)
         if not any(
             argument.name.startswith("caches.") and OF_PASS in argument.ref for argument in block.inputs
-        ):  # else each pass writes its own cache
-            # Engines that return what they write mutate nothing.
+        ):  # without a context pass each pass writes its own cache
+            # Engines that return their caches instead of writing them in place mutate no input.
             writes = block.mutates or any(output.name.startswith("caches.") for output in block.outputs)
             last = EngineKey(BLOCK, bucket=bucket, variant=(LAST,))
             context = _through_layers(pieces, [*layers(*(variant if writes else (CONTEXT,))), last])
@@ -281,7 +283,7 @@ def _calls(pieces: Mapping[EngineKey, Piece], *keys: EngineKey) -> tuple[Call, .
 
 
 def _through_layers(pieces: Mapping[EngineKey, Piece], keys: Sequence[EngineKey]) -> tuple[Call, ...]:
-    """Return the calls through all layers; each layer uses the last of these engines that serves it."""
+    """Return the calls of all layers, in order. If several of the engines serve a layer, the last one is called."""
     there = [pieces[key] for key in keys if key in pieces]
     return tuple(
         [piece for piece in there if layer in piece.served][-1].call(layer)
@@ -290,7 +292,8 @@ def _through_layers(pieces: Mapping[EngineKey, Piece], keys: Sequence[EngineKey]
 
 
 def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffer, ...]:
-    """Return the buffer table: what the runtime allocates for a session, and the role of each buffer."""
+    """Return the buffer table: name, shape, dtype and role of each buffer that the runtime allocates for a
+    session."""
     m, s, dtype = config.model, config.workload.stream, dtype_name(config.target.dtype)
     b, state_rows, f = config.workload.call_rows, config.workload.state_rows, s.chunk_frames
     latent = (m.out_channels, f, s.latent_height, s.latent_width)
@@ -310,7 +313,7 @@ def make_buffers(config: VideoBuild, choice: LayerChoice = PLAIN) -> tuple[Buffe
             "cache",
             row_axis=len(passes) + 1,
             device_layers=config.device_layers(group) if s.offload_cache else 0,
-            rank_axis=len(passes) + 2 if config.target.ranks > 1 else 0,  # the heads
+            rank_axis=len(passes) + 2 if config.target.ranks > 1 else 0,  # axis of the heads
         )
         for group in config.layer_groups
         for c in config.kv.cache_tensors

@@ -1,18 +1,18 @@
 """Division of a chunk among ranks: tokens outside attention, heads inside it (Ulysses, arXiv 2309.14509).
 
-A rank is one process with one GPU. Every rank has the same share of each latent frame's tokens, so that what is given
-per frame needs no change, and the same share of the heads, in order. The collectives are functional, which
-`torch.export` traces; engines find the ranks' process group by `CALL_GROUP`. All ranks run the same engines: which
-tokens are a rank's own is selected by a tensor that holds its number.
+A rank is one process with one GPU. Every rank has an equal share of each latent frame's tokens, so that tensors with
+an entry for each frame need no change, and an equal share of the heads, in order. The collectives are functional,
+which `torch.export` traces; engines find the ranks' process group by `CALL_GROUP`. All ranks run the same engines: a
+tensor with the rank's number selects the rank's tokens.
 
-Inside attention the tokens stand in the ranks' order: all tokens of rank 0, then all of rank 1, and so on. The
-all-to-all leaves them so, and attention gives the same in any order. `as_exchanged` reorders what says where they are
-cached.
+Inside attention tokens are in the order of ranks: all tokens of rank 0, then all of rank 1, and so on. This is the
+order after the all-to-all, and attention does not depend on the order. `as_exchanged` reorders the indices of the
+tokens in the cache accordingly.
 
-Where the ranks do not divide a latent frame's tokens, zeros are put behind each frame, so the last ranks have padding.
-Layers compute on it as on tokens; no op outside attention mixes tokens. `to_heads` and `every_token` leave it out, and
-`to_tokens` puts zeros there again: attention, caches and velocities have the chunk's tokens alone. Leaving it out is a
-copy, which also puts the tokens in the chunk's own order.
+If the number of tokens in a latent frame is no multiple of the number of ranks, each frame is padded with zero
+tokens, which the last ranks get. Layers compute on padding as on tokens, since no op outside attention mixes tokens.
+`to_heads` and `every_token` remove the padding, and `to_tokens` adds zeros again: attention, caches and velocities
+have the chunk's tokens only. Removing the padding is a copy, which also puts the tokens in the chunk's own order.
 
 Shapes: B rows, F latent frames of the chunk, n tokens of a latent frame, T = F*n, R ranks, H heads, D channels. n/R is
 rounded up, and T/R is F times that: a rank's tokens, with padding.
@@ -51,17 +51,17 @@ class RankSplit:
 
     @property
     def share(self) -> int:
-        """A rank's tokens of each latent frame, n/R rounded up."""
+        """Number of a rank's tokens in each latent frame, n/R rounded up."""
         return -(-self.frame_tokens // self.ranks)
 
     @property
     def padding(self) -> int:
-        """Tokens of zeros behind each latent frame."""
+        """Number of zero tokens after each latent frame."""
         return self.share * self.ranks - self.frame_tokens
 
     @property
     def tokens(self) -> int:
-        """A rank's tokens of the chunk, T/R."""
+        """Number of a rank's tokens in the chunk, T/R."""
         return self.chunk_frames * self.share
 
     def own_tokens(self, x: Tensor, rank: Tensor) -> Tensor:
@@ -70,7 +70,8 @@ class RankSplit:
         return own
 
     def as_exchanged(self, x: Tensor, rows: int) -> Tensor:
-        """Return x [B*T], a number for each token of each of B rows, in the order of tokens that `to_heads` gives."""
+        """Return x [B*T], a number for each token of each of B rows, reordered to the tokens' order after
+        `to_heads`."""
         if self.padding:
             return x
         shares = x.unflatten(0, (rows, self.chunk_frames, self.ranks, -1))  # [B, F, R, n/R]
@@ -83,14 +84,15 @@ class RankSplit:
         return own
 
     def heads_of_each(self, tensors: Mapping[str, Tensor], rank: Tensor) -> dict[str, Tensor]:
-        """Return `own_heads` of each tensor, by name."""
+        """Return `own_heads` of each tensor of a mapping."""
         return {name: self.own_heads(tensor, rank) for name, tensor in tensors.items()}
 
     def to_heads(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Give each rank its heads of all tokens, in one all-to-all.
+        """Exchange tensors in one all-to-all, so that each rank gets its own heads of all tokens.
 
         Parts [B, T/R, H, D] each become [B, T, H/R, D], in the order of `as_exchanged`. With one row and no padding
-        they are strided views of what was received. What is sent is written once, in the order of sending.
+        the results are strided views of the received tensor. The sent tensor is written once, in the order of
+        sending.
         """
         shares = [part.unflatten(2, (self.ranks, -1)).permute(2, 0, 1, 3, 4) for part in parts]
         x = self._exchanged(torch.stack(shares, dim=3))  # [R, B, T/R, P, H/R, D], axis 0: whose tokens
@@ -103,7 +105,8 @@ class RankSplit:
         return heads
 
     def to_tokens(self, y: Tensor) -> Tensor:
-        """Give each rank its tokens of all heads: y [B, T, H/R*D], as `to_heads` orders it, becomes [B, T/R, H*D]."""
+        """Exchange tensors so that each rank gets all heads of its own tokens: y [B, T, H/R*D], in the order of
+        `to_heads`, becomes [B, T/R, H*D]."""
         if self.padding:
             shares = self._in_shares(y).permute(2, 0, 1, 3, 4).flatten(2, 3)
         else:
@@ -113,7 +116,7 @@ class RankSplit:
         return tokens
 
     def every_token(self, x: Tensor) -> Tensor:
-        """Give each rank all tokens: x [B, T/R, C] becomes [B, T, C]."""
+        """Gather all tokens on each rank: x [B, T/R, C] becomes [B, T, C]."""
         shares = self._gathered(x).unflatten(2, (self.chunk_frames, -1))  # [R, B, F, n/R, C]
         return self._joined(shares.permute(1, 2, 0, 3, 4))
 
@@ -128,25 +131,26 @@ class RankSplit:
         return shares
 
     def _joined(self, shares: Tensor) -> Tensor:
-        """Return [B, T, ...] of what `_in_shares` returns, without the padding."""
+        """Return [B, T, ...] from the result of `_in_shares`, without the padding."""
         if not self.padding:
             return shares.flatten(1, 3)
         return shares.flatten(2, 3).narrow(2, 0, self.frame_tokens).flatten(1, 2)
 
     def _exchanged(self, x: Tensor) -> Tensor:
-        """Send part r of axis 0 to rank r; return what each rank sent here, in the ranks' order."""
+        """Send part r of axis 0 to rank r; return the parts that each rank sent to this one, in the order of
+        ranks."""
         ones = [1] * self.ranks
         sent = torch.ops._c10d_functional.all_to_all_single(x.contiguous(), ones, ones, CALL_GROUP)
         received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
         return received
 
     def _gathered(self, x: Tensor) -> Tensor:
-        """Return x of every rank as [R, *x.shape], in the ranks' order."""
+        """Return x of every rank as [R, *x.shape], in the order of ranks."""
         return gathered(x, self.ranks, CALL_GROUP)
 
 
 class Ranked(nn.Module):
-    """Base class of modules whose tokens or heads ranks may share.
+    """Base class of modules whose tokens or heads may be split across ranks.
 
     Attributes
     ----------
@@ -166,11 +170,11 @@ def rank_split(config: VideoBuild) -> RankSplit | None:
 
 
 def rank_tokens(config: VideoBuild) -> int:
-    """Return how many of a chunk's tokens each rank computes, with padding; for one rank all."""
+    """Return the number of a chunk's tokens that each rank computes, including padding."""
     split = rank_split(config)
     return config.workload.stream.chunk_tokens if split is None else split.tokens
 
 
 def rank_argument(config: VideoBuild) -> tuple[Argument, ...]:
-    """Return the argument that holds the rank's number; nothing for a build of one rank."""
+    """Return the argument with the rank's number; an empty tuple for a build of one rank."""
     return () if config.target.ranks == 1 else (RANK_ARGUMENT,)

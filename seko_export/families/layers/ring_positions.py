@@ -16,8 +16,8 @@ from seko_export.families.layers.rotary import key_rotary_tables, rotary_tables
 
 
 class RingPositions(Ranked):
-    """Positions of a chunk in the caches of layers with another ring than the largest, which `causal_dit.Embed`
-    handles.
+    """Positions of a chunk in the caches of layers with a smaller ring; `causal_dit.Embed` computes those for the
+    largest ring.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class RingPositions(Ranked):
         rows: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return the result of `chunk_positions` and `of_rank`; without cosines and sines unless positions are
+        """Return `chunk_positions` in the form of `of_rank`. Cosines and sines are included only if positions are
         relative to the window.
         """
         whole = chunk_positions(self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows)
@@ -55,18 +55,19 @@ def chunk_positions(
     valid_tokens: Tensor | None,
     rows: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """Return a chunk's rotary tables, the cache tokens it is written to, and the rotary tables of the cached keys.
+    """Return a chunk's rotary tables, the cache indices to which its tokens are written, and the rotary tables of the
+    cached keys.
 
     Parameters
     ----------
     model, stream
-        ``stream`` has the ring of the layers in question.
+        Dimensions of the model, and the layout of the stream with the ring of these layers.
     frames, write_slots : Tensor
-        [B, F] int64, absolute frames and the slots they are written to.
+        [B, F] int64, absolute frame numbers, and the slots to which the frames are written.
     slot_frames : Tensor or None
         [S*cache_frames] int64, the frame in each slot, if keys are stored before RoPE; written in place.
     valid_tokens : Tensor or None
-        [B] int64, how many tokens of each row's cache are filled; only with window positions.
+        [B] int64, number of filled tokens in each row's cache; only with window positions.
     rows : Tensor or None
         [B] int64, rows of a pool with S rows; without it S is B.
 
@@ -80,7 +81,7 @@ def chunk_positions(
     if slot_frames is None:
         return (*rotary_tables(frames, model, stream), index)
     n = stream.frame_tokens
-    slots = index.unflatten(0, (-1, n))[:, 0] // n  # [B*F], among the slots of all rows
+    slots = index.unflatten(0, (-1, n))[:, 0] // n  # [B*F], indices into the slots of all rows
     slot_frames.index_copy_(0, slots, frames.flatten())
     if rows is not None:
         slot_frames = rows_of(slot_frames, rows, stream.cache_frames)
@@ -101,9 +102,9 @@ def chunk_positions(
 def of_rank(
     positions: tuple[Tensor, ...], split: RankSplit | None, rank: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Return the result of `chunk_positions` as a rank's layers take it; as it is without a split.
+    """Return the result of `chunk_positions` in the form that a rank's layers take; unchanged without a split.
 
-    The rotary tables are those of the rank's own tokens, [B, T/R, D/2]; ``token_index`` is in the order of attention.
+    The rotary tables are for the rank's own tokens, [B, T/R, D/2]; ``token_index`` is in the order of attention.
     """
     if split is None or rank is None:
         return positions
@@ -115,16 +116,16 @@ def of_rank(
 def window_positions(
     slot_frames: Tensor, valid_frames: Tensor, references: int = 0, *, apart: bool = False
 ) -> Tensor:
-    """Return [B, slots] int64: how many frames in the cache are older than the frame in each slot.
+    """Return [B, slots] int64: for each slot the number of cached frames that are older than its frame.
 
-    The sink's frames are the oldest and get positions from 0 on; the others follow by age, in whatever slot they are.
-    Slots from ``valid_frames`` [B] on are empty and not counted. Nor are copies of reference frames, which fill up
-    their chunk and lie behind the first ``references`` slots. With ``apart`` the references are not counted either, and
-    have position 0.
+    Frames of the sink are the oldest and get positions from 0 on; the others follow by age, independent of their
+    slots. Empty slots (from ``valid_frames`` [B] on) are not counted, and neither are copies of reference frames,
+    which fill up the chunk of references after the first ``references`` slots. With ``apart`` reference frames are
+    not counted either, and have position 0.
     """
     slots = torch.arange(slot_frames.shape[1], device=slot_frames.device)
     there = slots < valid_frames[:, None]  # [B, slots]
-    if references > 1:  # copies of one are no older than it
+    if references > 1:  # a copy counts as no older than its frame
         there = there & ((slots < references) | (slot_frames >= 0))
     older = slot_frames[:, None, :] < slot_frames[:, :, None]  # [B, slot, other slot]
     counted: Tensor = (older & there[:, None, :]).sum(-1)
@@ -134,8 +135,8 @@ def window_positions(
 def capped_positions(slot_frames: Tensor, newest: Tensor, stream: StreamConfig) -> Tensor:
     """Return [B, slots] int64: the number of the frame in each slot, references first.
 
-    Frames behind the sink are moved back as far as ``newest`` [B, 1], the chunk's last frame, is beyond
-    ``rope_max_frames``: the positions that training saw.
+    If the chunk's last frame ``newest`` [B, 1] is beyond ``rope_max_frames``, the frames after the sink are shifted
+    back by the excess, so that all positions were seen in training.
     """
     beyond = (newest - (stream.rope_max_frames - 1)).clamp(min=0)
     moved = torch.where(slot_frames >= stream.sink_frames, slot_frames - beyond, slot_frames)
@@ -143,9 +144,9 @@ def capped_positions(slot_frames: Tensor, newest: Tensor, stream: StreamConfig) 
 
 
 def token_index(write_slots: Tensor, stream: StreamConfig, rows: Tensor | None = None) -> Tensor:
-    """Return [B*T] int64: the token of the flat cache for each token of the chunk, from slots [B, F].
+    """Return [B*T] int64: the index into the flat cache for each token of the chunk, from slots [B, F].
 
-    The cache is that of the batch, [B*N, ...], or of a pool, in which ``rows`` [B] are the batch's rows.
+    The flat cache is [B*N, ...] for a batch; for a pool, ``rows`` [B] are the pool rows of the call.
     """
     device = write_slots.device
     rows = torch.arange(write_slots.shape[0], device=device) if rows is None else rows

@@ -42,8 +42,9 @@ def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamCon
     """Return cosines and sines for the cached keys as two tables, which together equal `rotary_tables` of their
     frames.
 
-    Each axis rotates channel pairs of its own. So a table by slot (time) and a table by patch (height, width) are
-    enough. Both stay in a GPU's L2; one table as long as the cache would be read from memory by each layer.
+    Time, height and width rotate different channel pairs, so a table by slot (time) and a table by patch (height,
+    width) are enough. Both tables stay in a GPU's L2 cache; a single table as long as the KV cache would be read from
+    memory by each layer.
 
     Parameters
     ----------
@@ -53,9 +54,9 @@ def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamCon
     Returns
     -------
     slot_rotary : Tensor
-        [B*cache_frames, A, 2] float32, for the first A pairs of a head, which time rotates.
+        [B*cache_frames, A, 2] float32: cosine and sine for the first A channel pairs of a head, which time rotates.
     patch_rotary : Tensor
-        [frame_tokens, D/2 - A, 2] float32, for the other pairs: height, then width.
+        [frame_tokens, D/2 - A, 2] float32: cosine and sine for the other channel pairs, height then width.
     """
     side = side_channels(model)
     rows, columns = stream.latent_height // PATCH, stream.latent_width // PATCH
@@ -73,8 +74,8 @@ def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamCon
 
 
 def side_channels(model: ModelConfig) -> int:
-    """Return how many of a head's channels height rotates, and as many width; time rotates the rest, which come
-    first.
+    """Return the number of a head's channels that height rotates, which is also the number for width. Time rotates
+    the rest, which come first.
     """
     return 2 * (model.head_dim // 6)
 

@@ -1,7 +1,7 @@
 """The few-step sampler as two engines, with a counter-based noise generator inside them.
 
-Noise depends only on seed, absolute latent frame and draw: not on the chunk, the other rows of the batch, or a state
-that a failed chunk could advance. So a chunk that is run twice gives the same bytes.
+Noise depends only on seed, absolute latent frame and number of the draw, and not on other rows or on a state that a
+failed chunk could advance. A chunk that is run twice therefore gives the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _WORD = 0xFFFFFFFF
 
 
 class Noise(nn.Module):
-    """The chunk's initial latents: noise, except for conditioning frames; with ``rounded`` in steps of bfloat16."""
+    """The chunk's initial latents: noise, except for conditioning frames; with ``rounded`` the values are rounded to
+    bfloat16."""
 
     def __init__(self, model: ModelConfig, stream: StreamConfig, *, rounded: bool = False) -> None:
         super().__init__()
@@ -41,16 +42,16 @@ class Noise(nn.Module):
         conditioning_frames: Tensor,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Return the latents that the first pass starts from.
+        """Return the latents from which the first pass starts.
 
         Parameters
         ----------
         seeds, frames, draw : Tensor
-            [B], [B, F], [1] int64; they select the noise.
+            [B], [B, F], [1] int64: seed, frame numbers and number of the draw, which select the noise.
         conditioning_latents : Tensor
             [B, C, F, h, w] float32, latents of the conditioning frames.
         conditioning_frames : Tensor
-            [B] int64: how many leading frames of the chunk are conditioning frames.
+            [B] int64: number of leading frames of the chunk that are conditioning frames.
         rows : Tensor, optional
             [B] int64, only in a pool: the row of ``conditioning_latents`` for each batch index.
 
@@ -75,7 +76,7 @@ class Advance(nn.Module):
     Attributes
     ----------
     draws : bool
-        Whether it takes what selects the noise: ``seeds``, ``frames`` and ``draw``.
+        Whether the step adds noise and takes ``seeds``, ``frames`` and ``draw``, which select it.
     rounded : bool
         Whether latents, the first noise included, are rounded to bfloat16 between the passes.
     """
@@ -104,9 +105,9 @@ class Advance(nn.Module):
         latents, velocity : Tensor
             [B, C, F, h, w] float32.
         sigma, sigma_next : Tensor
-            [1] float32, noise level before and after.
+            [1] float32, noise level before and after the step.
         seeds, frames, draw : Tensor
-            [B], [B, F], [1] int64; they select the noise.
+            [B], [B, F], [1] int64: seed, frame numbers and number of the draw, which select the noise.
         conditioning_frames : Tensor
             [B] int64, as `Noise` takes it.
         """
@@ -119,7 +120,7 @@ class Advance(nn.Module):
 class EulerAdvance(nn.Module):
     """One step of Euler's method without fresh noise: ``x + (sigma' - sigma)*v``, as in LightX2V.
 
-    Conditioning frames are not changed. Attributes as of `Advance`.
+    Conditioning frames are not changed. Attributes are those of `Advance`.
     """
 
     draws, rounded = False, False
@@ -136,14 +137,14 @@ class EulerAdvance(nn.Module):
         sigma_next: Tensor,
         conditioning_frames: Tensor,
     ) -> Tensor:
-        """Return the next latents [B, C, F, h, w] float32; parameters as `Advance.forward`."""
+        """Return the next latents [B, C, F, h, w] float32; parameters are those of `Advance.forward`."""
         still = is_conditioning(conditioning_frames, latents.shape[2])[:, None, :, None, None]
         after = latents + (sigma_next - sigma) * velocity
         return torch.where(still, latents, in_bfloat16_steps(after) if self.rounded else after)
 
 
 class RoundedEulerAdvance(EulerAdvance):
-    """`EulerAdvance` with latents rounded to bfloat16 behind each pass, as LightX2V's scheduler keeps them."""
+    """`EulerAdvance` with latents rounded to bfloat16 after each pass, as in LightX2V's scheduler."""
 
     rounded = True
 
@@ -154,9 +155,9 @@ ADVANCE: dict[str, type[Advance] | type[EulerAdvance]] = dict(
 
 
 def in_bfloat16_steps(x: Tensor) -> Tensor:
-    """Return finite float32 numbers rounded to bfloat16, to even where two are as near, as float32.
+    """Round finite float32 numbers to bfloat16, ties to even; return them as float32.
 
-    By their bits: Inductor leaves out a cast to a narrower type that is cast back.
+    The rounding works on the bits, because Inductor removes a cast to a narrower type that is cast back.
     """
     bits = x.view(torch.int32)
     nearest: Tensor = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
@@ -174,8 +175,8 @@ def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[in
         return result
     channels, rows, columns = latent_shape
     count = channels * rows * columns
-    # The mask changes no number. Without it the compiler takes counter * constant for an index, and computes it in 32
-    # bits on a GPU, where it overflows.
+    # The mask changes no value. Without the mask the compiler treats counter * constant as an index and computes it
+    # in 32 bits on a GPU, where it overflows.
     numbers = torch.arange((count + 3) // 4, device=seeds.device) & _WORD
     group = numbers.expand(*frames.shape, -1)  # [B, F, G]
     frame = frames[..., None].expand_as(group)
@@ -186,7 +187,8 @@ def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[in
     )
     unit = [((word >> 8).float() + 0.5) * 2.0**-24 for word in words]  # each in (0, 1)
     pairs = [
-        (torch.sqrt(-2.0 * torch.log(unit[i])), 2.0 * math.pi * unit[i + 1])  # radius, angle
+        # radius and angle of Box-Muller
+        (torch.sqrt(-2.0 * torch.log(unit[i])), 2.0 * math.pi * unit[i + 1])
         for i in (0, 2)
     ]
     values = torch.stack([r * wave for r, a in pairs for wave in (torch.cos(a), torch.sin(a))], dim=-1)
@@ -211,8 +213,8 @@ def philox(
 def _multiply(constant: int, word: Tensor) -> tuple[Tensor, Tensor]:
     """Return the high and low 32 bits of constant * word for a constant from 2**31 on.
 
-    ``constant - 2**32`` is multiplied instead, so that nothing overflows int64; the missing ``word * 2**32`` is added
-    to the high half. Few operations matter: the compiler takes its time for each.
+    ``constant - 2**32`` is multiplied instead, so that no product overflows int64; the missing ``word * 2**32`` is
+    added to the high half. The number of operations is kept small, because each adds to the compile time.
     """
     product = word * (constant - 2**32)
     return (product >> 32) + word, product & _WORD

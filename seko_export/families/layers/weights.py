@@ -1,5 +1,5 @@
-"""Converts a checkpoint's tensors to the artifact's weights: fuses q, k, v, reshapes the patch embedding, casts,
-quantises to fp8.
+"""Conversion of a checkpoint's tensors to the artifact's weights: fuses q, k and v, reshapes the patch embedding,
+casts, quantises to fp8.
 """
 
 from __future__ import annotations
@@ -10,33 +10,43 @@ import torch
 from torch import Tensor
 
 from seko_export.engines.piece import Piece
-from seko_export.engines.weight_source import WeightSource
+from seko_export.engines.weight_source import CodedWeights, WeightSource
 from seko_export.families.base import MediaTensors
 from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER, TEXT_WEIGHTS, VAE_WEIGHTS
 from seko_kernels.matmul import quantise_weight
 
-BEFORE = ".before"  # of `fused_block.FusedLayer`
-_FP8_WEIGHT, _FP8_SCALE = ".weight_fp8", ".weight_scale"  # of a `fused_block.Fp8Linear`, quantised here
+_QKV = ".self_attn.qkv."
+BEFORE = ".before"  # names of the linear layers of `fused_block.FusedLayer`
+# names of the tensors of a `fused_block.Fp8Linear`, which are quantised here
+_FP8_WEIGHT, _FP8_SCALE = ".weight_fp8", ".weight_scale"
 
 
 class RenamedWeights:
-    """A checkpoint's weights by the names of the artifact, which say in which module they are.
+    """A view of a checkpoint's weights by the artifact's names, which contain the module of each weight.
 
     Parameters
     ----------
     checkpoint : WeightSource
-        By its own names.
+        The weights by the checkpoint's own names.
     names : mapping of str to str
-        A part of the artifact's names, and what the checkpoint has instead.
+        Replacements: a part of the artifact's names, and the checkpoint's text for it.
     """
 
     def __init__(self, checkpoint: WeightSource, names: Mapping[str, str]) -> None:
         self._checkpoint, self._names = checkpoint, names
 
     def __getitem__(self, name: str) -> Tensor:
+        return self._checkpoint[self._theirs(name)]
+
+    def row_codes(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Return a matrix as it is stored in e4m3, with a scale for each row; None if it is not."""
+        checkpoint = self._checkpoint
+        return checkpoint.row_codes(self._theirs(name)) if isinstance(checkpoint, CodedWeights) else None
+
+    def _theirs(self, name: str) -> str:
         for ours, theirs in self._names.items():
             name = name.replace(ours, theirs, 1)
-        return self._checkpoint[name]
+        return name
 
 
 def model_weights(
@@ -72,12 +82,11 @@ def model_weights(
         for layer in piece.served or (0,):
             for argument in piece.parameters:
                 name = argument.ref.removeprefix("weight:").replace("{layer}", str(layer))
-                if name in known_names:  # as the masked and the unmasked block share theirs
+                if name in known_names:  # engines may share weights, as the masked and the unmasked block do
                     continue
                 known_names.add(name)
                 if name.endswith(_FP8_WEIGHT):
-                    matrix = _gather(name.removesuffix(_FP8_WEIGHT) + ".weight", source)
-                    values, scale = quantise_weight(matrix)
+                    values, scale = _in_fp8(name.removesuffix(_FP8_WEIGHT) + ".weight", source)
                     scale_name = name.removesuffix(_FP8_WEIGHT) + _FP8_SCALE
                     known_names.add(scale_name)
                     yield name, values
@@ -87,13 +96,25 @@ def model_weights(
                 yield name, tensor.reshape(argument.shape).to(argument.dtype).contiguous()
 
 
+def _in_fp8(name: str, checkpoint: WeightSource) -> tuple[Tensor, Tensor]:
+    """Return a matrix in e4m3 with a scale for each row: as the checkpoint stores it, if it does, else quantised."""
+    parts = [name.replace(".qkv.", f".{part}.") for part in "qkv"] if _QKV in name else [name]
+    if isinstance(checkpoint, CodedWeights):
+        stored = [checkpoint.row_codes(part) for part in parts]
+        coded = [pair for pair in stored if pair is not None]
+        if len(coded) == len(parts):
+            codes = torch.cat([pair[0].view(torch.uint8) for pair in coded]).view(coded[0][0].dtype)
+            return codes, torch.cat([pair[1] for pair in coded])
+    return quantise_weight(_gather(name, checkpoint))
+
+
 def _gather(name: str, checkpoint: WeightSource) -> Tensor:
-    if name.endswith(BEFORE):  # of the layer before; the first one's gate meets an update of zeros
+    # modulation of the previous layer; zeros for the first layer, whose update is zeros, too
+    if name.endswith(BEFORE):
         before = int(name.split(".")[1]) - 1
         modulation = checkpoint[f"blocks.{max(before, 0)}.modulation"]
-        return (
-            modulation.clone() if before >= 0 else torch.zeros_like(modulation)
-        )  # files hold no tensor twice
-    if ".self_attn.qkv." in name:
+        # a copy, because a file holds no tensor twice
+        return modulation.clone() if before >= 0 else torch.zeros_like(modulation)
+    if _QKV in name:
         return torch.cat([checkpoint[name.replace(".qkv.", f".{part}.")] for part in "qkv"])
     return checkpoint[name]

@@ -1,18 +1,31 @@
-"""Who a request is from, and how often a caller may open sessions."""
+"""Who a request is from, which page sent it, and how often a caller may open sessions and sockets."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
+from seko_serve.errors import ServeError
 from seko_serve.security.keys import ApiKeys
+from seko_serve.security.origins import check_origin
 from seko_serve.security.rates import Rate
-from seko_serve.settings import Settings
+from seko_serve.settings import LOOPBACK, Settings
+
+# How many a second, and at once.
+OPENS = (1.0, 8.0)  # of sessions and videos, by key and address
+SOCKETS = (5.0, 30.0)  # by address
+MESSAGES = (60.0, 120.0)  # of a session's socket
+SAFE_METHODS = frozenset(
+    {"GET", "HEAD", "OPTIONS"}
+)  # they change nothing: another site's page cannot read answers
 
 
 class Access:
-    """API keys and rates of one server.
+    """API keys, origins and rates of one server.
 
     Parameters
     ----------
@@ -22,21 +35,64 @@ class Access:
     Attributes
     ----------
     controls : Rate
-        Controls of one session.
+        Messages of one socket.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._keys = ApiKeys(settings.keys)
-        self._opens = Rate(1.0, 8.0, "sessions opened", time.monotonic)
-        self.controls = Rate(60.0, 120.0, "controls", time.monotonic)
+        self._allowed = settings.allowed_origins
+        self._by_socket_file = settings.uds is not None
+        # A page of another site that gives its own name the address 127.0.0.1 would be of the same origin. Without
+        # keys nothing else keeps it out.
+        self._hosts: frozenset[str] | None = None
+        if not settings.keys and settings.uds is None and "*" not in settings.allowed_origins:
+            names = (urlsplit(origin).hostname for origin in settings.allowed_origins)
+            self._hosts = frozenset({*LOOPBACK, *(name for name in names if name)})
+        self._opens = Rate(*OPENS, "sessions and videos opened", time.monotonic)
+        self._sockets = Rate(*SOCKETS, "sockets opened", time.monotonic)
+        self.controls = Rate(*MESSAGES, "messages", time.monotonic)
 
-    def tenant(self, request: Request) -> str:
+    def check_page(self, connection: HTTPConnection) -> None:
+        """Raise a ServeError for a request that a page of another site sent, and for a host that is not this one."""
+        headers: Mapping[str, str] = connection.headers
+        if self._hosts is not None and _host_name(headers.get("host", "")) not in self._hosts:
+            raise ServeError(
+                "forbidden", "the header Host is no name of this machine; add its origin to --allowed-origins"
+            )
+        if connection.scope["type"] == "websocket" or connection.scope["method"] not in SAFE_METHODS:
+            check_origin(headers.get("origin"), headers.get("host"), self._allowed)
+
+    def tenant(self, connection: HTTPConnection) -> str:
         """Return the tenant of a request; ServeError if there are keys and it has none of them."""
-        return self._keys.tenant(request.headers.get("authorization"))
+        return self._keys.tenant(connection.headers.get("authorization"))
 
-    def opener(self, request: Request) -> str:
-        """Return the tenant of a request that takes a row; ServeError also if it opens too many."""
-        tenant = self.tenant(request)
-        address = request.client.host if request.client else ""
-        self._opens.take(f"{tenant} {address}")
+    def opener(self, connection: HTTPConnection) -> str:
+        """Return the tenant of a request that asks for a row; ServeError also if it asks too often."""
+        tenant = self.tenant(connection)
+        self._opens.take(f"{tenant} {_address(connection)}")
         return tenant
+
+    def count_socket(self, connection: HTTPConnection) -> None:
+        """Count a socket that is opened; ServeError if it is one too many from its address."""
+        self._sockets.take(_address(connection))
+
+    def from_this_machine(self, connection: HTTPConnection) -> bool:
+        """Return whether a request came from a loopback address, and by no proxy.
+
+        A proxy on this machine is seen by the address that it forwards. By a socket file only a proxy comes.
+        """
+        try:
+            return not self._by_socket_file and ip_address(_address(connection)).is_loopback
+        except ValueError:
+            return False
+
+
+def _address(connection: HTTPConnection) -> str:
+    return connection.client.host if connection.client else ""
+
+
+def _host_name(header: str) -> str:
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return ""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import FileResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -15,9 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
-from seko_serve.http.bodies import refusal
+from seko_serve.http.bodies import Refusals
+from seko_serve.http.metrics import MetricsRoutes
 from seko_serve.http.service import ServiceRoutes
 from seko_serve.http.sessions import SessionRoutes
+from seko_serve.http.videos import VideoRoutes
+from seko_serve.jobs import VideoJobs
 from seko_serve.live.manager import SessionManager
 from seko_serve.settings import Settings
 
@@ -47,8 +52,14 @@ class Application:
 
     def __init__(self, settings: Settings, manager: SessionManager) -> None:
         self._manager = manager
-        access = Access(settings)
-        self._families = (ServiceRoutes(manager, access), SessionRoutes(manager, access))
+        self._jobs = VideoJobs(manager.device, settings.videos, settings.video_folder)
+        self._access, self._refusals = Access(settings), Refusals(manager.device.metrics)
+        self._families = (
+            ServiceRoutes(manager, self._access),
+            SessionRoutes(manager, self._access),
+            VideoRoutes(manager, self._jobs, self._access),
+            MetricsRoutes(manager, self._access),
+        )
 
     def app(self) -> ASGIApp:
         """Return the ASGI application; its lifespan starts and stops the manager."""
@@ -57,27 +68,43 @@ class Application:
             *(route for family in self._families for route in family.routes()),
             Mount("/page", StaticFiles(directory=PAGE)),
         ]
-        handlers: dict[Any, Any] = {ServeError: refusal}
-        return _headers(Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers))
+        handlers: dict[Any, Any] = {
+            ServeError: self._refusals.known,
+            HTTPException: self._refusals.of_routing,
+            Exception: self._refusals.unknown,
+        }
+        return self._guarded(Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers))
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         await self._manager.start()
         try:
+            await self._jobs.start()
             yield
         finally:
+            await self._jobs.stop()
             await self._manager.stop()
 
+    def _guarded(self, app: ASGIApp) -> ASGIApp:
+        """Return the application with the headers of every answer, closed to pages of other sites."""
 
-def _headers(app: ASGIApp) -> ASGIApp:
-    """Return the application with the headers of every answer."""
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_with_headers(answer: Message) -> None:
+                if answer["type"] == "http.response.start":
+                    answer["headers"] = [*answer.get("headers", []), *HEADERS]
+                await send(answer)
 
-    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(answer: Message) -> None:
-            if answer["type"] == "http.response.start":
-                answer["headers"] = [*answer.get("headers", []), *HEADERS]
-            await send(answer)
+            if scope["type"] != "http":  # a socket is accepted before it is checked: see `serve_stream`
+                await app(scope, receive, send)
+                return
+            try:
+                self._access.check_page(HTTPConnection(scope))
+            except ServeError as error:
+                answer = await self._refusals.known(Request(scope), error)
+                await answer(scope, receive, send_with_headers)
+                return
+            # Starlette raises an error again behind its answer, for a server that would write all of it to the log.
+            with suppress(Exception):
+                await app(scope, receive, send_with_headers)
 
-        await app(scope, receive, send_with_headers)
-
-    return wrapped
+        return guarded

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import secrets
 from typing import Any
 
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from seko_serve.errors import ServeError
+from seko_serve.logs import exception_fields
+from seko_serve.metrics import Metrics
 
 MAX_BODY_BYTES = 1 << 20
-DRAINED = 8  # times that many bytes are read and dropped: a caller that still sends sees no answer
+MAX_ENTRIES = 1 << 16
+DRAINED_BYTES = 8 << 20  # so many more are read and dropped: a caller that still sends sees no answer
+BODY_S = 30.0  # from the headers to the body's end
+_LOG = logging.getLogger("seko_serve")
+_BY_STATUS = {
+    404: ("not_found", "there is no such path"),
+    405: ("not_allowed", "the path takes other methods"),
+}
 
 
-async def json_body(request: Request) -> dict[str, Any]:
-    """Return a request's JSON object; ServeError if it is none, or too long."""
-    content, size = bytearray(), 0
-    async for part in request.stream():
-        size += len(part)
-        if size <= MAX_BODY_BYTES:
-            content += part
-        elif size > DRAINED * MAX_BODY_BYTES:
-            break
-    if size > MAX_BODY_BYTES:
-        raise ServeError("too_large", f"the body has more than {MAX_BODY_BYTES} bytes")
+async def json_body(request: Request, most: int = MAX_BODY_BYTES) -> dict[str, Any]:
+    """Return a request's JSON object of at most so many bytes; ServeError if it is none, too long or too slow."""
+    content = await raw_body(request, most)
+    if content.count(b",") > MAX_ENTRIES:  # uploads are long texts: lists as long would take much more memory
+        raise ServeError("too_large", f"the body has more than {MAX_ENTRIES} entries")
     try:
-        table = json.loads(bytes(content) or b"{}")
+        table = json.loads(content or b"{}")
     except (ValueError, RecursionError):
         raise ServeError("bad_request", "the body is no JSON") from None
     if not isinstance(table, dict):
@@ -34,7 +41,60 @@ async def json_body(request: Request) -> dict[str, Any]:
     return table
 
 
-async def refusal(_: Request, error: ServeError) -> Response:
-    """Return the answer that tells a client of an error."""
-    headers = {} if error.retry_after is None else {"retry-after": str(max(1, round(error.retry_after)))}
-    return JSONResponse({"error": error.body()}, error.kind.status, headers)
+async def raw_body(request: Request, most: int) -> bytes:
+    """Return a request's body of at most so many bytes; ServeError if it is too long or too slow."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _read(request, most)
+    except ClientDisconnect:
+        raise ServeError("bad_request", "the client left before the body's end") from None
+    except TimeoutError:
+        raise ServeError("timeout", f"the body took more than {BODY_S:g} s") from None
+
+
+async def _read(request: Request, most: int) -> bytes:
+    content, size = bytearray(), 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= most:
+            content += part
+        elif size > most + DRAINED_BYTES:
+            break
+    if size > most:
+        raise ServeError("too_large", f"the body has more than {most} bytes")
+    return bytes(content)
+
+
+def internal_error(error: BaseException) -> ServeError:
+    """Write an error that nobody expected to the log; return what the client is told, with the entry's number."""
+    number = secrets.token_hex(4)
+    _LOG.error("internal error", extra={"error": number, **exception_fields(error)})
+    return ServeError("internal", "the server failed", facts={"error": number})
+
+
+class Refusals:
+    """Makes the answers that tell clients of errors, and counts them.
+
+    Parameters
+    ----------
+    metrics : Metrics
+        The server's figures.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    async def known(self, _: Request, error: ServeError) -> Response:
+        """Return the answer of an error of ours."""
+        self._metrics.refused.labels(error.kind.code).inc()
+        headers = {} if error.retry_after is None else {"retry-after": str(max(1, round(error.retry_after)))}
+        return JSONResponse({"error": error.body()}, error.kind.status, headers)
+
+    async def of_routing(self, request: Request, error: HTTPException) -> Response:
+        """Return the answer where no route fits."""
+        code, message = _BY_STATUS.get(error.status_code, ("bad_request", "the request cannot be understood"))
+        return await self.known(request, ServeError(code, message))
+
+    async def unknown(self, request: Request, error: Exception) -> Response:
+        """Return the answer of an error that nobody expected."""
+        return await self.known(request, internal_error(error))

@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from seko_serve.errors import ServeError
+from seko_serve.http.access import Access
+from seko_serve.http.bodies import internal_error
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
-from seko_serve.protocol import SUBPROTOCOL, Codec, Control, message, parse_control, parse_subprotocols
-from seko_serve.security.origins import check_origin
-from seko_serve.security.rates import Rate
+from seko_serve.protocol import (
+    SUBPROTOCOL,
+    Codec,
+    Control,
+    message,
+    parse_control,
+    parse_sound,
+    parse_subprotocols,
+)
 
 HELLO_S = 10.0  # from the socket's opening to the client's hello
+STALL_S = 30.0  # a socket that takes no byte for so long is closed
+LAST_S = 5.0  # for the last message of a socket
 NORMAL = 1000  # close code
+REMEMBERED_IDS = 1024  # of a socket's controls
 
 
-async def serve_stream(socket: WebSocket, manager: SessionManager, controls: Rate) -> None:
+async def serve_stream(socket: WebSocket, manager: SessionManager, access: Access) -> None:
     """Serve one socket to its end.
 
     A socket is accepted before anything is checked: a browser's page sees only 1006 of one that is refused.
     """
     await socket.accept(subprotocol=SUBPROTOCOL)
     try:
-        headers = socket.headers
-        check_origin(headers.get("origin"), headers.get("host"), manager.settings.allowed_origins)
+        access.count_socket(socket)
+        access.check_page(socket)
         session, last_serial = _entered(socket, manager)
         hello = await _hello(socket)
         codecs = session.content.codecs(hello)
     except ServeError as error:
-        await _refuse(socket, error)
+        await _refuse(socket, error, manager)
         return
     except WebSocketDisconnect:
         return
@@ -43,7 +54,9 @@ async def serve_stream(socket: WebSocket, manager: SessionManager, controls: Rat
         session.resend(last_serial)
     session.attach(hello.fields.get("buffer", 1), codecs)  # last: from now on chunks are made and sent
     try:
-        await _exchange(socket, session, manager, lambda: controls.take(session.name))
+        await _exchange(socket, session, manager, access)
+    except Exception as error:
+        await _refuse(socket, internal_error(error), manager)
     finally:
         session.detach()
 
@@ -86,12 +99,10 @@ def _ready(session: LiveSession, manager: SessionManager, codecs: Sequence[Codec
     )
 
 
-async def _exchange(
-    socket: WebSocket, session: LiveSession, manager: SessionManager, count: Callable[[], None]
-) -> None:
+async def _exchange(socket: WebSocket, session: LiveSession, manager: SessionManager, access: Access) -> None:
     """Read and send until either side ends."""
-    reading = asyncio.create_task(_read(socket, session, count))
-    sending = asyncio.create_task(_send(socket, session))
+    reading = asyncio.create_task(_read(socket, session, manager, access))
+    sending = asyncio.create_task(_send(socket, session, manager))
     try:
         await asyncio.wait({reading, sending}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -101,56 +112,69 @@ async def _exchange(
     closed_by_client = results[0] is True
     if closed_by_client:
         await manager.close(session)
-        with suppress(RuntimeError, WebSocketDisconnect):
-            await socket.send_text(message("end", reason="closed"))
-            await socket.close(NORMAL)
+        await _say_last(socket, message("end", reason="closed"), NORMAL)
         return
     errors = [result for result in results if isinstance(result, ServeError)]
     if errors or session.end is not None:
-        await _refuse(socket, errors[0] if errors else session.end)  # type: ignore[arg-type]
+        await _refuse(socket, errors[0] if errors else session.end, manager)  # type: ignore[arg-type]
         return
     for result in results:
-        if isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect | RuntimeError):
+        left = WebSocketDisconnect | RuntimeError | TimeoutError
+        if isinstance(result, Exception) and not isinstance(result, left):
             raise result
 
 
-async def _read(socket: WebSocket, session: LiveSession, count: Callable[[], None]) -> bool:
+async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager, access: Access) -> bool:
     """Read controls until the client says that it closes (True) or a control cannot be read (ServeError)."""
+    ids: deque[str] = deque(maxlen=REMEMBERED_IDS)
     while True:
         received = await socket.receive()
         if received["type"] == "websocket.disconnect":
             return False
         text = received.get("text")
-        if text is None:
-            raise ServeError("bad_request", "a binary message came, expected JSON")
-        control = parse_control(text)
+        control = parse_sound(received["bytes"]) if text is None else parse_control(text)
         if control.type == "close":
             return True
-        if control.type == "ping":
-            session.tell(message("pong", t=control.fields["t"], server_t=time.time()))
-            continue
         try:
-            if control.type != "ack":
-                count()
+            access.controls.take(session.name)
+            if control.type == "ping":
+                session.tell(message("pong", t=control.fields["t"], server_t=time.time()))
+                continue
+            if control.id and control.id in ids:
+                raise ServeError("conflict", "a control of this id came before")
             session.control(control)
+            ids.append(control.id)
         except ServeError as error:
+            manager.device.metrics.refused.labels(error.kind.code).inc()
             session.tell(message("rejected", id=control.id, **error.body()))
+            if error.retry_after is not None:  # too many: what follows waits, and with it the client
+                await asyncio.sleep(error.retry_after)
 
 
-async def _send(socket: WebSocket, session: LiveSession) -> None:
-    """Send what waits until the session has ended."""
+async def _send(socket: WebSocket, session: LiveSession, manager: SessionManager) -> None:
+    """Send what waits until the session has ended; TimeoutError if the client takes nothing."""
+    sent = manager.device.metrics.sent_bytes
     while True:
         for waiting in await session.messages():
-            if isinstance(waiting, bytes):
-                await socket.send_bytes(waiting)
-            else:
-                await socket.send_text(waiting)
+            async with asyncio.timeout(STALL_S):
+                if isinstance(waiting, bytes):
+                    await socket.send_bytes(waiting)
+                else:
+                    await socket.send_text(waiting)
+            sent.inc(len(waiting))
         if session.end is not None:
             return
 
 
-async def _refuse(socket: WebSocket, error: ServeError) -> None:
+async def _refuse(socket: WebSocket, error: ServeError, manager: SessionManager) -> None:
     """Send an error and close with its code."""
-    with suppress(RuntimeError, WebSocketDisconnect):
-        await socket.send_text(json.dumps({"type": "error", **error.body()}))
-        await socket.close(error.kind.close)
+    manager.device.metrics.refused.labels(error.kind.code).inc()
+    await _say_last(socket, message("error", **error.body()), error.kind.close)
+
+
+async def _say_last(socket: WebSocket, text: str, code: int) -> None:
+    """Send a last message and close, if the client takes it."""
+    with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
+        async with asyncio.timeout(LAST_S):
+            await socket.send_text(text)
+            await socket.close(code)

@@ -27,8 +27,10 @@ class Pace:
     """Video frames in them."""
     shown: int = 0
     """Chunks that the viewer acknowledged."""
+    due_chunks: int = 0
+    """Chunks that the viewer waited for while it played."""
     late: int = 0
-    """Chunks that came after they were due."""
+    """Chunks of these that came after they were due."""
     begun: float | None = None
     """When frame 0 was shown, or would have been without the viewer's stalls; None while it collects chunks."""
     collected: int = 0
@@ -46,9 +48,11 @@ class Pace:
 
     def made(self, frames: int, now: float) -> float:
         """Count a chunk that is there now; return the seconds by which it is late, 0 if it is in time."""
-        lateness = 0.0 if self.begun is None else max(0.0, now - self.due(now))
-        if self.begun is not None and lateness > 0:
-            self.late += 1
+        lateness = 0.0
+        if self.begun is not None:
+            lateness = max(0.0, now - self.due(now))
+            self.due_chunks += 1
+            self.late += lateness > 0
             self.begun += lateness  # the viewer stood still for so long
         self.chunks += 1
         self.frames += frames

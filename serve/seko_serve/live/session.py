@@ -22,6 +22,7 @@ from seko_runtime.sessions.session import RowSession
 from seko_serve.errors import ServeError
 from seko_serve.live.content import Content, Piece
 from seko_serve.live.pace import Pace
+from seko_serve.metrics import Metrics
 from seko_serve.protocol import Codec, Control, message
 from seko_serve.security.tokens import ResumeToken
 
@@ -55,6 +56,8 @@ class LiveSession:
         Where chunks are encoded.
     wake : callable
         Tells the device's thread that the session may be ready.
+    metrics : Metrics
+        The server's figures.
     """
 
     def __init__(
@@ -65,12 +68,14 @@ class LiveSession:
         loop: asyncio.AbstractEventLoop,
         workers: Executor,
         wake: Callable[[], None],
+        metrics: Metrics,
     ) -> None:
         self.name, self.tenant, self.content = name, tenant, content
         self.token = ResumeToken()
         self.detached_at: float | None = time.monotonic()
         self.end: ServeError | None = None
         self._loop, self._workers, self._wake = loop, workers, wake
+        self._metrics, self._opened_at = metrics, time.monotonic()
         self._lock = threading.Lock()
         self._pace = Pace(content.rate)
         self._paused = False
@@ -164,6 +169,7 @@ class LiveSession:
                 "id": self.name,
                 "state": "ended" if self.end else "paused" if self._paused else "running",
                 "chunks": self._pace.chunks,
+                "due_chunks": self._pace.due_chunks,
                 "late_chunks": self._pace.late,
                 "attached": self.detached_at is None,
             }
@@ -193,6 +199,12 @@ class LiveSession:
                 and self._pace.may_run()
                 and (bool(self._waiting) or not starved)
             )
+
+    def next_due(self) -> float | None:
+        """Return when the viewer needs the next chunk; None if it plays nothing."""
+        with self._lock:
+            playing = self.detached_at is None and not self._paused and self.end is None
+            return self._pace.due(0.0) if playing and self._pace.begun is not None else None
 
     def request(self, now: float) -> RowSession | None:
         """Apply the controls that wait, ask for the next chunk, and return the pool's session.
@@ -257,13 +269,20 @@ class LiveSession:
     def _encode(self, number: int, piece: Piece, applied: list[str], made_at: float) -> None:
         units = piece.read()
         with self._lock:
-            first = self._pace.frames
+            first, due_before = self._pace.frames, self._pace.due_chunks
             lateness = self._pace.made(units, time.monotonic())
+            self._metrics.chunks.inc()
+            self._metrics.due_chunks.inc(self._pace.due_chunks - due_before)
+            self._metrics.late_chunks.inc(lateness > 0)
         sent = [_Sent(number, self._serial, message("applied", id=name, chunk=number)) for name in applied]
         for media in piece.encode(number, first):
             sent.append(_Sent(number, self._serial, replace(media, serial=self._serial).pack()))
             self._serial += 1
-        encode_ms = round((time.monotonic() - made_at) * 1e3, 1)
+        now = time.monotonic()
+        self._metrics.encode.observe(now - made_at)
+        if number == 0:
+            self._metrics.ttfc.observe(now - self._opened_at)
+        encode_ms = round((now - made_at) * 1e3, 1)
         numbers = {"frames": units, "late_ms": round(lateness * 1e3, 1), "encode_ms": encode_ms}
         # Its serial is the next one's: a client that has seen all media of the chunk may still lack it.
         sent.append(_Sent(number, self._serial, message("chunk", chunk=number, **numbers)))

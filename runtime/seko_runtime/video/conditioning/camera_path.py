@@ -37,8 +37,8 @@ class CameraPath:
     chunk_frames : int
         Latent frames of a chunk.
     unit : float, optional
-        Length that is 1 for the model. Default: the longest move between two latent frames, as the model's authors
-        have it, or 1 if the camera only turns.
+        Length in the poses' units that becomes 1 in the model's input. Default: the longest move between two latent
+        frames, as in the authors' code, or 1 if the camera only turns.
     own_intrinsics : bool
         Whether each latent frame has its own intrinsics, instead of the first one's for all.
 
@@ -90,20 +90,20 @@ class CameraPath:
         return chunk
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Return to the first chunk of the path."""
         self._next = 0
 
     def state(self) -> dict[str, Any]:
-        """Return all that `load` needs to go on from here, as JSON can hold it."""
+        """Return the position on the path as a JSON value, for `load`."""
         return {"next_chunk": self._next}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state` of a path with the same poses.
+        """Continue at a position that `state` of a path with the same poses returned.
 
         Raises
         ------
         UsageError
-            If it is not one.
+            If the value is no such state.
         """
         next_chunk = state.get("next_chunk") if isinstance(state, Mapping) else None
         if type(next_chunk) is not int or not 0 <= next_chunk <= len(self):
@@ -116,7 +116,7 @@ class CameraPath:
         Raises
         ------
         UsageError
-            If the path is shorter.
+            If the path has fewer chunks.
         """
         if whole_number(number, "number", 0) >= len(self):
             raise UsageError(

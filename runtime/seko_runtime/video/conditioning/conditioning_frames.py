@@ -31,9 +31,9 @@ class ConditioningFrames:
     Parameters
     ----------
     manifest : VideoManifest
-        The session's.
+        The session's manifest.
     memory : Memory
-        The session's.
+        The session's memory.
     """
 
     def __init__(self, manifest: VideoManifest, memory: Memory) -> None:
@@ -43,24 +43,24 @@ class ConditioningFrames:
     def set_image(self, device: VideoDevice, rows: Sequence[int], image: object) -> None:
         """Begin the rows' streams with a picture.
 
-        It becomes their first latent frame. Of a model that is told the picture by an input per session, it becomes
-        that input, and the first latent frame is made like the others.
+        The picture becomes the first latent frame. If the model has an input per session for the picture, it becomes
+        that input instead, and the first latent frame is generated like the others.
 
         Parameters
         ----------
         device : VideoDevice
-            The session's.
+            The session's device.
         rows : sequence of int
             k of them.
         image : array
-            uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue. Of a model that is told the picture also float32,
-            levels of 0 to 255 and, of a bicubic resize, beyond.
+            uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue. A model with an input for the picture also takes
+            float32 levels of 0 to 255; a bicubic resize may exceed that range.
 
         Raises
         ------
         UsageError
-            If the artifact encodes no pictures, the picture's shape or dtype does not fit, or a level is not finite or
-            beyond all models' numbers.
+            If the artifact encodes no pictures, the picture's shape or dtype does not fit, or a level is not finite
+            or too large.
         """
         levels_input = picture_input(self._manifest)
         program = "encode" if levels_input is None else "condition"
@@ -96,7 +96,7 @@ class ConditioningFrames:
         Parameters
         ----------
         device : VideoDevice
-            The session's.
+            The session's device.
         rows : sequence of int
             k of them.
         latents : array
@@ -105,7 +105,7 @@ class ConditioningFrames:
         Raises
         ------
         UsageError
-            If the artifact takes none, or shape or numbers do not fit.
+            If the artifact takes no conditioning frames, or shape or numbers do not fit.
         """
         self._check_taken(device)
         stream = self._manifest.workload.stream
@@ -127,7 +127,7 @@ class ConditioningFrames:
                 self.counts[row] = count
 
     def drop(self, row: int) -> None:
-        """Let a row begin without conditioning frames."""
+        """Remove a row's conditioning frames."""
         self.counts[row] = 0
 
     def of_chunk(self, rows: Sequence[int], first_frames: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -146,7 +146,7 @@ class ConditioningFrames:
 def per_row(
     array: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str, rows: Sequence[int]
 ) -> list[tuple[int, NDArray[np.generic]]]:
-    """Return each row with its part of ``found``, which is one array for all rows or one for each."""
+    """Return pairs of a row and its array. ``found`` is one array for all rows, or has an array for each row."""
     each = (len(rows), *shape)
     if array.dtype != dtype or array.shape not in (shape, each):
         raise UsageError(

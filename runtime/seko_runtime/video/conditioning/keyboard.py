@@ -1,4 +1,5 @@
-"""A camera that a person steers with keys: w, s, a, d move, i, k look up and down, j, l turn left and right."""
+"""A camera that a person steers with keys: w, s, a and d move it, i and k look up and down, j and l turn left and
+right."""
 
 from __future__ import annotations
 
@@ -27,12 +28,12 @@ from seko_runtime.video.inputs import LARGEST
 
 KEYS = "wasdijkl"
 NONE = "none"
-MAX_STEPS = 1_000_000  # of a key string
+MAX_STEPS = 1_000_000  # most steps that a key string may name
 _PART = re.compile(rf"({NONE}|[{KEYS}]+)-([0-9]{{1,7}})", re.ASCII | re.IGNORECASE)
 _FULL_WIDTH_COMMA = "\N{FULLWIDTH COMMA}"
-_LEAST_LENGTH = 1e-6  # that the original adds to a length before it divides by it
+_LEAST_LENGTH = 1e-6  # the authors' code adds this to a length before dividing by it
 MAX_STEPS_PER_FRAME = 1000
-_USUAL_FOCAL_LENGTH = 500.0  # pixels, at any size
+_USUAL_FOCAL_LENGTH = 500.0  # default focal length in pixels, for every picture size
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,17 @@ class KeySettings:
     Parameters
     ----------
     steps_per_frame : int
-        Steps in a latent frame: 4 is one for each video frame, as the authors' tool has it; 1 one for each latent
-        frame.
+        Steps in a latent frame: 4 is a step for each video frame, as in the authors' tool; 1 is a step for each
+        latent frame.
     move : float
         Length of a step.
     yaw, pitch : float
-        Degrees of a step.
+        Degrees that a step turns.
     pitch_limit : float
-        Degrees that the camera looks up or down at most. A step that would pass it does not turn the camera at all,
-        as in the authors' tool: steps of 2 degrees end at 84 below a limit of 85.
+        Most degrees that the camera looks up or down. A step that would exceed the limit does not turn the camera at
+        all, as in the authors' tool: steps of 2 degrees end at 84 with a limit of 85.
     unit : float or None
-        Length that is 1 for the model. Default: what a latent frame's steps straight on come to.
+        Length that becomes 1 in the model's input. Default: the length of a latent frame's steps straight ahead.
 
     Raises
     ------
@@ -78,7 +79,7 @@ class KeySettings:
 
     @property
     def length(self) -> float:
-        """The length that is 1 for the model."""
+        """The length that becomes 1 in the model's input."""
         return self.unit or self.steps_per_frame * self.move or 1.0
 
 
@@ -87,14 +88,14 @@ REALTIME = KeySettings(steps_per_frame=1, yaw=6.0, pitch=4.0)
 
 
 def key_rows(text: str) -> list[frozenset[str]]:
-    """Return the keys of every step that a string such as ``w-10,iw-15,none-5`` names: keys, a dash, steps.
+    """Return the held keys of each step from a string such as ``w-10,iw-15,none-5``: keys, a dash, number of steps.
 
-    As in the authors' tool, letters may be upper case, blanks count for nothing, and a comma may be a full-width one.
+    As in the authors' tool, letters may be upper case, blanks are ignored, and commas may be full-width.
 
     Raises
     ------
     UsageError
-        If a part has another form, or the steps are too many.
+        If a part of the string has another form, or there are too many steps.
     """
     if not isinstance(text, str):
         raise UsageError(f"keys are {shown(text)}, expected a text such as w-10,iw-15,none-5")
@@ -114,10 +115,11 @@ def key_rows(text: str) -> list[frozenset[str]]:
 
 
 class KeyboardCamera:
-    """The camera of one stream: keys are pressed and released, and every chunk takes what was held since the last.
+    """The camera of one stream, steered by pressing and releasing keys; each chunk follows the keys held since the
+    last chunk.
 
-    A key that is pressed and released between two chunks counts for one latent frame. The pose is kept in float64, as
-    place and angles, so that no stream is too long.
+    A key that is pressed and released between two chunks counts for one latent frame. The pose is kept as position
+    and angles in float64, so that rounding errors do not add up in a long stream.
 
     Parameters
     ----------
@@ -128,15 +130,16 @@ class KeyboardCamera:
     settings : KeySettings
         Steps and turns.
     intrinsics : array, optional
-        [4] or [N, 4], of which the first counts: focal lengths and centre in pixels of a picture of 480 x 832, as
-        `CameraPath` takes them. Default: 500 pixels of the video, whatever its size, and its middle.
+        [4] or [N, 4], of which the first is used: focal lengths and centre in pixels of a picture of 480 x 832, as
+        `CameraPath` takes them. Default: a focal length of 500 pixels of the video, for any size, and the picture's
+        middle.
     keys : str or iterable of sets of str
-        Keys of the first steps, as `key_rows` takes or returns them; the person's own keys follow.
+        Keys of the first steps, as `key_rows` takes or returns them; pressed keys follow after these steps.
 
     Raises
     ------
     UsageError
-        If the size, the intrinsics or a key cannot be.
+        If the size, the intrinsics or a key is invalid.
     """
 
     def __init__(
@@ -161,7 +164,7 @@ class KeyboardCamera:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: at the origin, no key held, the first steps' keys to come."""
+        """Return to the beginning: camera at the origin, no key held, the keys of the first steps still to come."""
         self._place, self._yaw, self._pitch = np.zeros(3), 0.0, 0.0
         self._pressed: set[str] = set()
         self._pulses: set[str] = set()
@@ -170,7 +173,7 @@ class KeyboardCamera:
 
     @property
     def pose(self) -> Array:
-        """The camera [4, 4], camera to world."""
+        """The camera's pose [4, 4], camera to world."""
         pose = np.eye(4)
         pose[:3, :3] = _about_y(self._yaw) @ _about_x(self._pitch)
         pose[:3, 3] = self._place
@@ -178,7 +181,7 @@ class KeyboardCamera:
 
     @property
     def steps_left(self) -> int:
-        """Steps whose keys were given at the beginning and are still to come."""
+        """Number of steps still to come whose keys were given to the constructor."""
         return len(self._queue)
 
     def press(self, keys: Iterable[str]) -> None:
@@ -188,13 +191,14 @@ class KeyboardCamera:
         self._pressed |= pressed
 
     def release(self, keys: Iterable[str]) -> None:
-        """Let keys go. One that was pressed since the last chunk still counts for a latent frame."""
+        """Release keys. A key that was pressed since the last chunk still counts for a latent frame."""
         self._pressed -= _checked(keys)
 
     def next_chunk(self) -> dict[str, NDArray[np.float32]]:
         """Move on by a chunk and return its inputs by name, ``camera`` [F, 3, 4] and ``intrinsics`` [F, 4].
 
-        The first latent frame of a stream is where the camera begins; all others are behind the steps of one.
+        The first latent frame of a stream shows the camera's start; before each later one the camera makes the steps
+        of a latent frame.
         """
         before = self.pose if self._begun else None
         poses = []
@@ -212,7 +216,7 @@ class KeyboardCamera:
         return inputs_of(moved, self._intrinsics)
 
     def state(self) -> dict[str, Any]:
-        """Return all that `load` needs to go on from here, as JSON can hold it; a stream's snapshot has no camera."""
+        """Return the camera's state as a JSON value, for `load`. Snapshots of a session do not contain it."""
         return {
             "place": self._place.tolist(),
             "yaw": self._yaw,
@@ -224,12 +228,12 @@ class KeyboardCamera:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state` of a camera with the same settings and first steps.
+        """Continue from a state that `state` of a camera with the same settings and first steps returned.
 
         Raises
         ------
         UsageError
-            If it is not one.
+            If the value is no such state.
         """
         try:
             if not isinstance(state, Mapping):
@@ -245,7 +249,8 @@ class KeyboardCamera:
             ) from None
         numbers = np.array([*place.ravel(), yaw, pitch])
         whole = type(left) is int and 0 <= left <= len(self._script) and type(begun) is bool
-        level = abs(pitch) <= math.radians(self.settings.pitch_limit)  # beyond it no step would turn it back
+        # a pitch beyond the limit could not be turned back by any step
+        level = abs(pitch) <= math.radians(self.settings.pitch_limit)
         if place.shape != (3,) or not np.isfinite(numbers).all() or not whole or not level:
             raise UsageError(
                 "this state does not fit this camera; take what state() gave, with the same first steps"
@@ -255,7 +260,7 @@ class KeyboardCamera:
         self._queue = deque(self._script[len(self._script) - left :])
 
     def _step(self, keys: Iterable[str]) -> None:
-        """Turn, then move over the ground, where the camera looks now."""
+        """Turn the camera, then move it over the ground in the direction in which it looks."""
         s, pressed = self.settings, set(keys)
 
         def signed(forward: str, back: str) -> int:
@@ -265,7 +270,8 @@ class KeyboardCamera:
         if abs(pitch) <= math.radians(s.pitch_limit):
             self._pitch = pitch
         self._yaw += math.radians(s.yaw) * signed("l", "j")
-        # The camera's own axes over the ground: the one ahead is as long as the cosine of the pitch, the right one 1.
+        # The camera's axes projected to the ground: the axis ahead has the length cos(pitch), the axis to the right
+        # 1.
         level = math.cos(self._pitch)
         ahead = np.array([math.sin(self._yaw), 0.0, math.cos(self._yaw)]) * (level / (level + _LEAST_LENGTH))
         right = np.array([math.cos(self._yaw), 0.0, -math.sin(self._yaw)]) / (1 + _LEAST_LENGTH)
@@ -273,7 +279,7 @@ class KeyboardCamera:
 
 
 def _checked_rows(rows: object) -> list[frozenset[str]]:
-    """Return the keys of each step; refuse what has no order or gives no keys: sets, mappings, bytes."""
+    """Return the keys of each step; refuse sets and mappings, which have no order, and bytes."""
     if not iterates(rows) or isinstance(rows, Set | Mapping | bytes | bytearray):
         raise UsageError(
             f"keys are {shown(rows)}, expected a text such as w-10, or a list with the keys of each step"

@@ -1,4 +1,4 @@
-"""Poses of cameras: each in the one before, and intrinsics for a picture's size. All in float64.
+"""Camera poses relative to the pose before, and camera intrinsics for a picture's size. All in float64.
 
 A pose [4, 4] takes points from the camera to the world. x points right, y down, z forward.
 """
@@ -16,11 +16,12 @@ Array = NDArray[np.float64]
 REFERENCE_HEIGHT, REFERENCE_WIDTH = (
     480,
     832,
-)  # of the picture that recorded intrinsics are for, whatever it is
+)  # picture size in pixels to which recorded intrinsics refer, whatever the video's size
 VIDEO_PER_LATENT = 4  # video frames, each with a pose, for each latent frame after the first
-POSES, INTRINSICS = "camera", "intrinsics"  # a model's inputs: [F, 3, 4] and [F, 4] float32
+# names of a model's inputs for poses [F, 3, 4] and intrinsics [F, 4], float32
+POSES, INTRINSICS = "camera", "intrinsics"
 MAX_SIDE, MAX_CHUNK_FRAMES = 1 << 16, 1 << 12
-_ROUNDED = 1e-3  # how far a rotation in a file may be from one
+_ROUNDED = 1e-3  # tolerance for a rotation matrix in a file, of R R^T = 1
 
 
 def framewise(poses: Array, before: Array | None = None) -> Array:
@@ -31,12 +32,12 @@ def framewise(poses: Array, before: Array | None = None) -> Array:
     poses : numpy.ndarray
         [N, 4, 4].
     before : numpy.ndarray, optional
-        [4, 4], the camera before the first one. Without it the first one stays where it is: the identity.
+        [4, 4], the camera before the first one; default: the identity.
 
     Returns
     -------
     numpy.ndarray
-        [N, 3, 4], rotation and translation. It does not depend on the world's own frame.
+        [N, 3, 4], rotation and translation; independent of the world's coordinate frame.
     """
     first = poses[:1] if before is None else before[None]
     earlier = np.concatenate((first, poses[:-1]))
@@ -47,7 +48,8 @@ def framewise(poses: Array, before: Array | None = None) -> Array:
 
 
 def checked_size(height: object, width: object, chunk_frames: object) -> tuple[int, int, int]:
-    """Return a video's height and width in pixels, and latent frames of a chunk; UsageError for what cannot be."""
+    """Return a video's height and width in pixels, and latent frames of a chunk; UsageError if a number is
+    invalid."""
     return (
         whole_number(height, "height", 1, MAX_SIDE),
         whole_number(width, "width", 1, MAX_SIDE),
@@ -61,7 +63,7 @@ def checked_unit(unit: object) -> float:
     Raises
     ------
     UsageError
-        If it is not.
+        If the length is not positive and finite.
     """
     length = real_number(unit, "unit", "a positive length")
     if length <= 0:
@@ -150,7 +152,7 @@ def inputs_of(poses: Array, intrinsics: Array) -> dict[str, NDArray[np.float32]]
     Raises
     ------
     UsageError
-        If a number is larger than a model is given.
+        If a number is larger than `LARGEST`.
     """
     check_magnitude(poses, "the camera's way, in its unit,")
     check_magnitude(intrinsics, "intrinsics, in pixels of the video,")

@@ -1,4 +1,5 @@
-"""Whose voice each token of the picture takes, from a picture for each speaker. Numpy only."""
+"""Speaker masks: which speaker's voice each token of the picture attends to, from a mask picture of each speaker.
+Numpy only."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from seko_runtime.video.fitting import fit_levels
 from seko_runtime.video.inputs import as_array
 from seko_runtime.video.manifest import VideoManifest
 
-KIND = "speaker_masks"  # of an input per session, float32 [speakers, tokens of a latent frame]
+# kind of the input per session with the masks, float32 [speakers, tokens of a latent frame]
+KIND = "speaker_masks"
 _MIDDLE = 127.5
 
 
@@ -30,15 +32,15 @@ def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: VideoManifest
     Parameters
     ----------
     pictures : sequence of numpy.ndarray
-        One for each speaker, uint8 [rows, columns, 3] of any size: their red is bright where the speaker is. They are
-        cut and resized as the portrait is, then by cubic convolution to a pixel for each token.
+        A mask for each speaker, uint8 [rows, columns, 3] of any size; its red channel is bright where the speaker is.
+        Masks are cut and resized like the portrait, then resized by cubic convolution to one pixel a token.
     manifest : VideoManifest
-        The artifact's.
+        The artifact's manifest.
 
     Raises
     ------
     UsageError
-        If it takes no masks, or they are too few or too many, or no pictures.
+        If the artifact takes no masks, or the number, shape or dtype of the masks does not fit.
     """
     spec = masks_input(manifest)
     if spec is None and any(input_spec.kind in (*KINDS, FEATURES) for input_spec in manifest.caller_inputs):
@@ -53,7 +55,8 @@ def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: VideoManifest
         raise UsageError(f"{len(masks_given)} masks given for {spec.shape[0]} speakers, expected one each")
     stream = manifest.workload.stream
     _, rows, columns = stream.latent_shape
-    side = round((rows * columns / stream.frame_tokens) ** 0.5)  # of a token, in latent cells
+    # height and width of a token, in latent cells
+    side = round((rows * columns / stream.frame_tokens) ** 0.5)
     masks = []
     for picture in masks_given:
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[-1] != 3 or 0 in picture.shape:

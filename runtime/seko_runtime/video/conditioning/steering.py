@@ -1,4 +1,4 @@
-"""Give each chunk its camera inputs from a controller: the keyboard, or a recorded path."""
+"""Camera inputs of each chunk from a controller: a keyboard camera or a recorded path."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Camera(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return all that `load` needs to go on from here, as JSON can hold it."""
+        """Return the controller's state as a JSON value, for `load`."""
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Continue from a state that `state` returned."""
         ...
 
 
@@ -33,12 +33,12 @@ def steered(
     inputs: Mapping[str, object] | None,
     camera: Camera | None,
 ) -> MadeT:
-    """Make a chunk with the camera's next inputs beside the caller's. If it fails, the camera has not moved.
+    """Make a chunk with the caller's inputs and the camera's next ones. If the chunk fails, the camera has not moved.
 
     Raises
     ------
     UsageError
-        If ``camera`` is no camera, or both give one input.
+        If ``camera`` is no camera, or the caller's inputs and the camera have an input in common.
     """
     if camera is None:
         return run(inputs)

@@ -1,4 +1,4 @@
-"""The voice that a stream hears: samples of 16 kHz, and for each latent frame the second around it. Numpy only."""
+"""The voice of a stream: audio samples at 16 kHz, and a window of one second around each latent frame. Numpy only."""
 
 from __future__ import annotations
 
@@ -17,38 +17,41 @@ from seko_runtime.video.inputs import as_array, check_magnitude
 from seko_runtime.video.manifest import VideoManifest
 
 RATE = 16_000  # samples a second
-WINDOW = 16_000  # samples that are heard for one latent frame
-# Kinds of inputs [speakers, F, WINDOW] float32, and whether their numbers are brought to mean 0 and variance 1.
+WINDOW = 16_000  # audio samples in the window of one latent frame
+# Kinds of inputs with windows [speakers, F, WINDOW] float32, and whether the samples are normalised to mean 0 and
+# variance 1.
 NORMALISED, PLAIN = "audio_windows", "audio_windows_plain"
 KINDS = {NORMALISED: True, PLAIN: False}
-FEATURES = "audio_features"  # of an artifact without the encoder: what it would make of the windows
-_LEAST_VARIANCE = 1e-7  # is added, as transformers' feature extractor does
+FEATURES = "audio_features"  # kind of the input of an artifact without an audio encoder: the encoder's output
+_LEAST_VARIANCE = 1e-7  # added to the variance, as transformers' feature extractor does
 _INT16 = 32768.0
-MAX_HELD_S = 1800  # seconds of a voice that a row holds: heard by the last chunks, and pushed ahead
+MAX_HELD_S = 1800  # most seconds of voice that a row holds: used by its last chunks, or pushed ahead
 MAX_HELD = MAX_HELD_S * RATE
 MAX_SAMPLE = 1 << 53
-_BLOCK = RATE  # samples of a voice that are held in one array
+_BLOCK = RATE  # samples in one array of a `SampleBuffer`
 
 
 @dataclass(frozen=True)
 class AudioWindows:
     """The window of audio samples of each latent frame.
 
-    Latent frame 0 is one video frame, each later one ``per_latent`` of them. A window of `WINDOW` samples lies around
-    the middle of its video frames. Samples before the voice, and behind the frame's last video frame, are zeros in it.
+    Latent frame 0 is one video frame; each later latent frame is ``per_latent`` video frames. A window has `WINDOW`
+    samples around the middle of its latent frame's video frames. Samples before the beginning of the voice, and after
+    the latent frame's last video frame, are zeros in the window.
 
     Parameters
     ----------
     name : str
         The input that takes the windows.
     speakers, chunk_frames : int
-        Voices of a row, and latent frames of a chunk.
+        Number of voices of a row, and of latent frames in a chunk.
     frame_samples : int
-        Samples for one video frame.
+        Audio samples for the duration of one video frame.
     per_latent : int
         Video frames for a latent frame after the first.
     normalised : bool
-        Whether the windows of a chunk, zeros included, are together brought to mean 0 and variance 1, for each voice.
+        Whether the samples of all windows of a chunk, zeros included, are normalised to mean 0 and variance 1, for
+        each voice.
     """
 
     name: str
@@ -60,7 +63,7 @@ class AudioWindows:
 
     @classmethod
     def of(cls, manifest: VideoManifest) -> AudioWindows | None:
-        """Return those of an artifact; None if it has no input of one of `KINDS`."""
+        """Return the windows of an artifact; None if the artifact has no input of one of `KINDS`."""
         spec = next((spec for spec in manifest.caller_inputs if spec.kind in KINDS), None)
         if spec is None:
             return None
@@ -88,7 +91,7 @@ class AudioWindows:
 
     @staticmethod
     def missing(manifest: VideoManifest) -> str:
-        """Return why an artifact without windows takes no sound, as a sentence."""
+        """Return a sentence for messages: why an artifact takes no sound."""
         spec = next((spec for spec in manifest.caller_inputs if spec.kind == FEATURES), None)
         if spec is not None:
             return (
@@ -99,7 +102,7 @@ class AudioWindows:
         return f"this artifact's model hears no audio; its inputs: {names}"
 
     def end(self, frame: int) -> int:
-        """Return the sample behind the last one that a latent frame hears."""
+        """Return the end of the samples that a latent frame uses: one more than the number of the last."""
         return self.frame_samples * (self.per_latent * frame + 1)
 
     def begin(self, frame: int) -> int:
@@ -108,16 +111,17 @@ class AudioWindows:
         return self.end(frame) - length // 2 - WINDOW // 2
 
     def needed(self, first_frame: int) -> tuple[int, int]:
-        """Return the samples that the chunk which begins with a latent frame hears: the first, and behind the last."""
+        """Return the range of samples, first and end, that the chunk starting at a latent frame uses."""
         return max(0, self.begin(first_frame)), self.end(first_frame + self.chunk_frames - 1)
 
     def lateness(self, times: Sequence[float]) -> list[float]:
-        """Return how many seconds after its last sample each chunk of a voice that is just spoken would come.
+        """Return the delay in seconds of each chunk after the last sample that it uses, as if the voice were live.
 
         Parameters
         ----------
         times : sequence of float
-            When chunk 0 began, then when each was ready, in seconds; none of them waited for its samples.
+            Time at which chunk 0 began, then time at which each chunk was ready, in seconds. No chunk waited for
+            samples.
         """
         late, ready = [], 0.0
         for number, (began, ended) in enumerate(pairwise(times)):
@@ -127,7 +131,7 @@ class AudioWindows:
         return late
 
     def latent_frames(self, samples: int) -> int:
-        """Return how many latent frames cover this many samples; the last frame may end after them."""
+        """Return the number of latent frames that cover a number of samples; the last frame may end after them."""
         return max(0, -(-samples // self.frame_samples) - 2 + self.per_latent) // self.per_latent + (
             samples > 0
         )
@@ -138,7 +142,8 @@ class AudioWindows:
         Parameters
         ----------
         samples : numpy.ndarray
-            [speakers, N] float32, from sample ``offset`` of the stream on. What is not there is silent.
+            [speakers, N] float32, beginning at sample ``offset`` of the stream. Samples outside this range count as
+            zeros.
         offset : int
             See ``samples``.
         first_frame : int
@@ -164,27 +169,28 @@ class AudioWindows:
 
 
 class SampleBuffer:
-    """Consecutive samples of a voice, in blocks that a copy shares until one of the two changes them.
+    """A buffer of consecutive samples of a voice, in blocks that are copied on write: a copy of the buffer shares its
+    blocks until one of the two changes them.
 
-    Writing, dropping and copying cost what they move, not what is held.
+    The cost of writing and dropping grows with the samples moved, not with the samples held.
 
     Parameters
     ----------
     speakers : int
-        Voices that are held side by side.
+        Number of voices that are held side by side.
     """
 
     def __init__(self, speakers: int) -> None:
         self._speakers = speakers
-        self._blocks: list[NDArray[np.float32]] = []  # [speakers, _BLOCK] each
-        self._shared = 0  # blocks from the first on that a copy may have, too
-        self._begin = self._end = 0  # of what is held, in the blocks
+        self._blocks: list[NDArray[np.float32]] = []  # blocks of float32 [speakers, _BLOCK]
+        self._shared = 0  # number of leading blocks that may be shared with a copy
+        self._begin = self._end = 0  # range of the held samples within the blocks
 
     def __len__(self) -> int:
         return self._end - self._begin
 
     def between(self, first: int, last: int) -> NDArray[np.float32]:
-        """Return a copy [speakers, last - first] of samples, counted from the first that is held."""
+        """Return a copy [speakers, last - first] of samples, counted from the first held sample."""
         samples = np.empty((self._speakers, last - first), np.float32)
         done, (number, place) = 0, divmod(self._begin + first, _BLOCK)
         while done < last - first:
@@ -194,7 +200,7 @@ class SampleBuffer:
         return samples
 
     def write(self, at: int, samples: NDArray[np.float32]) -> None:
-        """Replace the samples from number ``at`` on, counted from the first that is held, by others."""
+        """Replace the samples from number ``at`` on, counted from the first held sample."""
         self._end = self._begin + at + samples.shape[1]
         blocks, place = divmod(self._begin + at, _BLOCK)
         del self._blocks[blocks + (place > 0) :]
@@ -210,14 +216,14 @@ class SampleBuffer:
             samples, place = samples[:, part.shape[1] :], 0
 
     def drop(self, count: int) -> None:
-        """Drop the first samples."""
+        """Drop the first ``count`` samples."""
         gone, self._begin = divmod(self._begin + count, _BLOCK)
         del self._blocks[:gone]
         self._shared = max(0, self._shared - gone)
         self._end -= gone * _BLOCK
 
     def copy(self) -> SampleBuffer:
-        """Return a buffer with the same samples."""
+        """Return a copy of the buffer."""
         other = SampleBuffer(self._speakers)
         other._blocks, other._begin, other._end = [*self._blocks], self._begin, self._end
         self._shared = other._shared = len(self._blocks)
@@ -225,21 +231,21 @@ class SampleBuffer:
 
 
 class Voice:
-    """The samples that were pushed for one row, as far as they are still needed.
+    """The voice of one row: the pushed samples that later chunks still need.
 
     Parameters
     ----------
     windows : AudioWindows
-        The artifact's.
+        The artifact's windows.
     samples : numpy.ndarray, optional
-        [speakers, N] float32 that are held already.
+        [speakers, N] float32: samples to begin with.
     first : int
-        Number of the first sample that is held.
+        Number of the first held sample, from the start of the stream.
     ended : bool
-        Whether the voice has ended: what would follow is silent.
+        Whether the voice has ended: later chunks use zeros.
     came : sequence of (int, float)
-        Of the pushes that frames waited for, and of the last one: the number of the sample behind its last one, and
-        when it came, by `time.monotonic`.
+        Records of pushes: the end of the pushed samples, and the time by `time.monotonic` at which they came. Kept
+        are the last push and those that completed a latent frame.
     """
 
     def __init__(
@@ -257,11 +263,11 @@ class Voice:
             self._samples.write(0, samples)
         self._came = deque(came)
         self._replaced: tuple[int, int] | None = (
-            None  # where the last push with `at` took samples back: from, to
+            None  # range of the samples that the last push with `at` replaced
         )
 
     def state(self) -> dict[str, object]:
-        """Return what the constructor takes to make a voice like this one, as arrays and plain values."""
+        """Return the constructor's arguments for an equal voice, as arrays and plain values."""
         return {
             "windows": self.windows,
             "samples": self._samples.between(0, len(self._samples)),
@@ -271,23 +277,23 @@ class Voice:
         }
 
     def copy(self) -> Voice:
-        """Return a voice of its own with the same samples."""
+        """Return an independent copy of the voice."""
         other = Voice(self.windows, None, self.first, ended=self.ended, came=self._came)
         other._samples = self._samples.copy()
         return other
 
     @property
     def end(self) -> int:
-        """The sample behind the last one that is held."""
+        """The end of the held samples: one more than the number of the last."""
         return self.first + len(self._samples)
 
     def check_push(self, samples: object, at: object = None) -> tuple[NDArray[np.float32], int]:
-        """Return samples [speakers, N] and the number of the first of them; changes nothing.
+        """Check a push and return its samples [speakers, N] and the number of the first; the voice is not changed.
 
         Raises
         ------
         UsageError
-            If they are no samples, leave a gap, come behind the end of the voice, or are too many.
+            If the array holds no samples, the samples leave a gap, follow the end of the voice, or are too many.
         """
         array = checked_samples(samples, self.windows.speakers)
         if at is None and self.ended and array.shape[1]:
@@ -309,7 +315,7 @@ class Voice:
         return array, begin
 
     def push(self, samples: object, *, at: object = None, last: bool = False) -> None:
-        """Append samples, or with ``at`` replace those from there on; see `Session.push_audio`.
+        """Append samples, or with ``at`` replace the samples from that number on; see `Session.push_audio`.
 
         Raises
         ------
@@ -320,14 +326,15 @@ class Voice:
         self.take(array, begin, last=last, replaces=at is not None)
 
     def take(self, array: NDArray[np.float32], begin: int, *, last: bool, replaces: bool) -> None:
-        """Append what `check_push` returned; ``replaces`` says whether it was called with ``at``."""
+        """Append the samples that `check_push` returned; ``replaces`` tells whether `check_push` was called with
+        ``at``."""
         if not len(self._samples):
             self.first = begin
         before = self.end
         self._samples.write(begin - self.first, array)
         self._replaced = (self.end, before) if replaces and self.end < before else None
         self._note_push(begin)
-        # An end is taken back by samples that replace others, not by an empty push.
+        # Only a push that replaces samples reopens a voice that has ended; an empty push does not.
         self.ended = last or (self.ended and not replaces)
 
     def of_chunk(self, first_frame: int) -> NDArray[np.float32]:
@@ -336,7 +343,7 @@ class Voice:
         Raises
         ------
         UsageError
-            If some of its samples were not pushed, and the voice has not ended.
+            If samples that the chunk uses were not pushed, and the voice has not ended.
         """
         first, end = self.windows.needed(first_frame)
         missing = 0 if self.ended else end - self.end
@@ -357,12 +364,12 @@ class Voice:
         return self.windows.of_chunk(heard, first, first_frame)
 
     def heard_at(self, first_frame: int) -> float:
-        """Return when the last sample was pushed that a chunk hears, by `time.monotonic`; see `of_chunk`."""
+        """Return the time, by `time.monotonic`, at which the last sample that a chunk uses was pushed."""
         end = min(self.windows.needed(first_frame)[1], self.end)
         return next(came for behind, came in self._came if behind >= end)
 
     def _note_push(self, begin: int) -> None:
-        """Note when samples came, of which the first has the number ``begin``."""
+        """Record the time at which pushed samples came, of which the first has the number ``begin``."""
         cut = None
         while self._came and self._came[-1][0] > begin:
             cut = self._came.pop()
@@ -371,15 +378,15 @@ class Voice:
         if self._came:
             before = self._came[-2][0] if len(self._came) > 1 else self.first
             if self._whole(before) == self._whole(self._came[-1][0]):
-                self._came.pop()  # no frame waited for that push: it brought the last sample of none
+                self._came.pop()  # the previous push completed no latent frame: no chunk needs its time
         self._came.append((self.end, time.monotonic()))
 
     def _whole(self, samples: int) -> int:
-        """Return how many latent frames hear nothing behind this many samples of the stream."""
+        """Return the number of latent frames that need no sample after the first ``samples`` of the stream."""
         return (samples // self.windows.frame_samples - 1) // self.windows.per_latent + 1
 
     def forget(self, first_frame: int) -> None:
-        """Drop the samples that no chunk from this latent frame on hears."""
+        """Drop the samples that no chunk from a latent frame on uses."""
         gone = min(self.windows.needed(first_frame)[0], self.end) - self.first
         if gone > 0:
             self._samples.drop(gone)
@@ -394,7 +401,7 @@ def checked_samples(samples: object, speakers: int) -> NDArray[np.float32]:
     Raises
     ------
     UsageError
-        If they have another shape or dtype, or a number is not finite.
+        If the samples have another shape or dtype, or a number is not finite.
     """
     array = as_array(samples, "audio")
     shaped = array[None] if array.ndim == 1 and speakers == 1 else array
@@ -403,7 +410,8 @@ def checked_samples(samples: object, speakers: int) -> NDArray[np.float32]:
         raise UsageError(
             f"audio is {array.dtype} {list(array.shape)}, expected int16 or float32 {wanted} at {RATE} Hz"
         )
-    if shaped.shape[1] > MAX_HELD:  # before it is converted: one repeated number may stand for any many
+    # checked before the conversion: a broadcast array may have any length at no cost of memory
+    if shaped.shape[1] > MAX_HELD:
         raise UsageError(
             f"audio has {shaped.shape[1]} samples, at most {MAX_HELD} are held ({MAX_HELD_S} s): push it in parts"
         )

@@ -1,0 +1,58 @@
+"""Connections with the time-outs that uvicorn's have not: slow requests, and peers that do not take what is sent."""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+HEADER_S = 10.0  # from a connection's opening, or a request's first byte, to the end of its headers
+LINGER_S = 10.0  # from the end of a socket to its reset, if the peer takes nothing
+
+
+class HttpConnection(H11Protocol):
+    """An HTTP connection that is closed if a request's headers take too long."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._wait_for_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; wait on while they end within headers."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:  # the headers are there
+            self._stop_waiting()
+        elif self._timer is None:
+            self._wait_for_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait_for_headers(self) -> None:
+        self._timer = self.loop.call_later(HEADER_S, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class StreamConnection(WebSocketsSansIOProtocol):
+    """A WebSocket connection that ends also if its peer does not read what is left to send."""
+
+    def keepalive_timeout(self) -> None:
+        """End the connection of a peer that answers no ping."""
+        super().keepalive_timeout()
+        self.transport.abort()
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        """Give the peer a while to take what was sent last."""
+        super().on_task_complete(task)
+        self.loop.call_later(LINGER_S, self.transport.abort)

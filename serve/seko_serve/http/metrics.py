@@ -1,0 +1,80 @@
+"""Figures for Prometheus, for the machine itself or with a key."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from seko_serve.http.access import Access
+from seko_serve.live.manager import SessionManager
+from seko_serve.metrics import PREFIX
+
+STATES = ("running", "paused", "ended")
+
+
+class SessionsCollector(Collector):
+    """The gauges that are read when they are asked for: sessions, capacity, and the share of chunks in time.
+
+    Parameters
+    ----------
+    manager : SessionManager
+        The live sessions.
+    """
+
+    def __init__(self, manager: SessionManager) -> None:
+        self._manager = manager
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges."""
+        sessions = [session.facts() for session in list(self._manager.sessions.values())]
+        states = Counter(str(facts["state"]) for facts in sessions)
+        open_sessions = GaugeMetricFamily(f"{PREFIX}_sessions", "Sessions with a row", labels=["state"])
+        for state in STATES:
+            open_sessions.add_metric([state], states[state])
+        yield open_sessions
+        watched = sum(bool(facts["attached"]) for facts in sessions)
+        yield GaugeMetricFamily(f"{PREFIX}_sockets", "Sessions with a socket", watched)
+        yield GaugeMetricFamily(f"{PREFIX}_capacity", "Sessions that may be open", self._manager.capacity)
+        shares = [1 - late / due for late, due in map(_late_and_due, sessions) if due]
+        yield GaugeMetricFamily(
+            f"{PREFIX}_cpr",
+            "Share of chunks in time, the mean of the sessions that play",
+            sum(shares) / len(shares) if shares else 1.0,
+        )
+
+
+def _late_and_due(facts: Mapping[str, Any]) -> tuple[int, int]:
+    return facts["late_chunks"], facts["due_chunks"]
+
+
+class MetricsRoutes:
+    """The route ``/metrics``.
+
+    Parameters
+    ----------
+    manager : SessionManager
+        The live sessions.
+    access : Access
+        Who may call.
+    """
+
+    def __init__(self, manager: SessionManager, access: Access) -> None:
+        self._metrics, self._access = manager.device.metrics, access
+        self._metrics.registry.register(SessionsCollector(manager))
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the route."""
+        return [Route("/metrics", self._text)]
+
+    async def _text(self, request: Request) -> Response:
+        if not self._access.from_this_machine(request):
+            self._access.tenant(request)
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,54 @@
+"""Log lines of JSON, without anything that a client sent."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+FRAMES = 12  # of a traceback, the innermost
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object a line: time, level, message, and the record's extra fields.
+
+    Of an exception the line has its type and where it was raised. Its text may quote what a client sent, and is left
+    out.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage().strip(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _OWN}
+        if record.exc_info and record.exc_info[1] is not None:
+            line |= exception_fields(record.exc_info[1])
+        return json.dumps(line, default=lambda value: type(value).__name__)
+
+
+def exception_fields(error: BaseException) -> dict[str, object]:
+    """Return the type of an error and the places in the code that it came through."""
+    return {"exception": type(error).__name__, "at": list(_places(error))[-FRAMES:]}
+
+
+def _places(error: BaseException) -> Iterator[str]:
+    for frame in traceback.extract_tb(error.__traceback__):
+        file = Path(frame.filename)
+        yield f"{file.parent.name}/{file.name}:{frame.lineno} {frame.name}"
+
+
+def set_up(level: str, stream: TextIO | None = None) -> None:
+    """Write the process's log lines as JSON; `level` as `logging` names it, in small letters."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

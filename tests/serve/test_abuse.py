@@ -1,0 +1,332 @@
+"""Clients that mean harm, or are broken: each is refused by name, and nobody else's stream changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+import seko_serve.http.access
+import seko_serve.http.bodies
+import seko_serve.http.connections
+import seko_serve.http.stream
+from seko_serve.client import AsyncClient
+
+from .conftest import Running, Starter
+from .test_server import PROMPT, alone, http, pictures, run, watch
+
+HELLO = json.dumps({"type": "hello", "codecs": ["rgb24"]})
+
+
+def raw(server: Running) -> socket.socket:
+    """Return a bare connection to a server."""
+    parts = urlsplit(server.url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=30)
+
+
+async def undisturbed(new_client: Callable[[], AsyncClient], during: Callable[[], Any]) -> None:
+    """Check that a viewer's stream is the runtime's own, byte for byte, while something else goes on."""
+    viewer = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+    media, _ = await watch(viewer, 2)
+    await during()
+    more, _ = await watch(viewer, 3)
+    seen = pictures(media + more)
+    assert np.array_equal(seen, alone(5 + 4, {0: PROMPT})[: len(seen)])
+    await viewer.close()
+
+
+async def stream_socket(server: Running, *entrance: str, name: str, **further: Any) -> ClientConnection:
+    url = f"{server.url.replace('http', 'ws')}/v1/sessions/{name}/stream"
+    return await connect(url, subprotocols=["seko.v1", *entrance], compression=None, **further)  # type: ignore[list-item]
+
+
+async def last_words(stream: ClientConnection) -> tuple[str, int]:
+    """Return the code of the error that a socket ends with, and its close code."""
+    told: dict[str, Any] = {}
+    with suppress(ConnectionClosed):
+        async for received in stream:
+            if isinstance(received, str):
+                told = json.loads(received)
+    assert told["type"] == "error"
+    return told["code"], stream.close_code or 0
+
+
+async def refused(server: Running, *entrance: str, name: str, **further: Any) -> tuple[str, int]:
+    """Return the code and the close code with which a socket is refused."""
+    async with await stream_socket(server, *entrance, name=name, **further) as stream:
+        with suppress(ConnectionClosed):  # by the refusal, which is read next
+            await stream.send(HELLO)
+        return await last_words(stream)
+
+
+def opened(server: Running) -> dict[str, Any]:
+    status, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})
+    assert status == 201
+    return dict(answer)
+
+
+def test_a_request_whose_headers_trickle_in_is_cut_off(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seko_serve.http.connections, "HEADER_S", 1.0)
+    server = start()
+    sockets: set[object] = set()
+
+    def trickle() -> None:
+        with raw(server) as connection, pytest.raises(OSError):  # noqa: PT011, PT012 - which one is the kernel's
+            for letter in b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"y" * 5_000:
+                connection.sendall(bytes([letter]))
+                time.sleep(0.01)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        await undisturbed(new_client, lambda: asyncio.to_thread(trickle))
+
+    run(test, server)
+    parts = urlsplit(server.url)
+    with closing(HTTPConnection(parts.netloc, timeout=30)) as connection:
+        for _ in range(2):  # whoever takes the same time between requests is not cut off
+            connection.request("GET", "/health")
+            with connection.getresponse() as answer:
+                assert answer.status == 200
+                answer.read()
+            sockets.add(connection.sock)
+            time.sleep(1.2)
+    assert len(sockets) == 1
+
+
+def test_a_body_that_trickles_in_is_refused(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seko_serve.http.bodies, "BODY_S", 0.2)
+    server = start()
+    with raw(server) as connection:
+        connection.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
+        answer = connection.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
+
+
+def test_two_hundred_idle_connections_change_nothing(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seko_serve.http.connections, "HEADER_S", 1.0)
+    server = start()
+    idle: list[socket.socket] = []
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        await undisturbed(
+            new_client, lambda: asyncio.to_thread(lambda: idle.extend(raw(server) for _ in range(200)))
+        )
+
+    try:
+        run(test, server)
+        for connection in idle:  # each is closed by the server
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_a_viewer_that_reads_a_byte_now_and_then_stops_its_own_row_only(start: Starter) -> None:
+    server = start()
+    name: dict[str, str] = {}
+
+    async def slow_reader() -> None:
+        session = opened(server)
+        name["slow"] = session["id"]
+        parts = urlsplit(server.url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1)
+        writer.write(
+            f"GET /v1/sessions/{session['id']}/stream HTTP/1.1\r\nHost: {parts.netloc}\r\nUpgrade: websocket\r\n"
+            "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+            f"Sec-WebSocket-Protocol: seko.v1, seko.ticket.{session['ticket']}\r\n\r\n".encode()
+        )
+        frame = HELLO.encode()
+        writer.write(bytes([0x81, 0x80 | len(frame), 0, 0, 0, 0]) + frame)  # masked with zeros
+        for _ in range(20):
+            assert await reader.readexactly(1)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert http(f"{server.url}/v1/sessions/{session['id']}")[1]["chunks"] <= 2
+        writer.close()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        await undisturbed(new_client, slow_reader)
+        while http(f"{server.url}/v1/sessions/{name['slow']}")[1]["attached"]:
+            await asyncio.sleep(0.02)
+
+    run(test, server)
+
+
+def test_a_socket_that_takes_nothing_is_given_up(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy's frames fit into any kernel's buffer, so the socket's sending is held back here."""
+    monkeypatch.setattr(seko_serve.http.stream, "STALL_S", 0.2)
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("starlette.websockets.WebSocket.send_bytes", never)
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+        while http(f"{server.url}/v1/sessions/{client._id}")[1]["attached"]:
+            await asyncio.sleep(0.02)
+
+    run(test, server)
+
+
+def test_a_viewer_that_vanishes_between_two_chunks_changes_nothing_for_others(start: Starter) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        async def vanish() -> None:
+            client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+            await watch(client, 1, acknowledge=False)
+            await client.drop()
+
+        await undisturbed(new_client, vanish)
+
+    run(test, server)
+
+
+@pytest.mark.parametrize(
+    ("say", "code", "close"),
+    [
+        (json.dumps({"type": "prompt", "id": "1", "text": "x" * (1 << 19)}), "too_large", 1008),
+        (b"\x00\x01", "bad_request", 1008),
+        ("[]", "bad_request", 1008),
+        ("{", "bad_request", 1008),
+    ],
+)
+def test_messages_that_cannot_be_read_end_the_socket_by_name(
+    start: Starter, say: str | bytes, code: str, close: int
+) -> None:
+    server = start()
+    session = opened(server)
+
+    async def test(_: Callable[[], AsyncClient]) -> None:
+        async with await stream_socket(
+            server, f"seko.ticket.{session['ticket']}", name=session["id"]
+        ) as stream:
+            await stream.send(HELLO)
+            assert json.loads(await stream.recv())["type"] == "ready"
+            await stream.send(say)
+            assert await last_words(stream) == (code, close)
+
+    run(test, server)
+    assert http(f"{server.url}/v1/sessions/{session['id']}")[0] == 200  # it may come back
+
+
+def test_a_megabyte_of_prompt_is_refused_wherever_it_comes(start: Starter) -> None:
+    server = start()
+    assert http(f"{server.url}/v1/sessions", "POST", {"prompt": "x" * (1 << 20)})[0] == 413
+    session = opened(server)
+    assert http(f"{server.url}/v1/sessions/{session['id']}", "PATCH", {"prompt": "x" * 100_000})[0] == 413
+
+    async def test(_: Callable[[], AsyncClient]) -> None:
+        async with await stream_socket(
+            server, f"seko.ticket.{session['ticket']}", name=session["id"]
+        ) as stream:
+            await stream.send(json.dumps({"type": "prompt", "id": "1", "text": "x" * (2 << 20)}))
+            await stream.wait_closed()
+            assert stream.close_code == 1009  # message too big, which the library says by itself
+
+    run(test, server)
+
+
+def test_a_ticket_opens_its_own_session_and_once(start: Starter) -> None:
+    server = start()
+    mine, other = opened(server), opened(server)
+    entrance = f"seko.ticket.{mine['ticket']}"
+
+    async def test(_: Callable[[], AsyncClient]) -> None:
+        assert await refused(server, entrance, name=other["id"]) == ("unauthorized", 1008)
+        fresh = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT})[1]
+        entrances = [f"seko.ticket.{fresh['ticket']}"]
+        async with await stream_socket(server, *entrances, name=fresh["id"]) as stream:
+            await stream.send(HELLO)
+            assert json.loads(await stream.recv())["type"] == "ready"
+            assert await refused(server, *entrances, name=fresh["id"]) == ("unauthorized", 1008)
+
+    run(test, server)
+
+
+def test_a_second_control_of_one_id_is_rejected(start: Starter) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+        for text in ("c", "b"):
+            assert client._socket is not None
+            await client._socket.send(json.dumps({"type": "prompt", "id": "same", "text": text}))
+        _, told = await watch(client, 4)
+        receipts = [(one["type"], one.get("code")) for one in told if one.get("id") == "same"]
+        assert receipts.count(("rejected", "conflict")) == 1
+        assert receipts.count(("applied", None)) == 1
+
+    run(test, server)
+
+
+def test_pages_of_other_sites_reach_neither_sockets_nor_sessions(start: Starter) -> None:
+    server = start(allowed_origins=frozenset({"https://good.example"}))
+    session = opened(server)
+
+    def post(**headers: str) -> bytes:
+        with raw(server) as connection:
+            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            connection.sendall(f"POST /v1/sessions HTTP/1.1\r\n{lines}Content-Length: 2\r\n\r\n{{}}".encode())
+            return connection.recv(4096).split(b"\r\n")[0]
+
+    port = urlsplit(server.url).port
+    assert b" 403 " in post(Host=f"127.0.0.1:{port}", Origin="https://evil.example")
+    assert b" 403 " in post(Host=f"evil.example:{port}", Origin=f"http://evil.example:{port}")
+    assert b" 400 " in post(Host=f"localhost:{port}", Origin=f"http://localhost:{port}")
+    assert b" 400 " in post(Host="good.example", Origin="https://good.example")
+
+    async def test(_: Callable[[], AsyncClient]) -> None:
+        entrance = f"seko.ticket.{session['ticket']}"
+        foreign = {"origin": "https://evil.example"}
+        assert await refused(server, entrance, name=session["id"], **foreign) == ("forbidden", 1008)
+        # It was refused before its ticket was looked at.
+        async with await stream_socket(
+            server, entrance, name=session["id"], origin="https://good.example"
+        ) as stream:
+            await stream.send(HELLO)
+            assert json.loads(await stream.recv())["type"] == "ready"
+
+    run(test, server)
+
+
+def test_sockets_and_messages_of_one_caller_have_rates(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seko_serve.http.access, "SOCKETS", (1e-6, 2.0))
+    monkeypatch.setattr(seko_serve.http.access, "MESSAGES", (20.0, 3.0))
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+        assert client._socket is not None
+        for number in range(30):
+            await client._socket.send(json.dumps({"type": "ping", "t": number}))
+        kinds = []
+        async for received in client.messages():
+            if isinstance(received, dict) and received["type"] in ("pong", "rejected"):
+                kinds.append((received["type"], received.get("code")))
+                if len(kinds) == 30:
+                    break
+        assert ("rejected", "too_many_requests") in kinds
+        assert kinds.count(("pong", None)) > 3  # what follows waited, and was taken
+        assert await refused(server, "seko.ticket.x", name="y") == ("unauthorized", 1008)
+        assert await refused(server, "seko.ticket.x", name="y") == ("too_many_requests", 1008)
+
+    run(test, server)

@@ -1,0 +1,96 @@
+"""Random messages on a stream's socket: each is answered or ends the socket by name, and nothing else happens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosed
+
+import seko_serve.http.access
+from seko_serve.client import AsyncClient
+from seko_serve.errors import KINDS, ServeError
+from seko_serve.protocol import CONTROLS, Media
+
+from .conftest import Starter
+from .test_server import PROMPT, alone, pictures, watch
+from .test_watching import figures
+
+CLOSES = {kind.close for kind in KINDS.values()} | {1002, 1007, 1009}
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner)
+)
+NAMES = sorted({name for shape in CONTROLS.values() for name, _ in (*shape.required, *shape.optional)})
+CONTROL = st.builds(
+    lambda kind, fields: json.dumps({**fields, "type": kind}),
+    st.sampled_from([kind for kind in CONTROLS if kind != "close"]) | st.text(max_size=8),
+    st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), VALUES, max_size=4),
+)
+MESSAGE = st.binary(max_size=300) | st.text(max_size=300) | CONTROL
+
+
+@pytest.mark.parametrize("cases", [30, pytest.param(2_000, marks=pytest.mark.slow)])
+def test_random_messages_are_answered_or_end_their_socket(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, cases: int
+) -> None:
+    for rate in ("OPENS", "SOCKETS", "MESSAGES"):
+        monkeypatch.setattr(seko_serve.http.access, rate, (1e6, 1e6))
+    server = start()
+    viewer, hostile = AsyncClient(server.url), AsyncClient(server.url)
+
+    async def begin() -> list[Media]:
+        await viewer.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        await hostile.open(codecs=["rgb24"], prompt=PROMPT)
+        return (await watch(viewer, 2))[0]
+
+    async def exchange(message: str | bytes) -> None:
+        assert hostile._socket is not None
+        with suppress(ConnectionClosed):
+            await hostile._socket.send(message)
+            await hostile._socket.send(json.dumps({"type": "ping", "t": 0}))
+        with suppress(ServeError):  # its code is that of the socket's close, and is counted
+            async for told in hostile.messages():
+                if isinstance(told, dict) and told["type"] == "pong":
+                    return
+        with suppress(ConnectionClosed):
+            async for _ in hostile._socket:
+                pass
+        assert hostile._socket.close_code in CLOSES
+        while True:
+            with suppress(ServeError):  # its first socket is not gone yet
+                await hostile.resume()
+                return
+
+    async def end() -> list[Media]:
+        media, _ = await watch(viewer, 3)
+        await hostile.close()
+        await viewer.close()
+        return media
+
+    with asyncio.Runner() as runner:
+        media = runner.run(begin())
+
+        @settings(
+            max_examples=cases,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            database=None,
+            derandomize=True,
+        )
+        @given(MESSAGE)
+        def each(message: str | bytes) -> None:
+            runner.run(asyncio.wait_for(exchange(message), 30))
+
+        each()
+        counted = figures(server.url)
+        seen: Any = pictures(media + runner.run(end()))
+    assert np.array_equal(seen, alone(9, {0: PROMPT})[: len(seen)])
+    assert counted["seko_serve_refused_total code=internal"] == 0
+    assert counted["seko_serve_refused_total code=bad_request"] > 0
