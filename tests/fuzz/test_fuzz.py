@@ -27,6 +27,7 @@ def fuzzed(*options: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_numbered_cases_end_in_success_or_in_an_error_of_ours() -> None:
     assert fuzzed("--cases", str(CASES), "--seed", "21") == f"{CASES} cases, 0 uncaught"
 
