@@ -28,7 +28,7 @@ PIECES = [
 ]
 
 
-@pytest.fixture(params=first_is_fast(map("-".join, PIECES), 2))
+@pytest.fixture(params=first_is_fast(map("-".join, PIECES)))
 def case(request: pytest.FixtureRequest) -> tuple[str, str]:
     scheme, name = request.param.split("-", 1)
     return scheme, name
