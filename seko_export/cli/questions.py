@@ -56,6 +56,9 @@ def presets(as_json: bool) -> None:
         print_json(report)
         return
     for name, preset in report.items():
+        if "stream" not in preset:
+            say(f"{name}  ({preset['family']}: speech)")
+            continue
         stream = preset["stream"]
         size = f"{preset['model']['layers']} layers of {preset['model']['dim']}, {stream['height']}x{stream['width']}"
         frames = f"chunk {stream['chunk_frames']}, sink {stream['sink_frames']}, ring {stream['ring_frames']}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from seko_export.families.registry import presets
+from seko_export.families.registry import presets, speech_presets
 
 
 def preset_report() -> dict[str, dict[str, Any]]:
@@ -16,9 +16,9 @@ def preset_report() -> dict[str, dict[str, Any]]:
     dict
         Of each: ``family``, ``model`` and ``stream`` (all fields), ``passes`` (timesteps, or None for the usual four),
         ``entry`` (of a `.pt`), ``files`` (the authors' paths), ``source``, ``needs``, ``unverified``, and ``missing``
-        (what a build lacks; empty if it can be built).
+        (what a build lacks; empty if it can be built). Speech models have ``family`` and ``model`` alone.
     """
-    return {
+    video: dict[str, dict[str, Any]] = {
         name: {
             "family": preset.model.family,
             "model": asdict(preset.model),
@@ -33,3 +33,7 @@ def preset_report() -> dict[str, dict[str, Any]]:
         }
         for name, preset in presets().items()
     }
+    speech = {
+        name: {"family": model.family, "model": asdict(model)} for name, model in speech_presets().items()
+    }
+    return video | speech

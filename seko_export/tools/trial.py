@@ -10,11 +10,14 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
-from seko_export.errors import ExportError, MachineError
+from seko_export.config.video import VideoBuild
+from seko_export.errors import ExportError, MachineError, UsageError
 from seko_export.host import environment
 from seko_export.host.child_process import run_child
+from seko_export.options.checks import is_speech
 from seko_export.options.declaration import BuildOptions
-from seko_export.options.resolve import ResolvedBuild, resolve_build
+from seko_export.options.resolve import resolve_build
+from seko_export.options.resolved import ResolvedBuild
 from seko_runtime.format.manifest import MANIFEST_FILE
 from seko_runtime.video.files import check_output
 
@@ -41,6 +44,10 @@ def try_artifact(options: BuildOptions, build: Callable[[BuildOptions, Path], ob
     ExportError
         As of `seko_export.build`.
     """
+    if is_speech(options):
+        raise UsageError(
+            "try makes video: build a speech model with `seko-export build`, and run it with seko-run"
+        )
     home = environment.user_cache() / TRIALS
     folder = home / _key(options, resolve_build(options), _Digests(home / _DIGESTS))
     if (folder / MANIFEST_FILE).is_file():
@@ -101,7 +108,7 @@ def serve_page(artifact: Path) -> int:
     return run_child(SERVER, str(artifact), shown=True).returncode
 
 
-def _key(options: BuildOptions, resolved: ResolvedBuild, digests: _Digests) -> str:
+def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _Digests) -> str:
     """Return a name for everything that determines an artifact, its paths apart."""
     loras = [[*digests.of(lora.path), lora.weight] for lora in options.lora_files]
     told = {
