@@ -1,4 +1,4 @@
-"""Loads, recognises and randomly writes checkpoints of any family; the registry finds the family."""
+"""Loading, recognition and random writing of checkpoints of any family; the registry finds the family."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class ModelFile:
     Parameters
     ----------
     opened : OpenedFiles
-        Its tensors, not read yet.
+        The checkpoint's tensors, which are not read yet.
     recognised : Recognised
-        What is known of its model.
+        The facts about the model.
     config_file : Path or None
         The config.json that was used.
     ignored_config : Path or None
-        A config.json beside it that describes something else.
+        A config.json in the checkpoint's folder that describes something else.
     """
 
     opened: OpenedFiles
@@ -74,7 +74,7 @@ def write_random_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
 ) -> None:
-    """Write seeded random weights of a model; see `write_random_model`. Without a format, in the family's first."""
+    """Write seeded random weights of a model; see `write_random_model`. The default format is the family's first."""
     keys = family_named(config.family).keys
     if not keys.random_forms:
         raise UsageError(f"family {config.family} writes no random weights: name a checkpoint")
@@ -83,7 +83,7 @@ def write_random_checkpoint(
 
 
 def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | None = None) -> ModelFile:
-    """Return what is known of a checkpoint's model, from its tensors' shapes and the config.json beside it.
+    """Return the facts about a checkpoint's model, from the shapes of its tensors and its config.json.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | 
     Raises
     ------
     CheckpointError
-        If it cannot be read, is of no family, or contradicts its config.json.
+        If the checkpoint cannot be read, belongs to no family, or contradicts its config.json.
     """
     unread: CheckpointError | None = None
     hints: list[str] = []
@@ -108,7 +108,8 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | 
         layout = family.keys.layout(use_ema=use_ema)
         try:
             opened = open_files(path, layout, companion)
-        # Another family's may lie elsewhere in it, and of several files one may be the other's companion.
+        # Each family is tried with its own layout: its tensors may be at another place in the file, and one of
+        # several files may be a companion of the other.
         except (MissingGeneratorError, NotACheckpointError, AmbiguousCheckpointError) as fault:
             unread = unread or fault
             continue
@@ -123,7 +124,8 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | 
             return model
         if nearest is None or len(recognised.foreign) < len(nearest.recognised.foreign):
             nearest = model
-    if nearest is not None:  # the family that knows most of its keys; the others are told when it is loaded
+    # the family that knows most of the keys; unknown keys are reported when the checkpoint is loaded
+    if nearest is not None:
         return nearest
     if opened is None and unread is not None:
         raise unread
@@ -135,7 +137,7 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | 
 
 
 def _check_speakers(path: Path, config_json: Mapping[str, Any] | None, recognised: Recognised) -> None:
-    """Refuse a config.json with speakers beside a model that hears none."""
+    """Refuse a config.json that names speakers for a model without audio input."""
     speakers = (config_json or {}).get(_SPEAKERS)
     if speakers is not None and _SPEAKERS not in recognised.model and not recognised.foreign:
         raise NotACheckpointError(
@@ -147,7 +149,8 @@ def _check_speakers(path: Path, config_json: Mapping[str, Any] | None, recognise
 def _config_of(
     path: Path, layout: Layout, family: VideoFamily
 ) -> tuple[Mapping[str, Any] | None, Path | None, Path | None]:
-    """Return the config.json of a checkpoint's folder, read; its path; or the path of one that is of something else."""
+    """Return the content and path of the config.json in a checkpoint's folder, or the path of one that describes
+    something else."""
     beside = path.parent / CONFIG_FILE
     file = config_file_of(path, layout) or (beside if path.is_file() and beside.is_file() else None)
     if file is None:

@@ -1,4 +1,4 @@
-"""The table of families. Only this file imports a family's package, by name."""
+"""The table of families. Only this module imports a family's package, by name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from seko_export.families.video import Preset, VideoFamily
 if TYPE_CHECKING:
     from seko_export.config.video import VideoBuild
 
-# Video families: folders of this package, each with a `FAMILY` in family.py and `PRESETS` in presets.py; or as
-# `family_named` says. A checkpoint is of the first family that recognises it and knows all keys of its layers.
-# Checkpoints without --preset, `inspect` and random weights reach these families alone.
+# Video families: folders of this package, each with a `FAMILY` in family.py and `PRESETS` in presets.py. A checkpoint
+# belongs to the first family that recognises it and knows all keys of its layers. Recognition of checkpoints,
+# `inspect` and random weights use these families only.
 FAMILIES: tuple[str, ...] = ("wan", "lingbot", "seko_talk")
 
 
@@ -34,7 +34,7 @@ def family_named(name: str) -> Family[Any]:
 
 
 def video_family_named(name: str) -> VideoFamily:
-    """Return a video family, found as `family_named` finds any."""
+    """Return the video family of a name; see `family_named`."""
     home = f"{__package__}.{{}}.family:FAMILY"
     return find_named("model family", name, FAMILIES, home, VideoFamily)  # type: ignore[type-abstract]
 
@@ -56,12 +56,13 @@ def video_family_of(config: VideoBuild) -> VideoFamily:
 
 @lru_cache(maxsize=8)
 def graph_of(config: BuildConfig) -> ModelGraph:
-    """Return engines, programs and buffers of a build. Made once in each process, and never changed."""
+    """Return engines, programs and buffers of a build. The graph is made once in each process and never changed."""
     return family_of(config).graph(config)
 
 
 def presets() -> dict[str, Preset]:
-    """Return the named defaults of all video families of `FAMILIES`; those of this package are found without torch."""
+    """Return the presets of all video families of `FAMILIES`. Presets of this package's families are read without
+    importing torch."""
     by_name: dict[str, Preset] = {}
     for name in FAMILIES:
         own = ":" not in name

@@ -1,4 +1,4 @@
-"""Checkpoints in the layout of Wan's code, which several families have: names, shapes, config.json. Reads no file."""
+"""Key names, shapes and config.json of checkpoints with Wan's layers, which several families share. Reads no file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from seko_export.checkpoints.key_table import Dimension, linear_shapes, plain_sp
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 
-# What shapes tell of a model.
+# Facts about a model that shapes determine.
 DIMENSIONS = (
     Dimension("dim", "patch_embedding.weight", 0),
     Dimension("in_channels", "patch_embedding.weight", 1),
@@ -15,7 +15,7 @@ DIMENSIONS = (
     Dimension("text_dim", "text_embedding.0.weight", 1),
     Dimension("freq_dim", "time_embedding.0.weight", 1),
 )
-# Keys that no such model has, and what they are.
+# Keys of other models, with words for messages.
 TELLTALES = (
     (
         ("weight_scale", "scale_weight"),
@@ -86,5 +86,6 @@ def wan_config(config: ModelConfig) -> dict[str, object]:
 
 
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and deviation of a random weight: modulations as Wan initialises them, others as `plain_spread`."""
+    """Return mean and standard deviation of the random values of a weight: modulations as Wan initialises them,
+    others by `plain_spread`."""
     return (0.0, shape[-1] ** -0.5) if name.endswith("modulation") else plain_spread(name, shape)
