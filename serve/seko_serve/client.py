@@ -11,12 +11,14 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+import numpy as np
+from numpy.typing import NDArray
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from seko_serve.errors import KINDS, ServeError
-from seko_serve.protocol import RESUME_PREFIX, SUBPROTOCOL, TICKET_PREFIX, Media, message
+from seko_serve.protocol import RESUME_PREFIX, SUBPROTOCOL, TICKET_PREFIX, Codec, Media, message
 
 CLOSE_S = 10.0  # for the server's answer to a close
 MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
@@ -42,7 +44,7 @@ class AsyncClient:
         self._url, self._key = url.rstrip("/"), api_key
         self._socket: ClientConnection | None = None
         self._id, self._resume, self._serial = "", "", 0
-        self._codecs: Sequence[str] = ()
+        self._codecs: dict[str, list[str]] = {}
         self._controls = 0
         self.ready: dict[str, Any] = {}
 
@@ -53,7 +55,12 @@ class AsyncClient:
         await self.drop()
 
     async def open(
-        self, *, codecs: Sequence[str] = ("h264", "vp8"), buffer: int = 1, **session: object
+        self,
+        *,
+        codecs: Sequence[str] = ("h264", "vp8"),
+        audio: Sequence[str] = (),
+        buffer: int = 1,
+        **session: object,
     ) -> Self:
         """Open a session and its socket.
 
@@ -61,30 +68,31 @@ class AsyncClient:
         ----------
         codecs : sequence of str
             Video codecs in the order of preference.
+        audio : sequence of str
+            Sound codecs, such as pcm, where sound is wanted.
         buffer : int
             Chunks that the viewer collects before it plays.
         **session
-            Fields of ``POST /v1/sessions``: prompt, seed, fps.
+            Fields of ``POST /v1/sessions``: prompt, seed, fps, image, voice, inputs.
 
         Raises
         ------
         ServeError
             As the server says.
         """
-        opened = self._post("/v1/sessions", session)
-        self._id = str(opened["id"])
-        await self._connect(f"{TICKET_PREFIX}{opened['ticket']}", codecs, buffer)
+        opened = await asyncio.to_thread(self._post, "/v1/sessions", session)
+        self._id, self._codecs = str(opened["id"]), {"codecs": list(codecs), "audio": list(audio)}
+        await self._connect(f"{TICKET_PREFIX}{opened['ticket']}", buffer)
         return self
 
     async def resume(self, *, buffer: int = 1) -> None:
         """Come back after the socket was lost: what was missed is sent again."""
-        await self._connect(f"{RESUME_PREFIX}{self._resume}.{self._serial}", self._codecs, buffer)
+        await self._connect(f"{RESUME_PREFIX}{self._resume}.{self._serial}", buffer)
 
-    async def _connect(self, entrance: str, codecs: Sequence[str], buffer: int) -> None:
+    async def _connect(self, entrance: str, buffer: int) -> None:
         parts = urlsplit(self._url)
         scheme = "wss" if parts.scheme == "https" else "ws"
         await self.drop()
-        self._codecs = codecs
         self._socket = await connect(
             f"{scheme}://{parts.netloc}{parts.path}/v1/sessions/{self._id}/stream",
             subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(entrance)],
@@ -92,7 +100,7 @@ class AsyncClient:
             compression=None,
         )
         with suppress(ConnectionClosed):  # by a refusal, which is read next
-            await self._socket.send(message("hello", codecs=list(codecs), buffer=buffer))
+            await self._socket.send(message("hello", **self._codecs, buffer=buffer))
         self.ready = self._parsed(await self._socket.recv())
         self._resume = str(self.ready["resume"])
 
@@ -125,6 +133,17 @@ class AsyncClient:
         name = str(self._controls)
         await self._socket.send(message(kind, id=name, **fields))
         return name
+
+    async def send_audio(self, samples: NDArray[np.int16], *, last: bool = False) -> str:
+        """Send a piece of the voice, [N] or with several speakers [N, speakers] at 16 kHz; return its id."""
+        if self._socket is None:
+            raise RuntimeError("open the session first")
+        self._controls += 1
+        payload = samples.astype("<i2").tobytes()
+        await self._socket.send(
+            Media(Codec.PCM, self._controls, 0, 0, 0, len(samples), payload, last=last).pack()
+        )
+        return str(self._controls)
 
     async def acknowledge(self, chunk: int) -> None:
         """Say that all chunks up to this number were shown: the server makes further ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import struct
@@ -18,6 +19,7 @@ VERSION = 1
 HEADER = struct.Struct("<BBBBIIIQII")
 MAX_CONTROL_BYTES = 64 << 10  # a JSON message of a client
 MAX_ID_LETTERS, MAX_KEYS = 64, 32
+MAX_AUDIO_BYTES = 128 << 10  # of a binary message of a client: 4 s of one voice
 _UNSIGNED_32, _UNSIGNED_64 = (1 << 32) - 1, (1 << 64) - 1
 
 
@@ -202,6 +204,22 @@ def _pose(value: object, name: str) -> tuple[float, ...]:
     return pose
 
 
+def _intrinsics(value: object, name: str) -> tuple[float, ...]:
+    numbers: tuple[float, ...] = _list_of(_number, 4)(value, name)
+    if len(numbers) != 4:
+        raise ServeError(
+            "bad_request", f"{name} has {len(numbers)} numbers, expected 4: focal lengths, centre"
+        )
+    return numbers
+
+
+def _bytes(value: object, name: str) -> bytes:
+    try:
+        return base64.b64decode(_text(MAX_CONTROL_BYTES)(value, name), validate=True)
+    except ValueError:
+        raise ServeError("bad_request", f"{name} is no base64") from None
+
+
 MAX_PROMPT_LETTERS = 4_000
 MAX_POSES = 256
 _ID = ("id", _text(MAX_ID_LETTERS))
@@ -224,7 +242,8 @@ CONTROLS: Mapping[str, Shape] = {
     "ack": Shape((("chunk", _whole(0, _UNSIGNED_32)),)),
     "prompt": Shape((_ID, ("text", _text(MAX_PROMPT_LETTERS))), (("recache", _flag),)),
     "keys": Shape((_ID, ("held", _list_of(_text(32), MAX_KEYS)))),
-    "poses": Shape((_ID, ("poses", _list_of(_pose, MAX_POSES)))),
+    "poses": Shape((_ID, ("poses", _list_of(_pose, MAX_POSES))), (("intrinsics", _intrinsics),)),
+    "audio": Shape((_ID, ("pcm16", _bytes)), (("last", _flag),)),
     "audio_end": Shape((_ID,)),
     "text": Shape((_ID, ("text", _text(MAX_PROMPT_LETTERS))), (("last", _flag),)),
     "seed": Shape((_ID, ("value", _SEED))),
@@ -266,6 +285,25 @@ def parse_control(message: str | bytes) -> Control:
     if table:
         raise ServeError("bad_request", f"{kind} has unknown fields; it takes {_names(shape)}")
     return Control(str(kind), fields.pop("id", ""), fields)
+
+
+def parse_sound(message: bytes) -> Control:
+    """Parse a client's binary message: a piece of its voice, as the control ``audio`` with the serial as its id.
+
+    Raises
+    ------
+    ServeError
+        If it is no sound in PCM, or too long.
+    """
+    if len(message) > HEADER.size + MAX_AUDIO_BYTES:
+        raise ServeError(
+            "too_large",
+            f"a binary message has {len(message)} bytes, at most {HEADER.size + MAX_AUDIO_BYTES} are taken",
+        )
+    media = Media.parse(message)
+    if media.codec is not Codec.PCM:
+        raise ServeError("bad_request", f"a client's binary message is {media.codec.name}, expected PCM")
+    return Control("audio", str(media.serial), {"pcm16": media.payload, "last": media.last})
 
 
 def _no_constant(name: str) -> None:

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seko_runtime.errors import UsageError
-from seko_runtime.media_files import sound
 from seko_runtime.media_files.arrays import load_array
 from seko_runtime.media_files.containers import MAX_PIXELS, picture_format, sound_format
 from seko_runtime.media_files.pictures import load_image
@@ -230,10 +229,7 @@ def test_files_without_what_is_asked_for(tmp_path: Path) -> None:
         load_image(song)
 
 
-def test_sound_that_is_too_long_is_refused_while_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sound, "MAX_SOUND_S", 1)
+def test_sound_that_is_too_long_is_refused_while_it_is_read(tmp_path: Path) -> None:
     packed, plain = tmp_path / "a.flac", tmp_path / "a.wav"
     write_sound(packed, "flac", "flac", tone(1.5)[None])
     with wave.open(str(plain), "wb") as file:
@@ -241,7 +237,7 @@ def test_sound_that_is_too_long_is_refused_while_it_is_read(
         file.writeframes(bytes(2 * RATE + 2))
     for path in (packed, plain):
         with pytest.raises(UsageError, match="is longer than 1 s"):
-            load_sound(path)
+            load_sound(path, max_s=1)
 
 
 def test_array_files_that_promise_more_than_they_hold(tmp_path: Path) -> None:

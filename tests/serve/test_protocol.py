@@ -13,11 +13,13 @@ from seko_serve.errors import KINDS, ServeError
 from seko_serve.protocol import (
     CONTROLS,
     HEADER,
+    MAX_AUDIO_BYTES,
     Codec,
     Entrance,
     Media,
     message,
     parse_control,
+    parse_sound,
     parse_subprotocols,
 )
 
@@ -41,6 +43,7 @@ EXAMPLES = (
     {"type": "prompt", "id": "a", "text": "a red disc", "recache": True},
     {"type": "keys", "id": "b", "held": ["KeyW", "ArrowLeft"]},
     {"type": "poses", "id": "c", "poses": [[1.0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1]]},
+    {"type": "audio", "id": "c", "pcm16": "AAAB", "last": True},
     {"type": "audio_end", "id": "d"},
     {"type": "text", "id": "e", "text": "Good morning.", "last": True},
     {"type": "seed", "id": "f", "value": -3},
@@ -66,6 +69,22 @@ def test_any_bytes_are_a_media_message_or_refused(packed: bytes) -> None:
     except ServeError:
         return
     assert parsed.pack()[4:] == packed[4:]  # but for reserved bits
+
+
+@given(media)
+def test_a_binary_message_of_a_client_is_a_piece_of_its_voice_or_refused(sent: Media) -> None:
+    if sent.codec is not Codec.PCM:
+        with pytest.raises(ServeError, match="expected PCM"):
+            parse_sound(sent.pack())
+        return
+    control = parse_sound(sent.pack())
+    assert (control.type, control.id) == ("audio", str(sent.serial))
+    assert control.fields == {"pcm16": sent.payload, "last": sent.last}
+
+
+def test_a_long_piece_of_voice_is_refused_unread() -> None:
+    with pytest.raises(ServeError, match="at most"):
+        parse_sound(bytes(HEADER.size + MAX_AUDIO_BYTES + 1))
 
 
 def test_there_is_an_example_of_each_control_and_it_is_read() -> None:

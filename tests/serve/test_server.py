@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed
 
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
+from seko_serve.http.openings import MAX_OPENING_BYTES
 from seko_serve.protocol import Media
 from tests.runtime import toy_pool, toy_whole
 
@@ -261,7 +262,7 @@ def test_keys_are_asked_for_and_tenants_do_not_see_each_other(start: Starter) ->
         ({"prompt": "x" * 5_000}, 413, "too_large"),
         (b"[1]", 400, "bad_request"),
         (b"{", 400, "bad_request"),
-        (b" " * (1 << 21), 413, "too_large"),
+        (b" " * (MAX_OPENING_BYTES + 1), 413, "too_large"),
     ],
 )
 def test_what_cannot_be_opened_is_refused_and_takes_no_row(

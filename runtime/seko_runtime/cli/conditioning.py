@@ -19,9 +19,9 @@ from seko_runtime.media_files.arrays import load_array
 from seko_runtime.media_files.pictures import load_image
 from seko_runtime.opening.checked_artifact import read_file
 from seko_runtime.video.clocks import checked_seeds
-from seko_runtime.video.conditioning import NO_ENCODER, per_row
+from seko_runtime.video.conditioning import per_row
+from seko_runtime.video.conditioning.pictures import fit_reference, fit_start_picture
 from seko_runtime.video.contract import IMAGE, PICTURE_LEVELS, TEXT_BUFFER, picture_input, text_vocabulary
-from seko_runtime.video.fitting import fit_levels, fit_pictures
 from seko_runtime.video.manifest import Stream, VideoManifest
 from seko_runtime.video.reference_frames import check_reference
 from seko_runtime.video.schedule import rescheduled
@@ -29,7 +29,6 @@ from seko_runtime.video.text import NO_TEXT_ENCODER, PromptIds, clean_prompt
 
 MAX_SCHEDULE_BYTES = 1 << 20
 MAX_WORDS_TOLD = 8
-TOKEN_SIDE = 16  # pixels of the video
 
 
 @dataclass(frozen=True)
@@ -110,35 +109,22 @@ def fit_conditioning(
             )
     image, reference = conditioning.image, conditioning.reference
     if image is not None:
+        image, done = fit_start_picture(manifest, image, f"--image {options.image}")
+        _note_fit("image", options.image, done)
         takes_levels = picture_input(manifest) is not None
-        shape = shapes.get(PICTURE_LEVELS if takes_levels else IMAGE)
-        if shape is None or not {"encode", "condition"} & set(manifest.programs):
-            raise UsageError(NO_ENCODER)
-        image = _fit("image", options.image, image, shape, takes_levels=takes_levels)
+        shape = shapes[PICTURE_LEVELS if takes_levels else IMAGE]
         per_row(image, shape, image.dtype.type, f"--image {options.image}", rows)
     if reference is not None:
         if reference.dtype == np.uint8 and IMAGE in shapes:
-            reference = _fit("reference", options.reference, reference, shapes[IMAGE])
+            reference, done = fit_reference(manifest, reference, f"--reference {options.reference}")
+            _note_fit("reference", options.reference, done)
         check_reference(manifest, reference, rows)
     return Conditioning(conditioning.prompts, conditioning.text, image, reference)
 
 
-def _fit(
-    name: str,
-    path: Path,
-    pictures: NDArray[Any],
-    shape: Sequence[int],
-    *,
-    takes_levels: bool = False,
-) -> NDArray[Any]:
-    if pictures.ndim < 3 or pictures.shape[-1] != 3 or 0 in pictures.shape:
-        raise UsageError(f"--{name} {path} is {list(pictures.shape)}, expected [rows, columns, 3]")
-    # Models that are told a picture: as their authors resize it. Their sizes follow the picture's aspect, by tokens.
-    fit = fit_levels if takes_levels else fit_pictures
-    fitted, done = fit(pictures, *shape[:2], bicubic=takes_levels, stretch=TOKEN_SIDE if takes_levels else 0)
+def _note_fit(name: str, path: Path, done: str) -> None:
     if done:
         note(one_line(f"{name:8} {path.name} {done}"))
-    return fitted
 
 
 def _check_prompts(prompts: Sequence[PromptAt], options: argparse.Namespace, manifest: VideoManifest) -> None:

@@ -18,7 +18,7 @@ MAX_SOUND_S = 7200
 MIN_FILE_RATE = 4000  # samples a second: of a lower rate a small file would become very many samples
 
 
-def load_sound(path: Path, option: str = "--audio") -> NDArray[np.float32]:
+def load_sound(path: Path, option: str = "--audio", max_s: int = MAX_SOUND_S) -> NDArray[np.float32]:
     """Read a voice, float32 [N] in -1..1 at `RATE` Hz.
 
     A wav file of one channel, 16 bits and that rate is read with the standard library, anything else with PyAV.
@@ -26,7 +26,7 @@ def load_sound(path: Path, option: str = "--audio") -> NDArray[np.float32]:
     Raises
     ------
     UsageError
-        If the file is missing, empty or no sound, or longer than `MAX_SOUND_S`.
+        If the file is missing, empty or no sound, or longer than ``max_s`` seconds.
     VideoWriterError
         If it needs PyAV, which is not installed.
     """
@@ -36,27 +36,27 @@ def load_sound(path: Path, option: str = "--audio") -> NDArray[np.float32]:
         raise UsageError(
             f"{what} is no sound: its first bytes are of none of {SOUND_FORMATS}; convert it to a wav"
         )
-    voice = _plain_wav(path, what) if form == "wav" else None
+    voice = _plain_wav(path, what, max_s) if form == "wav" else None
     if voice is None:
-        voice = _decoded(path, form, option)
+        voice = _decoded(path, form, option, max_s)
     if not len(voice):
         raise UsageError(f"{what} holds no sample")
     return voice
 
 
-def _too_long(what: str) -> UsageError:
-    return UsageError(f"{what} is longer than {MAX_SOUND_S} s, which is the most that is read; cut it")
+def _too_long(what: str, max_s: int) -> UsageError:
+    return UsageError(f"{what} is longer than {max_s} s, which is the most that is read; cut it")
 
 
-def _plain_wav(path: Path, what: str) -> NDArray[np.float32] | None:
+def _plain_wav(path: Path, what: str, max_s: int) -> NDArray[np.float32] | None:
     """Return the samples of a wav file that needs no conversion; None of any other file."""
     try:
         with wave.open(str(path), "rb") as file:
             if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, RATE):
                 return None
             # By what the file holds, not by what its header says: one that was cut off is read as far as it goes.
-            if min(file.getnframes(), path.stat().st_size // 2) > MAX_SOUND_S * RATE:
-                raise _too_long(what)
+            if min(file.getnframes(), path.stat().st_size // 2) > max_s * RATE:
+                raise _too_long(what, max_s)
             frames = file.readframes(file.getnframes())
             samples = np.frombuffer(frames, "<i2", len(frames) // 2)  # half a sample where the file was cut
     except (wave.Error, EOFError, RuntimeError):  # the last: a chunk longer than its file
@@ -64,7 +64,7 @@ def _plain_wav(path: Path, what: str) -> NDArray[np.float32] | None:
     return samples.astype(np.float32) / np.float32(32768)
 
 
-def _decoded(path: Path, form: str, option: str) -> NDArray[np.float32]:
+def _decoded(path: Path, form: str, option: str, max_s: int) -> NDArray[np.float32]:
     what = f"{option} {path}"
     advice = f"give a wav of one channel, 16 bits and {RATE} Hz, or pip install av"
     parts: list[NDArray[np.float32]] = []
@@ -86,6 +86,6 @@ def _decoded(path: Path, form: str, option: str) -> NDArray[np.float32]:
                 samples = resampled.to_ndarray().reshape(resampled.samples, -1)  # [n, channels]
                 parts.append(samples.mean(1, dtype=np.float32))
                 length += len(parts[-1])
-            if length > MAX_SOUND_S * RATE:
-                raise _too_long(what)
+            if length > max_s * RATE:
+                raise _too_long(what, max_s)
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)

@@ -17,7 +17,8 @@ from seko_serve.logs import exception_fields
 from seko_serve.metrics import Metrics
 
 MAX_BODY_BYTES = 1 << 20
-DRAINED = 8  # times that many bytes are read and dropped: a caller that still sends sees no answer
+MAX_ENTRIES = 1 << 16
+DRAINED_BYTES = 8 << 20  # so many more are read and dropped: a caller that still sends sees no answer
 BODY_S = 30.0  # from the headers to the body's end
 _LOG = logging.getLogger("seko_serve")
 _BY_STATUS = {
@@ -26,15 +27,17 @@ _BY_STATUS = {
 }
 
 
-async def json_body(request: Request) -> dict[str, Any]:
-    """Return a request's JSON object; ServeError if it is none, too long or too slow."""
+async def json_body(request: Request, most: int = MAX_BODY_BYTES) -> dict[str, Any]:
+    """Return a request's JSON object of at most so many bytes; ServeError if it is none, too long or too slow."""
     try:
         async with asyncio.timeout(BODY_S):
-            content = await _body(request)
+            content = await _body(request, most)
     except ClientDisconnect:
         raise ServeError("bad_request", "the client left before the body's end") from None
     except TimeoutError:
         raise ServeError("timeout", f"the body took more than {BODY_S:g} s") from None
+    if content.count(b",") > MAX_ENTRIES:  # uploads are long texts: lists as long would take much more memory
+        raise ServeError("too_large", f"the body has more than {MAX_ENTRIES} entries")
     try:
         table = json.loads(content or b"{}")
     except (ValueError, RecursionError):
@@ -44,16 +47,16 @@ async def json_body(request: Request) -> dict[str, Any]:
     return table
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, most: int) -> bytes:
     content, size = bytearray(), 0
     async for part in request.stream():
         size += len(part)
-        if size <= MAX_BODY_BYTES:
+        if size <= most:
             content += part
-        elif size > DRAINED * MAX_BODY_BYTES:
+        elif size > most + DRAINED_BYTES:
             break
-    if size > MAX_BODY_BYTES:
-        raise ServeError("too_large", f"the body has more than {MAX_BODY_BYTES} bytes")
+    if size > most:
+        raise ServeError("too_large", f"the body has more than {most} bytes")
     return bytes(content)
 
 

@@ -10,6 +10,7 @@ import seko_serve
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.live.manager import SessionManager
+from seko_serve.live.video import described
 
 
 class ServiceRoutes:
@@ -44,6 +45,5 @@ class ServiceRoutes:
     async def _models(self, request: Request) -> Response:
         self._access.tenant(request)
         manifest = self._manager.device.manifest
-        return JSONResponse(
-            {"object": "list", "data": [{"id": manifest.name, "object": "model", "owned_by": "seko"}]}
-        )
+        model = {"id": manifest.name, "object": "model", "owned_by": "seko", **described(manifest)}
+        return JSONResponse({"object": "list", "data": [model]})

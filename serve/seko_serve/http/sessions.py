@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -13,14 +14,12 @@ from starlette.websockets import WebSocket
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body
+from seko_serve.http.openings import MAX_OPENING_BYTES, opening_of
 from seko_serve.http.stream import serve_stream
-from seko_serve.live.content import Opening
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
-from seko_serve.protocol import MAX_PROMPT_LETTERS, parse_control
+from seko_serve.protocol import parse_control
 from seko_serve.security.tokens import TICKET_S
-
-MAX_FPS = 240.0
 
 
 class SessionRoutes:
@@ -48,7 +47,8 @@ class SessionRoutes:
 
     async def _open(self, request: Request) -> Response:
         tenant = self._access.opener(request)
-        opening = opening_of(await json_body(request), self._manager)
+        table = await json_body(request, MAX_OPENING_BYTES)
+        opening = await asyncio.to_thread(opening_of, table, self._manager)
         session = await self._manager.open(tenant, opening)
         ticket = self._manager.tickets.issue(session.name)
         return JSONResponse({**self._facts(session), "ticket": ticket, "ticket_s": TICKET_S}, 201)
@@ -81,35 +81,6 @@ class SessionRoutes:
             "url": f"/v1/sessions/{session.name}/stream",
             "lease_s": self._manager.settings.lease_s,
         }
-
-
-def opening_of(table: dict[str, Any], manager: SessionManager) -> Opening:
-    """Return what a session begins with; ServeError for fields that are unknown or of another type."""
-    manifest = manager.device.manifest
-    known = {"model", "prompt", "seed", "fps"}
-    if set(table) - known:
-        raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(known))}")
-    if table.get("model", manifest.name) != manifest.name:
-        raise ServeError("not_found", f"this server has the model {manifest.name}")
-    prompt, seed, fps = (
-        table.get("prompt"),
-        table.get("seed", 0),
-        table.get("fps", manifest.workload.stream.fps),
-    )
-    takes_text = manifest.workload.text is not None
-    if takes_text and not isinstance(prompt, str):
-        raise ServeError("bad_request", "prompt is missing, expected a text")
-    if not takes_text and prompt is not None:
-        raise ServeError("unsupported", "this artifact takes no sentences: leave prompt out")
-    if isinstance(prompt, str) and len(prompt) > MAX_PROMPT_LETTERS:
-        raise ServeError(
-            "too_large", f"prompt has {len(prompt)} letters, at most {MAX_PROMPT_LETTERS} are taken"
-        )
-    if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 1 << 62:
-        raise ServeError("bad_request", "seed is no whole number within 62 bits")
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= MAX_FPS:
-        raise ServeError("bad_request", f"fps is no number above 0 and at most {MAX_FPS:g}")
-    return Opening(prompt, seed, float(fps))
 
 
 def _change(session: LiveSession, table: dict[str, Any]) -> None:

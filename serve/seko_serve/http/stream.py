@@ -15,7 +15,15 @@ from seko_serve.http.access import Access
 from seko_serve.http.bodies import internal_error
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
-from seko_serve.protocol import SUBPROTOCOL, Codec, Control, message, parse_control, parse_subprotocols
+from seko_serve.protocol import (
+    SUBPROTOCOL,
+    Codec,
+    Control,
+    message,
+    parse_control,
+    parse_sound,
+    parse_subprotocols,
+)
 
 HELLO_S = 10.0  # from the socket's opening to the client's hello
 STALL_S = 30.0  # a socket that takes no byte for so long is closed
@@ -124,9 +132,7 @@ async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager
         if received["type"] == "websocket.disconnect":
             return False
         text = received.get("text")
-        if text is None:
-            raise ServeError("bad_request", "a binary message came, expected JSON")
-        control = parse_control(text)
+        control = parse_sound(received["bytes"]) if text is None else parse_control(text)
         if control.type == "close":
             return True
         try:

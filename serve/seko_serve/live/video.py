@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from seko_runtime import Chunk, Pool, Session, VideoManifest
 from seko_runtime.video.conditioning.voice import RATE, AudioWindows
+from seko_runtime.video.contract import picture_input
 from seko_serve.errors import ServeError
 from seko_serve.live.camera import ViewersCamera
 from seko_serve.live.content import Opening
@@ -39,18 +40,16 @@ def described(manifest: VideoManifest) -> dict[str, object]:
         "takes": {
             "prompt": manifest.workload.text is not None,
             "keys": any(spec.name == CAMERA for spec in manifest.caller_inputs),
-            "image": "no" if place is None else "required" if _needs_picture(manifest, place) else "may",
+            "image": "no" if place is None else "required" if needs_picture(manifest) else "may",
             "voice": 0 if windows is None else windows.speakers,
         },
     }
 
 
-def _needs_picture(manifest: VideoManifest, place: str) -> bool:
-    required = any(
-        spec.per == "session" and spec.default == "required" and "condition" in manifest.programs
-        for spec in manifest.caller_inputs
-    )
-    return place == "reference" or required
+def needs_picture(manifest: VideoManifest) -> bool:
+    """Return whether every session of an artifact begins with a picture."""
+    spec = picture_input(manifest)
+    return picture_place(manifest) == "reference" or (spec is not None and spec.default == "required")
 
 
 class VideoContent:
@@ -163,6 +162,8 @@ class VideoContent:
             self._camera.follow(fields["poses"], fields.get("intrinsics"))
         elif control.type == "audio" and self._voice is not None:
             self._voice.push(row, pcm_samples(fields["pcm16"], self._voice.windows.speakers))
+            if fields.get("last", False):
+                self._voice.finish(row)
         elif control.type == "audio_end" and self._voice is not None:
             self._voice.finish(row)
 

@@ -69,8 +69,8 @@ function told(message) {
   if (message.type === "ready") {
     worker.postMessage({ ready: message });
     find("hint").hidden = true;
-    find("pad").hidden = !message.inputs.includes("camera");
-    find("prompt").disabled = !message.takes_prompt;
+    find("pad").hidden = !message.takes.keys;
+    find("prompt").disabled = !message.takes.prompt;
     say("Live");
   } else if (message.type === "applied") {
     const control = sent.get(message.id);

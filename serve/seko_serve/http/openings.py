@@ -1,0 +1,116 @@
+"""Parses what a session begins with: the body of ``POST /v1/sessions``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime import VideoManifest
+from seko_runtime.errors import UsageError
+from seko_runtime.video.conditioning.pictures import fit_reference, fit_start_picture
+from seko_runtime.video.conditioning.voice import AudioWindows
+from seko_serve.errors import ServeError
+from seko_serve.live.content import Opening
+from seko_serve.live.manager import SessionManager
+from seko_serve.live.video import needs_picture, picture_place
+from seko_serve.media import uploads
+from seko_serve.protocol import MAX_PROMPT_LETTERS
+
+MAX_FPS = 240.0
+# Bytes of a body: a picture, and a voice for each of a few speakers, in base64, beside the other fields.
+MAX_OPENING_BYTES = (uploads.MAX_PICTURE_BYTES + uploads.MAX_SOUND_BYTES) // 3 * 4 + (1 << 20)
+FIELDS = ("model", "prompt", "seed", "fps", "image", "voice", "inputs")
+
+
+def opening_of(table: dict[str, Any], manager: SessionManager) -> Opening:
+    """Return what a session begins with; it decodes uploads, so call it in a thread.
+
+    Raises
+    ------
+    ServeError
+        For fields that are unknown, of another type, too large, or not for this artifact.
+    """
+    manifest = manager.device.manifest
+    if set(table) - set(FIELDS):
+        raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(FIELDS))}")
+    if table.get("model", manifest.name) != manifest.name:
+        raise ServeError("not_found", f"this server has the model {manifest.name}")
+    seed = table.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 1 << 62:
+        raise ServeError("bad_request", "seed is no whole number within 62 bits")
+    return Opening(
+        _prompt(table.get("prompt"), manifest),
+        seed,
+        _fps(table.get("fps", manifest.workload.stream.fps), manifest),
+        _image(table.get("image"), manifest),
+        _inputs(table.get("inputs", {})),
+        _voice(table.get("voice"), manifest),
+    )
+
+
+def _prompt(prompt: object, manifest: VideoManifest) -> str | None:
+    takes_text = manifest.workload.text is not None
+    if not takes_text and prompt is not None:
+        raise ServeError("unsupported", "this artifact takes no sentences: leave prompt out")
+    if not takes_text:
+        return None
+    if not isinstance(prompt, str):
+        raise ServeError("bad_request", "prompt is missing, expected a text")
+    if len(prompt) > MAX_PROMPT_LETTERS:
+        raise ServeError(
+            "too_large", f"prompt has {len(prompt)} letters, at most {MAX_PROMPT_LETTERS} are taken"
+        )
+    return prompt
+
+
+def _fps(fps: object, manifest: VideoManifest) -> float:
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= MAX_FPS:
+        raise ServeError("bad_request", f"fps is no number above 0 and at most {MAX_FPS:g}")
+    own = manifest.workload.stream.fps
+    if fps != own and AudioWindows.of(manifest) is not None:
+        raise ServeError("unsupported", f"this artifact's video follows a voice at {own} fps: leave fps out")
+    return float(fps)
+
+
+def _image(value: object, manifest: VideoManifest) -> NDArray[Any] | None:
+    place = picture_place(manifest)
+    if value is None:
+        if needs_picture(manifest):
+            raise ServeError("bad_request", "image is missing: this artifact's video begins with a picture")
+        return None
+    if place is None:
+        raise ServeError("unsupported", "this artifact takes no picture: leave image out")
+    picture = uploads.decoded_picture(uploads.data_of(value, "image", uploads.MAX_PICTURE_BYTES))
+    fit = fit_reference if place == "reference" else fit_start_picture
+    try:
+        return fit(manifest, picture)[0]
+    except UsageError as error:
+        raise ServeError("unsupported", str(error)) from None
+
+
+def _inputs(value: object) -> dict[str, NDArray[Any]]:
+    if not isinstance(value, dict):
+        raise ServeError(
+            "bad_request", f"inputs are of type {type(value).__name__}, expected an object of arrays"
+        )
+    return {str(name): uploads.array_of(array, f"inputs.{name}"[:80]) for name, array in value.items()}
+
+
+def _voice(value: object, manifest: VideoManifest) -> NDArray[np.float32] | None:
+    windows = AudioWindows.of(manifest)
+    if value is None:
+        return None
+    if windows is None:
+        raise ServeError("unsupported", "this artifact hears no audio: leave voice out")
+    files = value if isinstance(value, list) else [value]
+    if len(files) != windows.speakers:
+        raise ServeError(
+            "bad_request", f"voice holds {len(files)} sounds, expected {windows.speakers}: one a speaker"
+        )
+    voices = [
+        uploads.decoded_sound(uploads.data_of(file, "voice", uploads.MAX_SOUND_BYTES)) for file in files
+    ]
+    longest = max(len(samples) for samples in voices)
+    return np.stack([np.pad(samples, (0, longest - len(samples))) for samples in voices])

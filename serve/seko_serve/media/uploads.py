@@ -1,0 +1,170 @@
+"""Pictures and sound that a client uploads, in the body of a request: decoded, within limits."""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.errors import SekoRuntimeError
+from seko_runtime.media_files.pictures import load_image
+from seko_runtime.media_files.sound import load_sound
+from seko_serve.errors import ServeError
+
+ReadT = TypeVar("ReadT")
+MAX_PICTURE_BYTES, MAX_SOUND_BYTES = 8 << 20, 16 << 20
+MAX_PICTURE_PIXELS = 25_000_000
+MAX_SOUND_S = 600
+MAX_INPUT_BYTES = 4 << 20
+PICTURES, SOUNDS = "PNG, JPEG or WebP", "WAV, MP3, FLAC, Ogg, MP4 or WebM"
+
+
+def data_of(value: object, name: str, most: int) -> bytes:
+    """Return the bytes of an upload.
+
+    Parameters
+    ----------
+    value : object
+        A text: base64, or a data URL of base64.
+    name : str
+        The field's name, for messages.
+    most : int
+        Bytes that it may have.
+
+    Raises
+    ------
+    ServeError
+        If it is none, or too large.
+    """
+    if not isinstance(value, str):
+        raise ServeError(
+            "bad_request", f"{name} is of type {type(value).__name__}, expected base64 or a data URL"
+        )
+    head, comma, rest = value.partition(",")
+    if value.startswith("data:") and not (comma and head.endswith(";base64")):
+        raise ServeError("bad_request", f"{name} is a data URL without base64")
+    text = rest if value.startswith("data:") else value
+    if len(text) > -(-most // 3) * 4:
+        raise ServeError("too_large", f"{name} has more than {most} bytes")
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise ServeError("bad_request", f"{name} is no base64") from None
+
+
+def picture_size(data: bytes) -> tuple[int, int] | None:
+    """Return the width and height that a picture's header says; None if it is no PNG, JPEG or WebP."""
+    if data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR" and len(data) >= 24:
+        return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP" and len(data) >= 30:
+        return _webp_size(data)
+    return _jpeg_size(data) if data[:2] == b"\xff\xd8" else None
+
+
+def _webp_size(data: bytes) -> tuple[int, int] | None:
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if kind == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if kind == b"VP8 ":
+        return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
+    return None
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Return the size in a JPEG's first frame header: a marker SOF0 to SOF15, but for DHT, JPG and DAC."""
+    at = 2
+    while at + 9 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # filling
+            at += 1
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return int.from_bytes(data[at + 7 : at + 9]), int.from_bytes(data[at + 5 : at + 7])
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4])
+    return None
+
+
+def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
+    """Return a picture, uint8 [H, W, 3]; its size is checked before it is decoded.
+
+    Raises
+    ------
+    ServeError
+        If it is none, or larger than the limits.
+    """
+    if len(data) > MAX_PICTURE_BYTES:
+        raise ServeError("too_large", f"{name} has {len(data)} bytes, at most {MAX_PICTURE_BYTES} are taken")
+    size = picture_size(data)
+    if size is None or 0 in size:
+        raise ServeError("bad_request", f"{name} is no picture: expected {PICTURES}")
+    if size[0] * size[1] > MAX_PICTURE_PIXELS:
+        raise ServeError(
+            "too_large", f"{name} has {size[0]} x {size[1]} pixels, at most {MAX_PICTURE_PIXELS} are taken"
+        )
+    return _from_file(data, load_image, f"{name} is no picture that can be decoded: expected {PICTURES}")
+
+
+def decoded_sound(data: bytes, name: str = "voice") -> NDArray[np.float32]:
+    """Return a sound's samples, float32 [N] in -1..1 at 16 kHz, the mean of its channels.
+
+    Raises
+    ------
+    ServeError
+        If it is none, or longer than the limits.
+    """
+    if len(data) > MAX_SOUND_BYTES:
+        raise ServeError("too_large", f"{name} has {len(data)} bytes, at most {MAX_SOUND_BYTES} are taken")
+    return _from_file(
+        data,
+        lambda path: load_sound(path, max_s=MAX_SOUND_S),
+        f"{name} is no sound of at most {MAX_SOUND_S} s that can be decoded: expected {SOUNDS}",
+    )
+
+
+def _from_file(data: bytes, read: Callable[[Path], ReadT], otherwise: str) -> ReadT:
+    """Return what the runtime reads of a file with these bytes, which only this process's user can open."""
+    with tempfile.NamedTemporaryFile(prefix="seko-upload-") as file:
+        file.write(data)
+        file.flush()
+        try:
+            return read(Path(file.name))
+        except SekoRuntimeError:  # its message names the file
+            raise ServeError("bad_request", otherwise) from None
+
+
+def array_of(value: object, name: str) -> NDArray[Any]:
+    """Return an array that a client gives as an object of ``dtype``, ``shape`` and ``data``, which is base64.
+
+    Raises
+    ------
+    ServeError
+        If it is none, or larger than the limit.
+    """
+    table = value if isinstance(value, dict) and set(value) == {"dtype", "shape", "data"} else None
+    if table is None or table["dtype"] not in ("float32", "uint8", "int64") or not _is_shape(table["shape"]):
+        raise ServeError(
+            "bad_request",
+            f"{name} is no array: expected dtype (float32, uint8 or int64), shape and data in base64",
+        )
+    data, dtype = data_of(table["data"], f"{name}.data", MAX_INPUT_BYTES), np.dtype(table["dtype"])
+    shape = tuple(table["shape"])
+    wanted = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if len(data) != wanted:
+        raise ServeError("bad_request", f"{name}.data has {len(data)} bytes, its shape needs {wanted}")
+    return np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape).astype(dtype)
+
+
+def _is_shape(shape: object) -> bool:
+    return (
+        isinstance(shape, list)
+        and len(shape) <= 8
+        and all(type(size) is int and 0 < size <= MAX_INPUT_BYTES for size in shape)
+    )

@@ -1,0 +1,250 @@
+"""Camera, voice and uploads of a session: the stream is that of the runtime alone, given the same."""
+
+from __future__ import annotations
+
+import base64
+import io
+import wave
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seko_runtime.video.conditioning import KeyboardCamera
+from seko_runtime.video.conditioning.poses import framewise
+from seko_runtime.video.fitting import fit_pictures
+from seko_serve.client import AsyncClient
+from seko_serve.protocol import Codec, Media
+from tests.runtime import toy_pool, toy_whole
+
+from .conftest import Starter
+from .test_server import PROMPT, http, pictures, run, watch
+from .test_uploads import coded
+from .toys import talk_opener, world_opener
+
+RATE, FRAME = 16_000, 1_000  # samples a second, and to a video frame
+
+
+def noise(samples: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-20_000, 20_000, samples).astype(np.int16)
+
+
+def wav(samples: np.ndarray, rate: int = RATE) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as written:
+        written.setnchannels(1)
+        written.setsampwidth(2)
+        written.setframerate(rate)
+        written.writeframes(samples.astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def split(media: list[Media]) -> tuple[list[Media], list[Media]]:
+    """The frames, and the sound."""
+    frames = [one for one in media if one.codec < Codec.PCM]
+    return frames, [one for one in media if one.codec >= Codec.PCM]
+
+
+def samples_of(sound: list[Media]) -> np.ndarray:
+    return np.frombuffer(b"".join(one.payload for one in sound), "<i2")
+
+
+def talked(chunks: int, feed: Callable[[Any, int], None]) -> np.ndarray:
+    """Frames of the runtime alone; ``feed`` pushes audio before each chunk."""
+    with talk_opener() as pool, pool.open_session(seed=3, prompt=PROMPT) as session:
+        frames = []
+        for number in range(chunks):
+            feed(session, number)
+            frames.append(session.run_chunk().video()[0])
+        return np.concatenate(frames)
+
+
+def test_an_uploaded_voice_moves_the_video_and_is_heard_with_it(start: Starter) -> None:
+    server, voice = start(talk_opener), noise(30_000)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(
+            codecs=["rgb24"],
+            audio=["pcm"],
+            prompt=PROMPT,
+            seed=3,
+            voice=base64.b64encode(wav(voice)).decode(),
+        )
+        assert client.ready["audio"] == {"codec": "pcm", "rate": RATE, "delay": 0, "channels": 1}
+        media, _ = await watch(client, 5)
+        await client.close()
+        frames, sound = split(media)
+
+        def feed(session: Any, number: int) -> None:
+            if not number:
+                session.push_audio(voice, last=True)
+
+        assert np.array_equal(pictures(frames), talked(5, feed))
+        heard = samples_of(sound)
+        assert len(heard) == FRAME * len(frames)
+        expected = np.zeros(len(heard), np.int16)
+        expected[: len(voice)] = voice[: len(heard)]
+        assert np.abs(heard.astype(int) - expected).max() <= 1
+        assert [one.first for one in sound] == np.cumsum([0, *(one.count for one in sound)])[:-1].tolist()
+        assert [one.serial for one in media] == list(range(len(media)))
+
+    run(test, server)
+
+
+def test_a_spoken_voice_makes_chunks_as_it_comes_and_its_pieces_have_receipts(start: Starter) -> None:
+    server, voice = start(talk_opener), noise(80_000)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], audio=["pcm"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 2)
+        name = await client.send_audio(voice[:2_000])
+        for at in range(2_000, 40_000, 1_900):
+            await client.send_audio(voice[at : at + 1_900])
+        await client.send("audio_end")
+        more, told = await watch(client, 6)
+        receipts = [one for one in told if one.get("id") == name]
+        assert [one["type"] for one in receipts] == ["received", "applied"]
+        begun = receipts[-1]["chunk"]  # chunks before it were silent
+        await client.close()
+        frames, sound = split(media + more)
+        heard = samples_of(sound)
+        assert len(heard) == FRAME * len(frames)
+        first = int(np.flatnonzero(heard)[0])
+        assert first == FRAME * sum(one.chunk < begun for one in frames)
+        assert (
+            np.abs(heard[first : first + 40_000].astype(int) - voice[:40_000][: len(heard) - first]).max()
+            <= 1
+        )
+        assert not heard[first + 40_000 :].any()
+
+        def feed(session: Any, number: int) -> None:
+            if not number:
+                session.push_audio(np.concatenate((np.zeros(first, np.int16), voice[:40_000])), last=True)
+
+        assert np.array_equal(pictures(frames), talked(8, feed))
+
+    run(test, server)
+
+
+def test_keys_and_poses_steer_as_the_runtime_does(start: Starter) -> None:
+    server = start(world_opener)
+    angle = np.radians(3.0)
+    turn = np.array([[np.cos(angle), 0, np.sin(angle)], [0, 1, 0], [-np.sin(angle), 0, np.cos(angle)]])
+    poses = []
+    for number in range(6):
+        pose = np.eye(4)
+        pose[:3, :3] = np.linalg.matrix_power(turn, number)
+        pose[:3, 3] = (0.1 * number, 0, 0.5 * number)
+        poses.append(pose)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 2)
+        keys = await client.send("keys", held=["KeyW", "ArrowRight", "Space"])
+        more, told = await watch(client, 3)
+        (pressed,) = [one["chunk"] for one in told if one["type"] == "applied" and one["id"] == keys]
+        path = await client.send("poses", poses=[pose.ravel().tolist() for pose in poses])
+        last, told = await watch(client, 4)
+        (followed,) = [one["chunk"] for one in told if one["type"] == "applied" and one["id"] == path]
+        await client.close()
+        with world_opener() as pool, pool.open_session(seed=3, prompt=PROMPT) as session:
+            s = session.manifest.workload.stream
+            camera, frames = KeyboardCamera(s.height, s.width, s.chunk_frames), []
+            wanted = framewise(np.stack(poses))
+            for number in range(9):
+                if number == pressed:
+                    camera.press("wl")
+                given = dict(camera.next_chunk())
+                at = (number - followed) * s.chunk_frames
+                if 0 <= at < len(poses):
+                    given["camera"] = wanted[at : at + s.chunk_frames].astype(np.float32)
+                frames.append(session.run_chunk(given).video()[0])
+        assert np.array_equal(pictures(media + more + last), np.concatenate(frames))
+
+    run(test, server)
+
+
+def test_controls_without_a_place_and_wrong_ones_are_rejected_with_a_word(start: Starter) -> None:
+    server = start(world_opener)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+        names = {
+            await client.send_audio(noise(10)): "hears no audio",
+            await client.send("audio_end"): "hears no audio",
+            await client.send("text", text="hello"): "speaks no text",
+            await client.send("poses", poses=[[2.0] * 16]): "not a rotation",
+        }
+        _, told = await watch(client, 3)
+        rejected = {one["id"]: one["message"] for one in told if one["type"] == "rejected"}
+        assert set(rejected) == set(names)
+        assert all(word in rejected[name] for name, word in names.items())
+        await client.close()
+
+    run(test, server)
+
+
+@pytest.mark.parametrize("codec", ["aac", "opus"])
+def test_coded_sound_is_as_long_as_the_video_within_a_packet(start: Starter, codec: str) -> None:
+    server = start(talk_opener)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["h264"], audio=["mp3", codec], prompt=PROMPT)
+        media, _ = await watch(client, 6)
+        await client.close()
+        frames, sound = split(media)
+        audio = client.ready["audio"]
+        assert audio["codec"] == codec
+        assert {one.codec for one in sound} == {Codec[codec.upper()]}
+        length = sum(one.count for one in sound) / audio["rate"]
+        video = len(frames) / client.ready["fps"]
+        assert video - 0.2 < length <= video
+        assert [one.pts_us for one in sound] == [one.first * 1_000_000 // audio["rate"] for one in sound]
+
+    run(test, server)
+
+
+@pytest.mark.parametrize(
+    ("table", "status", "words"),
+    [
+        ({"voice": 1}, 400, "base64"),
+        ({"voice": "!"}, 400, "base64"),
+        ({"voice": base64.b64encode(b"nothing").decode()}, 400, "no sound"),
+        ({"voice": ["", ""]}, 400, "2 sounds"),
+        ({"fps": 8}, 415, "at 16 fps"),
+        ({"image": "data:image/png,x"}, 400, "without base64"),
+        ({"image": base64.b64encode(b"nothing").decode()}, 400, "no picture"),
+        ({"inputs": []}, 400, "object of arrays"),
+        ({"inputs": {"place": {"dtype": "float32", "shape": [2], "data": ""}}}, 400, "needs 8"),
+    ],
+)
+def test_uploads_that_do_not_fit_are_refused(start: Starter, table: Any, status: int, words: str) -> None:
+    server = start(talk_opener)
+    found, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT, **table})
+    assert (found, words in answer["error"]["message"]) == (status, True), answer
+    assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
+
+
+def test_the_model_says_what_it_takes(start: Starter) -> None:
+    (model,) = http(f"{start(talk_opener).url}/v1/models")[1]["data"]
+    assert model["takes"] == {"prompt": True, "keys": False, "image": "may", "voice": 1}
+    (model,) = http(f"{start(world_opener).url}/v1/models")[1]["data"]
+    assert model["takes"] == {"prompt": True, "keys": True, "image": "may", "voice": 0}
+
+
+def test_a_picture_begins_the_stream_as_the_runtime_has_it(start: Starter) -> None:
+    server = start()
+    picture = np.random.default_rng(1).integers(0, 256, (40, 120, 3), np.uint8)
+    url = "data:image/png;base64," + base64.b64encode(coded(picture, "png")).decode()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3, image=url)
+        media, _ = await watch(client, 3)
+        await client.close()
+        fitted, _ = fit_pictures(picture, toy_whole.HEIGHT, toy_whole.WIDTH)
+        with toy_pool.open_pool() as pool, pool.open_session(seed=3, prompt=PROMPT, image=fitted) as session:
+            wanted = np.concatenate([session.run_chunk().video()[0] for _ in range(3)])
+        assert np.array_equal(pictures(media), wanted)
+
+    run(test, server)

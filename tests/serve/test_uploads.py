@@ -1,0 +1,111 @@
+"""Uploads: a picture's size is read before it is decoded, and what is too large or damaged is refused by a word."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seko_serve.errors import ServeError
+from seko_serve.media import uploads
+
+PIXEL_FORMATS = {"png": "rgb24", "mjpeg": "yuvj444p", "libwebp": "bgra"}
+
+
+def coded(picture: np.ndarray, codec: str) -> bytes:
+    """A file of one picture, by PyAV."""
+    context = av.CodecContext.create(codec, "w")
+    assert isinstance(context, av.VideoCodecContext)
+    context.height, context.width = picture.shape[:2]
+    context.pix_fmt, context.time_base = PIXEL_FORMATS[codec], Fraction(1)
+    frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=context.pix_fmt)
+    return b"".join(bytes(packet) for packet in [*context.encode(frame), *context.encode(None)])
+
+
+@pytest.mark.parametrize("codec", PIXEL_FORMATS)
+@pytest.mark.parametrize("size", [(16, 48), (131, 77)])
+def test_a_picture_is_decoded_in_the_size_that_its_header_says(codec: str, size: tuple[int, int]) -> None:
+    rows, columns = np.mgrid[: size[0], : size[1]]
+    picture = np.stack((rows, columns, rows + columns), -1).astype(np.uint8)
+    data = coded(picture, codec)
+    assert uploads.picture_size(data) == (size[1], size[0])
+    decoded = uploads.decoded_picture(data)
+    assert decoded.shape == picture.shape
+    assert np.abs(decoded.astype(int) - picture).mean() < 12
+
+
+@pytest.mark.parametrize("codec", ["png", "mjpeg"])
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytearray(coded(np.zeros((16, 16, 3), np.uint8), codec))
+    at = 16 if codec == "png" else data.index(b"\xff\xc0") + 5
+    size = (60_000).to_bytes(4 if codec == "png" else 2)
+    data[at : at + 2 * len(size)] = size * 2
+    monkeypatch.setattr(uploads, "load_image", None)  # calling it fails
+    with pytest.raises(ServeError, match="60000 x 60000 pixels") as refused:
+        uploads.decoded_picture(bytes(data))
+    assert refused.value.kind.code == "too_large"
+
+
+@given(
+    st.sampled_from([b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"RIFF....WEBPVP8X", b"RIFF....WEBPVP8 ", b""]),
+    st.binary(),
+)
+def test_no_header_breaks_the_reading_of_its_size(head: bytes, rest: bytes) -> None:
+    size = uploads.picture_size(head + rest)
+    assert size is None or min(size) >= 0
+
+
+@pytest.mark.parametrize("codec", PIXEL_FORMATS)
+def test_a_damaged_picture_is_refused_without_the_names_of_files(codec: str) -> None:
+    data = coded(np.zeros((64, 64, 3), np.uint8), codec)[:60]
+    with pytest.raises(ServeError, match="image is no picture") as refused:
+        uploads.decoded_picture(data)
+    assert "/" not in refused.value.message
+
+
+def test_long_sounds_and_large_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = b"RIFF\xff\xff\xff\x7fWAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data\xff\xff\xff\x7f"
+    monkeypatch.setattr(uploads, "MAX_SOUND_S", 1)
+    assert len(uploads.decoded_sound(head + bytes(31_800))) == 15_900
+    with pytest.raises(ServeError, match="at most 1 s"):
+        uploads.decoded_sound(head + bytes(33_000))
+    monkeypatch.setattr(uploads, "MAX_SOUND_BYTES", 100)
+    with pytest.raises(ServeError, match="at most 100 are taken"):
+        uploads.decoded_sound(head + bytes(64))
+    with pytest.raises(ServeError, match="more than 100 bytes"):
+        uploads.data_of("A" * 140, "voice", 100)
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_uploads_are_base64_with_or_without_the_head_of_a_data_url(data: bytes, url: bool) -> None:
+    import base64
+
+    text = base64.b64encode(data).decode()
+    assert uploads.data_of("data:image/png;base64," + text if url else text, "image", 200) == data
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        None,
+        {"dtype": "float64", "shape": [1], "data": ""},
+        {"dtype": "float32", "shape": [-1], "data": ""},
+        {"dtype": "float32", "shape": [1 << 40, 1 << 40], "data": ""},
+        {"dtype": "float32", "shape": [True], "data": "AAAAAA=="},
+        {"dtype": "float32", "shape": [2], "data": "AAAAAA=="},
+    ],
+)
+def test_arrays_that_are_none_are_refused(table: object) -> None:
+    with pytest.raises(ServeError, match=r"inputs\.x"):
+        uploads.array_of(table, "inputs.x")
+
+
+def test_an_array_is_read_as_it_is_given() -> None:
+    array = uploads.array_of({"dtype": "float32", "shape": [1, 2], "data": "AACAPwAAAEA="}, "inputs.x")
+    assert array.tolist() == [[1.0, 2.0]]

@@ -1,0 +1,78 @@
+"""Toy pools that hear a voice, or follow a camera. No tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from seko_runtime import Pool
+from seko_runtime.format.manifest import Buffer, Call, EngineSpec, InputSpec, TensorSpec
+from seko_runtime.video.conditioning.voice import PLAIN, WINDOW
+from seko_runtime.video.manifest import VideoManifest
+from tests.runtime import toy, toy_pool
+from tests.runtime.toy import CHANNELS, CHUNK, COLUMNS, ROWS
+
+VOICE = InputSpec("audio", (1, CHUNK, WINDOW), "float32", "input.audio", "chunk", "caller", "required", PLAIN)
+CAMERA = (
+    InputSpec("camera", (CHUNK, 3, 4), "float32", "input.camera", "chunk", "caller", "required"),
+    InputSpec("intrinsics", (CHUNK, 4), "float32", "input.intrinsics", "chunk", "caller", "required"),
+)
+Added = Callable[[list[torch.Tensor]], torch.Tensor]
+
+
+def loudness(given: list[torch.Tensor]) -> torch.Tensor:
+    """What a voice adds to latents [b, C, F, h, w]: how loud each latent frame's window [b, 1, F, n] is."""
+    (windows,) = given
+    return windows.square().mean((1, 3)).sqrt()[:, None, :, None, None] * 5
+
+
+def motion(given: list[torch.Tensor]) -> torch.Tensor:
+    """What a camera adds: how far it moves to the right and ahead, in two channels."""
+    moved = given[0][:, :, :, 3]  # [b, F, 3]
+    channels = torch.zeros(len(moved), CHANNELS, CHUNK, 1, 1)
+    channels[:, 0, :, 0, 0], channels[:, 1, :, 0, 0] = moved[:, :, 0], moved[:, :, 2]
+    return channels
+
+
+def toy_manifest(inputs: Sequence[InputSpec]) -> VideoManifest:
+    """The toy pool's manifest, of which each pass begins with what these inputs add to the latents."""
+    base = toy_pool.pool_manifest()
+    assert base.pool is not None
+    programs, engines = dict(base.programs), [*base.engines]
+    for b in base.pool.buckets:
+        x = TensorSpec("x", (b, CHANNELS, CHUNK, ROWS, COLUMNS), "float32")
+        taken = [TensorSpec(spec.name, (b, *spec.shape), spec.dtype) for spec in inputs]
+        engines.append(EngineSpec(f"add.{b}", f"engines/add.{b}.pt2", (x, *taken), (replace(x, name="y"),)))
+        refs = [f"buffer:{spec.buffer}[bucket]" for spec in inputs]
+        add = Call(f"add.{b}", ("value:hidden", *refs), ("value:hidden",))
+        for role in ("denoise", "context", "denoise_full", "context_full"):
+            load, *rest = programs[f"{role}.{b}"]
+            programs[f"{role}.{b}"] = (load, add, *rest)
+    buffers = [Buffer(spec.buffer, (base.call_rows, *spec.shape), spec.dtype, "host") for spec in inputs]
+    fields: dict[str, Any] = {
+        "engines": tuple(engines),
+        "programs": programs,
+        "buffers": (*base.buffers, *buffers),
+        "inputs": tuple(inputs),
+    }
+    return toy.changed(base, **fields)
+
+
+def toy_opener(inputs: Sequence[InputSpec], added: Added) -> Callable[[], Any]:
+    """Return what opens the pool of such a toy."""
+
+    @contextmanager
+    def opener() -> Iterator[Pool]:
+        engines = {f"add.{b}": lambda given: [given[0] + added(list(given[1:]))] for b in toy_pool.BUCKETS}
+        with toy_pool.open_pool(manifest=toy_manifest(inputs), engines=engines) as pool:
+            yield pool
+
+    return opener
+
+
+talk_opener = toy_opener((VOICE,), loudness)
+world_opener = toy_opener(CAMERA, motion)
