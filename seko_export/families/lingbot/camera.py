@@ -18,7 +18,7 @@ from seko_export.config.video import VideoBuild
 from seko_export.families.layers.rank_split import Ranked
 from seko_export.families.lingbot.model import CELL, CONTROLS, TOKEN_PIXELS
 
-POSES, INTRINSICS = "camera", "intrinsics"  # *names of the caller's inputs
+POSES, INTRINSICS = "camera", "intrinsics"  # names of the caller's inputs
 TOKENS, SCALE, SHIFT = "camera_tokens", "camera_scale", "camera_shift"
 
 
@@ -42,8 +42,8 @@ class CameraTokens(Ranked):
         self.c2ws_hidden_states_layer2 = nn.Linear(d, d, dtype=dtype)
 
     def forward(self, given: Mapping[str, Tensor], rank: Tensor | None = None) -> Tensor:
-        """Return [B, T, d] from poses [B, F, 3, 4] and intrinsics [B, F, 4], as `rays` takes them; with `split` and
-        the rank's number [1] int64 the rank's tokens [B, T/R, d].
+        """Return the camera's tokens [B, T, d] from poses [B, F, 3, 4] and intrinsics [B, F, 4], as `rays` takes
+        them; with `split` and the rank's number [1] int64 the rank's tokens [B, T/R, d].
         """
         ray_tokens = as_tokens(rays(given[POSES], given[INTRINSICS], self.height, self.width))
         if self.split is not None and rank is not None:

@@ -38,7 +38,7 @@ class ConditionFrames(nn.Module):
         del config
 
     def forward(self, given: Mapping[str, Tensor], frames: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return [B, C, F, h, w] from tables [B, C, 30, h, w].
+        """Return the condition [B, C, F, h, w] of a chunk's frames, from the condition tables [B, C, 30, h, w].
 
         Parameters
         ----------
@@ -68,7 +68,8 @@ class Table(nn.Module):
     """The module that joins mask and latents to the condition table."""
 
     def forward(self, first: Tensor, later: Tensor) -> Tensor:
-        """Return [4 + z, 30, h, w] from latents [z, 1, h, w] and [29, z, 1, h, w]."""
+        """Return the condition table [4 + z, 30, h, w] from the picture's latents [z, 1, h, w] and those of the grey
+        frames [29, z, 1, h, w]."""
         latents = torch.cat((first, later.squeeze(2).transpose(0, 1)), 1)
         mask = torch.zeros(MASK_CHANNELS, *latents.shape[1:], device=latents.device)
         mask[:, 0] = 1

@@ -41,7 +41,7 @@ class LingbotFamily(WanLayoutFamily):
 
     @property
     def presets(self) -> Mapping[str, Preset]:
-        """*The presets of the family, by the name for ``--preset``."""
+        """The presets of the family, by the name for ``--preset``."""
         return PRESETS
 
     @property

@@ -122,7 +122,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(*sizes) for _ in range(model.audio_layers))
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        """Return [N, A, width] of queries [N, A, width] over memory [N, M, width]."""
+        """Return the decoder's output [N, A, width] for queries [N, A, width] over memory [N, M, width]."""
         for layer in self.layers:
             x = layer(x, memory)
         return x
@@ -141,7 +141,8 @@ class DecoderLayer(nn.Module):
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, DECODER_EPS, dtype=dtype) for _ in range(3))
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        """Return [N, A, width] of queries [N, A, width] that attend to themselves and to memory [N, M, width]."""
+        """Return the layer's output [N, A, width] for queries [N, A, width], which attend to themselves and to memory
+        [N, M, width]."""
         x = self.norm1(x + self.self_attn(x, x, self.heads))
         x = self.norm2(x + self.multihead_attn(x, memory, self.heads))
         result: Tensor = self.norm3(x + self.linear2(F.relu(self.linear1(x))))

@@ -93,7 +93,7 @@ class PictureTokens(nn.Module):
         )
 
     def forward(self, given: Mapping[str, Tensor]) -> Tensor:
-        """Return [..., N, d] from features [..., N, image_dim]."""
+        """Project picture features [..., N, image_dim] to tokens [..., N, d]."""
         dtype = self.proj[1].weight.dtype
         inner = self.proj[3](self.proj[2](self.proj[1](self.proj[0](given[self.features].float()).to(dtype))))
         tokens: Tensor = self.proj[4](inner.float()).to(dtype)
