@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from seko_export.artifact.writer import hash_files, write_weights
 from seko_export.backends import export_backend
 from seko_export.backends.base import ExportBackend, Unfinished
 from seko_export.backends.workers import compiled_beside
+from seko_export.checkpoints.load import Checkpoint
+from seko_export.checkpoints.sources import LoraFile, MergedLora
 from seko_export.config.build import BuildConfig
 from seko_export.engines.key import ENGINES_FOLDER
 from seko_export.errors import NumericError
@@ -40,7 +43,10 @@ def build_artifact(
     *,
     media: MediaSources | None = None,
     backend: str = "aoti",
-    use_ema: bool = True,
+    entry: str | None = None,
+    first_entry: str | None = None,
+    loras: Sequence[LoraFile] = (),
+    lora_partial: bool = False,
     compiler_cache: bool = True,
     goldens: bool = True,
     replace: bool = False,
@@ -60,8 +66,14 @@ def build_artifact(
         Files of the models around the main one, for a build that includes them.
     backend : str
         One of `BACKENDS`.
-    use_ema : bool
-        Whether to take the averaged weights of a Self-Forcing ``.pt``.
+    entry : str, optional
+        The entry of a ``.pt`` that holds the weights.
+    first_entry : str, optional
+        The entry that is taken if the file has it and none is asked for.
+    loras : sequence of LoraFile
+        LoRAs to merge into the weights.
+    lora_partial : bool
+        Whether a LoRA's keys of no weight of the model are left out instead of refused.
     compiler_cache : bool
         Whether a ``compile`` artifact includes the compiler's cache. Without it every machine compiles at the first
         open.
@@ -86,7 +98,15 @@ def build_artifact(
     maker.check_build(config)
     check_goal(output_path, replace=replace)
     media = media or MediaSources()
-    source = load_checkpoint(checkpoint, config.model, use_ema=use_ema, companion=media.audio_adapter)
+    source = load_checkpoint(
+        checkpoint,
+        config.model,
+        entry=entry,
+        first_entry=first_entry,
+        companion=media.audio_adapter,
+        loras=loras,
+        lora_partial=lora_partial,
+    )
     around = workload.open_media(config, media)
 
     with whole_folder(output_path, "building", replace=replace) as folder:
@@ -94,7 +114,7 @@ def build_artifact(
             if maker.host_code:
                 progress("probing the compiler", 0, 1)
                 environment.probe_compiler()
-            for note in workload.notes(config):
+            for note in (*source.notes, *_on_codes(source, config), *workload.notes(config)):
                 progress(note, 0, 1)
             progress("reading the checkpoint", 0, 1)
             tensors = dict(family_of(config).weights(graph_of(config).pieces, source, around))
@@ -109,7 +129,7 @@ def build_artifact(
                 scales |= workload.uncalibrated(config)
             progress("writing the weights", 0, 1)
             weights = write_weights(folder, (tensors | scales).items())
-            write_sbom(folder, config.model.name, _cuda(config), maker.packages)
+            write_sbom(folder, config.model.name, _cuda(config), maker.packages, source.adapters)
             # kernels of a backend that nothing was measured with have no tiles of their own for a GPU
             workload.write_files(folder, config, media, measured=not maker.capabilities.unmeasured)
             engine_s = wait_for_engines()
@@ -117,11 +137,11 @@ def build_artifact(
             forms, engines = folder / maker.form[0], folder / ENGINES_FOLDER
             engine_s = maker.build_engines(config, forms, engines, progress)
         table = recording.table if recording else None
-        manifest = _write_manifest(folder, config, maker, weights, table)
+        manifest = _write_manifest(folder, config, maker, weights, table, source.adapters)
         if maker.finish is not None and maker.finish(
             Unfinished(folder, config, manifest, progress, compiler_cache)
         ):
-            manifest = _write_manifest(folder, config, maker, weights, table)
+            manifest = _write_manifest(folder, config, maker, weights, table, source.adapters)
         report = None
         if config.target.archs or too_few_devices(config):
             if not config.target.archs:
@@ -146,6 +166,18 @@ def build_artifact(
     return workload.result(result, config, manifest, recording, report)
 
 
+def _on_codes(source: Checkpoint, config: BuildConfig) -> Iterator[str]:
+    """Yield what becomes of matrices that the checkpoint stores in e4m3."""
+    if source.coded:
+        taken = (
+            "those that --fp8 computes in fp8 are taken byte for byte, others"
+            if config.target.fp8
+            else "they"
+        )
+        dtype = str(config.target.dtype).removeprefix("torch.")
+        yield f"{source.coded} matrices of the checkpoint are in e4m3: {taken} are expanded to {dtype}"
+
+
 def too_few_devices(config: BuildConfig) -> bool:
     """Return whether a build for several ranks can be made here, but not run: one GPU is enough to compile it."""
     return (
@@ -165,9 +197,10 @@ def _write_manifest(
     backend: ExportBackend,
     weights: tuple[Weight, ...],
     table: Any,
+    adapters: tuple[MergedLora, ...],
 ) -> Manifest:
     """Write `manifest.json` for the files that are in the folder now."""
-    manifest = describe(config, backend, weights, hash_files(folder), table)
+    manifest = describe(config, backend, weights, hash_files(folder), table, adapters)
     (folder / MANIFEST_FILE).write_bytes(manifest_json(manifest))
     return manifest
 

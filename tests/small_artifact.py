@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from seko_export.build_steps import build_artifact
+from seko_export.checkpoints.sources import LoraFile
 from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
@@ -25,14 +27,14 @@ MODEL = ModelConfig(
 STREAM = StreamConfig(height=32, width=48, chunk_frames=2, sink_frames=1, ring_frames=3)
 
 
-def build_small_artifact(output: Path) -> None:
+def build_small_artifact(output: Path, loras: Sequence[LoraFile] = ()) -> None:
     """Build it in this process. Its engines are exported programs, which torch runs op by op while it verifies."""
     config = VideoBuild(MODEL, VideoConfig(STREAM, Schedule.warped(), "fp4"), TargetConfig("cpu"))
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv(UNCOMPILED, "1")
         checkpoint = Path(folder, "small.pt")
         write_random_checkpoint(checkpoint, MODEL, format="self-forcing", seed=0, dtype=torch.float32)
-        build_artifact(config, checkpoint, output, backend="compile", compiler_cache=False)
+        build_artifact(config, checkpoint, output, backend="compile", compiler_cache=False, loras=loras)
     check_manifest(output)
 
 

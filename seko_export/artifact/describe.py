@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from seko_export.backends.base import ExportBackend
 from seko_export.backends.onnx_form.functional import functional_graph
+from seko_export.checkpoints.sources import MergedLora
 from seko_export.config.build import BuildConfig
 from seko_export.engines.kernel_table import KERNEL_TABLE
 from seko_export.engines.piece import engine_spec
@@ -25,6 +27,7 @@ def describe(
     weights: tuple[Weight, ...],
     files: Mapping[str, FileEntry],
     golden: Any = None,
+    adapters: tuple[MergedLora, ...] = (),
 ) -> Manifest:
     """Return the manifest of an artifact.
 
@@ -40,6 +43,8 @@ def describe(
         Every file of the artifact.
     golden : optional
         The table of the recording that `verify` replays (`workloads.base.Recording`).
+    adapters : tuple of MergedLora
+        LoRAs that are merged into the weights; the object ``model`` lists them as ``loras``.
 
     Returns
     -------
@@ -75,7 +80,10 @@ def describe(
             host_arch=platform.machine(),
         ),
         producer=environment.producer(),
-        model=workload.describe_model(config),
+        model={
+            **workload.describe_model(config),
+            **({"loras": [*map(asdict, adapters)]} if adapters else {}),
+        },
         workload=workload.describe(config, golden),
         state_rows=config.workload.state_rows,
         buffers=graph.buffers,

@@ -1,5 +1,5 @@
-"""The bill of materials (CycloneDX JSON): packages that made the engines, with versions and licences. No times, no
-host names.
+"""The bill of materials (CycloneDX JSON): packages that made the engines, with versions and licences, and LoRAs that
+are merged into the weights. No times, no host names.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from seko_export.checkpoints.sources import MergedLora
 from seko_export.host import environment
 
 SBOM_FILE = "sbom.cdx.json"
@@ -25,7 +26,13 @@ _LONGEST_NAME = 80  # some packages put the whole text of their licence where it
 Component = dict[str, Any]
 
 
-def write_sbom(folder: Path, model: str, cuda: str | None, further: tuple[str, ...] = ()) -> None:
+def write_sbom(
+    folder: Path,
+    model: str,
+    cuda: str | None,
+    further: tuple[str, ...] = (),
+    adapters: tuple[MergedLora, ...] = (),
+) -> None:
     """Write the artifact's bill of materials; equal environments give equal bytes.
 
     Parameters
@@ -38,6 +45,8 @@ def write_sbom(folder: Path, model: str, cuda: str | None, further: tuple[str, .
         CUDA's version, if the engines are for a GPU.
     further : tuple of str
         More packages that made this backend's engines.
+    adapters : tuple of MergedLora
+        LoRAs that are merged into the weights.
     """
     packages = _closure((*TOOLCHAIN, *further))
     components = [_component(package) for package in packages.values()]
@@ -47,6 +56,16 @@ def write_sbom(folder: Path, model: str, cuda: str | None, further: tuple[str, .
     components += [
         {"type": "application", "bom-ref": f"tool:{name}", "name": name, "version": version}
         for name, version in tools.items()
+    ]
+    components += [
+        {
+            "type": "machine-learning-model",
+            "bom-ref": f"lora:{number}",
+            "name": adapter.name,
+            "hashes": [{"alg": "SHA-256", "content": adapter.sha256}],
+            "properties": [{"name": "seko:lora-weight", "value": str(adapter.weight)}],
+        }
+        for number, adapter in enumerate(adapters)
     ]
     dependencies = [
         {

@@ -21,8 +21,8 @@ class AmbiguousCheckpointError(CheckpointError):
     """A folder holds several checkpoints, and choosing one would be a guess."""
 
 
-class MissingGeneratorError(CheckpointError):
-    """A `.pt` lacks the requested weights: no ``generator`` or no ``generator_ema``."""
+class MissingEntryError(CheckpointError):
+    """A `.pt` lacks the entry that was asked for, or holds weights in none of the known ones."""
 
 
 class WeightKeysError(CheckpointError):

@@ -167,8 +167,10 @@ class KeyTable:
         A key (exporter's name) of every checkpoint. Whatever precedes it in a foreign file is a prefix to remove.
     subfolders : tuple of str
         Subfolders that may hold this model, as that of a diffusers pipeline.
-    pt_parts : tuple of str
-        Entries of a `.pt` that may hold the weights: averaged, then raw. Empty: the `.pt` holds the weights directly.
+    entries : tuple of str
+        Entries of a `.pt` that may hold the weights, as of a `Layout`.
+    prefixes : tuple of str
+        What may precede every key of a file.
     layer_of : callable
         Returns the layer number of a key, None outside the layers. Default: keys ``blocks.N.``.
     telltales : tuple of pairs
@@ -179,8 +181,6 @@ class KeyTable:
         File layouts of random checkpoints, by name. A build without a checkpoint takes the first.
     companions : tuple of Companion
         Further files of a model.
-    row_scales : bool
-        Whether matrices may be in fp8 with a scale for each row; see `row_scales`.
     spread : callable
         Mean and standard deviation of a random weight by name and shape.
     """
@@ -191,33 +191,29 @@ class KeyTable:
     dimensions: tuple[Dimension, ...]
     landmark: str
     subfolders: tuple[str, ...] = ("transformer",)
-    pt_parts: tuple[str, ...] = ()
+    entries: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
     layer_of: Callable[[str], int | None] = layer_of
     telltales: tuple[tuple[tuple[str, ...], str], ...] = ()
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
     random_forms: Mapping[str, RandomForm] = field(default_factory=dict)
     companions: tuple[Companion, ...] = ()
-    row_scales: bool = False
     spread: Callable[[str, tuple[int, ...]], tuple[float, float]] = plain_spread
 
-    def layout(self, *, use_ema: bool = True) -> Layout:
-        """Return where a file keeps the weights, averaged or raw."""
-        if not self.pt_parts:
-            return Layout(
-                self.formats, self.subfolders, None, companions=self.companions, row_scales=self.row_scales
-            )
-        averaged, trained = self.pt_parts[0], self.pt_parts[-1]
-        return Layout(
-            self.formats,
-            self.subfolders,
-            averaged if use_ema else trained,
-            {
-                averaged: "leave out --no-ema (use_ema=True)",
-                trained: "ask for it with --no-ema (use_ema=False)",
-            },
-            self.companions,
-            self.row_scales,
+    def layout(self, entry: str | None = None, first: str | None = None) -> Layout:
+        """Return where a file keeps the weights.
+
+        Parameters
+        ----------
+        entry : str, optional
+            The only entry of a `.pt` that may be read.
+        first : str, optional
+            The entry that is read if the file has it, such as a preset's.
+        """
+        entries = (
+            self.entries if first is None else (first, *(name for name in self.entries if name != first))
         )
+        return Layout(self.formats, self.subfolders, entries, entry, self.companions, self.prefixes)
 
     def companion_of(self, name: str) -> Companion | None:
         """Return the further file that holds a key (exporter's name), or None for the checkpoint itself."""

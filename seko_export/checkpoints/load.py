@@ -12,7 +12,7 @@ import torch
 from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
+from seko_export.checkpoints.sources import Layout, MergedLora, OpenedFiles, TensorSource, shown
 from seko_export.config.build import ModelIdentity
 from seko_export.errors import CheckpointError, UsageError
 
@@ -37,18 +37,26 @@ class Checkpoint:
         weights in another format; a label, not a proof).
     dtype : torch.dtype or None
         The dtype to convert to; None keeps the stored dtype.
+    sources : mapping of str to TensorSource
+        The stored tensor of every key, in layer order.
+    adapters : tuple of MergedLora
+        LoRAs that are merged into the weights.
+    notes : tuple of str
+        Sentences on what was taken, for the user.
     """
 
     config: object
     format: str
     identity: Mapping[str, str | int]
     dtype: torch.dtype | None
-    _sources: Mapping[str, TensorSource]
+    sources: Mapping[str, TensorSource]
+    adapters: tuple[MergedLora, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every key, in layer order."""
-        return tuple(self._sources)
+        return tuple(self.sources)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return one weight, checked to be finite.
@@ -71,7 +79,7 @@ class Checkpoint:
         CheckpointError
             If a stored number is NaN or infinite; if a stored number does not fit ``self.dtype``.
         """
-        source = self._sources[name]
+        source = self.sources[name]
         stored = source.read()
         weight = stored if self.dtype is None else stored.to(self.dtype)
         # What is finite after the conversion was finite before it: one pass in the good case.
@@ -88,9 +96,28 @@ class Checkpoint:
             "expected none: the checkpoint is damaged or its training diverged; take another one"
         )
 
+    def row_codes(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return a matrix as it is stored in e4m3, with a float32 scale for each row [out, 1]; None if it is not.
+
+        Raises
+        ------
+        CheckpointError
+            If a number is NaN or infinite.
+        """
+        source = self.sources[name]
+        if source.row_codes is None:
+            return None
+        self[name]  # checked to be finite
+        return source.row_codes()
+
+    @property
+    def coded(self) -> int:
+        """Number of matrices that are stored in e4m3."""
+        return sum(source.row_codes is not None for source in self.sources.values())
+
     def items(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every name with its tensor, one at a time, so that the caller decides what stays in memory."""
-        for name in self._sources:
+        for name in self.sources:
             yield name, self[name]
 
 
@@ -99,7 +126,8 @@ def load_model(
     config: ModelIdentity,
     keys: KeyTable,
     *,
-    use_ema: bool = True,
+    entry: str | None = None,
+    first_entry: str | None = None,
     dtype: torch.dtype | None = None,
     companion: Path | None = None,
 ) -> Checkpoint:
@@ -114,8 +142,10 @@ def load_model(
         The model that is expected.
     keys : KeyTable
         Key table of its family; `seko_export.families.model_files.load_checkpoint` finds it.
-    use_ema : bool
-        Whether to take the averaged weights of a `.pt` instead of the raw ones; other formats hold one set.
+    entry : str, optional
+        The entry of a `.pt` that holds the weights; other formats hold one set.
+    first_entry : str, optional
+        The entry that is taken if the file has it and none is asked for.
     dtype : torch.dtype, optional
         float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
     companion : Path, optional
@@ -133,7 +163,7 @@ def load_model(
     CheckpointError
         A subclass for the cause; see `seko_export.checkpoints.errors`.
     """
-    layout = keys.layout(use_ema=use_ema)
+    layout = keys.layout(entry, first_entry)
     return load_weights(
         path,
         config,
@@ -210,7 +240,11 @@ def _checkpoint(
         "bytes": opened.file_bytes,
         "fingerprint": _fingerprint(sources),
     }
-    return Checkpoint(config, format_name, identity, dtype, sources)
+    notes: tuple[str, ...] = ()
+    if opened.other_parts:
+        others = " or ".join(f"--entry {name}" for name in opened.other_parts)
+        notes = (f"the entry {opened.part} of {path} is taken; it could also be {others}",)
+    return Checkpoint(config, format_name, identity, dtype, sources, notes=notes)
 
 
 def is_finite(weight: torch.Tensor) -> bool:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from seko_export.checkpoints.errors import DamagedCheckpointError, MissingGeneratorError, NotACheckpointError
-from seko_export.checkpoints.sources import Layout, TensorSource, shown
+from seko_export.checkpoints.errors import DamagedCheckpointError, MissingEntryError, NotACheckpointError
+from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, shown
 from seko_export.errors import CheckpointError
 
 SCANNED_BYTES = 10_000_000  # of a pickle, for the message that refuses it
@@ -24,45 +24,49 @@ _HARMLESS_GLOBALS = frozenset(
 )
 
 
-def open_pt(path: Path, layout: Layout) -> tuple[TensorSource, ...]:
-    """Map the zip that `torch.save` wrote, and list the tensors of the part that the layout names.
+def open_pt(path: Path, layout: Layout) -> OpenedFiles:
+    """Map the zip that `torch.save` wrote, and list the tensors of the entry that the layout names.
 
     Parameters
     ----------
     path : Path
         The file.
     layout : Layout
-        Names the part, if the file has or may have parts.
+        Names the entries that may hold the weights.
 
     Returns
     -------
-    tuple[TensorSource, ...]
-        Its tensors; the key prefixes of Self-Forcing and FSDP are removed.
+    OpenedFiles
+        Its tensors; ``model.`` in front of their keys and training wrappers are removed.
 
     Raises
     ------
-    CheckpointError, DamagedCheckpointError, NotACheckpointError, MissingGeneratorError
+    CheckpointError, DamagedCheckpointError, NotACheckpointError, MissingEntryError
         See the classes.
     """
     content = _load_pt(path, layout)
-    if layout.optional_part is not None and isinstance(content, dict) and layout.optional_part in content:
-        return _pt_sources(path, layout, repr(layout.optional_part), content[layout.optional_part])
-    if layout.pt_part is None:
-        return _pt_sources(path, layout, "the top", content)
-    part = layout.pt_part
-    if not isinstance(content, dict):
-        raise NotACheckpointError(f"{path} holds a {type(content).__name__}, expected a dict with {part!r}")
-    if part not in content:
-        tops = ", ".join(repr(key)[:80] for key in list(content)[:20])
-        other = next((name for name in layout.pt_parts if name in content), None)
-        whole = " and ".join(map(repr, layout.pt_parts))
-        advice = (
-            f"such a .pt holds {whole}; save bare weights as safetensors"
-            if other is None
-            else f"it does hold {other!r}: {layout.pt_parts[other]}"
+    table = content if isinstance(content, dict) else {}
+    found = [name for name in layout.entries if name in table and not isinstance(table[name], torch.Tensor)]
+    entry = layout.entry or next(iter(found), None)
+    if layout.entry is not None and layout.entry not in table:
+        has = f"it has {' and '.join(found)}" if found else "it has none"
+        raise MissingEntryError(
+            f"--entry {layout.entry}: {path} has no such entry; {has}, so leave the option out or correct it"
         )
-        raise MissingGeneratorError(f"{path} has no {part!r}; found {len(content)} keys: {tops}; {advice}")
-    return _pt_sources(path, layout, repr(part), content[part])
+    if entry is None and layout.entries and not _is_state(table):
+        tops = ", ".join(repr(key)[:80] for key in list(table)[:20])
+        raise MissingEntryError(
+            f"{path} holds {len(table)} keys: {tops}; none is one of {', '.join(layout.entries)}: name the entry that "
+            "holds the weights with --entry"
+        )
+    state = content if entry is None else table[entry]
+    sources = _pt_sources(path, layout, "the top" if entry is None else repr(entry), state)
+    others = tuple(name for name in found if table[name] is not state)
+    return OpenedFiles("pt", entry or "all", path.stat().st_size, sources, other_parts=others)
+
+
+def _is_state(content: dict[object, object]) -> bool:
+    return all(isinstance(value, torch.Tensor) for value in content.values())
 
 
 def _pt_sources(path: Path, layout: Layout, part: str, state: object) -> tuple[TensorSource, ...]:
@@ -76,12 +80,11 @@ def _pt_sources(path: Path, layout: Layout, part: str, state: object) -> tuple[T
             f"{part} in {path} holds {len(strangers)} entries that are no tensors: "
             f"{', '.join(map(shown, strangers[:20]))}; expected {layout.formats}"
         )
-    return tuple(_pt_source(key, tensor) for key, tensor in state.items())
+    return tuple(_pt_source(layout, key, tensor) for key, tensor in state.items())
 
 
-def _pt_source(file_key: str, tensor: torch.Tensor) -> TensorSource:
-    # FSDP names its wrapper wherever it wrapped; Self-Forcing's generator holds the DiT as `model`.
-    key = file_key.replace("_fsdp_wrapped_module.", "").removeprefix("model.")
+def _pt_source(layout: Layout, file_key: str, tensor: torch.Tensor) -> TensorSource:
+    key = layout.bare(file_key).removeprefix("model.")  # where a trained module holds the model as `model`
     plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
     kind = str(tensor.dtype).removeprefix("torch.")
     dtype = tensor.dtype if plain and tensor.dtype in _READ_DTYPES else None

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from seko_export.checkpoints import gguf_files
 from seko_export.checkpoints.errors import (
     AmbiguousCheckpointError,
     CheckpointNotFoundError,
@@ -19,7 +20,7 @@ from seko_export.checkpoints.errors import (
 )
 from seko_export.checkpoints.json_files import read_json
 from seko_export.checkpoints.pickles import SCANNED_BYTES, globals_of_pickle, open_pt, unsafe_pickle
-from seko_export.checkpoints.row_scales import with_row_scales
+from seko_export.checkpoints.quantised import with_quantised
 from seko_export.checkpoints.sources import Companion, Layout, OpenedFiles, TensorSource, shown
 from seko_export.errors import CheckpointError, MachineError
 
@@ -61,7 +62,7 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
         file = companion or companion_file(path, layout, part)
         if file is not None:
             try:
-                beside = _open_one(file, Layout(layout.formats, (), None, optional_part=part.pt_part))
+                beside = _open_one(file, Layout(layout.formats, (), part.entries))
             except NotACheckpointError as fault:
                 raise CheckpointError(f"{fault}; {path} is read together with it") from fault
             opened = replace(
@@ -69,7 +70,7 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
                 file_bytes=opened.file_bytes + beside.file_bytes,
                 sources=(*opened.sources, *beside.sources),
             )
-    return with_row_scales(opened) if layout.row_scales else opened
+    return with_quantised(opened)
 
 
 def companion_file(path: Path, layout: Layout, companion: Companion) -> Path | None:
@@ -91,9 +92,11 @@ def _open_one(path: Path, layout: Layout) -> OpenedFiles:
             head = file.read(64)
         file_bytes = path.stat().st_size
         if _looks_like_safetensors(head):
-            return OpenedFiles("safetensors", "all", file_bytes, _open_safetensors(path))
+            return OpenedFiles("safetensors", "all", file_bytes, *_open_safetensors(path, layout))
         if head.startswith(b"PK\x03\x04"):
-            return OpenedFiles("pt", layout.pt_part or "all", file_bytes, open_pt(path, layout))
+            return open_pt(path, layout)
+        if head.startswith(gguf_files.MAGIC):
+            return gguf_files.open_gguf(path, layout)
     except OSError as fault:
         raise CheckpointNotFoundError(f"{path} cannot be read: {fault.strerror or fault}") from fault
     raise _refused_content(path, head, layout)
@@ -121,19 +124,20 @@ def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
             "name the file, or keep one index in the folder"
         )
     if indices:
-        return _open_sharded(indices[0])
+        return _open_sharded(indices[0], layout)
     if files[0].exists() and not files[0].is_file():
         raise NotACheckpointError(f"{files[0]} is no regular file; expected {layout.formats}")
     with files[0].open("rb") as file:
         head = file.read(64)
     if not _looks_like_safetensors(head):
         raise _refused_content(files[0], head, layout)
-    return OpenedFiles("safetensors", "all", files[0].stat().st_size, _open_safetensors(files[0]))
+    return OpenedFiles("safetensors", "all", files[0].stat().st_size, *_open_safetensors(files[0], layout))
 
 
-def _open_sharded(index: Path) -> OpenedFiles:
+def _open_sharded(index: Path, layout: Layout) -> OpenedFiles:
     weight_map = _read_weight_map(index)
     sources: list[TensorSource] = []
+    metadata: dict[str, str] = {}
     file_bytes = 0
     for shard in sorted(set(weight_map.values())):
         path = index.parent / shard
@@ -142,7 +146,8 @@ def _open_sharded(index: Path) -> OpenedFiles:
                 f"{index} names the shard {shown(repr(shard))}, which is not there; fetch it again"
             )
         file_bytes += path.stat().st_size
-        inside = _open_safetensors(path)
+        inside, about = _open_safetensors(path, layout)
+        metadata |= about
         listed = {key for key, name in weight_map.items() if name == shard}
         stored = {source.file_key for source in inside}
         if listed != stored:
@@ -152,7 +157,7 @@ def _open_sharded(index: Path) -> OpenedFiles:
                 f"(first: {shown(repr(min(listed ^ stored)))}); they are of different checkpoints, fetch them again"
             )
         sources.extend(inside)
-    return OpenedFiles("safetensors", "all", file_bytes, tuple(sources))
+    return OpenedFiles("safetensors", "all", file_bytes, tuple(sources), metadata)
 
 
 def _read_weight_map(index: Path) -> Mapping[str, str]:
@@ -179,7 +184,8 @@ def _looks_like_safetensors(head: bytes) -> bool:
     )
 
 
-def _open_safetensors(path: Path) -> tuple[TensorSource, ...]:
+def _open_safetensors(path: Path, layout: Layout) -> tuple[tuple[TensorSource, ...], Mapping[str, str]]:
+    """Return a file's tensors, and the metadata of its header."""
     try:
         file = safe_open(str(path), framework="pt", device="cpu")
         sources = []
@@ -188,8 +194,10 @@ def _open_safetensors(path: Path) -> tuple[TensorSource, ...]:
             kind = stored.get_dtype()
             shape = tuple(stored.get_shape())
             read = partial(file.get_tensor, key)
-            sources.append(TensorSource(key, key, shape, kind, _SAFETENSORS_DTYPES.get(kind), read))
-        return tuple(sources)
+            sources.append(
+                TensorSource(layout.bare(key), key, shape, kind, _SAFETENSORS_DTYPES.get(kind), read)
+            )
+        return tuple(sources), file.metadata() or {}  # type: ignore[no-untyped-call]
     except SafetensorError as fault:
         raise DamagedCheckpointError(
             f"{path} is no whole safetensors file: cut short or damaged "

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from seko_export.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
+
+
+WRAPPERS = (
+    "_fsdp_wrapped_module.",
+    "_checkpoint_wrapped_module.",
+    "_orig_mod.",
+)  # wherever training wrapped a module
 
 
 @dataclass(frozen=True)
@@ -20,13 +31,51 @@ class Companion:
         Its possible file names; the first that is there is read. None of them is ever taken for the checkpoint itself.
     parts : tuple of str
         Its keys are those whose name (the exporter's) contains one of these.
-    pt_part : str or None
-        Entry of a `.pt` that may hold the weights; without that entry the `.pt` holds them directly.
+    entries : tuple of str
+        As of a `Layout`.
     """
 
     names: tuple[str, ...]
     parts: tuple[str, ...]
-    pt_part: str | None = None
+    entries: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LoraFile:
+    """A LoRA to merge into a model: its file or PEFT folder, and the weight that multiplies it.
+
+    Raises
+    ------
+    CheckpointError
+        If the weight is negative or not finite.
+    """
+
+    path: Path
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.weight) and self.weight >= 0):
+            raise CheckpointError(f"--lora {self.path}:{self.weight}: expected a finite weight of at least 0")
+
+    @classmethod
+    def parse(cls, text: str) -> LoraFile:
+        """Read ``FILE`` or ``FILE:WEIGHT``; a colon without a number behind it belongs to the file's name."""
+        name, colon, number = text.rpartition(":")
+        if colon and name and not Path(text).exists():
+            try:
+                return cls(Path(name), float(number))
+            except ValueError:
+                pass
+        return cls(Path(text))
+
+
+@dataclass(frozen=True)
+class MergedLora:
+    """A LoRA that is merged into weights: its name, the weight that multiplied it, and its SHA-256."""
+
+    name: str
+    weight: float
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -39,25 +88,33 @@ class Layout:
         The supported formats in words, for messages.
     subfolders : tuple of str
         Subfolders that may hold this model, as that of a diffusers pipeline; the first that is there is used.
-    pt_part : str or None
-        Entry of a `.pt` that holds the weights. None: the `.pt` holds them directly.
-    pt_parts : mapping of str to str
-        Entries that such a `.pt` may have, and the option that selects each.
+    entries : tuple of str
+        Entries of a `.pt` that may hold the weights; the first that is there is read. A `.pt` without any of them holds
+        the weights directly.
+    entry : str or None
+        The entry that was asked for; a `.pt` without it is refused.
     companions : tuple of Companion
         Further files with weights of the same model.
-    row_scales : bool
-        Whether matrices may be in fp8 with a scale for each row; see `row_scales`.
-    optional_part : str or None
-        Entry of a `.pt` that holds the weights if the file has it; otherwise the `.pt` holds them directly.
+    prefixes : tuple of str
+        What may precede every key.
     """
 
     formats: str
     subfolders: tuple[str, ...]
-    pt_part: str | None
-    pt_parts: Mapping[str, str] = field(default_factory=dict)
+    entries: tuple[str, ...] = ()
+    entry: str | None = None
     companions: tuple[Companion, ...] = ()
-    row_scales: bool = False
-    optional_part: str | None = None
+    prefixes: tuple[str, ...] = ()
+
+    def bare(self, key: str) -> str:
+        """Return a key without training wrappers and prefixes."""
+        for wrapper in WRAPPERS:
+            key = key.replace(wrapper, "")
+        while True:
+            prefix = next((prefix for prefix in self.prefixes if key.startswith(prefix)), None)
+            if prefix is None:
+                return key
+            key = key.removeprefix(prefix)
 
 
 @dataclass(frozen=True)
@@ -78,6 +135,8 @@ class TensorSource:
         Stored dtype as a torch dtype; None if the loader does not support it.
     read : Callable[[], torch.Tensor]
         Returns the tensor on the CPU, mapped from the file.
+    row_codes : callable or None
+        Of a matrix that is stored in e4m3: returns its codes [out, in] and a float32 scale for each row [out, 1].
     """
 
     key: str
@@ -86,6 +145,7 @@ class TensorSource:
     dtype_name: str
     dtype: torch.dtype | None
     read: Callable[[], torch.Tensor]
+    row_codes: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,9 +153,11 @@ class OpenedFiles:
     """The content of a path: container, selected part, size, tensors."""
 
     container: str  # "pt" or "safetensors"
-    part: str  # "generator", "generator_ema", or "all" where the container has no parts
+    part: str  # the entry of a .pt that was read, or "all" where the container has none
     file_bytes: int
     sources: tuple[TensorSource, ...]
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of a safetensors header
+    other_parts: tuple[str, ...] = ()  # entries of the .pt that could be read instead
 
 
 def shown(key: str) -> str:

@@ -51,6 +51,8 @@ def _click_option(
         return add(f"{spelled}/{option.off}", option_field.name, default=None)
     if kind == "bool":
         return add(spelled, option_field.name, is_flag=True)
+    if option.repeated:
+        return add(spelled, option_field.name, multiple=True)
     if option.numbers:
         return add(spelled, option_field.name, callback=_numbers)
     types: dict[str, Any] = {"int | None": int, "Path | None": click.Path(path_type=Path)}

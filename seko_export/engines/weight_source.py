@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -12,3 +12,11 @@ class WeightSource(Protocol):
 
     def __getitem__(self, name: str) -> Tensor:
         """Return one tensor, on the CPU."""
+
+
+@runtime_checkable
+class CodedWeights(Protocol):
+    """Weights of which some are stored in e4m3."""
+
+    def row_codes(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Return the codes of a matrix [out, in] and a float32 scale for each row [out, 1]; None if it has none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,16 @@ import torch
 
 from seko_export.checkpoints.errors import (
     AmbiguousCheckpointError,
-    MissingGeneratorError,
+    MissingEntryError,
     NotACheckpointError,
     UnknownModelError,
 )
 from seko_export.checkpoints.json_files import CONFIG_FILE, config_file_of, read_json_object
 from seko_export.checkpoints.load import Checkpoint, load_model
+from seko_export.checkpoints.lora import with_loras
 from seko_export.checkpoints.random import write_random_model
 from seko_export.checkpoints.readers import open_files
-from seko_export.checkpoints.sources import Layout, OpenedFiles, shown
+from seko_export.checkpoints.sources import Layout, LoraFile, OpenedFiles, shown
 from seko_export.config.build import ModelIdentity
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.recognition import Recognised
@@ -56,13 +57,21 @@ def load_checkpoint(
     path: Path,
     config: ModelIdentity,
     *,
-    use_ema: bool = True,
+    entry: str | None = None,
+    first_entry: str | None = None,
     dtype: torch.dtype | None = None,
     companion: Path | None = None,
+    loras: Sequence[LoraFile] = (),
+    lora_partial: bool = False,
 ) -> Checkpoint:
-    """Open a model's checkpoint and check all its keys, shapes and dtypes; see `load_model`."""
+    """Open a model's checkpoint and its LoRAs, and check all their keys, shapes and dtypes; see `load_model` and
+    `with_loras`.
+    """
     keys = family_named(config.family).keys
-    return load_model(path, config, keys, use_ema=use_ema, dtype=dtype, companion=companion)
+    checkpoint = load_model(
+        path, config, keys, entry=entry, first_entry=first_entry, dtype=dtype, companion=companion
+    )
+    return with_loras(checkpoint, config, keys, loras, partial_match=lora_partial)
 
 
 def write_random_checkpoint(
@@ -82,15 +91,15 @@ def write_random_checkpoint(
     write_random_model(path, config, keys, format=format, seed=seed, dtype=dtype, device=device)
 
 
-def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | None = None) -> ModelFile:
+def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Path | None = None) -> ModelFile:
     """Return the facts about a checkpoint's model, from the shapes of its tensors and its config.json.
 
     Parameters
     ----------
     path : Path
         As `load_checkpoint` takes it.
-    use_ema : bool
-        Whether to take the averaged weights of a `.pt` instead of the raw ones.
+    entry : str, optional
+        The entry of a `.pt` that holds the weights.
     companion : Path, optional
         As `open_files` takes it.
 
@@ -105,12 +114,12 @@ def recognise_checkpoint(path: Path, *, use_ema: bool = True, companion: Path | 
     nearest: ModelFile | None = None
     known = families()
     for family in known.values():
-        layout = family.keys.layout(use_ema=use_ema)
+        layout = family.keys.layout(entry)
         try:
             opened = open_files(path, layout, companion)
         # Each family is tried with its own layout: its tensors may be at another place in the file, and one of
         # several files may be a companion of the other.
-        except (MissingGeneratorError, NotACheckpointError, AmbiguousCheckpointError) as fault:
+        except (MissingEntryError, NotACheckpointError, AmbiguousCheckpointError) as fault:
             unread = unread or fault
             continue
         config_json, file, ignored = _config_of(path, layout, family)

@@ -23,11 +23,24 @@ if TYPE_CHECKING:  # presets are read before torch is imported
 
 @dataclass(frozen=True)
 class Preset:
-    """A preset: a model, the stream layout that its authors use, and its schedule if it has its own."""
+    """A preset: a model, the stream layout that its authors use, and its schedule if it has its own.
+
+    Parameters
+    ----------
+    model : ModelConfig
+        The model's dimensions.
+    stream : StreamConfig
+        The layout of the model's streams.
+    schedule : Schedule or None
+        The passes of a chunk, if they differ from the usual ones.
+    entry : str or None
+        The entry of the authors' `.pt` with the weights that they run.
+    """
 
     model: ModelConfig
     stream: StreamConfig
     schedule: Schedule | None = None
+    entry: str | None = None
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,7 @@ def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> Non
         ("--audio-encoder", options.audio_encoder, HUBERT_LAYOUT.formats),
         ("--image-encoder", options.image_encoder, CLIP_LAYOUT.formats),
         ("--tokenizer", options.tokenizer, "a tokenizer.json, or of its folder"),
+        *(("--lora", lora.path, "a LoRA: FILE or FILE:WEIGHT") for lora in options.lora_files),
     ):
         if path is not None and not path.exists():
             raise CheckpointNotFoundError(f"{what} {path} was not found: give the path of {expected}")

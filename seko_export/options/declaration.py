@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from seko_export.checkpoints.sources import LoraFile
 from seko_export.config.attention import ATTENTIONS as BY_NAME
 from seko_export.config.pool import PoolConfig, with_commas
 from seko_export.config.stream import StreamConfig
@@ -64,6 +65,8 @@ class Option:
         Whether `seko-export plan` has it too.
     numbers : bool
         Whether its value is a comma-separated list of integers.
+    repeated : bool
+        Whether it may be given several times.
     values : callable, optional
         Gives the words that it takes, for a shell to complete.
     """
@@ -74,6 +77,7 @@ class Option:
     off: str | None = None
     plan: bool = False
     numbers: bool = False
+    repeated: bool = False
     values: Callable[[], Sequence[str]] | None = None
 
 
@@ -143,8 +147,19 @@ class BuildOptions:
     heads: int | None = _option(
         "Number of attention heads, if no config.json beside the weights says it.", Group.MODEL
     )
-    no_ema: bool = _option(
-        "Use a .pt's plain weights (generator) instead of the averaged ones (generator_ema).",
+    entry: str | None = _option(
+        "The entry of a .pt that holds the weights, such as generator (as trained) or generator_ema (averaged). "
+        "Default: the preset's, else the first of generator_ema, generator, model, state_dict; the build says which.",
+        Group.MODEL,
+    )
+    lora: tuple[str, ...] = _option(
+        "FILE or FILE:WEIGHT, a LoRA (safetensors, .pt, PEFT's folder) to merge into the weights; may be repeated.",
+        Group.MODEL,
+        (),
+        repeated=True,
+    )
+    lora_partial: bool = _option(
+        "Leave out keys of a LoRA that belong to no weight of the model, instead of refusing the LoRA.",
         Group.MODEL,
         False,
     )
@@ -350,6 +365,8 @@ class BuildOptions:
             raise UsageError(f"--heads {self.heads} needs a checkpoint: name one")
         if self.audio_adapter is not None and self.checkpoint is None and self.model_folder is None:
             raise UsageError(f"--audio-adapter {self.audio_adapter} belongs to a checkpoint: name one")
+        if self.lora_partial and not self.lora:
+            raise UsageError("--lora-partial needs a --lora: name one, or leave it out")
         if self.heads is not None and self.heads < 1:
             raise UsageError(f"--heads {self.heads}: expected at least 1")
         if self.fp4_kv and self.kv not in (None, "fp4"):
@@ -395,6 +412,11 @@ class BuildOptions:
         return {name: value for name, value in asked.items() if value is not None}
 
     @property
+    def lora_files(self) -> tuple[LoraFile, ...]:
+        """The LoRAs that ``--lora`` names, with their weights."""
+        return tuple(map(LoraFile.parse, self.lora))
+
+    @property
     def pool(self) -> PoolConfig | None:
         """The pool that ``--sessions`` asks for, if any."""
         if self.sessions is None:
@@ -432,6 +454,6 @@ def options_table() -> str:
             group = option.group
             lines.append(f"| **{group}** | | |")
         spelled = f"`{flag(option_field.name)}`" + (f", `{option.off}`" if option.off else "")
-        default = "" if option_field.default in (None, False) else f"`{option_field.default}`"
+        default = "" if option_field.default in (None, False, ()) else f"`{option_field.default}`"
         lines.append(f"| {spelled} | {default} | {option.help} |")
     return "\n".join(lines) + "\n"

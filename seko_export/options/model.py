@@ -207,7 +207,7 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
     Parameters
     ----------
     options : BuildOptions
-        Only ``--heads``, ``--no-ema`` and ``--audio-adapter`` are used.
+        Only ``--heads``, ``--entry`` and ``--audio-adapter`` are used.
     checkpoint : Path
         The checkpoint.
     presets : mapping of str to Preset
@@ -273,7 +273,7 @@ def read_model(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
 
 def _recognised(options: BuildOptions, checkpoint: Path) -> ModelFile:
     adapter = options.audio_adapter
-    file = recognise_checkpoint(checkpoint, use_ema=not options.no_ema, companion=adapter)
+    file = recognise_checkpoint(checkpoint, entry=options.entry, companion=adapter)
     family = file.recognised.family
     if adapter is not None and not video_family_named(family).keys.companions:
         raise UsageError(

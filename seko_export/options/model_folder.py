@@ -113,7 +113,7 @@ def _adapter_of(options: BuildOptions) -> Path | None:
     if options.checkpoint is None or options.model_folder is None:
         return None
     try:
-        recognise_checkpoint(options.checkpoint, use_ema=not options.no_ema)
+        recognise_checkpoint(options.checkpoint, entry=options.entry)
     except CheckpointNotFoundError:
         return _adapter_in(options.model_folder)
     except CheckpointError:  # said later

@@ -60,12 +60,15 @@ class ResolvedBuild:
         Files of text encoder and VAE.
     notes : tuple of str
         Sentences on sizes that were assumed.
+    first_entry : str or None
+        The entry of a `.pt` that the preset's authors run.
     """
 
     config: VideoBuild
     checkpoint: Path | None
     media: MediaSources
     notes: tuple[str, ...] = ()
+    first_entry: str | None = None
 
 
 def resolve_build(
@@ -178,7 +181,9 @@ def resolve_build(
             f"the scales of --kv {config.workload.kv_scheme} are not calibrated: the weights are random"
         )
     weights = sample.checkpoint if sample and checkpoint is None else checkpoint
-    return ResolvedBuild(config, weights, files, tuple(notes))
+    chosen_preset = known.get(preset or chosen.model.name)
+    first_entry = None if chosen_preset is None else chosen_preset.entry
+    return ResolvedBuild(config, weights, files, tuple(notes), first_entry)
 
 
 def _kv_scheme(text: str) -> KvScheme:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seko_export.checkpoints.errors import AmbiguousCheckpointError, MissingGeneratorError, UnknownModelError
+from seko_export.checkpoints.errors import AmbiguousCheckpointError, UnknownModelError
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
@@ -89,9 +89,6 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
     options, known = BuildOptions(path, audio_adapter=adapter), presets()
     try:
         facts = read_facts(options, path, known)
-    except MissingGeneratorError:  # the weights as trained, if it has those alone
-        options = replace(options, no_ema=True)
-        facts = read_facts(options, path, known)
     except UnknownModelError as fault:
         raise UnknownModelError(f"{fault}{_media_hint(path)}") from fault
     recognised, sources = facts.recognised, facts.file.opened.sources
@@ -115,9 +112,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         "preset": preset,
         "beside": {option: str(file) for option, file in beside.items()},
         "notes": notes,
-        "command": _sample_command(home)
-        if is_sample(home)
-        else _command(path, options, facts, preset, beside),
+        "command": _sample_command(home) if is_sample(home) else _command(path, facts, preset, beside),
     }
 
 
@@ -159,9 +154,7 @@ def _sample_command(folder: Path) -> str:
     return shlex.join(["seko-export", "build", str(folder), "-o", f"artifacts/{SAMPLE}"])
 
 
-def _command(
-    path: Path, options: BuildOptions, facts: ReadFacts, preset: str | None, beside: Mapping[str, Path]
-) -> str:
+def _command(path: Path, facts: ReadFacts, preset: str | None, beside: Mapping[str, Path]) -> str:
     """Return the command that builds a checkpoint; it includes ``--heads`` and the answers to questions of its family
     if the file does not tell them.
     """
@@ -169,8 +162,6 @@ def _command(
     heads = facts.model.get("heads")
     if heads is None or not heads.is_read:
         words += [HEADS, "N" if heads is None else str(heads.value)]
-    if options.no_ema:
-        words.append("--no-ema")
     questions = facts.recognised.questions
     words += [question.usual for name, question in questions.items() if name not in facts.stream]
     if preset == SAMPLE:  # named, it brings its VAE and text encoder

@@ -33,6 +33,12 @@ def parser() -> argparse.ArgumentParser:
     much = argument_parser.add_argument_group("how much")
     much.add_argument("--max-sessions", type=int, help="sessions at a time (default: the artifact's rows)")
     much.add_argument("--lease", type=float, default=60.0, help="seconds that a session outlives its socket")
+    much.add_argument(
+        "--videos", type=int, default=32, help="videos of /v1/videos that wait or are kept; 0: none are made"
+    )
+    much.add_argument(
+        "--video-folder", type=Path, help="where their files lie for an hour (default: temporary)"
+    )
     argument_parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return argument_parser
 
@@ -52,6 +58,8 @@ def settings(arguments: argparse.Namespace) -> Settings:
         root_path=arguments.root_path,
         max_sessions=arguments.max_sessions,
         lease_s=arguments.lease,
+        videos=arguments.videos,
+        video_folder=arguments.video_folder,
         log_level=arguments.log_level,
     )
 

@@ -34,8 +34,12 @@ class Settings:
         Sessions at a time; default: the rows of the artifact.
     lease_s : float
         Seconds that a session outlives its socket.
+    videos : int
+        Videos of ``POST /v1/videos`` that may wait, be made or be kept at a time; 0: none.
+    video_folder : Path or None
+        Where their files lie; default: a temporary folder.
     log_level : str
-        As uvicorn takes it.
+        debug, info, warning or error.
 
     Raises
     ------
@@ -55,6 +59,8 @@ class Settings:
     root_path: str = ""
     max_sessions: int | None = None
     lease_s: float = 60.0
+    videos: int = 32
+    video_folder: Path | None = None
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -62,6 +68,8 @@ class Settings:
             raise ValueError(f"--port {self.port}: expected 0 to 65535")
         if self.max_sessions is not None and self.max_sessions < 1:
             raise ValueError(f"--max-sessions {self.max_sessions}: expected 1 or more")
+        if self.videos < 0:
+            raise ValueError(f"--videos {self.videos}: expected 0 or more")
         if not 0 < self.lease_s < 86_400:
             raise ValueError(f"--lease {self.lease_s}: expected seconds above 0, at most a day")
         if (self.tls_key is None) != (self.tls_certificate is None):

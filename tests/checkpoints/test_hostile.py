@@ -158,12 +158,16 @@ def test_other_zip_is_refused(tmp_path: Path, model: ModelConfig) -> None:
     assert "readme.txt" in str(refusal(path, model, errors.NotACheckpointError))
 
 
-def test_no_generator(save_pt: Callable[[Any], Path], model: ModelConfig, weights: Weights) -> None:
-    fault = refusal(save_pt(weights), model, errors.MissingGeneratorError)
-    assert "patch_embedding.weight" in str(fault)
+def test_entries_that_are_not_there(
+    save_pt: Callable[[Any], Path], model: ModelConfig, weights: Weights
+) -> None:
+    fault = refusal(save_pt({"critic": weights, "step": 3}), model, errors.MissingEntryError)
+    assert "'critic', 'step'" in str(fault)
     only_plain = save_pt({"generator": {f"model.{name}": tensor for name, tensor in weights.items()}})
-    assert "use_ema=False" in str(refusal(only_plain, model, errors.MissingGeneratorError))
-    assert load_checkpoint(only_plain, model, use_ema=False).identity["part"] == "generator"
+    fault = refusal(only_plain, model, errors.MissingEntryError, entry="generator_ema")
+    assert "--entry generator_ema" in str(fault)
+    assert "it has generator" in str(fault)
+    assert load_checkpoint(only_plain, model).identity["part"] == "generator"
 
 
 @pytest.mark.parametrize(

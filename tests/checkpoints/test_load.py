@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from seko_export.checkpoints.load import is_finite
 from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
-from seko_export.families.model_files import load_checkpoint
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
 from seko_export.families.wan.keys import FORMATS, wan_to_diffusers
-from seko_export.families.wan_layout.keys import wan_shapes
+from seko_export.families.wan_layout.keys import PREFIXES, wan_shapes
 
 Weights = dict[str, torch.Tensor]
 
@@ -97,9 +97,9 @@ def test_ema_and_plain_are_told_apart(
         }
     )
     assert_holds(path, model, weights)
-    assert_holds(path, model, plain, use_ema=False)
+    assert_holds(path, model, plain, entry="generator")
     assert load_checkpoint(path, model).identity["part"] == "generator_ema"
-    assert load_checkpoint(path, model, use_ema=False).identity["part"] == "generator"
+    assert load_checkpoint(path, model, entry="generator").identity["part"] == "generator"
 
 
 def test_fsdp_wrappers_anywhere(save_pt: Callable[[Any], Path], model: ModelConfig, weights: Weights) -> None:
@@ -212,3 +212,40 @@ def test_largest_numbers_are_finite(dtype: torch.dtype) -> None:
 def test_other_dtypes_to_convert_to_are_refused(write: Callable[..., Path], model: ModelConfig) -> None:
     with pytest.raises(UsageError, match="int8"):
         load_checkpoint(write("wan"), model, dtype=torch.int8)
+
+
+@pytest.mark.parametrize("entry", ["generator", "model", "state_dict", None])
+def test_a_pt_with_one_entry_or_none(
+    entry: str | None, save_pt: Callable[[Any], Path], model: ModelConfig, weights: Weights
+) -> None:
+    path = save_pt(weights if entry is None else {entry: weights, "step": 3})
+    assert_holds(path, model, weights)
+    assert load_checkpoint(path, model).identity["part"] == (entry or "all")
+    assert load_checkpoint(path, model).notes == ()
+
+
+def test_a_preset_s_entry_comes_first_and_is_told(
+    save_pt: Callable[[Any], Path], model: ModelConfig, weights: Weights
+) -> None:
+    raw = {name: tensor + 1 for name, tensor in weights.items()}
+    path = save_pt({"generator_ema": weights, "generator": raw})
+    assert_holds(path, model, raw, first_entry="generator")
+    assert_holds(path, model, weights, first_entry="generator", entry="generator_ema")
+    (note,) = load_checkpoint(path, model, first_entry="generator").notes
+    assert "the entry generator " in note
+    assert "--entry generator_ema" in note
+
+
+@pytest.mark.parametrize("prefix", [*PREFIXES, "_orig_mod.", "model._fsdp_wrapped_module.", "module.model."])
+@pytest.mark.parametrize("container", ["safetensors", "pt"])
+def test_prefixes_in_any_container(
+    prefix: str, container: str, tmp_path: Path, model: ModelConfig, weights: Weights
+) -> None:
+    state = {f"{prefix}{name}": tensor for name, tensor in weights.items()}
+    path = tmp_path / f"file.{container}"
+    if container == "pt":
+        torch.save({"generator": state}, path)
+    else:
+        save_file(state, path)
+    assert_holds(path, model, weights)
+    assert recognise_checkpoint(path).recognised.family == "wan"

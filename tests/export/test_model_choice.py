@@ -331,8 +331,8 @@ def test_other_weights_are_no_known_model(tmp_path: Path) -> None:
     from safetensors.torch import save_file
     from torch import zeros
 
-    save_file({"model.diffusion_model.patch_embedding.weight": zeros(8, 4, 1, 2, 2)}, tmp_path / "file")
-    with pytest.raises(UnknownModelError, match=r"prefix 'model\.diffusion_model\.'"):
+    save_file({"net.patch_embedding.weight": zeros(8, 4, 1, 2, 2)}, tmp_path / "file")
+    with pytest.raises(UnknownModelError, match=r"prefix 'net\.'"):
         resolved(checkpoint=tmp_path / "file")
     with pytest.raises(CheckpointError, match="known family"):
         recognise_checkpoint(tmp_path / "file")

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from seko_export.artifact import sbom
+from seko_export.checkpoints.sources import MergedLora
 from seko_runtime.opening.artifact import read_manifest
 
 # Types of components and phases of lifecycles that the schema of version 1.6 enumerates, as far as they could occur.
@@ -31,7 +32,7 @@ TOP_FIELDS = {
     *("$schema", "bomFormat", "specVersion", "serialNumber", "version"),
     *("metadata", "components", "dependencies"),
 }
-COMPONENT_FIELDS = {"type", "bom-ref", "name", "version", "purl", "licenses", "properties"}
+COMPONENT_FIELDS = {"type", "bom-ref", "name", "version", "purl", "licenses", "properties", "hashes"}
 
 
 def check_bill(bill: dict) -> None:
@@ -109,6 +110,16 @@ def test_cuda_is_named_where_the_engines_are_for_a_gpu(tmp_path):
     found = json.loads((tmp_path / sbom.SBOM_FILE).read_bytes())
     check_bill(found)
     assert {"cuda": "13.0"}.items() <= {one["name"]: one["version"] for one in found["components"]}.items()
+
+
+def test_a_merged_lora_is_named_with_weight_and_digest(tmp_path):
+    sbom.write_sbom(tmp_path, "tiny", None, adapters=(MergedLora("style.safetensors", 0.8, "ab" * 32),))
+    found = json.loads((tmp_path / sbom.SBOM_FILE).read_bytes())
+    check_bill(found)
+    (lora,) = (one for one in found["components"] if one["type"] == "machine-learning-model")
+    assert lora["name"] == "style.safetensors"
+    assert lora["hashes"] == [{"alg": "SHA-256", "content": "ab" * 32}]
+    assert lora["properties"] == [{"name": "seko:lora-weight", "value": "0.8"}]
 
 
 def test_a_package_that_states_no_licence_says_so(bill, monkeypatch, tmp_path):

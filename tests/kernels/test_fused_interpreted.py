@@ -15,6 +15,7 @@ IGNORED = (
 )
 FILES = (
     "interpreted_attention_fp8.py",
+    "interpreted_few_rows.py",
     "interpreted_past.py",
     "interpreted_rows.py",
     "interpreted_scratch.py",

@@ -21,6 +21,8 @@ from triton.backends.compiler import GPUTarget
 from seko_kernels import attention, attention_bf16, waves
 from seko_kernels.attention import OwnTokens, attention_fp8
 from seko_kernels.errors import KernelsError
+from seko_kernels.few_rows import FEW_ROWS, Weight, linear_added, norm_gated_linear, norm_linear
+from seko_kernels.few_tokens import decode_attention, local_attention
 from seko_kernels.fused_reference import FP8
 from seko_kernels.matmul import fp8_linear
 from seko_kernels.qk_norm_rope import qk_norm_rope
@@ -208,3 +210,28 @@ def test_scratch(launches: Launches, rotated: bool) -> None:
     )
     fp8_expand(*cache, slots(), on_gpu(1, dtype=torch.int64), FRAME, *scratch(2352), turn)
     assert launches == [("fp8_expand_kernel", ["K_OUT", "K_OUT_SCALE", "V_OUT"])]
+
+
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
+def test_linear_layers_of_few_rows(launches: Launches, rows: int) -> None:
+    x, norm = on_gpu(rows, 256, dtype=torch.bfloat16), on_gpu(256, dtype=torch.bfloat16)
+    y, tickets = norm_linear(x, norm, EPS, Weight(on_gpu(320, 256, dtype=torch.bfloat16)))
+    gate_up = Weight(on_gpu(1024, 256, dtype=FP8), on_gpu(1024, 1))
+    inner = norm_gated_linear(x, norm, EPS, gate_up, tickets)
+    out = linear_added(inner, Weight(on_gpu(256, 512, dtype=torch.bfloat16)), x, 1.0, tickets)
+    assert [tensor.shape for tensor in (y, inner, out)] == [(rows, 320), (rows, 512), (rows, 256)]
+    whole = [("few_rows_kernel", ["OUT", "TICKETS"]), ("few_rows_kernel", ["OUT"])]
+    shared = ("few_rows_kernel", ["OUT", "SUMS", "TICKETS"])
+    assert launches == ([*whole, shared] if rows <= FEW_ROWS else [])  # more are torch's
+
+
+def test_attention_of_few_tokens(launches: Launches) -> None:
+    qkv, table = on_gpu(2, 11, 20 * 128, dtype=torch.bfloat16), on_gpu(11, 128)
+    assert local_attention(qkv, table, table, 16, 2).shape == (2, 11, 16 * 128)
+    cache, index = on_gpu(99, 2, 128, dtype=torch.bfloat16), on_gpu(2, dtype=torch.int64)
+    tickets = on_gpu(512, dtype=torch.int32)
+    token, cos = on_gpu(2, 20 * 128, dtype=torch.bfloat16), on_gpu(2, 128)
+    out = decode_attention(token, cos, cos, cache, cache.clone(), index, index, index, tickets)
+    assert out.shape == (2, 16 * 128)
+    written = ["K_CACHE", "OUT", "SUMS", "TICKETS", "TOPS", "V_CACHE"]
+    assert launches == [("local_attention_kernel", ["OUT"]), ("decode_attention_kernel", written)]

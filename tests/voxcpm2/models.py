@@ -44,7 +44,13 @@ def prompt(config: VoxCpm2Config, tokens: int, *audio: range) -> dict[str, Tenso
 
 
 def ours(
-    model: Any, config: VoxCpm2Config, *, places: int = 400, dtype: torch.dtype = torch.float32
+    model: Any,
+    config: VoxCpm2Config,
+    *,
+    places: int = 400,
+    dtype: torch.dtype = torch.float32,
+    fused: bool = False,
 ) -> EagerSpeech:
     """A pool of three rows and the spare one, with the original's weights."""
-    return EagerSpeech(config, SpeechLayout(rows=4, places=places, dtype=dtype), *weights_of(model))
+    layout = SpeechLayout(rows=4, places=places, dtype=dtype, fused=fused)
+    return EagerSpeech(config, layout, *weights_of(model))

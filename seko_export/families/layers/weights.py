@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from seko_export.engines.piece import Piece
-from seko_export.engines.weight_source import WeightSource
+from seko_export.engines.weight_source import CodedWeights, WeightSource
 from seko_export.families.base import MediaTensors
 from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER, TEXT_WEIGHTS, VAE_WEIGHTS
 from seko_kernels.matmul import quantise_weight
 
+_QKV = ".self_attn.qkv."
 BEFORE = ".before"  # names of the linear layers of `fused_block.FusedLayer`
 # names of the tensors of a `fused_block.Fp8Linear`, which are quantised here
 _FP8_WEIGHT, _FP8_SCALE = ".weight_fp8", ".weight_scale"
@@ -35,9 +36,17 @@ class RenamedWeights:
         self._checkpoint, self._names = checkpoint, names
 
     def __getitem__(self, name: str) -> Tensor:
+        return self._checkpoint[self._theirs(name)]
+
+    def row_codes(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Return a matrix as it is stored in e4m3, with a scale for each row; None if it is not."""
+        checkpoint = self._checkpoint
+        return checkpoint.row_codes(self._theirs(name)) if isinstance(checkpoint, CodedWeights) else None
+
+    def _theirs(self, name: str) -> str:
         for ours, theirs in self._names.items():
             name = name.replace(ours, theirs, 1)
-        return self._checkpoint[name]
+        return name
 
 
 def model_weights(
@@ -77,8 +86,7 @@ def model_weights(
                     continue
                 known_names.add(name)
                 if name.endswith(_FP8_WEIGHT):
-                    matrix = _gather(name.removesuffix(_FP8_WEIGHT) + ".weight", source)
-                    values, scale = quantise_weight(matrix)
+                    values, scale = _in_fp8(name.removesuffix(_FP8_WEIGHT) + ".weight", source)
                     scale_name = name.removesuffix(_FP8_WEIGHT) + _FP8_SCALE
                     known_names.add(scale_name)
                     yield name, values
@@ -88,6 +96,18 @@ def model_weights(
                 yield name, tensor.reshape(argument.shape).to(argument.dtype).contiguous()
 
 
+def _in_fp8(name: str, checkpoint: WeightSource) -> tuple[Tensor, Tensor]:
+    """Return a matrix in e4m3 with a scale for each row: as the checkpoint stores it, if it does, else quantised."""
+    parts = [name.replace(".qkv.", f".{part}.") for part in "qkv"] if _QKV in name else [name]
+    if isinstance(checkpoint, CodedWeights):
+        stored = [checkpoint.row_codes(part) for part in parts]
+        coded = [pair for pair in stored if pair is not None]
+        if len(coded) == len(parts):
+            codes = torch.cat([pair[0].view(torch.uint8) for pair in coded]).view(coded[0][0].dtype)
+            return codes, torch.cat([pair[1] for pair in coded])
+    return quantise_weight(_gather(name, checkpoint))
+
+
 def _gather(name: str, checkpoint: WeightSource) -> Tensor:
     # modulation of the previous layer; zeros for the first layer, whose update is zeros, too
     if name.endswith(BEFORE):
@@ -95,6 +115,6 @@ def _gather(name: str, checkpoint: WeightSource) -> Tensor:
         modulation = checkpoint[f"blocks.{max(before, 0)}.modulation"]
         # a copy, because a file holds no tensor twice
         return modulation.clone() if before >= 0 else torch.zeros_like(modulation)
-    if ".self_attn.qkv." in name:
+    if _QKV in name:
         return torch.cat([checkpoint[name.replace(".qkv.", f".{part}.")] for part in "qkv"])
     return checkpoint[name]

@@ -6,7 +6,14 @@ from seko_export.checkpoints.key_table import Dimension, KeyTable, Naming, Rando
 from seko_export.config.model import ModelConfig
 from seko_export.families.lingbot.model import CONTROLS, TOKEN_PIXELS, LingbotModel
 from seko_export.families.lingbot.presets import PRESETS
-from seko_export.families.wan_layout.keys import DIMENSIONS, TELLTALES, spread, wan_config, wan_shapes
+from seko_export.families.wan_layout.keys import (
+    DIMENSIONS,
+    PREFIXES,
+    TELLTALES,
+    spread,
+    wan_config,
+    wan_shapes,
+)
 
 CONTROL = "patch_embedding_wancamctrl"
 TOKEN_LAYERS = ("c2ws_hidden_states_layer1", "c2ws_hidden_states_layer2")
@@ -58,6 +65,7 @@ KEYS = KeyTable(
     ),
     landmark="patch_embedding.weight",
     subfolders=FOLDERS,
+    prefixes=PREFIXES,
     telltales=(
         (
             ("k_img", "img_emb."),

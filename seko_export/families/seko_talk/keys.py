@@ -11,7 +11,7 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.families.seko_talk.presets import PRESETS
-from seko_export.families.wan_layout.keys import DIMENSIONS, TELLTALES, wan_config, wan_shapes
+from seko_export.families.wan_layout.keys import DIMENSIONS, PREFIXES, TELLTALES, wan_config, wan_shapes
 from seko_export.families.wan_layout.keys import spread as wan_spread
 
 REFERENCE, STATE = "ref_patch_embedding", "state_embedding.weight"
@@ -147,7 +147,7 @@ ADAPTER = Companion(
         "audio_adapter_model_fp8.safetensors",
     ),
     (f".{IN_LAYER}.", f"{PROJECTOR}.", f"{TIME}."),
-    "model_state",
+    ("model_state",),
 )
 
 KEYS = KeyTable(
@@ -170,6 +170,6 @@ KEYS = KeyTable(
     models={name: preset.model for name, preset in PRESETS.items()},
     random_forms={"seko-talk": RandomForm("sharded", SEKO, config=seko_config)},
     companions=(ADAPTER,),
-    row_scales=True,
+    prefixes=PREFIXES,
     spread=spread,
 )

@@ -20,8 +20,7 @@ ESTIMATOR = "feat_decoder.estimator"
 _LAYOUT = Layout(
     f"a VoxCPM2 folder: config.json, and {' or '.join(FILES)} with the keys of its state dict",
     (),
-    None,
-    optional_part="state_dict",
+    ("state_dict",),
 )
 _NAMING = Naming("voxcpm2", str, str)
 

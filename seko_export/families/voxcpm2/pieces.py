@@ -28,6 +28,7 @@ from seko_export.engines.piece import OF_LAYER, Argument, Piece, on_meta
 from seko_export.errors import UsageError
 from seko_export.families.voxcpm2 import modules, weights
 from seko_export.families.voxcpm2.config import NetConfig, VoxCpm2Config
+from seko_export.families.voxcpm2.fused_layers import FusedLocalLayer, FusedStepLayer, StepPositions
 from seko_export.families.voxcpm2.keys import DECODER, ENCODER
 from seko_export.families.voxcpm2.layers import CachedLayer, LocalLayer, Positions
 from seko_export.media.audio_vae.modules import DecodeRows, EncodeChunk, state_size
@@ -57,12 +58,15 @@ class SpeechLayout:
         Of weights, activations and caches; the audio VAE is float32.
     voice_patches : int
         Patches of a voice that one call encodes.
+    fused : bool
+        Whether layers are Seko's kernels; a prefill's over the caches are torch's, as they have many rows.
     """
 
     rows: int
     places: int
     dtype: torch.dtype
     voice_patches: int = 8
+    fused: bool = False
 
     def __post_init__(self) -> None:
         if self.rows < 2 or self.places < 2 or self.voice_patches < 1:
@@ -73,7 +77,10 @@ class SpeechLayout:
 
 
 def step_pieces(config: VoxCpm2Config, layout: SpeechLayout, batch: int, length: int) -> dict[str, Piece]:
-    """Return the engines of a step of ``batch`` rows that reads ``length`` positions, by name."""
+    """Return the engines of a step of ``batch`` rows that reads ``length`` positions, by name.
+
+    Fused layers read what a row holds, so that their engines are the same for every length.
+    """
     pieces = _Pieces(config, layout, batch, tokens=1, length=length)
     return {piece.name: piece for piece in (*pieces.solver(), *pieces.local_encoder(), *pieces.models())}
 
@@ -126,6 +133,9 @@ class _Pieces:
         self.config, self.layout, self.dtype = config, layout, layout.dtype
         self.batch, self.tokens, self.length = batch, tokens, length
         self.variant = (variant,) if variant else ()
+        self.in_place = (
+            layout.fused and not variant
+        )  # whether layers read what a row holds of a cache where it lies
         d = config.base.dim
         self.hidden = Argument("hidden", "value:hidden", (batch, tokens, d), self.dtype)
         self.features = Argument("features", "value:features", (batch, tokens, d), self.dtype)
@@ -206,28 +216,27 @@ class _Pieces:
         config, dtype, b, t = self.config, self.dtype, self.batch, self.tokens
         layout, pairs = self.layout, len(config.rope.factors)
         base = Argument("base", "value:base", self.hidden.shape, dtype)
-        of_tokens = (self._of_rows("starts", STARTS), self._of_rows("first", FIRST), self.count)
+        rows = (self._of_rows("starts", STARTS), self._of_rows("first", FIRST))
         tables = (
             Argument("inverse_factors", f"weight:{weights.INVERSE_FACTORS}", (pairs,), F32),
             Argument("frequencies", f"weight:{weights.FREQUENCIES}", (pairs,), F32),
         )
-        places = (
-            Argument("write_index", "value:write_index", (b * t,), I64),
+        write_index = Argument("write_index", "value:write_index", (b * t,), I64)
+        rotary = tuple(Argument(name, f"value:{name}", (b, t, 2 * pairs), F32) for name in ("cos", "sin"))
+        audio = (self._is_audio(),) if self.variant else ()
+        read = (
             Argument("read_index", "value:read_index", (b * self.length,), I64),
             Argument("mask", "value:mask", (b, t, self.length), torch.bool),
         )
-        rotary = tuple(Argument(name, f"value:{name}", (b, t, 2 * pairs), F32) for name in ("cos", "sin"))
-        audio = (self._is_audio(),) if self.variant else ()
-        positions = Positions(t, self.length, layout.places, config.rope.amplitude)
+        positions: nn.Module = Positions(t, self.length, layout.places, config.rope.amplitude)
+        inputs: tuple[Argument, ...] = (*rows, self.count, *tables)
+        places: tuple[Argument, ...] = (write_index, *read)
+        made = (*places, *rotary)
+        if self.in_place:
+            positions = StepPositions(config.rope.amplitude)
+            inputs, made, places = (*rows, *tables), (write_index, *rotary), (*rows, write_index)
         return [
-            Piece(
-                self._key("positions", reads=True),
-                positions,
-                "",
-                0,
-                (*of_tokens, *tables),
-                (*places, *rotary),
-            ),
+            Piece(self._key("positions", reads=True), positions, "", 0, inputs, made),
             self._cached("base_layer", "base_lm", config.base, places, rotary),
             self._piece("fusion", modules.Fusion, (self.hidden, self.features, *audio), (base, self.hidden)),
             self._cached(
@@ -270,7 +279,8 @@ class _Pieces:
             Argument(name, f"weight:{table}", (hidden.shape[1], net.head_dim), F32)
             for name, table in zip(("cos", "sin"), names, strict=True)
         )
-        module = on_meta(lambda: LocalLayer(net, self.dtype))
+        make = FusedLocalLayer if self.layout.fused else LocalLayer
+        module = on_meta(lambda: make(net, self.dtype))
         return Piece(
             self._key(role), module, f"{prefix}.layers.{{layer}}.", net.layers, (hidden, *tables), (hidden,)
         )
@@ -287,9 +297,10 @@ class _Pieces:
         caches = tuple(
             Argument(f"{part}_cache", f"buffer:{prefix}.{part}{OF_LAYER}", shape, self.dtype) for part in "kv"
         )
+        make = FusedStepLayer if self.in_place else CachedLayer
         return Piece(
             self._key(role, reads=True),
-            on_meta(lambda: CachedLayer(net, self.dtype)),
+            on_meta(lambda: make(net, self.dtype)),
             f"{prefix}.layers.{{layer}}.",
             net.layers,
             (self.hidden, *caches, *places, *rotary),
@@ -309,6 +320,6 @@ class _Pieces:
         return Piece(self._key(role), module, f"{role}.", 0, inputs, outputs, mutates)
 
     def _key(self, role: str, *, reads: bool = False) -> EngineKey:
-        length = (str(self.length),) if reads else ()
+        length = (str(self.length),) if reads and not self.in_place else ()
         bucket = self.tokens if self.variant else self.batch
         return EngineKey(role, bucket=bucket, variant=(*self.variant, *length))

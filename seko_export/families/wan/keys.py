@@ -13,7 +13,14 @@ from seko_export.checkpoints.key_table import (
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 from seko_export.families.wan.presets import PRESETS
-from seko_export.families.wan_layout.keys import DIMENSIONS, TELLTALES, spread, wan_config, wan_shapes
+from seko_export.families.wan_layout.keys import (
+    DIMENSIONS,
+    PREFIXES,
+    TELLTALES,
+    spread,
+    wan_config,
+    wan_shapes,
+)
 
 # Wan's module -> diffusers' module, outside the blocks. Source: state dicts of Wan 2.1 and of
 # diffusers.WanTransformer3DModel; the test compares with the class itself.
@@ -139,7 +146,7 @@ DIFFUSERS = Naming(
 )
 WAN = Naming("wan", str, str)
 
-_PT_PARTS = ("generator_ema", "generator")
+ENTRIES = ("generator_ema", "generator", "model", "state_dict")
 
 KEYS = KeyTable(
     formats="a Self-Forcing .pt, Wan safetensors (a file, or a folder with an index), "
@@ -148,7 +155,8 @@ KEYS = KeyTable(
     namings=(SELF_FORCING, DIFFUSERS, WAN),
     dimensions=DIMENSIONS,
     landmark="patch_embedding.weight",
-    pt_parts=_PT_PARTS,
+    entries=ENTRIES,
+    prefixes=PREFIXES,
     telltales=(
         (
             ("k_img", "img_emb.", "add_k_proj", "image_embedder."),
@@ -158,7 +166,7 @@ KEYS = KeyTable(
     ),
     models={name: preset.model for name, preset in PRESETS.items()},
     random_forms={
-        "self-forcing": RandomForm("pt", SELF_FORCING, "model.", _PT_PARTS[::-1]),
+        "self-forcing": RandomForm("pt", SELF_FORCING, "model.", ("generator", "generator_ema")),
         "wan": RandomForm("safetensors", WAN),
         "wan-sharded": RandomForm("sharded", WAN, config=wan_config),
         "diffusers": RandomForm("safetensors", DIFFUSERS, subfolder="transformer", config=diffusers_config),

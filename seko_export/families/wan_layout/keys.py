@@ -15,13 +15,18 @@ DIMENSIONS = (
     Dimension("text_dim", "text_embedding.0.weight", 1),
     Dimension("freq_dim", "time_embedding.0.weight", 1),
 )
+# Prefixes that tools add to all keys; a key may have several.
+PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module.")
 # Keys of other models, with words for messages.
 TELLTALES = (
     (
         ("weight_scale", "scale_weight"),
-        "these are quantised weights; take the bfloat16 or float32 checkpoint",
+        "these are scales of quantised weights without their matrices; take the bfloat16 checkpoint",
     ),
-    (("lora_",), "these are the keys of a LoRA; merge it into its base model first"),
+    (
+        ("lora_",),
+        "these are the keys of a LoRA; name its base model as the checkpoint, and the LoRA with --lora",
+    ),
 )
 
 

@@ -24,8 +24,7 @@ _DIRECTION, _LENGTH = "weight_v", "weight_g"  # of a weight norm, as torch named
 _LAYOUT = Layout(
     f"an AudioVAE V2: {' or '.join(FILES)} with the keys of its state dict",
     (),
-    None,
-    optional_part="state_dict",
+    ("state_dict",),
 )
 _CONDITIONS = "decoder.conditions."  # a module's names; the file has tables of all sample rates
 _NAMING = Naming("audiovae", str, str)

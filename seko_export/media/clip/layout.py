@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from seko_export.checkpoints.sources import Layout
 
-CLIP_LAYOUT = Layout("Wan's models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth", (), None)
+CLIP_LAYOUT = Layout("Wan's models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth", ())

@@ -6,6 +6,4 @@ from seko_export.checkpoints.sources import Layout
 
 WEIGHTS = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin")
 PREPROCESSOR = "preprocessor_config.json"
-HUBERT_LAYOUT = Layout(
-    f"a HuBERT folder (config.json, {PREPROCESSOR}, and {' or '.join(WEIGHTS[1:])})", (), None
-)
+HUBERT_LAYOUT = Layout(f"a HuBERT folder (config.json, {PREPROCESSOR}, and {' or '.join(WEIGHTS[1:])})", ())

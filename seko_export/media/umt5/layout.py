@@ -7,5 +7,4 @@ from seko_export.checkpoints.sources import Layout
 TEXT_LAYOUT = Layout(
     "Wan's models_t5_umt5-xxl-enc-bf16.pth, or transformers safetensors (a file, or a folder)",
     ("text_encoder",),
-    None,
 )

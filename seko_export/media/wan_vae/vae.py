@@ -36,7 +36,6 @@ class WanVae(Vae[WanVaeConfig]):
     layout = Layout(
         "a Wan VAE's .pth, safetensors under the same names, or diffusers safetensors (a file, or a folder)",
         ("vae",),
-        None,
     )
     presets = VAE_PRESETS
 

@@ -21,6 +21,8 @@ from seko_serve.http.bodies import Refusals
 from seko_serve.http.metrics import MetricsRoutes
 from seko_serve.http.service import ServiceRoutes
 from seko_serve.http.sessions import SessionRoutes
+from seko_serve.http.videos import VideoRoutes
+from seko_serve.jobs import VideoJobs
 from seko_serve.live.manager import SessionManager
 from seko_serve.settings import Settings
 
@@ -50,10 +52,12 @@ class Application:
 
     def __init__(self, settings: Settings, manager: SessionManager) -> None:
         self._manager = manager
+        self._jobs = VideoJobs(manager.device, settings.videos, settings.video_folder)
         self._access, self._refusals = Access(settings), Refusals(manager.device.metrics)
         self._families = (
             ServiceRoutes(manager, self._access),
             SessionRoutes(manager, self._access),
+            VideoRoutes(manager, self._jobs, self._access),
             MetricsRoutes(manager, self._access),
         )
 
@@ -75,8 +79,10 @@ class Application:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         await self._manager.start()
         try:
+            await self._jobs.start()
             yield
         finally:
+            await self._jobs.stop()
             await self._manager.stop()
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:

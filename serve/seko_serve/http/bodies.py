@@ -29,13 +29,7 @@ _BY_STATUS = {
 
 async def json_body(request: Request, most: int = MAX_BODY_BYTES) -> dict[str, Any]:
     """Return a request's JSON object of at most so many bytes; ServeError if it is none, too long or too slow."""
-    try:
-        async with asyncio.timeout(BODY_S):
-            content = await _body(request, most)
-    except ClientDisconnect:
-        raise ServeError("bad_request", "the client left before the body's end") from None
-    except TimeoutError:
-        raise ServeError("timeout", f"the body took more than {BODY_S:g} s") from None
+    content = await raw_body(request, most)
     if content.count(b",") > MAX_ENTRIES:  # uploads are long texts: lists as long would take much more memory
         raise ServeError("too_large", f"the body has more than {MAX_ENTRIES} entries")
     try:
@@ -47,7 +41,18 @@ async def json_body(request: Request, most: int = MAX_BODY_BYTES) -> dict[str, A
     return table
 
 
-async def _body(request: Request, most: int) -> bytes:
+async def raw_body(request: Request, most: int) -> bytes:
+    """Return a request's body of at most so many bytes; ServeError if it is too long or too slow."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _read(request, most)
+    except ClientDisconnect:
+        raise ServeError("bad_request", "the client left before the body's end") from None
+    except TimeoutError:
+        raise ServeError("timeout", f"the body took more than {BODY_S:g} s") from None
+
+
+async def _read(request: Request, most: int) -> bytes:
     content, size = bytearray(), 0
     async for part in request.stream():
         size += len(part)

@@ -18,6 +18,8 @@ from seko_runtime.sessions.session import RowSession
 from seko_runtime.video.artifact import video_artifact
 from seko_serve.metrics import Metrics
 
+BEHIND_S = 0.1  # between two looks whether the stream behind may run
+CAUTION = 1.25  # times the measured times, before it is let run
 ResultT = TypeVar("ResultT")
 _LOG = logging.getLogger("seko_serve")
 
@@ -30,7 +32,7 @@ def pool_of(artifact: Path, device: str = "auto") -> Iterator[Pool]:
 
 
 class Streamed(Protocol):
-    """A live session as the device's thread sees it; every method is called there."""
+    """A stream as the device's thread sees it; every method is called there."""
 
     def ready(self) -> bool:
         """Return whether its next chunk may be made now."""
@@ -46,6 +48,27 @@ class Streamed(Protocol):
 
     def failed(self, error: Exception) -> None:
         """End: its chunk cannot be made."""
+
+
+class Watched(Streamed, Protocol):
+    """A live session."""
+
+    def next_due(self) -> float | None:
+        """Return when its viewer needs the next chunk; None if nobody plays it."""
+
+
+class Behind(Streamed, Protocol):
+    """A stream that nobody watches: it runs while no live session is late by it, on a row that none needs."""
+
+    @property
+    def holds_row(self) -> bool:
+        """Whether it has a row of the pool."""
+
+    def take_row(self, pool: Pool) -> None:
+        """Take a free row, or take one again and go on; raises what the runtime raises."""
+
+    def yield_row(self) -> None:
+        """Free its row for a live session, and keep its state."""
 
 
 class Device:
@@ -77,8 +100,10 @@ class Device:
         self._opener, self.metrics = opener, metrics or Metrics()
         self._desk = threading.Condition()
         self._calls: deque[Callable[[Pool], None]] = deque()
-        self._streams: list[Streamed] = []
+        self._streams: list[Watched] = []
         self._asked: dict[RowSession, Streamed] = {}  # sessions whose chunk the pool has not made yet
+        self._behind: Behind | None = None
+        self._taking_s = 0.0  # the longest time in which a stream behind took a row
         self._stopping = False
         self._opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="seko-device", daemon=True)
@@ -112,15 +137,25 @@ class Device:
         with self._desk:
             self._desk.notify()
 
-    def add(self, stream: Streamed) -> None:
+    def add(self, stream: Watched) -> None:
         """Serve a session from now on; called on the device's thread."""
         self._streams.append(stream)
 
     def remove(self, stream: Streamed) -> None:
-        """Serve a session no more; called on the device's thread."""
-        if stream in self._streams:
-            self._streams.remove(stream)
+        """Serve a stream no more; called on the device's thread."""
+        if stream is self._behind:
+            self._behind = None
+        self._streams = [other for other in self._streams if other is not stream]
         self._asked = {session: other for session, other in self._asked.items() if other is not stream}
+
+    def run_behind(self, stream: Behind) -> None:
+        """Run a stream behind the live ones from now on, in place of another; called on the device's thread."""
+        self._behind = stream
+
+    def make_room(self, pool: Pool) -> None:
+        """Free a row for a live session, if the stream behind has the last one; called on the device's thread."""
+        if not pool.free and self._behind is not None and self._behind.holds_row:
+            self._behind.yield_row()
 
     async def stop(self) -> None:
         """Close the pool and the artifact, and end the thread."""
@@ -149,13 +184,46 @@ class Device:
         while True:
             with self._desk:
                 while not (self._stopping or self._calls or any(stream.ready() for stream in self._streams)):
-                    self._desk.wait()
+                    if self._fits_behind(pool, time.monotonic()):
+                        break
+                    self._desk.wait(None if self._behind is None else BEHIND_S)
                 if self._stopping:
                     return
                 calls = [self._calls.popleft() for _ in range(len(self._calls))]
             for call in calls:
                 call(pool)
-            self._make_chunks(pool, [stream for stream in self._streams if stream.ready()])
+            ready: list[Streamed] = [stream for stream in self._streams if stream.ready()]
+            if not ready and not self._asked and self._fits_behind(pool, time.monotonic()):
+                ready = self._ready_behind(pool)
+            self._make_chunks(pool, ready)
+
+    def _fits_behind(self, pool: Pool, now: float) -> bool:
+        """Return whether the stream behind may run now: every live session's next chunk can still be made in time."""
+        behind = self._behind
+        if behind is None or not behind.ready() or not (behind.holds_row or pool.free):
+            return False
+        dues = [due for stream in self._streams if (due := stream.next_due()) is not None]
+        if not dues:
+            return True
+        times = pool.call_times.expected()
+        own = times[min(times)] + (0.0 if behind.holds_row else max(self._taking_s, times[min(times)]))
+        calls = -(-len(dues) // max(times))
+        return now + CAUTION * (own + calls * times[max(times)]) <= min(dues)
+
+    def _ready_behind(self, pool: Pool) -> list[Streamed]:
+        """Return the stream behind, with a row; nothing if it cannot have one."""
+        behind = self._behind
+        if behind is None:
+            return []
+        try:
+            if not behind.holds_row:
+                began = time.monotonic()
+                behind.take_row(pool)
+                self._taking_s = max(self._taking_s, time.monotonic() - began)
+        except Exception as error:
+            self._end(behind, error)
+            return []
+        return [behind]
 
     def _make_chunks(self, pool: Pool, ready: Sequence[Streamed]) -> None:
         """Run the pool's next call for those sessions that are ready."""

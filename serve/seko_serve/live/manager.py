@@ -7,7 +7,9 @@ import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
+from seko_runtime import Pool
 from seko_runtime.errors import ArtifactError, PoolFullError, SekoRuntimeError
 from seko_serve.errors import ServeError
 from seko_serve.live.content import Opening
@@ -97,7 +99,7 @@ class SessionManager:
         )
         self._opening += 1
         try:
-            await self.device.call(session.open)
+            await self.device.call(partial(self._take_row, session))
         except PoolFullError:
             raise ServeError("full", "no row is free", retry_after=5.0) from None
         except SekoRuntimeError as error:
@@ -107,6 +109,10 @@ class SessionManager:
         self.sessions[session.name] = session
         await self.device.call(lambda _: self.device.add(session))
         return session
+
+    def _take_row(self, session: LiveSession, pool: Pool) -> None:
+        self.device.make_room(pool)
+        session.open(pool)
 
     def find(self, name: str, tenant: str | None = None) -> LiveSession:
         """Return a session; ServeError if there is none, or it is another tenant's."""

@@ -200,6 +200,12 @@ class LiveSession:
                 and (bool(self._waiting) or not starved)
             )
 
+    def next_due(self) -> float | None:
+        """Return when the viewer needs the next chunk; None if it plays nothing."""
+        with self._lock:
+            playing = self.detached_at is None and not self._paused and self.end is None
+            return self._pace.due(0.0) if playing and self._pace.begun is not None else None
+
     def request(self, now: float) -> RowSession | None:
         """Apply the controls that wait, ask for the next chunk, and return the pool's session.
 

@@ -1,0 +1,257 @@
+"""Linear layers on few rows, with the norm before them or the residual behind them in the same launch.
+
+For up to `FEW_ROWS` rows reading the weights is all that takes time. A step of speech has a row for each session, or a
+few. More rows are torch's matmuls; its compiler fuses what lies between them.
+
+Parts of a sum meet by *tickets*: int32 numbers that are zero between launches. The first op of a layer makes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from seko_kernels import few_rows_reference as reference
+from seko_kernels.checks import expect, expect_dims, expect_fp8
+from seko_kernels.errors import KernelsError
+from seko_kernels.fused_reference import FP8
+from seko_kernels.ops import takes_kernels
+from seko_kernels.triton.few_rows import few_rows_kernel
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FEW_ROWS = 64
+TICKETS = 512
+_PROGRAMS = 264  # of a launch, about: two for each multiprocessor of a large GPU
+
+
+class Weight(NamedTuple):
+    """A matrix, as it is or in fp8.
+
+    Parameters
+    ----------
+    values : Tensor
+        ``[out, in]`` of the activations' dtype, or e4m3.
+    scale : Tensor or None
+        ``[out, 1]`` float32, of e4m3: from `matmul.quantise_weight`.
+    """
+
+    values: Tensor
+    scale: Tensor | None = None
+
+
+class RowTiles(NamedTuple):
+    """How a launch is cut; the kernel's docstring has the names."""
+
+    rows: int
+    channels: int
+    products: int
+    splits: int
+    warps: int = 4
+    stages: int = 3
+    prefetch: bool = True
+
+    @classmethod
+    def of(cls, rows: int, outer: int, inner: int, *, shared: bool) -> RowTiles:
+        """Return the tiles for `rows` rows, `outer` output channels and sums of `inner` products.
+
+        A sum is shared by several programs where `shared` allows it and there would be few programs without.
+        """
+        block = min(max(16, triton.next_power_of_2(rows)), 64)
+        products = min(256 if block < 64 else 128, max(64, triton.next_power_of_2(inner)))
+        programs, splits = triton.cdiv(outer, 16) * triton.cdiv(rows, block), 1
+        while shared and programs * splits * 2 <= _PROGRAMS and inner >= 2 * splits * products:
+            splits *= 2
+        return cls(block, 16, products, splits)
+
+
+def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> tuple[Tensor, Tensor]:
+    """Return ``rms_norm(x) @ weight.T``, and tickets for the layer's later ops.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[..., in]`` bfloat16, float16 or float32, contiguous.
+    norm_weight : Tensor
+        ``[in]`` of x's dtype.
+    eps : float
+        Epsilon of the norm, which rounds to x's dtype before it multiplies by its weight.
+    weight : Weight
+        ``[out, in]``.
+
+    Returns
+    -------
+    y : Tensor
+        ``[..., out]`` of x's dtype.
+    tickets : Tensor
+        ``[512]`` int32 zeros.
+
+    Raises
+    ------
+    KernelsError
+        If a tensor is not as above, or lies on another device; if the GPU has no fp8 numbers and the weight is fp8.
+    """
+    tickets = torch.zeros if not _is_few(x, weight) else torch.empty
+    made = tickets(TICKETS, dtype=torch.int32, device=x.device)
+    return _linear(x, weight, made, norm=(norm_weight, eps), makes_tickets=True), made
+
+
+def norm_gated_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, tickets: Tensor) -> Tensor:
+    """Return ``silu(gate) * up`` ``[..., out]`` of ``rms_norm(x) @ weight.T``, whose weight is ``[2 * out, in]``.
+
+    Parameters and errors as of `norm_linear` and `linear_added`.
+    """
+    return _linear(x, weight, tickets, norm=(norm_weight, eps), gated=True)
+
+
+def linear_added(x: Tensor, weight: Weight, hidden: Tensor, scale: float, tickets: Tensor) -> Tensor:
+    """Return ``hidden + scale * (x @ weight.T)``.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[..., in]``, as of `norm_linear`.
+    weight : Weight
+        ``[out, in]``.
+    hidden : Tensor
+        ``[..., out]`` of x's dtype, contiguous.
+    scale : float
+        What the product is multiplied by before it is added.
+    tickets : Tensor
+        From the layer's `norm_linear`; zeros again behind the launch.
+
+    Raises
+    ------
+    KernelsError
+        As of `norm_linear`.
+    """
+    expect("hidden", hidden, (*x.shape[:-1], weight.values.shape[0]), x.dtype)
+    return _linear(x, weight, tickets, hidden=hidden, branch_scale=scale)
+
+
+def _is_few(x: Tensor, weight: Weight) -> bool:
+    return takes_kernels(x, weight.values) and x.numel() // x.shape[-1] <= FEW_ROWS
+
+
+def _linear(
+    x: Tensor,
+    weight: Weight,
+    tickets: Tensor,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    hidden: Tensor | None = None,
+    branch_scale: float = 1.0,
+    gated: bool = False,
+    makes_tickets: bool = False,
+) -> Tensor:
+    values, scale = weight
+    expect_dims("weight", values, 2, "[out, in]")
+    outer, inner = values.shape
+    expect("x", x, (*x.shape[:-1], inner), *DTYPES)
+    expect("weight", values, (outer, inner), x.dtype if scale is None else FP8)
+    expect("tickets", tickets, (TICKETS,), torch.int32)
+    if scale is not None:
+        expect("weight's scale", scale, (outer, 1), torch.float32)
+    if gated and outer % 2:
+        raise KernelsError(f"the weight of gate and up has {outer} rows, expected an even number")
+    if norm is not None:
+        expect("norm_weight", norm[0], (inner,), x.dtype)
+    eps = 0.0 if norm is None else norm[1]
+    if _is_few(x, weight):
+        if scale is not None:
+            expect_fp8(x.device)
+        norm_weight = None if norm is None else norm[0]
+        switches = (eps, branch_scale, gated, makes_tickets)
+        fused: Tensor = _few_rows_cuda(x, norm_weight, values, scale, hidden, tickets, *switches)
+        return fused
+    normed = x if norm is None else reference.rms_norm(x, norm[0], eps)
+    y = reference.linear(normed, values, scale)
+    y = reference.gated(y) if gated else y
+    return y if hidden is None else reference.added(hidden, y, branch_scale)
+
+
+@triton_op("seko::few_rows_linear", mutates_args={"tickets"})
+def _few_rows_cuda(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    weight: Tensor,
+    scale: Tensor | None,
+    hidden: Tensor | None,
+    tickets: Tensor,
+    eps: float,
+    branch_scale: float,
+    gated: bool,
+    makes_tickets: bool,
+) -> Tensor:
+    outer, inner = weight.shape
+    outer = outer // 2 if gated else outer
+    rows = x.numel() // inner
+    out = torch.empty((*x.shape[:-1], outer), dtype=x.dtype, device=x.device)
+    launch_few_rows(
+        wrap_triton(few_rows_kernel),
+        *(x, norm_weight, weight, scale, hidden, out, tickets),
+        *(eps, branch_scale, gated, makes_tickets),
+        RowTiles.of(rows, outer, inner, shared=hidden is not None),
+    )
+    return out
+
+
+def launch_few_rows(
+    kernel: Any,
+    x: Tensor,
+    norm_weight: Tensor | None,
+    weight: Tensor,
+    scale: Tensor | None,
+    hidden: Tensor | None,
+    out: Tensor,
+    tickets: Tensor,
+    eps: float,
+    branch_scale: float,
+    gated: bool,
+    makes_tickets: bool,
+    tiles: RowTiles,
+) -> None:
+    """Launch `few_rows_kernel`, wrapped for an op or as it is, with some tiles."""
+    outer, inner = out.shape[-1], x.shape[-1]
+    rows = x.numel() // inner
+    part = triton.cdiv(triton.cdiv(inner, tiles.splits), tiles.products) * tiles.products
+    sums = out
+    if tiles.splits > 1:
+        sums = torch.empty((tiles.splits, rows, outer), dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(outer, tiles.channels), tiles.splits, triton.cdiv(rows, tiles.rows))
+    if grid[0] * grid[2] > TICKETS and tiles.splits > 1:
+        raise KernelsError(f"{grid[0] * grid[2]} tiles of outputs share sums, expected {TICKETS} at most")
+    kernel[grid](
+        x,
+        x
+        if norm_weight is None
+        else norm_weight,  # a tensor must stand there; the switches say that it is not read
+        weight,
+        x if scale is None else scale,
+        x if hidden is None else hidden,
+        out,
+        sums,
+        tickets,
+        rows,
+        EPS=eps,
+        BRANCH_SCALE=branch_scale,
+        K=inner,
+        N=outer,
+        NORM=norm_weight is not None,
+        GATED=gated,
+        ADD=hidden is not None,
+        SCALED=scale is not None,
+        NEW_TICKETS=TICKETS if makes_tickets else 0,
+        SPLITS=tiles.splits,
+        PART=part,
+        BM=tiles.rows,
+        BN=tiles.channels,
+        BK=tiles.products,
+        SLICES=tiles.warps,
+        STAGES=tiles.stages,
+        PREFETCH=tiles.prefetch and norm_weight is not None,
+        num_warps=tiles.warps,
+    )

@@ -1,0 +1,217 @@
+"""Kernels of attention of few tokens, with rotation: among themselves, or of one token over a cache.
+
+Rotation turns the two halves of a head's channels, in fp32, and rounds; a head is therefore read in halves. Several
+heads of queries share one of keys and values. Checks are in `few_tokens`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rotated(FROM, COS, SIN, head, table, live, HALF: tl.constexpr, BH: tl.constexpr, ROPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both halves ``[M, BH]``, in FROM's dtype, of heads that begin at `head` ``[M]``, by rows `table` of the tables.
+
+    A row of a table has the same numbers for both halves.
+    """
+    channel = tl.arange(0, BH)
+    inside = live[:, None] & (channel < HALF)[None, :]
+    at = head[:, None] + channel[None, :]
+    low = tl.load(FROM + at, mask=inside, other=0.0)
+    high = tl.load(FROM + at + HALF, mask=inside, other=0.0)
+    if ROPE:
+        angle = table[:, None] * (2 * HALF) + channel[None, :]
+        cos, sin = tl.load(COS + angle, mask=inside, other=0.0), tl.load(SIN + angle, mask=inside, other=0.0)
+        a, b = low.to(tl.float32), high.to(tl.float32)
+        low, high = (a * cos - b * sin).to(low.dtype), (b * cos + a * sin).to(high.dtype)
+    return low, high
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def local_attention_kernel(  # type: ignore[no-untyped-def]
+    QKV,
+    COS,
+    SIN,
+    OUT,
+    SCALE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BT: tl.constexpr,
+    BH: tl.constexpr,
+    BD: tl.constexpr,
+):
+    """Write the attention of each row's tokens to all of that row, one program a row and head of queries.
+
+    Parameters
+    ----------
+    QKV : pointer to bf16, fp16 or fp32
+        ``[B, TOKENS, (HEADS + 2 * KV_HEADS) * HEAD_DIM]``, contiguous, before rotation.
+    COS, SIN : pointer to fp32
+        ``[TOKENS, HEAD_DIM]``.
+    OUT : pointer to QKV's dtype
+        ``[B, TOKENS, HEADS * HEAD_DIM]``. The grid is (B, HEADS).
+    SCALE : constexpr
+        Factor of the scores, for powers of two.
+    BT, BH, BD : constexpr
+        Powers of two that hold TOKENS, half a head and a head; at least 16.
+    """
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    width: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    half: tl.constexpr = HEAD_DIM // 2
+    token, channel = tl.arange(0, BT), tl.arange(0, BD)
+    live = token < TOKENS
+    begin = QKV + row * TOKENS * width
+    shared = head // (HEADS // KV_HEADS)
+    key = token * width + (HEADS + shared) * HEAD_DIM
+    q_low, q_high = _rotated(begin, COS, SIN, token * width + head * HEAD_DIM, token, live, half, BH, True)
+    k_low, k_high = _rotated(begin, COS, SIN, key, token, live, half, BH, True)
+    inside = live[:, None] & (channel < HEAD_DIM)[None, :]
+    v = tl.load(begin + (key + KV_HEADS * HEAD_DIM)[:, None] + channel[None, :], mask=inside, other=0.0)
+    scores = tl.dot(q_low, tl.trans(k_low), input_precision="ieee")
+    scores = tl.dot(q_high, tl.trans(k_high), scores, input_precision="ieee") * SCALE
+    scores = tl.where(live[None, :], scores, float("-inf"))
+    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    out = tl.dot(weights.to(v.dtype), v, input_precision="ieee") / tl.sum(weights, 1)[:, None]
+    target = OUT + (row * TOKENS + token)[:, None] * (HEADS * HEAD_DIM) + head * HEAD_DIM + channel[None, :]
+    tl.store(target, out.to(OUT.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def decode_attention_kernel(  # type: ignore[no-untyped-def]
+    QKV,
+    COS,
+    SIN,
+    K_CACHE,
+    V_CACHE,
+    STARTS,
+    POSITIONS,
+    WRITE_INDEX,
+    OUT,
+    SUMS,
+    TOPS,
+    TICKETS,
+    SCALE: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROPE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BG: tl.constexpr,
+    BN: tl.constexpr,
+    BH: tl.constexpr,
+    BD: tl.constexpr,
+):
+    """Write the attention of one token a row to what its row holds and to itself; write its keys and values.
+
+    A program has all heads of queries that share one of keys, and a part of the row's positions; parts depend on the
+    row's position alone. The program of a row's first part adds the token itself. Whoever is last adds the parts up.
+
+    Parameters
+    ----------
+    QKV : pointer to bf16, fp16 or fp32
+        ``[B, (HEADS + 2 * KV_HEADS) * HEAD_DIM]``, contiguous, before rotation.
+    COS, SIN : pointer to fp32
+        ``[B, HEAD_DIM]``, read where ROPE.
+    K_CACHE, V_CACHE : pointer to QKV's dtype
+        ``[S, KV_HEADS, HEAD_DIM]``; place WRITE_INDEX of each row is written.
+    STARTS, POSITIONS, WRITE_INDEX : pointer to int64
+        ``[B]``: the first place of a row, how many positions it holds before this token, the token's place.
+    OUT : pointer to QKV's dtype
+        ``[B, HEADS * HEAD_DIM]``. The grid is (B, KV_HEADS, SPLITS).
+    SUMS, TOPS : pointer to fp32
+        ``[B, KV_HEADS, SPLITS, BG, BD]``, ``[B, KV_HEADS, SPLITS, 2, BG]``: values of a part and, for a softmax in
+        powers of two, its largest score and its sum.
+    TICKETS : pointer to int32
+        At least ``B * KV_HEADS``, zeros before and after.
+    SCALE : constexpr
+        Factor of the scores, for powers of two.
+    BG, BN, BH, BD : constexpr
+        Powers of two that hold HEADS / KV_HEADS, positions of a turn, half a head, a head; at least 16.
+    """
+    row, shared, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    group: tl.constexpr = HEADS // KV_HEADS
+    width: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    half: tl.constexpr = HEAD_DIM // 2
+    place_width: tl.constexpr = KV_HEADS * HEAD_DIM
+    begin = QKV + row * width
+    member, channel, half_channel = tl.arange(0, BG), tl.arange(0, BD), tl.arange(0, BH)
+    live, in_head, in_half = member < group, channel < HEAD_DIM, half_channel < half
+    table = member * 0 + tl.program_id(0)
+    q_low, q_high = _rotated(
+        begin, COS, SIN, (shared * group + member) * HEAD_DIM, table, live, half, BH, ROPE
+    )
+    held = tl.load(POSITIONS + row).to(tl.int32)
+    share = tl.cdiv(tl.cdiv(held, SPLITS), BN) * BN
+    first = part * share
+    end = tl.minimum(first + share, held)
+    top = tl.full((BG,), float("-inf"), tl.float32)
+    total = tl.zeros((BG,), tl.float32)
+    sums = tl.zeros((BG, BD), tl.float32)
+    if part == 0:
+        one = tl.arange(0, 1)
+        key = one + (HEADS + shared) * HEAD_DIM
+        k_low, k_high = _rotated(begin, COS, SIN, key, one + tl.program_id(0), one == 0, half, BH, ROPE)
+        v = tl.load(begin + (HEADS + KV_HEADS + shared) * HEAD_DIM + channel, mask=in_head, other=0.0)
+        place = tl.load(WRITE_INDEX + row) * place_width + shared * HEAD_DIM
+        tl.store(K_CACHE + place + half_channel[None, :], k_low, mask=in_half[None, :])
+        tl.store(K_CACHE + place + half + half_channel[None, :], k_high, mask=in_half[None, :])
+        tl.store(V_CACHE + place + channel, v, mask=in_head)
+        products = q_low.to(tl.float32) * k_low.to(tl.float32) + q_high.to(tl.float32) * k_high.to(tl.float32)
+        top = tl.sum(products, 1) * SCALE
+        total += 1.0
+        sums += v.to(tl.float32)[None, :]
+    begin_place = tl.load(STARTS + row)
+    for at in range(first, end, BN):
+        position = at + tl.arange(0, BN)
+        seen = position < end
+        source = (begin_place + position) * place_width + shared * HEAD_DIM
+        by_half = source[:, None] + half_channel[None, :]
+        inside = seen[:, None] & in_half[None, :]
+        k_low = tl.load(K_CACHE + by_half, mask=inside, other=0.0)
+        k_high = tl.load(K_CACHE + by_half + half, mask=inside, other=0.0)
+        v = tl.load(
+            V_CACHE + source[:, None] + channel[None, :], mask=seen[:, None] & in_head[None, :], other=0.0
+        )
+        scores = tl.dot(q_low, tl.trans(k_low), input_precision="ieee")
+        scores = tl.dot(q_high, tl.trans(k_high), scores, input_precision="ieee") * SCALE
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        kept = tl.exp2(top - new_top)
+        weights = tl.exp2(scores - new_top[:, None])
+        total = total * kept + tl.sum(weights, 1)
+        sums = tl.dot(weights.to(v.dtype), v, sums * kept[:, None], input_precision="ieee")
+        top = new_top
+    last = True
+    if SPLITS > 1:
+        line = (row * KV_HEADS + shared) * SPLITS
+        tops = TOPS + line * (2 * BG) + member
+        by_value = SUMS + line * (BG * BD) + member[:, None] * BD + channel[None, :]
+        tl.store(tops + part * (2 * BG), top)
+        tl.store(tops + part * (2 * BG) + BG, total)
+        tl.store(by_value + part * (BG * BD), sums)
+        tl.debug_barrier()  # all of the program's stores before its ticket
+        ticket = TICKETS + row * KV_HEADS + shared
+        last = tl.atomic_add(ticket, 1, sem="acq_rel") == SPLITS - 1
+        if last:
+            tl.store(ticket, 0)
+            top = tl.load(
+                tops, cache_modifier=".cg"
+            )  # of the first part, which has the token itself: no infinity
+            for other in tl.static_range(1, SPLITS):
+                top = tl.maximum(top, tl.load(tops + other * (2 * BG), cache_modifier=".cg"))
+            total = tl.zeros((BG,), tl.float32)
+            sums = tl.zeros((BG, BD), tl.float32)
+            for other in tl.static_range(SPLITS):
+                kept = tl.exp2(tl.load(tops + other * (2 * BG), cache_modifier=".cg") - top)
+                total += kept * tl.load(tops + other * (2 * BG) + BG, cache_modifier=".cg")
+                sums += kept[:, None] * tl.load(by_value + other * (BG * BD), cache_modifier=".cg")
+    if last:
+        target = (
+            OUT + row * (HEADS * HEAD_DIM) + (shared * group + member)[:, None] * HEAD_DIM + channel[None, :]
+        )
+        out = sums / total[:, None]
+        tl.store(target, out.to(OUT.dtype.element_ty), mask=live[:, None] & in_head[None, :])

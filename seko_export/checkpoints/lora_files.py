@@ -1,0 +1,262 @@
+"""Opens LoRA files of any trainer, and sorts their tensors by module and role. Knows no model.
+
+Spellings of one low-rank pair, behind the module's name: PEFT's ``.lora_A.weight`` and ``.lora_B.weight`` (with an
+adapter's name in between, or without ``.weight``), kohya's and ComfyUI's ``.lora_down.weight`` and ``.lora_up.weight``,
+older diffusers' ``_lora.down.weight``, ``.lora.down.weight`` and ``.lora_linear_layer.down.weight``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
+from seko_export.checkpoints.json_files import read_json_object
+from seko_export.checkpoints.readers import open_files
+from seko_export.checkpoints.sources import Layout, TensorSource, shown
+from seko_export.errors import CheckpointError
+
+FORMATS = "a LoRA (safetensors, .pt, or PEFT's folder)"
+PEFT_CONFIG = "adapter_config.json"
+_PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+_LAYOUT = Layout(FORMATS, (), ("generator_lora", "lora", "state_dict"))
+_HEADER = "lora_adapter_metadata"  # diffusers' key of a safetensors header: PEFT's config as JSON
+_KOHYA_ALPHA, _KOHYA_RANK = "ss_network_alpha", "ss_network_dim"
+_MAX_PATTERN, _MAX_REPEATS = (
+    200,
+    4,
+)  # of a regular expression in adapter_config.json, which comes from strangers
+
+
+class Role(StrEnum):
+    """What a tensor of a LoRA does to its module."""
+
+    DOWN = "down"
+    UP = "up"
+    UP_BIAS = "up bias"
+    ALPHA = "alpha"
+    MAGNITUDE = "magnitude"
+    DIFF = "diff"
+    DIFF_BIAS = "diff_b"
+    DIFF_MODULATION = "diff_m"
+    SET = "set_weight"
+    RESHAPE = "reshape_weight"
+
+
+_ROLES: tuple[tuple[str, Role], ...] = (
+    (r"\.lora_B(?:\.[\w-]+)?\.bias", Role.UP_BIAS),
+    (r"\.lora_A(?:\.[\w-]+)?(?:\.weight)?", Role.DOWN),
+    (r"\.lora_B(?:\.[\w-]+)?(?:\.weight)?", Role.UP),
+    (r"\.lora_down(?:\.weight)?", Role.DOWN),
+    (r"\.lora_up(?:\.weight)?", Role.UP),
+    (r"(?:_lora|\.lora|\.lora_linear_layer)\.down\.weight", Role.DOWN),
+    (r"(?:_lora|\.lora|\.lora_linear_layer)\.up\.weight", Role.UP),
+    (r"\.lora_magnitude_vector(?:\.[\w-]+)?(?:\.weight)?", Role.MAGNITUDE),
+    (r"\.dora_scale", Role.MAGNITUDE),
+    (r"\.alpha", Role.ALPHA),
+    (r"\.diff", Role.DIFF),
+    (r"\.diff_b", Role.DIFF_BIAS),
+    (r"\.diff_m", Role.DIFF_MODULATION),
+    (r"\.set_weight", Role.SET),
+    (r"\.reshape_weight", Role.RESHAPE),
+)
+_COMPILED = tuple((re.compile(rf"(.+?){suffix}", re.ASCII), role) for suffix, role in _ROLES)
+_OTHER_KINDS = {"hada_w1": "a LoHa", "lokr_w": "a LoKr", "lora_mid": "a LoCon with a middle matrix"}
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Alpha, rank and rule of a file's scales, from its PEFT config or header; a key ``.alpha`` comes before them.
+
+    Parameters
+    ----------
+    origin : str
+        Where they are from, for reports; empty if nothing tells them.
+    alpha, rank : float and int, or None
+        Of all modules.
+    alphas, ranks : mapping of str to number
+        By a regular expression on the module's name; the first that matches is taken, as PEFT does.
+    rank_stabilised : bool
+        Whether a scale is alpha / sqrt(rank) instead of alpha / rank.
+    dora : bool
+        Whether matrices have magnitudes.
+    """
+
+    origin: str = ""
+    alpha: float | None = None
+    rank: int | None = None
+    alphas: Mapping[str, float] = field(default_factory=dict)
+    ranks: Mapping[str, float] = field(default_factory=dict)
+    rank_stabilised: bool = False
+    dora: bool = False
+
+    def alpha_of(self, module: str) -> float | None:
+        """Return the alpha of a module without an alpha of its own, or None if nothing tells it."""
+        return _by_pattern(self.alphas, module, self.alpha)
+
+    def rank_of(self, module: str) -> float | None:
+        """Return the rank that the config tells for a module, or None."""
+        return _by_pattern(self.ranks, module, self.rank)
+
+
+@dataclass(frozen=True)
+class OpenedLora:
+    """A LoRA's tensors by module and role, not read yet.
+
+    Parameters
+    ----------
+    path : Path
+        The file or folder that was named.
+    sha256 : str
+        Of the file with the tensors.
+    modules : mapping of str to mapping of Role to TensorSource
+        By the module's name as the file spells it.
+    scaling : Scaling
+        Alphas and ranks that stand beside the tensors.
+    strange : tuple of str
+        Keys whose role is unknown.
+    """
+
+    path: Path
+    sha256: str
+    modules: Mapping[str, Mapping[Role, TensorSource]]
+    scaling: Scaling
+    strange: tuple[str, ...] = ()
+
+
+def looks_like_lora(keys: tuple[str, ...]) -> bool:
+    """Return whether keys are those of a LoRA: they all have a role, and some are low-rank or differences."""
+    roles = [_role_of(key) for key in keys]
+    return bool(roles) and all(roles) and any(found and found[1] is not Role.ALPHA for found in roles)
+
+
+def open_lora(path: Path) -> OpenedLora:
+    """Open a LoRA and sort its tensors.
+
+    Parameters
+    ----------
+    path : Path
+        A safetensors or `.pt` file, or a folder as PEFT saves it; untrusted.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read, or is none; the message begins with ``--lora``.
+    """
+    try:
+        return _opened(path)
+    except CheckpointError as fault:
+        raise type(fault)(f"--lora {path}: {fault}") from fault
+
+
+def _opened(path: Path) -> OpenedLora:
+    file, config_json = path, None
+    if path.is_dir():
+        found = next((path / name for name in _PEFT_FILES if (path / name).is_file()), None)
+        if found is None:
+            raise CheckpointNotFoundError(f"the folder holds no {' or '.join(_PEFT_FILES)}")
+        file = found
+    if (file.parent / PEFT_CONFIG).is_file() and file.name in _PEFT_FILES:
+        config_json = read_json_object(file.parent / PEFT_CONFIG)
+    opened = open_files(file, _LAYOUT)
+    modules: dict[str, dict[Role, TensorSource]] = {}
+    strange: list[str] = []
+    for source in opened.sources:
+        found_role = _role_of(source.file_key)
+        if found_role is None:
+            strange.append(source.file_key)
+            continue
+        module, role = found_role
+        if role in modules.setdefault(module, {}):
+            raise CheckpointError(f"{shown(module)} has {role} twice; keep one")
+        modules[module][role] = source
+    if not any({*roles} - {Role.ALPHA} for roles in modules.values()):
+        kinds = [kind for part, kind in _OTHER_KINDS.items() if any(part in key for key in strange)]
+        what = kinds[0] if kinds else "no LoRA"
+        listed = ", ".join(map(shown, strange[:5])) or "none"
+        raise NotACheckpointError(f"{file} is {what}; expected {FORMATS}; its keys begin with {listed}")
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    return OpenedLora(path, digest, modules, _scaling(config_json, opened.metadata), tuple(strange))
+
+
+def _role_of(key: str) -> tuple[str, Role] | None:
+    for pattern, role in _COMPILED:
+        match = pattern.fullmatch(key)
+        if match:
+            return match[1], role
+    return None
+
+
+def _scaling(config_json: Mapping[str, Any] | None, metadata: Mapping[str, str]) -> Scaling:
+    """Return what PEFT's config says, else diffusers' header, else kohya's."""
+    if config_json is not None:
+        return _peft_scaling(PEFT_CONFIG, config_json)
+    if _HEADER in metadata:
+        try:
+            content = json.loads(metadata[_HEADER])
+        except (ValueError, RecursionError) as fault:
+            raise NotACheckpointError(f"{_HEADER} of its header is no JSON: {shown(str(fault))}") from fault
+        if not isinstance(content, dict):
+            raise NotACheckpointError(f"{_HEADER} of its header is no JSON object")
+        known = {name.removeprefix("transformer."): value for name, value in content.items()}
+        return _peft_scaling(f"header ({_HEADER})", known)
+    if _KOHYA_ALPHA in metadata:
+        try:
+            return Scaling(f"header ({_KOHYA_ALPHA})", _number(_KOHYA_ALPHA, float(metadata[_KOHYA_ALPHA])))
+        except ValueError:  # "None" where the trainer was not told
+            return Scaling()
+    return Scaling()
+
+
+def _peft_scaling(origin: str, config_json: Mapping[str, Any]) -> Scaling:
+    alpha, rank = config_json.get("lora_alpha"), config_json.get("r")
+    patterns: dict[str, dict[str, float]] = {}
+    for name in ("alpha_pattern", "rank_pattern"):
+        stated = config_json.get(name) or {}
+        if not isinstance(stated, dict):
+            raise NotACheckpointError(f"{name} in its {origin} is {shown(repr(stated))}, expected an object")
+        patterns[name] = {_pattern(key, origin): _number(name, value) for key, value in stated.items()}
+    return Scaling(
+        origin,
+        None if alpha is None else _number("lora_alpha", alpha),
+        None if rank is None else int(_number("r", rank)),
+        patterns["alpha_pattern"],
+        patterns["rank_pattern"],
+        bool(config_json.get("use_rslora")),
+        bool(config_json.get("use_dora")),
+    )
+
+
+def _number(name: str, value: object) -> float:
+    """Return a positive number of a config."""
+    if type(value) not in (int, float) or not 0 < float(value) < 1e9:  # type: ignore[arg-type]
+        raise NotACheckpointError(f"{name} is {shown(repr(value))}, expected a number above 0")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _pattern(text: str, origin: str) -> str:
+    """Return a regular expression of a config, which must be one that cannot run for long."""
+    simple = len(text) <= _MAX_PATTERN and sum(text.count(sign) for sign in "*+{") <= _MAX_REPEATS
+    try:
+        if simple and not re.search(r"\)[*+?{]", text):
+            re.compile(text)
+            return text
+    except (re.error, RecursionError, OverflowError):
+        pass
+    raise NotACheckpointError(
+        f"{shown(repr(text))} in its {origin} is no pattern of module names that is read"
+    )
+
+
+def _by_pattern(values: Mapping[str, float], module: str, otherwise: float | None) -> float | None:
+    for pattern, value in values.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return otherwise

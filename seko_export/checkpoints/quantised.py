@@ -1,0 +1,213 @@
+"""Matrices that a file holds in 8 bits with scales, each as one tensor of numbers.
+
+| file | matrix | scale |
+|---|---|---|
+| LightX2V | ``X.weight`` e4m3 or int8 | ``X.weight_scale`` [out, 1], float32, bfloat16 or float16 |
+| ComfyUI, old | ``X.weight`` e4m3 | ``X.scale_weight``, one number; the file is marked with ``scaled_fp8`` |
+| ComfyUI, new | ``X.weight`` e4m3, e5m2 or int8 | ``X.weight_scale``; ``X.comfy_quant`` or the header says which |
+| plain cast | ``X.weight`` e4m3 or e5m2 | none: 1 |
+
+Formats that a plain expansion would read wrongly are refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from seko_export.checkpoints.sources import OpenedFiles, TensorSource, shown
+from seko_export.errors import CheckpointError
+
+# How safetensors and torch spell the dtypes of codes.
+_CODES = {
+    **dict.fromkeys(("F8_E4M3", "float8_e4m3fn"), "e4m3"),
+    **dict.fromkeys(("F8_E5M2", "float8_e5m2"), "e5m2"),
+    **dict.fromkeys(("I8", "int8"), "int8"),
+}
+_PACKED = ("U8", "uint8")
+_WEIGHT, _FORMAT, _LAYERS, _HEADER = ".weight", ".comfy_quant", "layers", "_quantization_metadata"
+_SCALES = (".weight_scale", ".scale_weight")
+_UNUSED = (".input_scale", ".scale_input")  # scales of activations: they are measured where they are computed
+_MARKER = "scaled_fp8"
+_MAX_FORMAT_BYTES = 4096
+# Formats of ComfyUI that are expanded, with the codes that they have. Int8 may be rotated, which its options say.
+_READ = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8_tensorwise": "int8"}
+_ROTATED = "convrot"
+# Keys behind a matrix's name that only formats of other bits have.
+_FOREIGN = {
+    ".weight_scale_2": "NVFP4 of ComfyUI",
+    ".weight_global_scale": "NVFP4 of LightX2V",
+    ".input_global_scale": "NVFP4 of LightX2V",
+    ".qweight": "int4 (AWQ, GPTQ or Marlin)",
+    ".qzeros": "int4 (AWQ or GPTQ)",
+    ".wscales": "Nunchaku",
+    ".weight.absmax": "bitsandbytes",
+    ".weight.quant_map": "bitsandbytes",
+    ".weight._data": "quanto",
+    ".weight._scale": "quanto",
+}
+
+
+def with_quantised(opened: OpenedFiles) -> OpenedFiles:
+    """Return the tensors with each quantised matrix as one tensor: its codes times their scales, in float32.
+
+    What is no such matrix stays as it is: its dtype or its key is refused later. So are scales without a matrix.
+
+    Raises
+    ------
+    CheckpointError
+        If a matrix is in a format that is not read, or its scale has a wrong shape; the message names both.
+    """
+    sources = {source.file_key: source for source in opened.sources}
+    formats = _stated_formats(opened, sources)
+    used = {key for key in sources if key.endswith((_FORMAT, *_UNUSED, _MARKER))}
+    expanded: dict[str, TensorSource] = {}
+    bare: list[str] = []
+    for key, source in sources.items():
+        foreign = next((name for suffix, name in _FOREIGN.items() if key.endswith(suffix)), None)
+        if foreign is not None:
+            raise CheckpointError(f"{shown(key)} is of {foreign}, which is not read; {_ADVICE}")
+        base = key.removesuffix(_WEIGHT)
+        codes = _CODES.get(source.dtype_name)
+        scale = next((sources[base + suffix] for suffix in _SCALES if base + suffix in sources), None)
+        if base in formats and base != key:
+            codes = _codes_of(base, formats[base], codes)
+        if scale is not None and base != key:
+            if source.dtype_name in _PACKED:
+                raise CheckpointError(
+                    f"{shown(key)} holds packed codes of less than 8 bits, which are not read; {_ADVICE}"
+                )
+            if codes is not None:
+                _check_scale(source, scale)
+                used.add(scale.file_key)
+                expanded[key] = _expanded(source, scale, codes)
+        elif codes in ("e4m3", "e5m2") and key not in used:
+            bare.append(key)
+            expanded[key] = _expanded(source, None, codes)
+    if bare and len(bare) < len(expanded):
+        raise CheckpointError(
+            f"{shown(bare[0])} is in 8 bits and has no scale, where other matrices of the file have one; fetch it again"
+        )
+
+    def kept() -> Iterator[TensorSource]:
+        for source in opened.sources:
+            key = source.file_key
+            if sources[key] is not source:  # a key of two files: told later
+                yield source
+            elif key in expanded:
+                yield expanded[key]
+            elif key not in used or not expanded:
+                yield source
+
+    return replace(opened, sources=tuple(kept()))
+
+
+_ADVICE = "take the bfloat16 checkpoint, or one in e4m3 or int8 with scales of rows or tensors"
+
+
+def _stated_formats(
+    opened: OpenedFiles, sources: Mapping[str, TensorSource]
+) -> dict[str, Mapping[str, object]]:
+    """Return the format of each matrix that ComfyUI's tensors or its header name."""
+    stated: dict[str, object] = {}
+    if _HEADER in opened.metadata:
+        table = _json(_HEADER, opened.metadata[_HEADER].encode())
+        layers = table.get(_LAYERS)
+        if not isinstance(layers, dict):
+            raise CheckpointError(f"{_HEADER} of the header has no {_LAYERS!r}; fetch the file again")
+        stated |= layers
+    for key, source in sources.items():
+        if key.endswith(_FORMAT):
+            if source.dtype_name not in _PACKED or len(source.shape) != 1:
+                raise CheckpointError(
+                    f"{shown(key)} is {source.dtype_name} {[*source.shape]}, expected bytes of JSON"
+                )
+            if source.shape[0] > _MAX_FORMAT_BYTES:
+                raise CheckpointError(
+                    f"{shown(key)} has {source.shape[0]} bytes, at most {_MAX_FORMAT_BYTES} are read"
+                )
+            stated[key.removesuffix(_FORMAT)] = _json(key, source.read().numpy().tobytes())
+    for base, about in stated.items():
+        if not isinstance(about, dict):
+            raise CheckpointError(f"the format of {shown(base)} is {shown(repr(about))}, expected an object")
+    return stated  # type: ignore[return-value]
+
+
+def _json(key: str, content: bytes) -> dict[str, object]:
+    table: object
+    try:
+        table = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as fault:
+        raise CheckpointError(
+            f"{shown(key)} is no JSON ({shown(str(fault))}); fetch the file again"
+        ) from fault
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{shown(key)} holds a JSON {type(table).__name__}, expected an object")
+    return table
+
+
+def _codes_of(base: str, stated: Mapping[str, object], stored: str | None) -> str:
+    """Return the codes of a matrix whose format is stated; refuse a format that is not read."""
+    name = stated.get("format")
+    if stated.get(_ROTATED):
+        raise CheckpointError(
+            f"{shown(base)} is in int8 of rotated weights ({_ROTATED}), which is not read; {_ADVICE}"
+        )
+    codes = _READ.get(name) if isinstance(name, str) else None
+    if codes is None:
+        raise CheckpointError(
+            f"{shown(base)} is in the format {shown(repr(name))}, which is not read; {_ADVICE}"
+        )
+    if codes != stored:
+        raise CheckpointError(
+            f"{shown(base)} is said to be in {codes} and stored as {stored or 'another type'}; fetch the file again"
+        )
+    return codes
+
+
+def _check_scale(codes: TensorSource, scale: TensorSource) -> None:
+    """Refuse a scale that is not one number, or one number for each row."""
+    one = all(size == 1 for size in scale.shape)
+    rows = len(codes.shape) >= 1 and scale.shape in ((codes.shape[0],), (codes.shape[0], 1))
+    if scale.dtype is None:
+        raise CheckpointError(
+            f"{shown(scale.file_key)} is {scale.dtype_name}, as in MXFP8 or NVFP4, which are not read; {_ADVICE}"
+        )
+    if not (one or rows):
+        raise CheckpointError(
+            f"{shown(scale.file_key)} is {[*scale.shape]} beside {shown(codes.file_key)} of {[*codes.shape]}: expected "
+            f"one number, or one a row; scales of blocks are not read; {_ADVICE}"
+        )
+
+
+def _expanded(source: TensorSource, scale: TensorSource | None, codes: str) -> TensorSource:
+    name = f"{codes} without scales" if scale is None else f"{codes} with scales"
+    row_codes: Callable[[], tuple[Tensor, Tensor]] | None = None
+    if codes == "e4m3" and len(source.shape) == 2:
+        row_codes = partial(_row_codes, source, scale)
+    return replace(
+        source,
+        dtype_name=name,
+        dtype=torch.float32,
+        read=partial(_numbers, source, scale),
+        row_codes=row_codes,
+    )
+
+
+def _numbers(source: TensorSource, scale: TensorSource | None) -> Tensor:
+    numbers = source.read().float()
+    if scale is None:
+        return numbers
+    factor = scale.read().float().reshape(-1)
+    return numbers.mul_(factor.view(-1, *(1 for _ in numbers.shape[1:])) if len(factor) > 1 else factor)
+
+
+def _row_codes(source: TensorSource, scale: TensorSource | None) -> tuple[Tensor, Tensor]:
+    """Return e4m3 codes [out, in], and a float32 scale for each row [out, 1]."""
+    factor = torch.ones(1) if scale is None else scale.read().float().reshape(-1)
+    return source.read(), factor.view(-1, 1).expand(source.shape[0], 1).contiguous()

@@ -1,0 +1,98 @@
+"""The layers by Seko's kernels: five launches each where a call has few rows. Weights and results as of `layers`.
+
+A step's layer over a cache reads what a row holds in place, so it needs no read length: one engine serves all lengths.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from seko_export.families.voxcpm2.layers import Layer, rotary
+from seko_kernels.few_rows import Weight, linear_added, norm_gated_linear, norm_linear
+from seko_kernels.few_tokens import decode_attention, local_attention
+
+
+class FusedLayer(Layer):
+    """Base class of the fused layers; subclasses add the attention."""
+
+    def fused_qkv(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q, k and v as one tensor [..., (H + 2K)*D] before rotation, and the layer's tickets."""
+        norm = self.input_layernorm
+        return norm_linear(hidden, norm.weight, norm.eps, Weight(self.self_attn.qkv_proj.weight))
+
+    def fused_rest(self, hidden: Tensor, attended: Tensor, tickets: Tensor) -> Tensor:
+        """Return the layer's output [..., d], of its input and of what its heads attended to, [..., H*D]."""
+        norm, scale, mlp = self.post_attention_layernorm, self.net.branch_scale, self.mlp
+        hidden = linear_added(attended, Weight(self.self_attn.o_proj.weight), hidden, scale, tickets)
+        inner = norm_gated_linear(hidden, norm.weight, norm.eps, Weight(mlp.gate_up_proj.weight), tickets)
+        return linear_added(inner, Weight(mlp.down_proj.weight), hidden, scale, tickets)
+
+
+class FusedLocalLayer(FusedLayer):
+    """`LocalLayer` by Seko's kernels."""
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return [B, T, d] of ``hidden`` of that shape, with rotary tables [T, D] float32."""
+        qkv, tickets = self.fused_qkv(hidden)
+        attended = local_attention(qkv, cos, sin, self.net.heads, self.net.kv_heads)
+        return self.fused_rest(hidden, attended, tickets)
+
+
+class FusedStepLayer(FusedLayer):
+    """`CachedLayer` of one token a row by Seko's kernels."""
+
+    def forward(
+        self,
+        hidden: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        starts: Tensor,
+        first: Tensor,
+        write_index: Tensor,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+    ) -> Tensor:
+        """Return the hidden state behind the layer, [B, 1, d].
+
+        Parameters
+        ----------
+        hidden : Tensor
+            [B, 1, d].
+        k_cache, v_cache : Tensor
+            [S, K, D], written in place.
+        starts, first : Tensor
+            [B] int64, as `Positions` takes them.
+        write_index, cos, sin : Tensor
+            As `StepPositions` returns them; without tables the net has no positions.
+        """
+        qkv, tickets = self.fused_qkv(hidden)
+        cos, sin = (None if table is None else table.flatten(0, 1) for table in (cos, sin))
+        attended = decode_attention(
+            qkv.flatten(0, 1), cos, sin, k_cache, v_cache, starts, first, write_index, tickets
+        )
+        return self.fused_rest(hidden, attended.unflatten(0, (-1, 1)), tickets)
+
+
+class StepPositions(nn.Module):
+    """`Positions` of one token a row, for layers that read the cache in place.
+
+    Parameters
+    ----------
+    amplitude : float
+        Of cosines and sines, `LongRope.amplitude`.
+    """
+
+    def __init__(self, amplitude: float) -> None:
+        super().__init__()
+        self.amplitude = amplitude
+
+    def forward(
+        self, starts: Tensor, first: Tensor, inverse_factors: Tensor, frequencies: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the place of each row's token, [B] int64, and cosines and sines [B, 1, D] float32.
+
+        Parameters are those of `Positions`.
+        """
+        angles = first[:, None, None].to(torch.float32) * inverse_factors * frequencies
+        return starts + first, *rotary(angles, self.amplitude)

@@ -1,0 +1,183 @@
+"""Videos in the shape of OpenAI's API: jobs behind the live sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from base64 import b64encode
+from email.message import EmailMessage
+from email.parser import BytesParser
+from email.policy import HTTP
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from seko_serve.errors import ServeError
+from seko_serve.http.access import Access
+from seko_serve.http.bodies import json_body, raw_body
+from seko_serve.http.openings import MAX_OPENING_BYTES, opening_of
+from seko_serve.jobs import Video, VideoJobs
+from seko_serve.live.manager import SessionManager
+
+MAX_SECONDS = 60.0
+MAX_LISTED = 100
+INTEGER = re.compile("-?[0-9]{1,19}")
+FIELDS = frozenset({"model", "prompt", "seconds", "size", "seed", "image", "voice", "inputs"})
+
+
+class VideoRoutes:
+    """The routes below ``/v1/videos``.
+
+    Parameters
+    ----------
+    manager : SessionManager
+        The live sessions, whose artifact makes the videos.
+    jobs : VideoJobs
+        The videos.
+    access : Access
+        Who may call.
+    """
+
+    def __init__(self, manager: SessionManager, jobs: VideoJobs, access: Access) -> None:
+        self._manager, self._jobs, self._access = manager, jobs, access
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        return [
+            Route("/v1/videos", self._create, methods=["POST"]),
+            Route("/v1/videos", self._list, methods=["GET"]),
+            Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
+            Route("/v1/videos/{name}/content", self._content, methods=["GET"]),
+        ]
+
+    async def _create(self, request: Request) -> Response:
+        tenant = self._access.opener(request)
+        table = await _fields(request)
+        if set(table) - FIELDS:
+            raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(FIELDS))}")
+        manifest = self._manager.device.manifest
+        video = manifest.workload.video
+        assert video is not None  # else the server does not start
+        size = f"{video.width}x{video.height}"
+        if table.pop("size", size) != size:
+            raise ServeError("unsupported", f"this artifact makes videos of {size}")
+        frames = _frames(table.pop("seconds", 4), manifest.workload.stream.fps)
+        opening = await asyncio.to_thread(opening_of, table, self._manager)
+        if self._manager.stopping:
+            raise ServeError("stopping", "the server is shutting down", retry_after=5.0)
+        return JSONResponse(self._facts(self._jobs.add(tenant, opening, frames)))
+
+    async def _list(self, request: Request) -> Response:
+        videos = self._jobs.of(self._access.tenant(request))
+        query = request.query_params
+        if query.get("order", "desc") == "asc":
+            videos.reverse()
+        after = query.get("after")
+        if after is not None:
+            names = [video.id for video in videos]
+            videos = videos[names.index(after) + 1 :] if after in names else []
+        limit = query.get("limit", "20")
+        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:4]) <= MAX_LISTED):
+            raise ServeError("bad_request", f"limit is no whole number from 1 to {MAX_LISTED}")
+        page = videos[: int(limit)]
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": [self._facts(video) for video in page],
+                "first_id": page[0].id if page else None,
+                "last_id": page[-1].id if page else None,
+                "has_more": len(videos) > len(page),
+            }
+        )
+
+    async def _video(self, request: Request) -> Response:
+        video = self._jobs.find(request.path_params["name"], self._access.tenant(request))
+        if request.method == "DELETE":
+            await self._jobs.remove(video)
+            return JSONResponse({"id": video.id, "object": "video.deleted", "deleted": True})
+        return JSONResponse(self._facts(video))
+
+    async def _content(self, request: Request) -> Response:
+        video = self._jobs.find(request.path_params["name"], self._access.tenant(request))
+        if request.query_params.get("variant", "video") != "video":
+            raise ServeError("unsupported", "there is the variant video alone")
+        return FileResponse(self._jobs.file(video), media_type="video/mp4", filename=f"{video.id}.mp4")
+
+    def _facts(self, video: Video) -> dict[str, object]:
+        table = self._manager.device.manifest.workload.video
+        assert table is not None  # else the server does not start
+        finished = video.status == "completed"
+        error = video.error
+        return {
+            "id": video.id,
+            "object": "video",
+            "model": self._manager.device.manifest.name,
+            "status": video.status,
+            "progress": 100 if finished else min(99, 100 * video.written // video.frames),
+            "created_at": int(video.created),
+            "completed_at": int(video.ended) if finished and video.ended is not None else None,
+            "expires_at": None if video.expires is None else int(video.expires),
+            "seconds": f"{video.frames / self._manager.device.manifest.workload.stream.fps:g}",
+            "size": f"{table.width}x{table.height}",
+            "error": None if error is None else {"code": error.kind.code, "message": error.message},
+        }
+
+
+def _frames(seconds: object, fps: int) -> int:
+    """Return the video frames of so many seconds, a number or its digits as OpenAI's clients send it."""
+    try:
+        length = float(seconds) if isinstance(seconds, int | float | str) else math.nan
+    except ValueError:
+        length = math.nan
+    if isinstance(seconds, bool) or not 0 < length <= MAX_SECONDS or round(length * fps) < 1:
+        raise ServeError("bad_request", f"seconds is no number above 0 and at most {MAX_SECONDS:g}")
+    return round(length * fps)
+
+
+async def _fields(request: Request) -> dict[str, Any]:
+    """Return the fields of a body of JSON, or of a form as OpenAI's clients send it, with the picture as ``image``."""
+    kind = request.headers.get("content-type", "")
+    if kind.lower().startswith("multipart/form-data"):
+        table = form_fields(kind, await raw_body(request, MAX_OPENING_BYTES))
+    else:
+        table = await json_body(request, MAX_OPENING_BYTES)
+    picture = table.pop("input_reference", None)
+    if isinstance(picture, dict):
+        picture = picture.get("image_url", picture)
+    return table if picture is None else {**table, "image": picture}
+
+
+def form_fields(kind: str, body: bytes) -> dict[str, Any]:
+    """Return the fields of a form; the file ``input_reference`` as base64.
+
+    Parameters
+    ----------
+    kind : str
+        The header ``Content-Type``.
+    body : bytes
+        The body, of bounded size.
+
+    Raises
+    ------
+    ServeError
+        If it is no form, or another field is no text.
+    """
+    head = b"Content-Type: " + kind.encode("latin-1") + b"\r\n\r\n"
+    form = BytesParser(EmailMessage, policy=HTTP).parsebytes(head + body)
+    if not form.is_multipart() or form.defects:
+        raise ServeError("bad_request", "the body is no form")
+    fields: dict[str, Any] = {}
+    for part in form.iter_parts():
+        name = part.get_param("name", header="content-disposition")
+        content = part.get_payload(decode=True)
+        if not isinstance(name, str) or not isinstance(content, bytes):
+            raise ServeError("bad_request", "a part of the form has no name")
+        try:
+            text = b64encode(content).decode() if name == "input_reference" else content.decode()
+        except UnicodeDecodeError:
+            raise ServeError("bad_request", "a part of the form is no text") from None
+        fields[name] = int(text) if name == "seed" and INTEGER.fullmatch(text) else text
+    return fields

@@ -1,0 +1,257 @@
+"""Videos as jobs: they wait, are made one after another behind the live sessions, and their files expire."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from seko_serve.errors import ServeError
+from seko_serve.live.behind import VideoBehind
+from seko_serve.live.content import Opening
+from seko_serve.live.device import Device
+
+MAX_FOLDER_BYTES = 1 << 30
+KEPT_S = 3600.0  # from a video's end to its removal
+REAP_S = 5.0
+NICE = 10  # of the thread that codes videos: encoders of live sessions go first
+ID = "video_"  # which ids begin with
+_LOG = logging.getLogger("seko_serve")
+
+
+@dataclass
+class Video:
+    """One video that was asked for.
+
+    Parameters
+    ----------
+    id, tenant : str
+        Its name, and whose it is.
+    opening : Opening
+        What it begins with.
+    frames : int
+        Video frames of the whole.
+    created : float
+        Seconds since 1970.
+    """
+
+    id: str
+    tenant: str
+    opening: Opening
+    frames: int
+    created: float
+    status: str = "queued"
+    """queued, in_progress, completed or failed."""
+    written: int = 0
+    """Video frames in the file."""
+    ended: float | None = None
+    """When it was completed or failed, in seconds since 1970."""
+    error: ServeError | None = None
+    """Why it failed."""
+
+    @property
+    def expires(self) -> float | None:
+        """When it is removed, in seconds since 1970; None before its end."""
+        return None if self.ended is None else self.ended + KEPT_S
+
+
+@dataclass(frozen=True)
+class _Current:
+    """The video that is being made, and the event that says that it has ended."""
+
+    video: Video
+    stream: VideoBehind
+    over: asyncio.Event
+
+
+class VideoJobs:
+    """The videos of a server. Only the event loop's thread calls it.
+
+    Parameters
+    ----------
+    device : Device
+        The device's thread.
+    most : int
+        Videos that may be known at a time, also finished ones; 0: none are made.
+    folder : Path, optional
+        Where files are written; default: a temporary folder, which is removed at the end.
+    clock : callable
+        Returns seconds since 1970.
+    """
+
+    def __init__(
+        self, device: Device, most: int, folder: Path | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._device, self._most, self._clock = device, most, clock
+        self._chosen, self._folder = folder, Path()
+        self._videos: dict[str, Video] = {}
+        self._worker = ThreadPoolExecutor(
+            1, thread_name_prefix="seko-video", initializer=partial(os.nice, NICE)
+        )
+        self._turns: dict[str, int] = {}  # by tenant: the last turn in which a video of its was made
+        self._current: _Current | None = None
+        self._news = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Make the folder, and begin to make videos.
+
+        Raises
+        ------
+        OSError
+            If the folder cannot be made.
+        """
+        if self._chosen is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="seko-serve-videos-"))
+        else:
+            self._folder = self._chosen
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for left in (*self._folder.glob(f"{ID}*.mp4"), *self._folder.glob(f".{ID}*.writing")):
+                left.unlink()  # of an earlier process, which alone knew whose they are
+        self._tasks = [asyncio.create_task(self._make_all()), asyncio.create_task(self._reap())]
+
+    async def stop(self) -> None:
+        """End the video that is being made; nothing of a temporary folder is left."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        if self._current is not None:
+            await self._free(self._current.stream)
+        await asyncio.to_thread(self._worker.shutdown)
+        if self._chosen is None and self._tasks:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def add(self, tenant: str, opening: Opening, frames: int) -> Video:
+        """Queue a video.
+
+        Raises
+        ------
+        ServeError
+            If there are too many, their files fill the folder, or the artifact cannot make them.
+        """
+        manifest = self._device.manifest
+        if not self._most:
+            raise ServeError("unsupported", "this server makes no videos (--videos 0)")
+        if manifest.pool is None and self._device.capacity > 1:
+            raise ServeError("unsupported", "all rows of this artifact run together: it makes no videos")
+        size = sum(file.stat().st_size for file in self._folder.iterdir())
+        if len(self._videos) >= self._most or size >= MAX_FOLDER_BYTES:
+            expiries = [video.expires for video in self._videos.values() if video.expires is not None]
+            wait = max(1.0, min(expiries) - self._clock()) if expiries else 60.0
+            raise ServeError("full", "too many videos wait or are kept; delete some", retry_after=wait)
+        video = Video(ID + secrets.token_urlsafe(12), tenant, opening, frames, self._clock())
+        self._videos[video.id] = video
+        self._news.set()
+        return video
+
+    def find(self, name: str, tenant: str) -> Video:
+        """Return a video; ServeError if there is none, or it is another tenant's."""
+        video = self._videos.get(name)
+        if video is None or video.tenant != tenant:
+            raise ServeError("not_found", "there is no such video")
+        return video
+
+    def of(self, tenant: str) -> list[Video]:
+        """Return a tenant's videos, the newest first."""
+        return [video for video in reversed(self._videos.values()) if video.tenant == tenant]
+
+    def file(self, video: Video) -> Path:
+        """Return the file of a video; ServeError if it is not completed."""
+        if video.status != "completed":
+            raise ServeError("conflict", f"the video is {video.status}")
+        return self._path(video)
+
+    async def remove(self, video: Video) -> None:
+        """Forget a video; one that is being made ends."""
+        self._videos.pop(video.id, None)
+        if self._current is not None and self._current.video is video:
+            self._current.over.set()
+            await self._free(self._current.stream)
+        self._path(video).unlink(missing_ok=True)
+
+    def _path(self, video: Video) -> Path:
+        return self._folder / f"{video.id}.mp4"
+
+    def _next(self) -> Video | None:
+        """Return the video that is made next: the oldest of the tenant that has waited longest for its turn."""
+        waiting = [video for video in self._videos.values() if video.status == "queued"]
+        return min(waiting, key=lambda video: self._turns.get(video.tenant, 0), default=None)
+
+    async def _make_all(self) -> None:
+        turn = 0
+        while True:
+            video = self._next()
+            if video is None:
+                self._news.clear()
+                await self._news.wait()
+                continue
+            turn += 1
+            self._turns[video.tenant] = turn
+            await self._make(video)
+
+    async def _make(self, video: Video) -> None:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+        def told(written: int, ended: bool, error: ServeError | None) -> None:
+            loop.call_soon_threadsafe(self._note, video, written, over if ended else None, error)
+
+        stream = VideoBehind(
+            video.id,
+            video.tenant,
+            self._device.manifest,
+            video.opening,
+            video.frames,
+            self._path(video),
+            self._worker,
+            told,
+            self._device.wake,
+        )
+        self._current = _Current(video, stream, over)
+        await self._device.call(lambda _: self._device.run_behind(stream))
+        await over.wait()
+        await self._free(stream)
+        self._current = None
+        if video.id not in self._videos:  # it was removed meanwhile
+            self._path(video).unlink(missing_ok=True)
+
+    def _note(self, video: Video, written: int, over: asyncio.Event | None, error: ServeError | None) -> None:
+        """Note how far a video is; with the event that says so, that it has ended."""
+        video.status, video.written = "in_progress", written
+        if over is None:
+            return
+        video.status, video.error = ("completed" if error is None else "failed"), error
+        video.ended = self._clock()
+        _LOG.info("video ended", extra={"video": video.id, "status": video.status})
+        over.set()
+
+    async def _free(self, stream: VideoBehind) -> None:
+        """Free the row of a stream, which may have ended by itself."""
+
+        def close(_: object) -> None:
+            self._device.remove(stream)
+            stream.failed(ServeError("conflict", "the video was removed"))
+            stream.close()
+
+        with suppress(RuntimeError):  # the device's thread has ended, and the pool with it
+            await self._device.call(close)
+
+    async def _reap(self) -> None:
+        """Remove videos whose time is over."""
+        while True:
+            await asyncio.sleep(REAP_S)
+            now = self._clock()
+            for video in list(self._videos.values()):
+                if video.expires is not None and video.expires <= now:
+                    await self.remove(video)

@@ -1,0 +1,214 @@
+"""A video that is made behind the live sessions, chunk by chunk, into a file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime import Chunk, VideoManifest
+from seko_runtime.errors import SekoRuntimeError
+from seko_runtime.sessions.session import RowSession
+from seko_runtime.video.conditioning.voice import AudioWindows
+from seko_runtime.video.sinks import Mp4Sink
+from seko_serve.errors import ServeError
+from seko_serve.live.content import Opening
+from seko_serve.live.video import VideoContent
+from seko_serve.protocol import Control
+
+LATER_S = 3600.0  # nobody waits for its chunks
+_LOG = logging.getLogger("seko_serve")
+
+
+class VideoFile:
+    """An mp4 file that appears whole: mode 0600, under another name until it is complete.
+
+    Parameters
+    ----------
+    path : Path
+        Its name.
+    manifest : VideoManifest
+        The artifact's, which makes video.
+    opening : Opening
+        Rate and voice.
+    """
+
+    def __init__(self, path: Path, manifest: VideoManifest, opening: Opening) -> None:
+        table = manifest.workload.video
+        assert table is not None  # else the server does not start
+        self._path, self._hidden = path, path.with_name(f".{path.name}.writing")
+        descriptor = os.open(self._hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        self._file = os.fdopen(descriptor, "wb")
+        sound = None if opening.voice is None else np.clip(opening.voice.sum(0), -1, 1).astype(np.float32)
+        self._sink = Mp4Sink(
+            self._file,
+            table.height,
+            table.width,
+            max(1, round(opening.fps)),
+            preview=False,
+            sound=sound,
+        )
+
+    def write(self, frames: NDArray[np.uint8]) -> None:
+        """Append video frames [T, H, W, 3]."""
+        self._sink.write(frames)
+
+    def close(self, *, whole: bool) -> None:
+        """Give the file its name if it is whole, else remove it."""
+        try:
+            self._sink.close(whole=whole)
+            self._file.close()
+            if whole:
+                os.replace(self._hidden, self._path)
+        finally:
+            self._file.close()
+            self._hidden.unlink(missing_ok=True)
+
+
+class VideoBehind:
+    """A video on its way into a file; the device's thread runs it as its `Behind`.
+
+    Parameters
+    ----------
+    name, tenant : str
+        Its id, and whose it is.
+    manifest : VideoManifest
+        The artifact's.
+    opening : Opening
+        What it begins with.
+    frames : int
+        Video frames of the whole.
+    path : Path
+        The file.
+    workers : Executor
+        One thread, where frames are read and coded.
+    told : callable
+        Called from any thread with the frames that are written, and at the end with an error or None.
+    wake : callable
+        Tells the device's thread that the next chunk may be asked for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tenant: str,
+        manifest: VideoManifest,
+        opening: Opening,
+        frames: int,
+        path: Path,
+        workers: Executor,
+        told: Callable[[int, bool, ServeError | None], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._name, self._tenant, self._manifest, self._opening = name, tenant, manifest, opening
+        self._content = VideoContent(manifest, opening)
+        self._frames, self._path, self._workers = frames, path, workers
+        self._told, self._wake = told, wake
+        self._row: Any = None
+        self._file: VideoFile | None = None
+        self._asked = 0  # frames of the chunks that were made
+        self._written = 0
+        self._idle = threading.Event()  # no chunk is being read: the row may be moved
+        self._idle.set()
+        self._over = False  # no further chunk is made
+        self._filed = False  # the file is whole, or gone
+
+    # -- the device's thread -----------------------------------------------------------------------------------
+
+    @property
+    def holds_row(self) -> bool:
+        """Whether it has a row of the pool."""
+        return self._row is not None and not self._row.paused
+
+    def ready(self) -> bool:
+        """Return whether its next chunk may be made now."""
+        return not self._over and self._idle.is_set()
+
+    def take_row(self, pool: Any) -> None:
+        """Take a free row; after `yield_row`, go on where it stood. Raises what the runtime raises."""
+        if self._row is not None:
+            self._row.resume()
+            return
+        self._file = VideoFile(self._path, self._manifest, self._opening)
+        self._row = self._content.open(pool, self._name, self._tenant)
+        if AudioWindows.of(self._manifest) is not None:
+            self._content.apply(self._row, Control("audio_end"))  # behind its voice there is silence
+
+    def yield_row(self) -> None:
+        """Move its state to the host and free its row, for a live session."""
+        self._idle.wait()
+        self._row.pause()
+
+    def request(self, now: float) -> RowSession | None:
+        """Ask for the next chunk, and return the pool's session."""
+        if self._content.starved():
+            raise ServeError("bad_request", "the video needs a voice, and none was given")
+        self._content.ask(self._row, now + LATER_S)
+        row: RowSession = self._row
+        return row
+
+    def made(self, chunk: Chunk, now: float) -> None:
+        """Take the chunk, and have it written."""
+        del now
+        self._content.made(chunk)
+        self._idle.clear()
+        self._workers.submit(self._write, chunk)
+
+    def failed(self, error: Exception) -> None:
+        """End: a chunk cannot be made, or the video is not wanted any more."""
+        self._over = True
+        self._workers.submit(self._end, error)
+
+    def close(self) -> None:
+        """Free the row; a second call does nothing."""
+        self._idle.wait()
+        self._over = True
+        row, self._row = self._row, None
+        if row is not None:
+            row.close()
+
+    # -- a worker ----------------------------------------------------------------------------------------------
+
+    def _write(self, chunk: Chunk) -> None:
+        try:
+            frames = chunk.video()[0]
+            self._idle.set()
+            if self._filed:
+                return
+            assert self._file is not None  # made with the row
+            self._file.write(frames[: self._frames - self._written])
+            self._written = min(self._frames, self._written + len(frames))
+            if self._written == self._frames:
+                self._end(None)
+            else:
+                self._told(self._written, False, None)
+        except Exception as error:
+            self._idle.set()
+            self._end(error)
+        self._wake()
+
+    def _end(self, error: Exception | None) -> None:
+        if self._filed:
+            return
+        self._over = self._filed = True
+        try:
+            if self._file is not None:
+                self._file.close(whole=error is None)
+        except Exception as fault:
+            error = error or fault
+        if error is None:
+            self._told(self._written, True, None)
+            return
+        if not isinstance(error, ServeError | SekoRuntimeError):
+            _LOG.error("a video failed", extra={"video": self._name}, exc_info=error)
+            error = ServeError("internal", "the video could not be made")
+        elif isinstance(error, SekoRuntimeError):
+            error = ServeError("bad_request", str(error))
+        self._told(self._written, True, error)

@@ -1,0 +1,326 @@
+"""LoRAs of every trainer merge as their formula says; what does not fit is refused and named."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from scripts.random_lora import FORMS, Pair, random_pairs, write_lora
+from seko_export.checkpoints.errors import WeightKeysError
+from seko_export.checkpoints.load import Checkpoint
+from seko_export.checkpoints.sources import LoraFile
+from seko_export.config.model import ModelConfig
+from seko_export.errors import CheckpointError, UsageError
+from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.wan.keys import FORMATS
+from seko_export.options.declaration import BuildOptions
+from tests.truth.naive_lora import merged
+
+Weights = dict[str, torch.Tensor]
+Load = Callable[..., Checkpoint]
+RANK, ALPHA = 4, 6.0
+Q = "blocks.1.self_attn.q"
+
+
+@pytest.fixture
+def pairs(model: ModelConfig) -> dict[str, Pair]:
+    return random_pairs(model, rank=RANK, seed=3)
+
+
+@pytest.fixture
+def load(write: Callable[..., Path], model: ModelConfig) -> Load:
+    base = write("wan")
+
+    def loaded(*files: LoraFile | Path, partial: bool = False) -> Checkpoint:
+        loras = [file if isinstance(file, LoraFile) else LoraFile(file) for file in files]
+        return load_checkpoint(base, model, loras=loras, lora_partial=partial)
+
+    return loaded
+
+
+def numbers(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    return tensor.double().numpy()
+
+
+def assert_close(found: torch.Tensor, expected: np.ndarray[Any, Any]) -> None:
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(numbers(found), expected, rtol=1e-5, atol=1e-6)
+
+
+def assert_merged(checkpoint: Checkpoint, weights: Weights, pairs: dict[str, Pair], **formula: Any) -> None:
+    changed = {f"{module}.weight": pair for module, pair in pairs.items()}
+    for name, tensor in checkpoint.items():
+        if name in changed:
+            pair = changed[name]
+            truth = merged(numbers(weights[name]), numbers(pair.down), numbers(pair.up), **formula)
+            assert_close(tensor, truth)
+        else:
+            assert torch.equal(tensor, weights[name]), name
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_merges_by_the_formula(
+    form: str, tmp_path: Path, load: Load, weights: Weights, pairs: dict[str, Pair]
+) -> None:
+    write_lora(tmp_path / "lora", pairs, form, ALPHA)
+    checkpoint = load(LoraFile(tmp_path / "lora", 0.7))
+    alpha = None if form == "lightx2v" else ALPHA
+    assert_merged(checkpoint, weights, pairs, strength=0.7, alpha=alpha)
+    (adapter,) = checkpoint.adapters
+    assert (adapter.name, adapter.weight, len(adapter.sha256)) == ("lora", 0.7, 64)
+    (note,) = checkpoint.notes
+    assert f"{len(pairs)} weights changed, rank {RANK}" in note
+    assert ("no alpha: 1" in note) == (alpha is None)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_any_base_format(
+    format: str,
+    tmp_path: Path,
+    write: Callable[..., Path],
+    model: ModelConfig,
+    weights: Weights,
+    pairs: dict[str, Pair],
+) -> None:
+    write_lora(tmp_path / "lora", pairs, "comfyui", ALPHA)
+    checkpoint = load_checkpoint(write(format), model, loras=[LoraFile(tmp_path / "lora")])
+    assert_merged(checkpoint, weights, pairs, alpha=ALPHA)
+
+
+def test_two_loras_add_up(tmp_path: Path, load: Load, weights: Weights, model: ModelConfig) -> None:
+    files = []
+    for seed, form in enumerate(("peft", "musubi")):
+        write_lora(tmp_path / form, random_pairs(model, rank=2 + seed, seed=seed), form, ALPHA)
+        files.append(LoraFile(tmp_path / form, 0.5 + seed))
+    expected = numbers(weights[f"{Q}.weight"])
+    for seed, file in enumerate(files):
+        pair = random_pairs(model, rank=2 + seed, seed=seed)[Q]
+        expected = merged(expected, numbers(pair.down), numbers(pair.up), strength=file.weight, alpha=ALPHA)
+    assert_close(load(*files)[f"{Q}.weight"], expected)
+
+
+def test_full_differences(tmp_path: Path, load: Load, weights: Weights) -> None:
+    drawn = {name: torch.randn(weights[name].shape) for name in (
+        "blocks.0.self_attn.norm_q.weight", "blocks.0.ffn.0.bias", "blocks.1.modulation", "head.head.weight",
+        "head.modulation",
+    )}  # fmt: skip
+    state = {
+        "diffusion_model.blocks.0.self_attn.norm_q.diff": drawn["blocks.0.self_attn.norm_q.weight"],
+        "diffusion_model.blocks.0.ffn.0.diff_b": drawn["blocks.0.ffn.0.bias"],
+        "diffusion_model.blocks.1.diff_m": drawn["blocks.1.modulation"],
+        "diffusion_model.head.diff_m": drawn["head.modulation"],
+        "diffusion_model.head.head.set_weight": drawn["head.head.weight"],
+    }
+    save_file(state, tmp_path / "lora.safetensors")
+    checkpoint = load(LoraFile(tmp_path / "lora.safetensors", 0.5))
+    for name, tensor in checkpoint.items():
+        if name == "head.head.weight":
+            assert torch.equal(tensor, drawn[name])
+        elif name in drawn:
+            assert_close(tensor, numbers(weights[name]) + 0.5 * numbers(drawn[name]))
+        else:
+            assert torch.equal(tensor, weights[name]), name
+
+
+def test_patch_embedding_as_a_convolution(
+    tmp_path: Path, load: Load, weights: Weights, model: ModelConfig
+) -> None:
+    down, up = torch.randn(RANK, model.in_channels, 1, 2, 2), torch.randn(model.dim, RANK, 1, 1, 1)
+    at = "diffusion_model.patch_embedding"
+    save_file({f"{at}.lora_down.weight": down, f"{at}.lora_up.weight": up}, tmp_path / "lora")
+    name = "patch_embedding.weight"
+    assert_close(load(tmp_path / "lora")[name], merged(numbers(weights[name]), numbers(down), numbers(up)))
+
+
+def test_patterns_and_rank_stabilisation(
+    tmp_path: Path, load: Load, weights: Weights, pairs: dict[str, Pair], model: ModelConfig
+) -> None:
+    wider = random_pairs(model, rank=8, seed=5)
+    mixed = pairs | {module: pair for module, pair in wider.items() if module.endswith("ffn.0")}
+    write_lora(tmp_path / "lora", mixed, "peft", ALPHA)
+    config = tmp_path / "lora" / "adapter_config.json"
+    stated = json.loads(config.read_text()) | {
+        "r": RANK, "use_rslora": True, "rank_pattern": {"ffn.0": 8}, "alpha_pattern": {r"blocks\.1\..*": 3.0},
+    }  # fmt: skip
+    config.write_text(json.dumps(stated))
+    checkpoint = load(tmp_path / "lora")
+    for module, pair in mixed.items():
+        alpha = 3.0 if module.startswith("blocks.1.") else ALPHA
+        expected = merged(
+            numbers(weights[f"{module}.weight"]),
+            numbers(pair.down),
+            numbers(pair.up),
+            alpha=alpha,
+            rank_stabilised=True,
+        )
+        assert_close(checkpoint[f"{module}.weight"], expected)
+
+
+@pytest.mark.parametrize("spelling", ["lora_magnitude_vector", "dora_scale"])
+def test_dora(spelling: str, tmp_path: Path, load: Load, weights: Weights, pairs: dict[str, Pair]) -> None:
+    pair, magnitude = pairs[Q], torch.rand(weights[f"{Q}.weight"].shape[0]) + 0.5
+    state = {
+        f"diffusion_model.{Q}.lora_A.weight": pair.down,
+        f"diffusion_model.{Q}.lora_B.weight": pair.up,
+        f"diffusion_model.{Q}.{spelling}": magnitude[:, None] if spelling == "dora_scale" else magnitude,
+    }
+    save_file(state, tmp_path / "lora")
+    expected = merged(
+        numbers(weights[f"{Q}.weight"]),
+        numbers(pair.down),
+        numbers(pair.up),
+        strength=0.6,
+        magnitude=numbers(magnitude),
+    )
+    assert_close(load(LoraFile(tmp_path / "lora", 0.6))[f"{Q}.weight"], expected)
+
+
+@pytest.mark.parametrize("variant", ["lora", "rslora", "dora", "bias"])
+def test_merges_as_peft_does(variant: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+
+    tiny = ModelConfig(name="t", layers=1, dim=32, heads=2, ffn_dim=48, text_dim=24, freq_dim=16)
+    write_random_checkpoint(tmp_path / "base", tiny, format="wan", seed=7, dtype=torch.float32)
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            attention, layer = torch.nn.Module(), torch.nn.Module()
+            attention.q, attention.o = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+            layer.self_attn, layer.ffn = attention, torch.nn.ModuleList([torch.nn.Linear(32, 48)])
+            self.blocks = torch.nn.ModuleList([layer])
+
+    net = Net()
+    base = load_checkpoint(tmp_path / "base", tiny)
+    net.load_state_dict({name: base[name] for name in net.state_dict()})
+    config = peft.LoraConfig(
+        r=4, lora_alpha=6, target_modules=["q", "o", "ffn.0"], rank_pattern={"self_attn.o": 2},
+        alpha_pattern={"ffn.0": 3}, use_rslora=variant == "rslora", use_dora=variant == "dora",
+        lora_bias=variant == "bias", init_lora_weights=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(net, config)
+    for name, parameter in adapted.named_parameters():
+        if "magnitude" in name:
+            parameter.data.mul_(torch.rand_like(parameter) + 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT takes its own lora_B.bias for a shard
+        adapted.save_pretrained(tmp_path / "lora")
+    merged_net = adapted.merge_and_unload()
+    found = load_checkpoint(tmp_path / "base", tiny, loras=[LoraFile(tmp_path / "lora")])
+    changed = 0
+    for name, tensor in merged_net.state_dict().items():
+        torch.testing.assert_close(found[name].float(), tensor, rtol=1e-5, atol=1e-6)
+        changed += not torch.equal(tensor, base[name])
+    assert changed == (6 if variant == "bias" else 3)
+
+
+def test_the_image_branch_of_a_2_1_lora_is_left_out(
+    tmp_path: Path, load: Load, weights: Weights, pairs: dict[str, Pair]
+) -> None:
+    write_lora(tmp_path / "lora", pairs, "musubi", ALPHA)
+    state = load_file(tmp_path / "lora")
+    for module in ("blocks_0_cross_attn_k_img", "blocks_0_cross_attn_v_img", "img_emb_proj_1"):
+        state[f"lora_unet_{module}.lora_down.weight"] = torch.ones(RANK, 32)
+        state[f"lora_unet_{module}.lora_up.weight"] = torch.ones(32, RANK)
+    save_file(state, tmp_path / "i2v")
+    checkpoint = load(tmp_path / "i2v")
+    assert_merged(checkpoint, weights, pairs, alpha=ALPHA)
+    assert any("6 keys left out, of an image branch" in note for note in checkpoint.notes)
+
+
+def test_unmatched_keys_are_listed_and_may_be_left_out(
+    tmp_path: Path, load: Load, weights: Weights, pairs: dict[str, Pair]
+) -> None:
+    write_lora(tmp_path / "lora", pairs, "comfyui", ALPHA)
+    state = load_file(tmp_path / "lora")
+    stray = ("lora_te1_layers_0.lora_down.weight", "diffusion_model.blocks.9.self_attn.q.diff", "unknown")
+    save_file(state | {key: torch.ones(2, 2) for key in stray}, tmp_path / "more")
+    with pytest.raises(WeightKeysError, match=r"3 keys belong to no weight.*--lora-partial") as caught:
+        load(tmp_path / "more")
+    assert sorted(caught.value.unknown) == sorted(stray)
+    checkpoint = load(tmp_path / "more", partial=True)
+    assert_merged(checkpoint, weights, pairs, alpha=ALPHA)
+    assert any("3 keys left out" in note for note in checkpoint.notes)
+
+
+def _refusals() -> dict[str, tuple[dict[str, torch.Tensor], str]]:
+    ones = torch.ones
+    pair = {"q.lora_A.weight": ones(4, 32), "q.lora_B.weight": ones(32, 4)}
+    return {
+        "ranks differ": ({**pair, "q.lora_B.weight": ones(32, 3)}, "different ranks"),
+        "another base": ({"q.lora_A.weight": ones(4, 64), "q.lora_B.weight": ones(64, 4)}, "another base model"),
+        "no up": ({"q.lora_A.weight": ones(4, 32)}, "without up"),
+        "alpha alone": ({**pair, "k.alpha": torch.tensor(1.0)}, "without matrices"),
+        "magnitude alone": ({**pair, "k.dora_scale": ones(32, 1)}, "without matrices"),
+        "alpha is NaN": ({**pair, "q.alpha": torch.tensor(math.nan)}, "alpha is nan"),
+        "alpha is a vector": ({**pair, "q.alpha": ones(3)}, "expected one number"),
+        "wide diff": ({"q.diff": ones(32, 64)}, "another base model"),
+        "widened": ({**pair, "q.reshape_weight": ones(2)}, "widens the model"),
+        "magnitude of columns": ({**pair, "q.dora_scale": ones(1, 32)}, "expected one number a row"),
+        "integers": ({**pair, "q.lora_A.weight": ones(4, 32, dtype=torch.int32)}, "expected float32"),
+        "LoHa": ({"q.hada_w1_a": ones(4, 4)}, "a LoHa"),
+        "weights": ({"q.weight": ones(32, 32)}, "no LoRA"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", _refusals())
+def test_files_that_do_not_fit(fault: str, tmp_path: Path, load: Load) -> None:
+    state, sentence = _refusals()[fault]
+    path = tmp_path / "lora.safetensors"
+    save_file({f"diffusion_model.blocks.0.self_attn.{key}": tensor for key, tensor in state.items()}, path)
+    with pytest.raises(CheckpointError, match=sentence) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"--lora {path}")
+    assert caught.value.exit_code == 3
+
+
+def test_numbers_are_checked_when_they_are_read(tmp_path: Path, load: Load, pairs: dict[str, Pair]) -> None:
+    pairs[Q].up[0, 0] = math.nan
+    write_lora(tmp_path / "lora", pairs, "comfyui", ALPHA)
+    checkpoint = load(tmp_path / "lora")
+    with pytest.raises(CheckpointError, match=r"--lora .*lora_up.weight holds NaN"):
+        checkpoint[f"{Q}.weight"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"lora_alpha": "x"}, {"lora_alpha": -1}, {"lora_alpha": math.inf}, {"r": 5}, {"alpha_pattern": [1]},
+     {"alpha_pattern": {"(a*)*b": 1}}, {"alpha_pattern": {"(": 1}}, {"use_dora": True}],
+)  # fmt: skip
+def test_configs_that_do_not_fit(
+    change: dict[str, Any], tmp_path: Path, load: Load, pairs: dict[str, Pair]
+) -> None:
+    write_lora(tmp_path / "lora", pairs, "peft", ALPHA)
+    config = tmp_path / "lora" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(CheckpointError, match="--lora ") as caught:
+        load(tmp_path / "lora")
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize("weight", ["-0.5", "nan", "inf"])
+def test_weights_that_mean_nothing(weight: str) -> None:
+    with pytest.raises(CheckpointError, match="expected a finite weight of at least 0") as caught:
+        _ = BuildOptions(lora=(f"some.safetensors:{weight}",)).lora_files
+    assert caught.value.exit_code == 3
+
+
+def test_file_and_weight_are_told_apart(tmp_path: Path) -> None:
+    odd = tmp_path / "name:2"
+    odd.touch()
+    options = BuildOptions(lora=("a.safetensors:0.5", "b.safetensors", "c:d", str(odd)))
+    assert [(str(file.path), file.weight) for file in options.lora_files] == [
+        ("a.safetensors", 0.5), ("b.safetensors", 1.0), ("c:d", 1.0), (str(odd), 1.0),
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="--lora-partial"):
+        BuildOptions(lora_partial=True)

@@ -1,0 +1,187 @@
+"""8-bit files of LightX2V and ComfyUI give codes times scales; other formats are refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from scripts.quantised_files import FORMS, in_codes, quantised_names, write_quantised
+from seko_export.checkpoints.sources import LoraFile
+from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
+from seko_export.errors import CheckpointError
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
+from seko_export.families.wan.family import FAMILY
+from tests.small_artifact import MODEL, STREAM
+
+Weights = dict[str, torch.Tensor]
+E4M3 = torch.float8_e4m3fn
+BASE = "blocks.0.ffn.0"
+PREFIX = "model.diffusion_model."
+
+
+def expected(weights: Weights, form: str) -> Weights:
+    """What a file of that form holds, in float32."""
+    if form == "fp8-cast":
+        return {name: tensor.to(E4M3).float() for name, tensor in weights.items()}
+    numbers = {name: tensor.float() for name, tensor in weights.items()}
+    for name in quantised_names(weights):
+        dtype = torch.int8 if form.endswith("int8") else E4M3
+        codes, scale = in_codes(weights[name], dtype, rows=form.startswith("lightx2v"))
+        numbers[name] = codes.float() * (scale.bfloat16().float() if form == "lightx2v-fp8" else scale)
+    return numbers
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "gguf"])
+@pytest.mark.parametrize("container", ["safetensors", "pt"])
+def test_every_form_is_expanded(
+    form: str, container: str, tmp_path: Path, model: ModelConfig, weights: Weights
+) -> None:
+    path = tmp_path / "file.safetensors"
+    write_quantised(path, weights, form)
+    if container == "pt":
+        torch.save(load_file(path), tmp_path / "file.pt")
+        path = tmp_path / "file.pt"
+    checkpoint = load_checkpoint(path, model)
+    truth = expected(weights, form)
+    for name, tensor in checkpoint.items():
+        assert torch.equal(tensor.float(), truth[name]), name
+    assert checkpoint.coded == (0 if form.endswith("int8") else len([
+        name for name, tensor in weights.items()
+        if name in quantised_names(weights) or (form == "fp8-cast" and tensor.dim() == 2)
+    ]))  # fmt: skip
+    assert recognise_checkpoint(path).recognised.family == "wan"
+
+
+@pytest.mark.parametrize("form", ["lightx2v-fp8", "comfyui-scaled", "comfyui-quant"])
+def test_fp8_takes_codes_byte_for_byte(form: str, tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "base", MODEL, format="wan", seed=0)
+    weights = load_file(tmp_path / "base")
+    write_quantised(tmp_path / "file", weights, form)
+    config = VideoBuild(MODEL, VideoConfig(STREAM, Schedule.warped(), "fp4"), TargetConfig("cpu"))
+    pieces = FAMILY.graph(config.changed(fused=True, fp8=True)).pieces
+    checkpoint = load_checkpoint(tmp_path / "file", MODEL)
+    built = dict(FAMILY.weights(pieces, checkpoint))
+    for ours, theirs in (
+        ("blocks.1.ffn.2", ["ffn.2"]),
+        ("blocks.1.self_attn.qkv", [f"self_attn.{part}" for part in "qkv"]),
+    ):
+        pairs = [
+            in_codes(weights[f"blocks.1.{part}.weight"], E4M3, rows=form == "lightx2v-fp8") for part in theirs
+        ]
+        codes = torch.cat([codes.view(torch.uint8) for codes, _ in pairs])
+        assert torch.equal(built[f"{ours}.weight_fp8"].view(torch.uint8), codes)
+        scales = torch.cat([scale.expand(len(codes), 1) for codes, scale in pairs])
+        scales = scales.bfloat16().float() if form == "lightx2v-fp8" else scales
+        assert torch.equal(built[f"{ours}.weight_scale"], scales)
+
+
+def test_a_merged_matrix_is_quantised_anew(tmp_path: Path, model: ModelConfig, weights: Weights) -> None:
+    write_quantised(tmp_path / "file", weights, "lightx2v-fp8")
+    save_file({f"diffusion_model.{BASE}.diff": torch.ones(48, 32)}, tmp_path / "lora")
+    checkpoint = load_checkpoint(tmp_path / "file", model, loras=[LoraFile(tmp_path / "lora")])
+    assert checkpoint.row_codes(f"{BASE}.weight") is None
+    assert checkpoint.row_codes("blocks.0.ffn.2.weight") is not None
+    truth = expected(weights, "lightx2v-fp8")[f"{BASE}.weight"] + 1
+    torch.testing.assert_close(checkpoint[f"{BASE}.weight"], truth)
+
+
+def _json(**content: object) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
+
+
+_FAULTS: dict[str, tuple[str, dict[str, torch.Tensor | None], str]] = {
+    "rotated int8": (
+        "comfyui-quant",
+        {f"{PREFIX}{BASE}.comfy_quant": _json(format="int8_tensorwise", convrot=True)},
+        "rotated weights",
+    ),
+    "MXFP8": ("comfyui-quant", {f"{PREFIX}{BASE}.comfy_quant": _json(format="mxfp8")}, "'mxfp8'"),
+    "NVFP4": ("comfyui-quant", {f"{PREFIX}{BASE}.comfy_quant": _json(format="nvfp4")}, "'nvfp4'"),
+    "no format": ("comfyui-quant", {f"{PREFIX}{BASE}.comfy_quant": _json()}, "the format None"),
+    "another type than said": (
+        "comfyui-quant",
+        {f"{PREFIX}{BASE}.comfy_quant": _json(format="int8_tensorwise")},
+        "stored as e4m3",
+    ),
+    "no JSON": (
+        "comfyui-quant",
+        {f"{PREFIX}{BASE}.comfy_quant": torch.full((9,), 200, dtype=torch.uint8)},
+        "is no JSON",
+    ),
+    "NVFP4 of LightX2V": (
+        "lightx2v-fp8",
+        {f"{BASE}.weight_global_scale": torch.ones(())},
+        "NVFP4 of LightX2V",
+    ),
+    "second scale": ("lightx2v-fp8", {f"{BASE}.weight_scale_2": torch.ones(())}, "NVFP4 of ComfyUI"),
+    "packed": ("lightx2v-fp8", {f"{BASE}.weight": torch.ones(48, 16, dtype=torch.uint8)}, "less than 8 bits"),
+    "scales of blocks": ("lightx2v-fp8", {f"{BASE}.weight_scale": torch.ones(48, 2)}, "one a row"),
+    "scales of columns": ("lightx2v-fp8", {f"{BASE}.weight_scale": torch.ones(1, 32)}, "one a row"),
+    "scale in integers": (
+        "lightx2v-fp8",
+        {f"{BASE}.weight_scale": torch.ones(48, 1, dtype=torch.uint8)},
+        "MXFP8 or NVFP4",
+    ),
+    "no scale": ("lightx2v-fp8", {f"{BASE}.weight_scale": None}, "has no scale"),
+    "no matrix": ("lightx2v-fp8", {f"{BASE}.weight": None}, "without their matrices"),
+    "bitsandbytes": ("lightx2v-fp8", {f"{BASE}.weight.absmax": torch.ones(3)}, "bitsandbytes"),
+}
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_what_is_not_read_is_named(fault: str, tmp_path: Path, model: ModelConfig, weights: Weights) -> None:
+    form, changes, sentence = _FAULTS[fault]
+    write_quantised(tmp_path / "whole", weights, form)
+    state = load_file(tmp_path / "whole") | changes
+    save_file({name: tensor for name, tensor in state.items() if tensor is not None}, tmp_path / "file")
+    with pytest.raises(CheckpointError, match=sentence) as caught:
+        load_checkpoint(tmp_path / "file", model)
+    assert BASE in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_the_header_names_formats_too(tmp_path: Path, model: ModelConfig, weights: Weights) -> None:
+    write_quantised(tmp_path / "whole", weights, "comfyui-quant")
+    state = {
+        name: tensor for name, tensor in load_file(tmp_path / "whole").items() if "comfy_quant" not in name
+    }
+    layers = {
+        name.removesuffix(".weight_scale"): {"format": "float8_e4m3fn"}
+        for name in state
+        if name.endswith("_scale")
+    }
+    for format, sentence in (("float8_e4m3fn", None), ("mxfp8", "'mxfp8'")):
+        layers[f"{PREFIX}{BASE}"] = {"format": format}
+        save_file(state, tmp_path / "file", {"_quantization_metadata": json.dumps({"layers": layers})})
+        if sentence is None:
+            assert load_checkpoint(tmp_path / "file", model).coded
+        else:
+            with pytest.raises(CheckpointError, match=sentence):
+                load_checkpoint(tmp_path / "file", model)
+
+
+@pytest.mark.parametrize("content", ["[", "[]", "{}", '{"layers": 3}', '{"layers": {"x": 1}}'])
+def test_headers_that_are_no_table_of_formats(
+    content: str, tmp_path: Path, model: ModelConfig, weights: Weights
+) -> None:
+    save_file(weights, tmp_path / "file", {"_quantization_metadata": content})
+    with pytest.raises(CheckpointError):
+        load_checkpoint(tmp_path / "file", model)
+
+
+def test_a_scale_that_is_no_number(tmp_path: Path, model: ModelConfig, weights: Weights) -> None:
+    write_quantised(tmp_path / "whole", weights, "lightx2v-fp8")
+    state = load_file(tmp_path / "whole")
+    state[f"{BASE}.weight_scale"][3] = torch.nan
+    save_file(state, tmp_path / "file")
+    checkpoint = load_checkpoint(tmp_path / "file", model)
+    for read in (checkpoint.__getitem__, checkpoint.row_codes):
+        with pytest.raises(CheckpointError, match=r"ffn\.0\.weight holds 32 NaN"):
+            read(f"{BASE}.weight")

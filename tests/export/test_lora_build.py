@@ -1,0 +1,57 @@
+"""A build with LoRAs: merged weights in the artifact, which names the LoRAs; fp8 codes of merged ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from scripts.random_lora import random_pairs, write_lora
+from seko_export.artifact.sbom import SBOM_FILE
+from seko_export.checkpoints.sources import LoraFile
+from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
+from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.wan.family import FAMILY
+from seko_kernels.matmul import quantise_weight
+from seko_runtime.opening.artifact import read_manifest
+from tests.small_artifact import MODEL, STREAM, build_small_artifact
+
+Q = "blocks.1.cross_attn.q"
+
+
+def test_artifact_holds_merged_weights_and_names_the_loras(tmp_path: Path) -> None:
+    write_lora(tmp_path / "style.safetensors", random_pairs(MODEL, rank=4, seed=1), "comfyui", 2.0)
+    lora = LoraFile(tmp_path / "style.safetensors", 0.5)
+    build_small_artifact(tmp_path / "artifact", [lora])
+    write_random_checkpoint(tmp_path / "base.pt", MODEL, format="self-forcing", seed=0, dtype=torch.float32)
+    merged = load_checkpoint(tmp_path / "base.pt", MODEL, loras=[lora])
+    manifest, *_ = read_manifest(tmp_path / "artifact")
+    (weight,) = (weight for weight in manifest.weights if weight.name == f"{Q}.weight")
+    stored = load_file(tmp_path / "artifact" / weight.file)[weight.name]
+    assert torch.equal(stored, merged[weight.name].to(stored.dtype))
+    assert not torch.equal(stored, load_checkpoint(tmp_path / "base.pt", MODEL)[weight.name].to(stored.dtype))
+    digest = hashlib.sha256(lora.path.read_bytes()).hexdigest()
+    assert manifest.model["loras"] == [{"name": "style.safetensors", "weight": 0.5, "sha256": digest}]
+    bill = json.loads((tmp_path / "artifact" / SBOM_FILE).read_bytes())
+    assert [part["hashes"] for part in bill["components"] if "hashes" in part] == [
+        [{"alg": "SHA-256", "content": digest}]
+    ]
+
+
+def test_fp8_weights_are_those_of_merged_matrices(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "base", MODEL, format="wan", seed=0)
+    write_lora(tmp_path / "lora", random_pairs(MODEL, rank=4, seed=1), "peft", 2.0)
+    merged = load_checkpoint(tmp_path / "base", MODEL, loras=[LoraFile(tmp_path / "lora")])
+    config = VideoBuild(MODEL, VideoConfig(STREAM, Schedule.warped(), "fp4"), TargetConfig("cpu"))
+    config = config.changed(fused=True, fp8=True)
+    built = dict(FAMILY.weights(FAMILY.graph(config).pieces, merged))
+    codes, scales = quantise_weight(
+        torch.cat([merged[f"blocks.0.self_attn.{part}.weight"] for part in "qkv"])
+    )
+    assert torch.equal(built["blocks.0.self_attn.qkv.weight_fp8"].view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(built["blocks.0.self_attn.qkv.weight_scale"], scales)

@@ -1,0 +1,226 @@
+"""Videos as jobs behind the live sessions: their bytes, their life, and that live sessions go first."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import seko_serve.http.access
+import seko_serve.jobs
+from seko_runtime.video.sinks import Mp4Sink
+from seko_serve.client import AsyncClient
+from seko_serve.errors import ServeError
+from seko_serve.http.videos import form_fields
+from seko_serve.live.device import CAUTION, Device
+from tests.runtime import toy_pool, toy_whole
+
+from .conftest import Running, Starter, plain_opener
+from .test_server import PROMPT, alone, http, pictures, run, watch
+
+FPS = toy_pool.pool_manifest().workload.stream.fps
+KEY, OTHER = "a-key-of-the-first-tenant", "a-key-of-the-second-tenant"
+
+
+@pytest.fixture(autouse=True)
+def _no_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seko_serve.http.access, "OPENS", (1e6, 1e6))
+
+
+def created(server: Running, key: str = "", **fields: object) -> dict[str, Any]:
+    status, video = http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT, "seed": 3, **fields}, key)
+    assert status == 200, video
+    return dict(video)
+
+
+def ended(server: Running, name: str, key: str = "") -> dict[str, Any]:
+    while True:
+        status, video = http(f"{server.url}/v1/videos/{name}", key=key)
+        assert status == 200
+        if video["status"] in ("completed", "failed"):
+            return dict(video)
+        assert video["status"] in ("queued", "in_progress")
+        time.sleep(0.01)
+
+
+def mp4(frames: np.ndarray) -> bytes:
+    """The runtime's own file of these frames."""
+    file = io.BytesIO()
+    sink = Mp4Sink(file, toy_whole.HEIGHT, toy_whole.WIDTH, FPS, preview=False)
+    sink.write(frames)
+    sink.close(whole=True)
+    return file.getvalue()
+
+
+def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
+    start: Starter, tmp_path: Path
+) -> None:
+    server = start(keys=(KEY, OTHER), video_folder=tmp_path / "videos")
+    video = created(server, KEY, seconds="1", size=f"{toy_whole.WIDTH}x{toy_whole.HEIGHT}")
+    assert (video["object"], video["status"], video["progress"], video["error"]) == (
+        "video",
+        "queued",
+        0,
+        None,
+    )
+    url = f"{server.url}/v1/videos/{video['id']}"
+    done = ended(server, video["id"], KEY)
+    assert (done["status"], done["progress"], done["seconds"]) == ("completed", 100, "1")
+    assert done["created_at"] <= done["completed_at"] < done["expires_at"]
+    content = http(f"{url}/content", key=KEY)[1]
+    assert content == mp4(alone(20, {0: PROMPT})[:FPS])
+    (file,) = (tmp_path / "videos").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    for method, path in (("GET", url), ("GET", f"{url}/content"), ("DELETE", url)):
+        assert http(path, method, key=OTHER)[0] == 404
+        assert http(path, method)[0] == 401
+    assert http(f"{server.url}/v1/videos", key=OTHER)[1]["data"] == []
+    second = created(server, KEY, seconds=0.5)
+    listed = http(f"{server.url}/v1/videos?limit=1", key=KEY)[1]
+    assert ([one["id"] for one in listed["data"]], listed["has_more"]) == ([second["id"]], True)
+    listed = http(f"{server.url}/v1/videos?after={second['id']}", key=KEY)[1]
+    assert ([one["id"] for one in listed["data"]], listed["has_more"]) == ([video["id"]], False)
+    assert http(url, "DELETE", key=KEY)[1] == {"id": video["id"], "object": "video.deleted", "deleted": True}
+    assert http(url, key=KEY)[0] == 404
+    ended(server, second["id"], KEY)
+    assert [one.name for one in (tmp_path / "videos").iterdir()] == [f"{second['id']}.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"seconds": 0}, 400),
+        ({"seconds": 61}, 400),
+        ({"seconds": "x"}, 400),
+        ({"seconds": "nan"}, 400),
+        ({"seconds": True}, 400),
+        ({"size": "9999x9999"}, 415),
+        ({"model": "other"}, 404),
+        ({"prompt": "x" * 5000}, 413),
+        ({"more": 1}, 400),
+    ],
+)
+def test_what_cannot_be_made_is_refused(start: Starter, fields: dict[str, object], status: int) -> None:
+    server = start()
+    assert http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT, **fields})[0] == status
+    assert http(f"{server.url}/v1/videos")[1]["data"] == []
+
+
+def test_a_server_without_videos_says_so(start: Starter) -> None:
+    server = start(videos=0)
+    assert http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT})[0] == 415
+
+
+def test_a_form_as_openais_clients_send_it(start: Starter) -> None:
+    server = start()
+    lines = ["--x", 'Content-Disposition: form-data; name="prompt"', "", PROMPT, "--x"]
+    lines += ['Content-Disposition: form-data; name="seconds"', "", "1", "--x--", ""]
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    with urlopen(Request(f"{server.url}/v1/videos", "\r\n".join(lines).encode(), kind), timeout=20) as answer:
+        assert answer.status == 200
+
+
+@given(st.binary(max_size=400), st.sampled_from(["multipart/form-data; boundary=x", "multipart/form-data"]))
+def test_random_forms_are_refused_by_name(body: bytes, kind: str) -> None:
+    for content in (body, b"--x\r\n" + body + b"\r\n--x--\r\n"):
+        try:
+            fields = form_fields(kind, content)
+        except ServeError:
+            continue
+        assert all(isinstance(name, str) and isinstance(value, str | int) for name, value in fields.items())
+
+
+def test_a_live_session_takes_the_row_of_a_video_which_goes_on_behind_it(start: Starter) -> None:
+    server = start(plain_opener)  # one row
+    video = created(server, seconds=4)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        while http(f"{server.url}/v1/videos/{video['id']}")[1]["progress"] < 5:
+            await asyncio.sleep(0.005)
+        viewer = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(viewer, 5)
+        frames = http(f"{server.url}/v1/videos/{video['id']}")[1]["progress"]
+        assert frames < 100
+        await viewer.close()
+        seen.append(pictures(media))
+
+    seen: list[np.ndarray] = []
+    run(test, server)
+    assert ended(server, video["id"])["status"] == "completed"
+    with plain_opener() as pool, pool.open_session(seed=3, prompt=PROMPT) as session:
+        whole = np.concatenate([session.run_chunk().video()[0] for _ in range(60)])
+    assert np.array_equal(seen[0], whole[: len(seen[0])])
+    assert http(f"{server.url}/v1/videos/{video['id']}/content")[1] == mp4(whole[: 4 * FPS])
+
+
+def test_a_removed_video_ends_and_the_next_one_begins(start: Starter, tmp_path: Path) -> None:
+    server = start(video_folder=tmp_path)
+    first, second = created(server, seconds=60), created(server, seconds=0.5)
+    while http(f"{server.url}/v1/videos/{first['id']}")[1]["status"] == "queued":
+        time.sleep(0.005)
+    assert http(f"{server.url}/v1/videos/{first['id']}", "DELETE")[0] == 200
+    assert ended(server, second["id"])["status"] == "completed"
+    assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
+    assert [file.name for file in tmp_path.iterdir()] == [f"{second['id']}.mp4"]
+
+
+def test_videos_expire_and_too_many_are_refused(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seko_serve.jobs, "REAP_S", 0.05)
+    monkeypatch.setattr(seko_serve.jobs, "KEPT_S", 0.5)
+    server = start(videos=1)
+    video = created(server, seconds=0.5)
+    status, answer = http(f"{server.url}/v1/videos", "POST", {"prompt": PROMPT})
+    assert (status, answer["error"]["code"]) == (503, "full")
+    assert answer["error"]["retry_after"] > 0
+    while http(f"{server.url}/v1/videos/{video['id']}")[0] == 200:
+        time.sleep(0.02)
+    created(server, seconds=0.5)
+
+
+class Stream:
+    """A stream that plays, or runs behind."""
+
+    def __init__(self, due: float | None = None, *, holds_row: bool = True) -> None:
+        self._due, self.holds_row = due, holds_row
+
+    def ready(self) -> bool:
+        return True
+
+    def next_due(self) -> float | None:
+        return self._due
+
+
+@given(
+    dues=st.lists(st.none() | st.floats(0, 20), max_size=5),
+    seconds=st.floats(0.01, 3),
+    holds_row=st.booleans(),
+    free=st.integers(0, 2),
+)
+def test_a_video_runs_only_if_all_live_chunks_can_follow_in_time(
+    dues: list[float | None], seconds: float, holds_row: bool, free: int
+) -> None:
+    device = Device(nullcontext)  # type: ignore[arg-type]
+    device.run_behind(Stream(holds_row=holds_row))  # type: ignore[arg-type]
+    for due in dues:
+        device.add(Stream(due))  # type: ignore[arg-type]
+    times: Mapping[int, float] = {1: seconds, 2: 1.5 * seconds}
+    pool: Any = SimpleNamespace(free=free, call_times=SimpleNamespace(expected=lambda: times))
+    now = 5.0
+    if not device._fits_behind(pool, now):
+        return
+    assert holds_row or free
+    # One after another, in calls of two, at the pace that was measured.
+    end = now + CAUTION * times[1] * (1 if holds_row else 2)
+    for place, due in enumerate(sorted(due for due in dues if due is not None)):
+        assert end + CAUTION * times[2] * (place // 2 + 1) <= due + 1e-9
