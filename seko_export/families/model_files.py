@@ -28,7 +28,8 @@ from seko_export.families.registry import families, family_named
 from seko_export.families.video import VideoFamily
 
 _SHOWN_KEYS = 5
-_SPEAKERS = "speakers"
+_SPEAKERS, _QUANTISED = "speakers", "quantization_config"
+_EXPERTS = (("transformer", "transformer_2"), ("high_noise_model", "low_noise_model"))
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
     opened: OpenedFiles | None = None
     nearest: ModelFile | None = None
     known = families()
+    _refuse_experts(path)
     for family in known.values():
         layout = family.keys.layout(entry)
         try:
@@ -125,7 +127,7 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
         config_json, file, ignored = _config_of(path, layout, family)
         recognised = family.recognise(str(path), opened, config_json)
         if recognised is None:
-            hints += family.keys.hints(opened)
+            hints += [hint for hint in family.keys.hints(opened) if hint not in hints]
             continue
         _check_speakers(path, config_json, recognised)
         model = ModelFile(opened, recognised, file, ignored)
@@ -143,6 +145,16 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
         f"{path} holds no model of a known family ({', '.join(known)}); its keys begin with {', '.join(keys)}"
         + "".join(f"\n  hint: {hint}" for hint in hints)
     )
+
+
+def _refuse_experts(path: Path) -> None:
+    """Refuse a folder with two transformers for different times, as Wan 2.2 A14B has them."""
+    for pair in _EXPERTS:
+        if all((path / name).is_dir() for name in pair):
+            raise CheckpointError(
+                f"{path} holds two experts, {pair[0]} and {pair[1]}, as Wan 2.2 A14B does; models of two experts are "
+                "not built: each of their passes would name its expert"
+            )
 
 
 def _check_speakers(path: Path, config_json: Mapping[str, Any] | None, recognised: Recognised) -> None:
@@ -165,4 +177,11 @@ def _config_of(
     if file is None:
         return None, None, None
     config_json = read_json_object(file)
+    quantised = config_json.get(_QUANTISED)
+    if quantised is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise CheckpointError(
+            f"{file} says that the weights are quantised by {shown(repr(method))} ({_QUANTISED}), which is not read; "
+            "take the bfloat16 checkpoint"
+        )
     return (config_json, file, None) if family.is_config(config_json) else (None, None, file)

@@ -131,6 +131,10 @@ class BuildOptions:
         Group.MODEL,
         common=True,
     )
+    variant: str | None = _option(
+        "The variant of files in diffusers' folders, such as fp16, of the transformer, --vae and --text-encoder.",
+        Group.MODEL,
+    )
     random_weights: int | None = _option(
         "Build a preset without a checkpoint, with random weights from this seed: for tests of speed, not for video.",
         Group.MODEL,

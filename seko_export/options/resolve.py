@@ -37,7 +37,7 @@ from seko_export.options.model import (
     with_run_config,
     with_speakers,
 )
-from seko_export.options.model_folder import with_model_folder
+from seko_export.options.model_folder import with_model_folder, with_pipeline, with_variant
 from seko_export.options.sample import Sample, read_sample
 from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.kv_schemes import KvScheme
@@ -97,7 +97,8 @@ def resolve_build(
     options, sample_folder = with_sample(options, sample_folder)
     check_options(options, sample_folder=sample_folder)
     image_encoder = options.image_encoder
-    options, notes_of_folder = with_model_folder(options)
+    options, notes_of_folder = with_model_folder(with_pipeline(options))
+    options = with_variant(options)
     preset, checkpoint = options.preset, options.checkpoint
     known = all_presets()
     if preset is None and checkpoint is None:

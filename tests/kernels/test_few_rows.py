@@ -13,6 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from seko_export.engines.piece import FlatModule, Piece
+from seko_export.families.voxcpm2.pieces import SpeechLayout, step_pieces
+from seko_export.families.voxcpm2.presets import FULL, PRESETS
 from seko_kernels.errors import KernelsError
 from seko_kernels.few_rows import (
     FEW_ROWS,
@@ -314,3 +317,50 @@ def test_gpu_decode_attention_is_as_near_as_torchs(shape: Decode) -> None:
         at = shape.own_places
         assert relative_error(cache.cpu()[at], expected[at]) <= ROUNDED_TO_BF16
         assert torch.equal(cache.isnan().cpu()[:-1], expected.isnan()[:-1])
+
+
+def engine_inputs(piece: Piece, places: int) -> list[Tensor]:
+    """Arguments of a layer's engine on a GPU; index 1 is a row that holds 40 positions, 0 is no row."""
+    generator = torch.Generator("cuda").manual_seed(3)
+    indices = {"starts": [places - 1, 5], "first": [0, 40], "write_index": [places - 1, 45]}
+    made = []
+    for argument in piece.signature:
+        if argument.name in indices:
+            made.append(torch.tensor(indices[argument.name], device="cuda"))
+            continue
+        drawn = torch.randn(argument.shape, generator=generator, device="cuda")
+        if argument.name.endswith("weight"):
+            drawn = drawn / math.sqrt(argument.shape[-1]) if drawn.dim() == 2 else 1 + 0.1 * drawn
+        if argument.name in ("cos", "sin"):
+            drawn[..., argument.shape[-1] // 2 :] = drawn[..., : argument.shape[-1] // 2]
+        made.append(drawn.to(argument.dtype))
+    return made
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("role", ["solver_layer", "patch_layer", "base_layer"])
+def test_gpu_engine_of_a_layer_is_five_launches(package_runner: Callable[..., Any], role: str) -> None:
+    """Compiled as in an artifact: nothing is copied, and a replay repeats the call."""
+    layout = SpeechLayout(rows=3, places=200, dtype=torch.bfloat16, fused=True)
+    made = step_pieces(PRESETS[FULL], layout, batch=2, length=64)
+    piece = next(piece for piece in made.values() if piece.key.role == role)
+    module, inputs = FlatModule(piece), engine_inputs(piece, layout.places)
+    with torch.no_grad():
+        engine = package_runner(module, tuple(inputs))
+        caches = [place for place, argument in enumerate(piece.signature) if argument.name in piece.mutates]
+        copies = list(inputs)
+        for place in caches:
+            copies[place] = inputs[place].clone()
+        expected = module(*copies)
+        direct, replayed = run_and_replay(engine, inputs)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+            engine(list(inputs))
+            torch.cuda.synchronize()
+    assert torch.equal(direct[0], expected[0])
+    assert torch.equal(direct[0], replayed[0])
+    for place in caches:
+        assert torch.equal(inputs[place], copies[place])
+    launches = [
+        event.name for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    assert len(launches) == 5, launches

@@ -50,7 +50,8 @@ def ours(
     places: int = 400,
     dtype: torch.dtype = torch.float32,
     fused: bool = False,
+    fp8: bool = False,
 ) -> EagerSpeech:
     """A pool of three rows and the spare one, with the original's weights."""
-    layout = SpeechLayout(rows=4, places=places, dtype=dtype, fused=fused)
+    layout = SpeechLayout(rows=4, places=places, dtype=dtype, fused=fused, fp8=fp8)
     return EagerSpeech(config, layout, *weights_of(model))

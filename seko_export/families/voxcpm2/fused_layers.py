@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from seko_export.families.voxcpm2.layers import Layer, rotary
+from seko_export.families.voxcpm2.layers import Fp8Weight, Layer, rotary
 from seko_kernels.few_rows import Weight, linear_added, norm_gated_linear, norm_linear
 from seko_kernels.few_tokens import decode_attention, local_attention
 
@@ -19,14 +19,14 @@ class FusedLayer(Layer):
     def fused_qkv(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return q, k and v as one tensor [..., (H + 2K)*D] before rotation, and the layer's tickets."""
         norm = self.input_layernorm
-        return norm_linear(hidden, norm.weight, norm.eps, Weight(self.self_attn.qkv_proj.weight))
+        return norm_linear(hidden, norm.weight, norm.eps, _weight(self.self_attn.qkv_proj))
 
     def fused_rest(self, hidden: Tensor, attended: Tensor, tickets: Tensor) -> Tensor:
         """Return the layer's output [..., d], of its input and of what its heads attended to, [..., H*D]."""
         norm, scale, mlp = self.post_attention_layernorm, self.net.branch_scale, self.mlp
-        hidden = linear_added(attended, Weight(self.self_attn.o_proj.weight), hidden, scale, tickets)
-        inner = norm_gated_linear(hidden, norm.weight, norm.eps, Weight(mlp.gate_up_proj.weight), tickets)
-        return linear_added(inner, Weight(mlp.down_proj.weight), hidden, scale, tickets)
+        hidden = linear_added(attended, _weight(self.self_attn.o_proj), hidden, scale, tickets)
+        inner = norm_gated_linear(hidden, norm.weight, norm.eps, _weight(mlp.gate_up_proj), tickets)
+        return linear_added(inner, _weight(mlp.down_proj), hidden, scale, tickets)
 
 
 class FusedLocalLayer(FusedLayer):
@@ -96,3 +96,10 @@ class StepPositions(nn.Module):
         """
         angles = first[:, None, None].to(torch.float32) * inverse_factors * frequencies
         return starts + first, *rotary(angles, self.amplitude)
+
+
+def _weight(linear: nn.Module) -> Weight:
+    if isinstance(linear, Fp8Weight):
+        return Weight(linear.weight_fp8, linear.weight_scale)
+    assert isinstance(linear, nn.Linear)
+    return Weight(linear.weight)

@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.families.voxcpm2.config import LongRope, NetConfig
+from seko_kernels.fused_reference import FP8
 
 
 class Norm(nn.Module):
@@ -31,22 +32,40 @@ class Norm(nn.Module):
         return (x * torch.rsqrt(mean + self.eps)).to(x.dtype) * self.weight
 
 
+class Fp8Weight(nn.Module):
+    """A linear layer whose weight is e4m3 with a factor for each output channel. Activations are not quantised."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        self.weight_fp8 = nn.Parameter(torch.empty(outer, inner, dtype=FP8), requires_grad=False)
+        self.weight_scale = nn.Parameter(torch.empty(outer, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., outer] of ``x`` [..., inner]."""
+        return F.linear(x, (self.weight_fp8.float() * self.weight_scale).to(x.dtype))
+
+
+def matrix(inner: int, outer: int, dtype: torch.dtype, *, fp8: bool) -> nn.Module:
+    """Return a linear layer without a bias."""
+    return Fp8Weight(inner, outer) if fp8 else nn.Linear(inner, outer, bias=False, dtype=dtype)
+
+
 class Attention(nn.Module):
     """The projections of an attention; q, k and v are one matrix."""
 
-    def __init__(self, net: NetConfig, dtype: torch.dtype) -> None:
+    def __init__(self, net: NetConfig, dtype: torch.dtype, *, fp8: bool) -> None:
         super().__init__()
-        self.qkv_proj = nn.Linear(net.dim, net.attention_width + 2 * net.kv_width, bias=False, dtype=dtype)
-        self.o_proj = nn.Linear(net.attention_width, net.dim, bias=False, dtype=dtype)
+        self.qkv_proj = matrix(net.dim, net.attention_width + 2 * net.kv_width, dtype, fp8=fp8)
+        self.o_proj = matrix(net.attention_width, net.dim, dtype, fp8=fp8)
 
 
 class FeedForward(nn.Module):
     """A gated feed-forward; gate and up are one matrix."""
 
-    def __init__(self, net: NetConfig, dtype: torch.dtype) -> None:
+    def __init__(self, net: NetConfig, dtype: torch.dtype, *, fp8: bool) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(net.dim, 2 * net.ffn_dim, bias=False, dtype=dtype)
-        self.down_proj = nn.Linear(net.ffn_dim, net.dim, bias=False, dtype=dtype)
+        self.gate_up_proj = matrix(net.dim, 2 * net.ffn_dim, dtype, fp8=fp8)
+        self.down_proj = matrix(net.ffn_dim, net.dim, dtype, fp8=fp8)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the shape of ``x`` [..., d]."""
@@ -56,15 +75,25 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """The weights of a layer, and what does not depend on the attention."""
+    """The weights of a layer, and what does not depend on the attention.
 
-    def __init__(self, net: NetConfig, dtype: torch.dtype) -> None:
+    Parameters
+    ----------
+    net : NetConfig
+        Sizes.
+    dtype : torch.dtype
+        Of weights and activations.
+    fp8 : bool
+        Whether matrices are e4m3, with a factor for each output channel.
+    """
+
+    def __init__(self, net: NetConfig, dtype: torch.dtype, *, fp8: bool = False) -> None:
         super().__init__()
         self.net = net
         self.input_layernorm = Norm(net, dtype)
-        self.self_attn = Attention(net, dtype)
+        self.self_attn = Attention(net, dtype, fp8=fp8)
         self.post_attention_layernorm = Norm(net, dtype)
-        self.mlp = FeedForward(net, dtype)
+        self.mlp = FeedForward(net, dtype, fp8=fp8)
 
     def projected(
         self, hidden: Tensor, cos: Tensor | None, sin: Tensor | None

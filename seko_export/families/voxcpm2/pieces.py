@@ -60,6 +60,8 @@ class SpeechLayout:
         Patches of a voice that one call encodes.
     fused : bool
         Whether layers are Seko's kernels; a prefill's over the caches are torch's, as they have many rows.
+    fp8 : bool
+        Whether the matrices of the layers are e4m3, with a factor for each output channel.
     """
 
     rows: int
@@ -67,6 +69,7 @@ class SpeechLayout:
     dtype: torch.dtype
     voice_patches: int = 8
     fused: bool = False
+    fp8: bool = False
 
     def __post_init__(self) -> None:
         if self.rows < 2 or self.places < 2 or self.voice_patches < 1:
@@ -280,7 +283,7 @@ class _Pieces:
             for name, table in zip(("cos", "sin"), names, strict=True)
         )
         make = FusedLocalLayer if self.layout.fused else LocalLayer
-        module = on_meta(lambda: make(net, self.dtype))
+        module = on_meta(lambda: make(net, self.dtype, fp8=self.layout.fp8))
         return Piece(
             self._key(role), module, f"{prefix}.layers.{{layer}}.", net.layers, (hidden, *tables), (hidden,)
         )
@@ -300,7 +303,7 @@ class _Pieces:
         make = FusedStepLayer if self.in_place else CachedLayer
         return Piece(
             self._key(role, reads=True),
-            on_meta(lambda: make(net, self.dtype)),
+            on_meta(lambda: make(net, self.dtype, fp8=self.layout.fp8)),
             f"{prefix}.layers.{{layer}}.",
             net.layers,
             (self.hidden, *caches, *places, *rotary),
