@@ -32,8 +32,8 @@ def export_piece(config: BuildConfig, piece: Piece, path: Path) -> None:
     """Trace and check one piece and save it as an exported program (``.pt2``)."""
     with attention_backends(config.target.device), plain_torch():
         program = trace(piece, config.target.device)
-        # The graph is decomposed with a fixed attention backend, so that it contains that backend's own op. A result
-        # is added if there is none, because torch cannot save a program that only writes its inputs.
+        # With a fixed attention backend the decomposed graph contains that backend's own op. Graphs without results are
+        # decomposed, too, because torch cannot save a program whose only results are writes to its inputs.
         if config.target.device == "cuda" or not piece.outputs:
             program = program.run_decompositions({})
     forget_sources(program)
