@@ -54,7 +54,7 @@ def check_agrees(piece: Piece, package: Path, device: str) -> None:
         if argument.dtype == torch.uint8:
             error, allowed = float(difference) / math.sqrt(theirs.numel()), LEVELS[dtype]
         else:
-            size = theirs.double().norm()  # norm 0: a constant, such as the grey picture of an encoder
+            size = theirs.double().norm()  # norm 0: a constant, such as the grey that an encoder keeps
             error, allowed = float(difference / size if size else difference), TOLERANCES[dtype]
         if not error <= allowed:
             raise NumericError(
