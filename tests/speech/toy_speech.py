@@ -6,13 +6,16 @@ state, and on nothing else. `alone` says the same without any of the runtime. No
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from seko_export.artifact.manifest_json import manifest_json
 from seko_runtime.backends.memory import Memory
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.executor.resolved import Programs
@@ -22,6 +25,8 @@ from seko_runtime.speech import contract as c
 from seko_runtime.speech.local_rows import open_speech_rows
 from seko_runtime.speech.manifest import (
     KIND,
+    Golden,
+    GoldenBounds,
     Patch,
     Solver,
     SpeechLimits,
@@ -30,7 +35,8 @@ from seko_runtime.speech.manifest import (
     VoiceEncoder,
 )
 from seko_runtime.speech.pool import SpeechPool
-from seko_runtime.speech.prompts import SpeechMarks, SpeechPrompt
+from seko_runtime.speech.prompts import SpeechMarks, SpeechPrompt, assemble
+from tests.runtime import toy
 
 BUCKETS, SESSIONS = (1, 2, 4), 4
 READ_LENGTHS, PREFILL_TOKENS, PLACES = (8, 16, 32), (4, 8), 75
@@ -321,3 +327,109 @@ def open_pool(
     runs = {name: wrap(name, engine.run) for name, engine in engines(buckets).items()}
     loaded = Loaded(of, resolved(of), runs, {"table": torch.from_numpy(TABLE)}, lambda: own, Tokens())
     return SpeechPool(open_speech_rows(loaded), **{"digest": "d", **more})
+
+
+# The toy as a folder.
+
+TOKENIZER, WEIGHTS, GOLDEN_FILE = "text/tokenizer.json", "weights/0.safetensors", "golden/golden.safetensors"
+GOLDEN = Golden(GOLDEN_FILE, seeds=(3, 5), steps=6, bounds=GoldenBounds(1e-6, 1e-6, 1e-6, 1e-6, 1e-6))
+
+
+def tokenizer_json() -> bytes:
+    """A tokenizer of letters, as `Tokens`."""
+    letters = {chr(ord("a") + number): number for number in range(26)} | {"?": 26}
+    split = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
+    table = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": split,
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": letters, "unk_token": "?"},
+    }
+    return json.dumps(table).encode()
+
+
+def golden_tensors() -> dict[str, np.ndarray]:
+    """What the model makes of a prompt, for the seeds of `GOLDEN`."""
+    prompt = assemble(
+        Tokens().ids("hallo"), (P, C), continued=np.full((2, P, C), 0.2, np.float32), marks=MARKS
+    )
+    names = (c.BASE_STATE, c.RESIDUAL_STATE, c.LAST_PATCH, "patches", "samples")
+    made: dict[str, list[list[np.ndarray]]] = {name: [] for name in names}
+    for seed in GOLDEN.seeds:
+        held = [token(*parts) for parts in zip(*prompt.arrays, strict=True)]
+        last, vae = prompt.patches[-1], np.zeros(VAE, np.float32)
+        for patch in prompt.context:
+            vae = decoded(patch, vae)[1]
+        of_row: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        for number in range(GOLDEN.steps + 1):
+            state = held_state(np.array(held))
+            residual = np.full(STATE, np.array(held, np.float32).sum())
+            for name, array in zip(names[:3], (state, residual, last), strict=True):
+                of_row[name].append(array)
+            if number == GOLDEN.steps:
+                break
+            patch = solved(solved(first_patch(state, last, seed, number, 1.0), 2.0), 2.0)
+            sound, vae = decoded(patch, vae)
+            of_row["patches"].append(patch)
+            of_row["samples"].append(sound)
+            held.append(np.float32(patch.sum()))
+            last = patch
+        for name, arrays in of_row.items():
+            made[name].append(arrays)
+    tensors = {
+        name: np.stack([np.stack(row) for row in rows], 1).astype(np.float32) for name, rows in made.items()
+    }
+    sound = np.arange(3 * VOICE.samples, dtype=np.float32) / 16
+    latents = np.cumsum(sound.reshape(-1, VOICE.patch_samples // P).sum(1)).astype(np.float32)
+    return tensors | {
+        "prompt.ids": prompt.ids,
+        "prompt.is_audio": prompt.is_audio.astype(np.uint8),
+        "prompt.patches": prompt.patches,
+        "stop_logits": np.zeros((GOLDEN.steps, len(GOLDEN.seeds), 2), np.float32),
+        "voice.samples": sound.reshape(3, -1),
+        "voice.latents": latents.reshape(3, -1, C),
+    }
+
+
+class ToyBackend:
+    """`seko_runtime.backends.base.Backend` over the toy's engines; engine files are not looked at."""
+
+    def memory(self) -> Memory:
+        return CpuMemory()
+
+    def load_engines(self, of: SpeechManifest, files: Mapping[str, memoryview]) -> Mapping[str, Any]:
+        assert {engine.file for engine in of.engines} <= set(files)
+        return {name: engine.run for name, engine in engines(of.buckets).items()}
+
+    def stats(self) -> Mapping[str, int]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def write_artifact(folder: Path, **changes: np.ndarray) -> Path:
+    """Write the toy as an artifact; ``changes`` replace recorded tensors, whose dots are underscores."""
+    of = manifest()
+    for engine in of.engines:
+        path = folder / engine.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"a stand-in for " + engine.name.encode())
+    toy.write_safetensors(folder / WEIGHTS, {"table": TABLE})
+    recorded = golden_tensors() | {name.replace("_", "."): array for name, array in changes.items()}
+    toy.write_safetensors(folder / GOLDEN_FILE, recorded)
+    (folder / TOKENIZER).parent.mkdir()
+    (folder / TOKENIZER).write_bytes(tokenizer_json())
+    of = replace(
+        of,
+        workload=replace(of.workload, tokenizer=TOKENIZER, golden=GOLDEN),
+        weights=(Weight("table", TABLE.shape, "float32", WEIGHTS),),
+        files=toy.file_entries(folder),
+    )
+    (folder / "manifest.json").write_bytes(manifest_json(of))
+    return folder
