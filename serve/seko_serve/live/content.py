@@ -41,6 +41,29 @@ class Opening:
     voice: NDArray[np.float32] | None = None
 
 
+@dataclass(frozen=True)
+class SpeechOpening:
+    """The conditions with which a session that speaks begins.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the noise.
+    guidance, temperature : float, optional
+        As `SpeechPool.open_session` takes them; default: the artifact's.
+    voice : numpy.ndarray, optional
+        Samples [N] float32 in -1..1, at the rate of the artifact's voice encoder, to sound like.
+    voice_text : str
+        The words of the voice, where it is to go on from there.
+    """
+
+    seed: int = 0
+    guidance: float | None = None
+    temperature: float | None = None
+    voice: NDArray[np.float32] | None = None
+    voice_text: str = ""
+
+
 class Piece(Protocol):
     """One result of a row on its way to the viewer; a worker calls both methods, in this order."""
 
