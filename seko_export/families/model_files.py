@@ -16,13 +16,12 @@ from seko_export.checkpoints.errors import (
     UnknownModelError,
 )
 from seko_export.checkpoints.json_files import CONFIG_FILE, config_file_of, read_json_object
-from seko_export.checkpoints.load import Checkpoint, load_model
+from seko_export.checkpoints.load import Checkpoint
 from seko_export.checkpoints.lora import with_loras
-from seko_export.checkpoints.random import write_random_model
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, LoraFile, OpenedFiles, shown
 from seko_export.config.build import ModelIdentity
-from seko_export.errors import CheckpointError, UsageError
+from seko_export.errors import CheckpointError
 from seko_export.families.recognition import Recognised
 from seko_export.families.registry import families, family_named
 from seko_export.families.video import VideoFamily
@@ -65,14 +64,14 @@ def load_checkpoint(
     loras: Sequence[LoraFile] = (),
     lora_partial: bool = False,
 ) -> Checkpoint:
-    """Open a model's checkpoint and its LoRAs, and check all their keys, shapes and dtypes; see `load_model` and
+    """Open a model's checkpoint and its LoRAs, and check all their keys, shapes and dtypes; see `Family.load` and
     `with_loras`.
     """
-    keys = family_named(config.family).keys
-    checkpoint = load_model(
-        path, config, keys, entry=entry, first_entry=first_entry, dtype=dtype, companion=companion
+    family = family_named(config.family)
+    checkpoint = family.load(
+        path, config, entry=entry, first_entry=first_entry, dtype=dtype, companion=companion
     )
-    return with_loras(checkpoint, config, keys, loras, partial_match=lora_partial)
+    return with_loras(checkpoint, config, family.keys, loras, partial_match=lora_partial)
 
 
 def write_random_checkpoint(
@@ -84,12 +83,9 @@ def write_random_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
 ) -> None:
-    """Write seeded random weights of a model; see `write_random_model`. Without a format, in the family's first."""
-    keys = family_named(config.family).keys
-    if not keys.random_forms:
-        raise UsageError(f"family {config.family} writes no random weights: name a checkpoint")
-    format = next(iter(keys.random_forms)) if format is None else format
-    write_random_model(path, config, keys, format=format, seed=seed, dtype=dtype, device=device)
+    """Write seeded random weights of a model; see `Family.write_random`."""
+    family = family_named(config.family)
+    family.write_random(path, config, seed=seed, format=format, dtype=dtype, device=device)
 
 
 def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Path | None = None) -> ModelFile:

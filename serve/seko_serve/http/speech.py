@@ -18,6 +18,7 @@ from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body
 from seko_serve.http.openings import MAX_OPENING_BYTES, speech_opening_of
+from seko_serve.live.connection import Connection
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
 from seko_serve.media.sound_files import FORMS, SoundFile, sound_file
@@ -76,9 +77,10 @@ class SpeechRoutes:
     async def _parts(self, session: LiveSession, text: str, file: SoundFile) -> AsyncIterator[bytes]:
         """Yield the parts of the file as the text is spoken, then end the session."""
         try:
-            session.attach(AHEAD, (Codec.PCM,))
+            connection = session.enter()
+            session.attach(connection, lambda: "", None, AHEAD, (Codec.PCM,))
             session.control(Control("text", "", {"text": text, "last": True}))
-            async for media in _heard(session):
+            async for media in _heard(connection):
                 part = file.write(np.frombuffer(media.payload, "<i2"))
                 if part:
                     yield part
@@ -91,13 +93,13 @@ class SpeechRoutes:
             await self._manager.close(session)
 
 
-async def _heard(session: LiveSession) -> AsyncIterator[Media]:
+async def _heard(connection: Connection) -> AsyncIterator[Media]:
     """Yield the sound of a session as it comes; ServeError if the session ends before."""
-    while session.end is None:
-        for waiting in await session.messages():
+    while connection.end is None:
+        for waiting in await connection.messages():
             if isinstance(waiting, bytes):
                 yield Media.parse(waiting)
-    raise session.end
+    raise connection.end
 
 
 async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

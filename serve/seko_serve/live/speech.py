@@ -12,6 +12,7 @@ from seko_runtime.speech.local_rows import Patch
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.session import SpeechSession
+from seko_runtime.speech.voice import NO_VOICE
 from seko_serve.errors import ServeError
 from seko_serve.live.content import SpeechOpening
 from seko_serve.live.sentences import Sentences
@@ -55,6 +56,11 @@ class SpeechContent:
         return float(self.manifest.workload.patch.sample_rate)
 
     @property
+    def savable(self) -> bool:
+        """Whether a snapshot can hold it: the text that waits, and patches under way, are in none."""
+        return False
+
+    @property
     def period_s(self) -> float:
         """Seconds that a patch sounds."""
         return self.manifest.workload.patch.seconds
@@ -92,18 +98,18 @@ class SpeechContent:
 
     def open(self, pool: SpeechPool, name: str, tenant: str) -> SpeechSession:
         """Open a row with the opening's voice."""
-        opening, settings = self.opening, {}
+        opening, voice = self.opening, NO_VOICE
         if opening.voice is not None and opening.voice_text:
-            settings["voice"] = pool.encode_voice(continued=opening.voice, text=opening.voice_text)
+            voice = pool.encode_voice(continued=opening.voice, text=opening.voice_text)
         elif opening.voice is not None:
-            settings["voice"] = pool.encode_voice(opening.voice)
+            voice = pool.encode_voice(opening.voice)
         self._row = pool.open_session(
+            voice=voice,
             seed=opening.seed,
             guidance=opening.guidance,
             temperature=opening.temperature,
             name=name,
             tenant=tenant,
-            **settings,
         )
         return self._row
 
