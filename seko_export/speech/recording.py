@@ -13,7 +13,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from seko_runtime.speech.device import SpeechDevice
 from torch import Tensor
 
 from seko_export.backends.aoti import attention_backends
@@ -32,6 +31,7 @@ from seko_export.host.progress import Progress
 from seko_runtime.backends.memory import Memory
 from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.speech import contract, golden
+from seko_runtime.speech.device import SpeechDevice
 from seko_runtime.speech.manifest import Golden, GoldenBounds, SpeechManifest
 from seko_runtime.speech.prompts import Floats, SpeechMarks, SpeechPrompt, assemble
 from seko_runtime.speech.tokens import SpeechTokenizer

@@ -114,7 +114,7 @@ class SpeechSession(RowSession):
         manifest, tokens = self.manifest, self._pool._rows.tokens
         if tokens is None:
             raise UsageError(
-                "this artifact has no tokenizer; rebuild it with the checkpoint's tokenizer files"
+                "this artifact has no tokenizer: give token ids by begin_prompt(), or rebuild it with a tokenizer"
             )
         count = len(tokens.ids(text))  # without the voice's text, as in the original
         limit = manifest.workload.limits.patches(count)
