@@ -12,22 +12,22 @@ from torch.library import triton_op, wrap_triton
 from seko_kernels import few_rows_reference as reference
 from seko_kernels.checks import expect, expect_dims
 from seko_kernels.errors import KernelsError
-from seko_kernels.few_rows import DTYPES, TICKETS
+from seko_kernels.few_rows import TICKETS
 from seko_kernels.formats import FP4, INT8, NUMBER_FORMATS, NumberFormat
 from seko_kernels.kv_ops import kv_expand, kv_write
-from seko_kernels.ops import takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
 from seko_kernels.parts import softmax_scale
 from seko_kernels.triton.few_tokens import decode_attention_kernel, local_attention_kernel
 
 LOCAL_TOKENS = 64  # that one program holds
-LOCAL_WARPS = 4
+LOCAL_WARPS = 1
 DECODE_WARPS = 4
 DECODE_TURN = 64  # positions
 # The factor of all steps of a quantised cache, which are e4m3 numbers themselves: with it a group's largest magnitude
 # may be from 2**-7 to 160 without a loss of digits. Nothing is calibrated.
 STEP_FACTORS = {INT8.name: 2.0**-8, FP4.name: 2.0**-4}
 _LEAST = 16  # side of a tensor core's operand
-_PROGRAMS = 264
+_PROGRAMS = 132  # multiprocessors of a large GPU
 _MOST_PARTS = 16
 
 
@@ -37,7 +37,7 @@ def local_attention(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads:
     Parameters
     ----------
     qkv : Tensor
-        ``[B, T, (heads + 2 * kv_heads) * D]`` bfloat16, float16 or float32, contiguous; at most 64 tokens on CUDA.
+        ``[B, T, (heads + 2 * kv_heads) * D]`` bfloat16 or float32, contiguous; at most 64 tokens on CUDA.
     cos, sin : Tensor
         ``[T, D]`` float32, whose halves are the same numbers.
     heads, kv_heads : int
@@ -56,7 +56,7 @@ def local_attention(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads:
     expect_dims("qkv", qkv, 3, "[batch, tokens, heads of q, k and v]")
     _, tokens, _ = qkv.shape
     head_dim = _head_dim(qkv, heads, kv_heads)
-    expect("qkv", qkv, tuple(qkv.shape), *DTYPES)
+    expect("qkv", qkv, tuple(qkv.shape), *FLOAT_DTYPES)
     for name, table in (("cos", cos), ("sin", sin)):
         expect(name, table, (tokens, head_dim), torch.float32)
     if not takes_kernels(qkv, cos, sin):
@@ -83,7 +83,7 @@ def decode_attention(
     Parameters
     ----------
     qkv : Tensor
-        ``[B, (H + 2 * K) * D]`` bfloat16, float16 or float32, contiguous.
+        ``[B, (H + 2 * K) * D]`` bfloat16 or float32, contiguous.
     cos, sin : Tensor or None
         ``[B, D]`` float32, whose halves are the same numbers; None: no rotation.
     k_cache, v_cache : Tensor
@@ -176,7 +176,8 @@ def quantised_decode_attention(
     if not takes_kernels(qkv, codes, scales, starts, positions, tickets):
         index = torch.arange(places, device=qkv.device)
         whole = (cache.read(index, qkv.dtype) for cache in (keys, values))
-        return reference.attended(qkv, cos, sin, *whole, starts, positions)
+        k, v = whole
+        return reference.attended(qkv, cos, sin, k, v, starts, positions)
     found: Tensor = _quantised_decode_cuda(
         *(qkv, cos, sin, codes, scales, values.codes, values.scales, starts, positions, tickets), form.name
     )
@@ -210,7 +211,7 @@ def _check_decode(
 ) -> None:
     """Refuse tensors of a decode attention, but for its caches, that are not as it says."""
     batch, _ = qkv.shape
-    expect("qkv", qkv, tuple(qkv.shape), *DTYPES)
+    expect("qkv", qkv, tuple(qkv.shape), *FLOAT_DTYPES)
     expect("tickets", tickets, (TICKETS,), torch.int32)
     for name, index in zip(("starts", "positions", "write_index"), indices, strict=False):
         expect(name, index, (batch,), torch.int64)

@@ -48,7 +48,7 @@ def test_linear_layers(rows: int, outer: int, inner: int, splits: int, form: str
     hidden = torch.randn(rows, outer)
     tickets = torch.full((TICKETS,), 0 if added else 9, dtype=torch.int32)
     out = torch.full((rows, outer), 7.0)
-    tiles = RowTiles(16, 16, 64, splits if added else 1, warps=4, stages=2, prefetch=False)
+    tiles = RowTiles(16, 16, 64, splits if added else 1, warps=4, stages=2)
     launch_few_rows(
         few_rows_kernel,
         *(x, None if added else norm_weight, weight, scale, hidden if added else None, out, tickets),

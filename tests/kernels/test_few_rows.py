@@ -52,7 +52,8 @@ from tests.tolerances import ROUNDED_TO_BF16, relative_error
 
 EPS, SCALE = 1e-5, 0.25
 # Rows, width and hidden width of a layer: the public model's, and sides that no tile divides.
-LAYERS = [(1, 2048, 6144), (22, 1024, 4096), (44, 1024, 4096), (64, 2048, 6144), (7, 200, 136)]
+LAYERS = [(1, 2048, 6144), (22, 1024, 4096), (32, 2048, 6144), (44, 1024, 4096), (7, 200, 136)]
+MATRICES = ("in", "gate_up", "out")
 FULL_LOCALS = [*LOCALS, Local(2, 11, 16, 2, 128), Local(128, 11, 16, 2, 128), Local(64, 5, 16, 2, 128)]
 FULL_DECODES = [
     *DECODES,
@@ -157,18 +158,12 @@ def layer_inputs(
     return {name: tensor.to(device, dtype) for name, tensor in made.items()}
 
 
-def run_layer(inputs: dict[str, Tensor], *, fp8: bool = False) -> list[Tensor]:
+def run_layer(inputs: dict[str, Tensor], weights: dict[str, Weight] | None = None) -> list[Tensor]:
     """The three linear layers of a layer, and its tickets."""
-
-    def weight(name: str) -> Weight:
-        if not fp8:
-            return Weight(inputs[name])
-        values, scale = quantise_weight(inputs[name].cpu())
-        return Weight(values.to(inputs[name].device), scale.to(inputs[name].device))
-
-    y, tickets = norm_linear(inputs["x"], inputs["norm"], EPS, weight("in"))
-    gated = norm_gated_linear(inputs["x"], inputs["norm"], EPS, weight("gate_up"), tickets)
-    added = linear_added(inputs["inner"], weight("out"), inputs["x"], SCALE, tickets)
+    weights = weights or {name: Weight(inputs[name]) for name in MATRICES}
+    y, tickets = norm_linear(inputs["x"], inputs["norm"], EPS, weights["in"])
+    gated = norm_gated_linear(inputs["x"], inputs["norm"], EPS, weights["gate_up"], tickets)
+    added = linear_added(inputs["inner"], weights["out"], inputs["x"], SCALE, tickets)
     return [y, gated, added, tickets]
 
 
@@ -219,13 +214,16 @@ def test_wrong_tensors_are_refused() -> None:
     rows=st.integers(1, FEW_ROWS),
     outer=st.integers(1, 12_288),
     inner=st.integers(1, 8192),
+    gated=st.booleans(),
     shared=st.booleans(),
 )
-def test_tiles_cover_every_sum(rows: int, outer: int, inner: int, shared: bool) -> None:
-    tiles = RowTiles.of(rows, outer, inner, shared=shared)
-    assert tiles.rows >= min(rows, 64)
+def test_tiles_cover_every_sum(rows: int, outer: int, inner: int, gated: bool, shared: bool) -> None:
+    tiles = RowTiles.of(rows, outer, inner, gated=gated, shared=shared)
+    assert tiles.rows >= rows
     part = -(-inner // tiles.splits)
-    assert tiles.splits == 1 or (shared and part >= tiles.products // 2)
+    assert tiles.splits == 1 or (shared and part >= tiles.products)
+    turn = 2 * tiles.products * (tiles.rows + tiles.channels * (1 + gated))
+    assert turn * tiles.stages <= 227 * 1024  # of shared memory
     assert tiles.splits * -(-part // tiles.products) * tiles.products >= inner
     if tiles.splits > 1:
         assert -(-outer // tiles.channels) <= TICKETS
@@ -235,7 +233,7 @@ def test_tiles_cover_every_sum(rows: int, outer: int, inner: int, shared: bool) 
 def test_parts_are_few_where_rows_are_many(batch: int, kv_heads: int) -> None:
     parts = decode_parts(batch, kv_heads)
     assert 1 <= parts <= 16
-    assert parts == 1 or parts * batch * kv_heads <= 264
+    assert parts == 1 or parts * batch * kv_heads <= 132
 
 
 def test_kernels_compile_without_spills(
@@ -259,12 +257,12 @@ def test_kernels_compile_without_spills(
         "TICKETS": "*i32",
         "rows": "i32",
     }
-    constants = {"EPS": EPS, "BRANCH_SCALE": 1.0, "BN": 16, "SLICES": 4, "STAGES": 3, "BM": 32, "BK": 256}
-    norm = {"NORM": True, "ADD": False, "SPLITS": 1, "PART": 1024, "PREFETCH": True, "K": 1024}
+    constants = {"EPS": EPS, "BRANCH_SCALE": 1.0, "BN": 16, "SLICES": 4, "STAGES": 4, "BM": 32, "BK": 256}
+    norm = {"NORM": True, "ADD": False, "SPLITS": 1, "PART": 1024, "K": 1024}
     plain = {"SCALED": False, "NEW_TICKETS": 0, "GATED": False}
     check(few_rows_kernel, linear, constants | plain | norm | {"N": 4096, "GATED": True}, compile_archs)
     check(few_rows_kernel, linear, constants | plain | norm | {"N": 2560, "NEW_TICKETS": TICKETS}, (90,))
-    added = {"NORM": False, "ADD": True, "SPLITS": 4, "PART": 512, "PREFETCH": False, "K": 2048, "N": 1024}
+    added = {"NORM": False, "ADD": True, "SPLITS": 4, "PART": 512, "K": 2048, "N": 1024}
     check(few_rows_kernel, linear, constants | plain | added, (90,))
     check(few_rows_kernel, linear | {"W": "*fp8e4nv"}, constants | plain | added | {"SCALED": True}, (90,))
     attention = {"QKV": "*bf16", "COS": "*fp32", "SIN": "*fp32"}
@@ -297,18 +295,19 @@ def test_gpu_linear_layers_are_as_near_as_torchs(sizes: tuple[int, int, int], fp
     if fp8 and any(side % 16 for side in sizes[1:]):
         pytest.skip("no fp8 matrix")
     inputs = layer_inputs(*sizes, torch.bfloat16)
+    weights, rounded = {name: Weight(inputs[name]) for name in MATRICES}, dict(inputs)
+    for name in MATRICES if fp8 else ():
+        weights[name] = Weight(*quantise_weight(inputs[name]))
+        values, scale = quantise_weight(inputs[name])
+        rounded[name] = values.float() * scale
     gpu = {name: tensor.cuda() for name, tensor in inputs.items()}
-    rounded = dict(inputs)
-    if fp8:
-        for name in ("in", "gate_up", "out"):
-            values, scale = quantise_weight(inputs[name])
-            rounded[name] = values.float() * scale
+    on_gpu = {name: Weight(*(t if t is None else t.cuda() for t in w)) for name, w in weights.items()}
     with torch.no_grad():
-        direct, replayed = run_and_replay(lambda _: run_layer(gpu, fp8=fp8)[:3], [])
-        *_, tickets = run_layer(gpu, fp8=fp8)
-    theirs = run_layer(inputs, fp8=fp8)[:3]
+        direct, replayed = run_and_replay(lambda _: run_layer(gpu, on_gpu)[:3], [])
+        *_, tickets = run_layer(gpu, on_gpu)
+    theirs = run_layer(inputs, weights)[:3]
     for mine, again, same, truth in zip(direct, replayed, theirs, true_layer(rounded), strict=True):
-        assert relative_error(mine.cpu(), truth) <= 2 * relative_error(same, truth) + ROUNDED_TO_BF16
+        assert relative_error(mine.cpu(), truth) <= 2 * relative_error(same, truth)
         assert torch.equal(mine, again)
     assert not tickets.any()
 

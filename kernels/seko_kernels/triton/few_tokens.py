@@ -80,7 +80,7 @@ def local_attention_kernel(  # type: ignore[no-untyped-def]
 
     Parameters
     ----------
-    QKV : pointer to bf16, fp16 or fp32
+    QKV : pointer to bf16 or fp32
         ``[B, TOKENS, (HEADS + 2 * KV_HEADS) * HEAD_DIM]``, contiguous, before rotation.
     COS, SIN : pointer to fp32
         ``[TOKENS, HEAD_DIM]``.
@@ -150,7 +150,7 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
 
     Parameters
     ----------
-    QKV : pointer to bf16, fp16 or fp32
+    QKV : pointer to bf16 or fp32
         ``[B, (HEADS + 2 * KV_HEADS) * HEAD_DIM]``, contiguous, before rotation.
     COS, SIN : pointer to fp32
         ``[B, HEAD_DIM]``, read where ROPE.

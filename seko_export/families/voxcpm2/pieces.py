@@ -332,7 +332,9 @@ class _Pieces:
         """Yield the caches of a net's layers: keys and values, or their codes and scales."""
         form, heads, head_dim = self.layout.form, net.kv_heads, net.head_dim
         for part in "kv":
-            tensors = {"cache": ((heads, head_dim), self.dtype)}
+            tensors: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+                "cache": ((heads, head_dim), self.dtype)
+            }
             if form is not None:
                 tensors = {
                     "codes": (form.codes_shape(heads, head_dim), form.code_dtype),
