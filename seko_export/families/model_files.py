@@ -16,19 +16,19 @@ from seko_export.checkpoints.errors import (
     UnknownModelError,
 )
 from seko_export.checkpoints.json_files import CONFIG_FILE, config_file_of, read_json_object
-from seko_export.checkpoints.load import Checkpoint, load_model
+from seko_export.checkpoints.load import Checkpoint
 from seko_export.checkpoints.lora import with_loras
-from seko_export.checkpoints.random import write_random_model
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, LoraFile, OpenedFiles, shown
 from seko_export.config.build import ModelIdentity
-from seko_export.errors import CheckpointError, UsageError
+from seko_export.errors import CheckpointError
 from seko_export.families.recognition import Recognised
 from seko_export.families.registry import families, family_named
 from seko_export.families.video import VideoFamily
 
 _SHOWN_KEYS = 5
-_SPEAKERS = "speakers"
+_SPEAKERS, _QUANTISED = "speakers", "quantization_config"
+_EXPERTS = (("transformer", "transformer_2"), ("high_noise_model", "low_noise_model"))
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ def load_checkpoint(
     loras: Sequence[LoraFile] = (),
     lora_partial: bool = False,
 ) -> Checkpoint:
-    """Open a model's checkpoint and its LoRAs, and check all their keys, shapes and dtypes; see `load_model` and
+    """Open a model's checkpoint and its LoRAs, and check all their keys, shapes and dtypes; see `Family.load` and
     `with_loras`.
     """
-    keys = family_named(config.family).keys
-    checkpoint = load_model(
-        path, config, keys, entry=entry, first_entry=first_entry, dtype=dtype, companion=companion
+    family = family_named(config.family)
+    checkpoint = family.load(
+        path, config, entry=entry, first_entry=first_entry, dtype=dtype, companion=companion
     )
-    return with_loras(checkpoint, config, keys, loras, partial_match=lora_partial)
+    return with_loras(checkpoint, config, family.keys, loras, partial_match=lora_partial)
 
 
 def write_random_checkpoint(
@@ -83,12 +83,9 @@ def write_random_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
 ) -> None:
-    """Write seeded random weights of a model; see `write_random_model`. Without a format, in the family's first."""
-    keys = family_named(config.family).keys
-    if not keys.random_forms:
-        raise UsageError(f"family {config.family} writes no random weights: name a checkpoint")
-    format = next(iter(keys.random_forms)) if format is None else format
-    write_random_model(path, config, keys, format=format, seed=seed, dtype=dtype, device=device)
+    """Write seeded random weights of a model; see `Family.write_random`."""
+    family = family_named(config.family)
+    family.write_random(path, config, seed=seed, format=format, dtype=dtype, device=device)
 
 
 def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Path | None = None) -> ModelFile:
@@ -113,6 +110,7 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
     opened: OpenedFiles | None = None
     nearest: ModelFile | None = None
     known = families()
+    _refuse_experts(path)
     for family in known.values():
         layout = family.keys.layout(entry)
         try:
@@ -124,7 +122,7 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
         config_json, file, ignored = _config_of(path, layout, family)
         recognised = family.recognise(str(path), opened, config_json)
         if recognised is None:
-            hints += family.keys.hints(opened)
+            hints += [hint for hint in family.keys.hints(opened) if hint not in hints]
             continue
         _check_speakers(path, config_json, recognised)
         model = ModelFile(opened, recognised, file, ignored)
@@ -141,6 +139,16 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
         f"{path} holds no model of a known family ({', '.join(known)}); its keys begin with {', '.join(keys)}"
         + "".join(f"\n  hint: {hint}" for hint in hints)
     )
+
+
+def _refuse_experts(path: Path) -> None:
+    """Refuse a folder with two transformers for different times, as Wan 2.2 A14B has them."""
+    for pair in _EXPERTS:
+        if all((path / name).is_dir() for name in pair):
+            raise CheckpointError(
+                f"{path} holds two experts, {pair[0]} and {pair[1]}, as Wan 2.2 A14B does; models of two experts are "
+                "not built: each of their passes would name its expert"
+            )
 
 
 def _check_speakers(path: Path, config_json: Mapping[str, Any] | None, recognised: Recognised) -> None:
@@ -162,4 +170,11 @@ def _config_of(
     if file is None:
         return None, None, None
     config_json = read_json_object(file)
+    quantised = config_json.get(_QUANTISED)
+    if quantised is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise CheckpointError(
+            f"{file} says that the weights are quantised by {shown(repr(method))} ({_QUANTISED}), which is not read; "
+            "take the bfloat16 checkpoint"
+        )
     return (config_json, file, None) if family.is_config(config_json) else (None, None, file)

@@ -6,22 +6,18 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seko_export.checkpoints.errors import AmbiguousCheckpointError, UnknownModelError
+from seko_export.checkpoints.errors import AmbiguousCheckpointError
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.config.model import ModelConfig
-from seko_export.errors import CheckpointError
 from seko_export.families.recognition import CHOSEN, Fact
 from seko_export.families.registry import family_named, presets
 from seko_export.families.video import Preset
-from seko_export.media.load import load_text_encoder, load_vae
-from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.umt5.layout import TEXT_LAYOUT
-from seko_export.media.vaes import vae_config_of, vaes
+from seko_export.media.vaes import vaes
 from seko_export.options.checks import SAMPLE_FOLDER, is_sample
 from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
@@ -87,10 +83,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
             path, beside, adapter = folder.checkpoint or path, folder.beside, folder.audio_adapter
             odd += folder.notes
     options, known = BuildOptions(path, audio_adapter=adapter), presets()
-    try:
-        facts = read_facts(options, path, known)
-    except UnknownModelError as fault:
-        raise UnknownModelError(f"{fault}{_media_hint(path)}") from fault
+    facts = read_facts(options, path, known)
     recognised, sources = facts.recognised, facts.file.opened.sources
     notes, preset = [*notes_on(path, facts), *odd], None
     if recognised.lacking:
@@ -136,17 +129,6 @@ def _preset_of(model: ModelConfig, usual: str, known: Mapping[str, Preset]) -> s
         ),
         None,
     )
-
-
-def _media_hint(path: Path) -> str:
-    """Return what a file is if it is a VAE or a text encoder, and which option takes it."""
-    with suppress(CheckpointError):
-        load_vae(path, vae_config_of(path))
-        return "\n  hint: it is a VAE; give it with --vae beside a model"
-    with suppress(CheckpointError):
-        load_text_encoder(path, text_config_of(path))
-        return "\n  hint: it is a UMT5 text encoder; give it with --text-encoder beside a model"
-    return ""
 
 
 def _sample_command(folder: Path) -> str:

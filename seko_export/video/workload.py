@@ -26,7 +26,7 @@ from seko_export.video.media import open_media, prompt_ids, write_tokenizer
 from seko_export.video.plan.memory import memory_report
 from seko_export.video.plan.seconds import time_report
 from seko_export.video.recording import GOLDEN_PROMPT, Record, record
-from seko_export.workloads.base import BuildResult, ExportWorkload, Need, Recording
+from seko_export.workloads.base import UNVERIFIED, BuildResult, ExportWorkload, Need, Recording
 from seko_runtime import open_artifact
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Manifest
@@ -62,6 +62,26 @@ class VideoBuildResult(BuildResult):
     golden_cache_error: float | None = None
     golden_video_error: float | None = None
     golden_rounding: float | None = None
+
+    def lines(self) -> Iterator[str]:
+        """Yield what was built, as lines for a reader."""
+        yield from super().lines()
+        kv = self.kv
+        share = kv["pool_bytes"] / kv["bf16_pool_bytes"]
+        lossy = kv.get("error_vs_exact", ())
+        cost = f"; chunks at most {max(lossy):.4f} off those over an exact cache" if lossy else ""
+        yield f"KV pool   {kv['pool_bytes']} bytes as {kv['scheme']}, {share:.4f} of bf16{cost}"
+        if self.kernels == "fused" or self.device == "cuda":
+            yield f"kernels   {self.kernels}, attention {self.attention}"
+        if self.golden_error is None:
+            yield UNVERIFIED
+            return
+        video = self.golden_video_error
+        pictures = "" if video is None else f", video frames {video:.2f} levels of 255"
+        yield f"verified  engines against the eager model: relative error {self.golden_error:.2e}{pictures}"
+        if self.golden_rounding is not None:
+            where = "" if lossy else " in the first chunk"
+            yield f"          other last bits alone move the eager model by {self.golden_rounding:.2e}{where}"
 
 
 class VideoExport(ExportWorkload[VideoBuild]):

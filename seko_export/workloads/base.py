@@ -7,7 +7,7 @@ core of the manifest and the folder are the same for every workload; families be
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # backends, which ask for a workload, are looked at before to
     from seko_runtime.executor.resolved import Programs
 
 Build = TypeVar("Build", bound=BuildConfig)  # a workload's own kind of build
+UNVERIFIED = (
+    "verified  no: its engines are for GPUs that are not here; with goldens, run seko-run verify there"
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,11 @@ class BuildResult:
     def report(self) -> dict[str, object]:
         """Return the JSON line."""
         return asdict(self) | {"artifact": str(self.artifact)}
+
+    def lines(self) -> Iterator[str]:
+        """Yield what was built, as lines for a reader."""
+        yield f"artifact  {self.artifact}  ({self.digest[:16]}, built in {self.build_s:.1f} s)"
+        yield f"engines   {self.engine_bytes / 1e6:.2f} MB, weights {self.weight_bytes / 1e6:.1f} MB"
 
 
 @dataclass(frozen=True)

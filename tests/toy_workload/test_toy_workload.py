@@ -290,7 +290,7 @@ def test_a_compiled_artifact_verifies_and_serves_three_sessions(built: Path) -> 
 
 
 def test_without_it_the_kind_is_unknown(built: Path) -> None:
-    with pytest.raises(ManifestError, match="workload is 'toy-speech', this runtime knows video"):
+    with pytest.raises(ManifestError, match="workload is 'toy-speech', this runtime knows speech, video"):
         read_manifest(built)
 
 

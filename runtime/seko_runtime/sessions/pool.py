@@ -99,7 +99,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         Parameters
         ----------
         begin : callable
-            Takes the number of the cleared row and sets its prompt and other beginnings. If it fails, the row stays
+            Takes the number of the cleared row and sets what its session begins with. If it fails, the row stays
             free.
         name, lease_s, tenant
             As sessions take them.
@@ -234,6 +234,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
                 if (request := session._request)
             ]
             asked.sort(key=lambda waiting: waiting[2].turn)
+            asked = self._eligible(asked)
             variants = self._rows.variants([row for row, _, _ in asked])
             began = self._clock()
             # a call that carries all rows begins when all sessions have requested a result, whatever their due
@@ -258,13 +259,22 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             results = self._rows.run(
                 [row for row, _, _ in chosen], [request.given for _, _, request in chosen]
             )
-            for _, session, _ in chosen:
-                session._request = None
+            for (_, session, _), result in zip(chosen, results, strict=True):
+                self._served(session, result)
                 session.renew()
             wait = self._rows.calls_done()
         wait()
         self.call_times.record(variants[call.sessions[0]], call.bucket, self._clock() - began)
         return [(session, result) for (_, session, _), result in zip(chosen, results, strict=True)]
+
+    def _eligible(self, asked: list[tuple[int, SessionT, Request]]) -> list[tuple[int, SessionT, Request]]:
+        """Return the sessions with their rows, of all that have asked, of which the next call may carry some."""
+        return asked
+
+    def _served(self, session: SessionT, result: ResultT) -> None:
+        """Note that a call with a session is queued: its request is met, unless the workload says otherwise."""
+        del result
+        session._request = None
 
     def _check_request(self, row: int, session: SessionT, request: Request) -> None:
         """Check a request again before its call; if the row refuses it, drop the request and raise an error that

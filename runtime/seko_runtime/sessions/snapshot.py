@@ -142,12 +142,13 @@ def read_snapshot(
                 f"{path.name} is damaged: its hash is not that of its content; take another copy"
             )
         del parts[_FACTS]
+        numbers = form.read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
+        layout = layout.of(numbers)
         wanted_sizes = {name: spec.nbytes for name, spec in layout.everything.items()}
         if {name: array.size for name, array in parts.items()} != wanted_sizes:
             raise SnapshotError(
                 f"{path.name} does not hold the {len(wanted_sizes)} tensors of a session of this artifact"
             )
-        numbers = form.read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
     except ManifestError as fault:  # the JSON reader raises a ManifestError if the JSON is malformed
         raise SnapshotError(f"{path.name}: {fault}") from fault
     arrays = {name: parts.pop(name) for name in layout.arrays}

@@ -18,7 +18,7 @@ from seko_runtime.format.manifest import (
 )
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.format.records import Check, Limit, OneOf, Within
-from seko_runtime.speech.prompts import FURTHER_PATCHES, MOST_PATCHES, PATCHES_A_TOKEN, SpeechMarks
+from seko_runtime.speech.prompts import SpeechMarks
 
 KIND = "speech"
 MAX_SEED = (1 << 62) - 1  # as a session takes them
@@ -116,9 +116,13 @@ class SpeechLimits:
     """
 
     least_patches: int = 4
-    patches_a_token: Count = PATCHES_A_TOKEN
-    further_patches: int = FURTHER_PATCHES
-    most_patches: Count = MOST_PATCHES
+    patches_a_token: Count = 6
+    further_patches: int = 10
+    most_patches: Count = 2000
+
+    def patches(self, text_tokens: int) -> int:
+        """Return after how many patches a text of so many tokens ends, whatever the model says."""
+        return min(self.patches_a_token * text_tokens + self.further_patches, self.most_patches)
 
 
 @dataclass(frozen=True)
