@@ -107,6 +107,7 @@ def test_the_error_of_the_engines_stands_beside_that_of_rounding(fp4):
     assert engines.startswith("verified")
 
 
+@pytest.mark.slow
 def test_exact_cache_on_a_cpu_is_fp32(rows):
     """It says so, with twice the bytes of bf16, and reports no error of a lossy track."""
     kv = rows.report["kv"]
@@ -292,6 +293,7 @@ def test_a_stale_ring_is_seen_in_the_cache_by_a_bound_for_bf16(name, request):
     assert not errors[-1].within
 
 
+@pytest.mark.slow
 def test_rows_at_different_chunks_equal_their_own_runs(rows):
     """Row 1 starts anew while row 0 goes on past the wrap: each is as if it were alone."""
     text = golden_text(ROWS)

@@ -262,6 +262,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "toy-speech", lambda folder: build(folder, "cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registered")
 def test_a_compiled_artifact_verifies_and_serves_three_sessions(built: Path) -> None:
     with open_artifact(built) as artifact:
@@ -289,11 +290,13 @@ def test_a_compiled_artifact_verifies_and_serves_three_sessions(built: Path) -> 
             session.close()
 
 
+@pytest.mark.slow
 def test_without_it_the_kind_is_unknown(built: Path) -> None:
     with pytest.raises(ManifestError, match="workload is 'toy-speech', this runtime knows speech, video"):
         read_manifest(built)
 
 
+@pytest.mark.slow
 def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Path) -> None:
     info = tmp_path / "toy_speech-0.1.dist-info"
     info.mkdir()
