@@ -146,6 +146,11 @@ class SpeechBuild(BuildConfig):
             )
 
     @property
+    def step_lengths(self) -> tuple[int, ...]:
+        """Positions that a step can read, ascending: fused layers read what a row holds, so they have one length."""
+        return self.workload.read_lengths[-1:] if self.target.fused else self.workload.read_lengths
+
+    @property
     def exact_scheme(self) -> str:
         """The exact format of the caches on this device."""
         return "bf16" if self.target.device == "cuda" else "fp32"

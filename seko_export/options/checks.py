@@ -44,6 +44,8 @@ _OF_ANY = (
     "batch",
     "sessions",
     "ranks",
+    "fp8",
+    "kernels",
     "backend",
     "target",
     "no_goldens",

@@ -279,7 +279,8 @@ class BuildOptions:
     )
     read_lengths: tuple[int, ...] | None = _option(
         "Positions that a call of speech can read; each needs engines of its own. The last is --positions. Default: "
-        f"those of {with_commas(DEFAULT_READ_LENGTHS)} below it, and it.",
+        f"those of {with_commas(DEFAULT_READ_LENGTHS)} below it, and it; with fused kernels, whose steps read what a "
+        f"session holds, those of {with_commas(DEFAULT_READ_LENGTHS[-2:])}.",
         Group.SPEECH,
         plan=True,
         numbers=True,

@@ -13,7 +13,7 @@ from seko_export.config.speech import SpeechBuild, SpeechConfig, SpeechModel
 from seko_export.config.target import TargetConfig
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.registry import speech_families, speech_family_named, speech_presets
-from seko_export.host.environment import Target, local_gpu_arch, resolve_target
+from seko_export.host.environment import Target, has_fp8, local_gpu_arch, resolve_target
 from seko_export.media.sources import MediaSources
 from seko_export.options.checks import check_speech_options
 from seko_export.options.declaration import (
@@ -57,9 +57,15 @@ def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> R
     here = machine.device == "cpu" or machine.arch == local_gpu_arch()
     tokenizer = _tokenizer(folder, model, options.tokenizer)
     target = TargetConfig(
-        machine.device, archs=() if here or not cross else machine.archs, ranks=options.ranks
+        machine.device,
+        archs=() if here or not cross else machine.archs,
+        ranks=options.ranks,
+        fused=_fused(options, machine),
+        fp8=options.fp8,
     )
-    config = SpeechBuild(model, _sizes(options, model, tokenizer), target)
+    if target.fp8 and machine.device == "cuda" and not has_fp8(machine):
+        raise UsageError("--fp8: this GPU has no fp8 numbers, which need sm_89 or newer; leave it out")
+    config = SpeechBuild(model, _sizes(options, model, tokenizer, fused=target.fused), target)
     config = config.changed(kv_scheme=config.exact_scheme)
     refuse_uncarried(backend, config)
     if options.no_goldens and not config.target.archs:
@@ -70,11 +76,19 @@ def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> R
     return ResolvedBuild(config, folder, MediaSources(tokenizer=tokenizer), notes)
 
 
-def _sizes(options: BuildOptions, model: SpeechModel, tokenizer: Path | None) -> SpeechConfig:
+def _fused(options: BuildOptions, machine: Target) -> bool:
+    """Return whether a build's layers use fused kernels: where they can, unless the options say otherwise."""
+    if options.kernels == "auto":
+        return machine.device == "cuda" and export_backend(options.backend).capabilities.fused_kernels
+    return options.kernels == "fused"
+
+
+def _sizes(options: BuildOptions, model: SpeechModel, tokenizer: Path | None, *, fused: bool) -> SpeechConfig:
     positions = options.positions or min(DEFAULT_POSITIONS, model.longest)
     sessions = options.sessions or max(options.batch or (1,))
     buckets = options.batch or tuple(size for size in SPEECH_BUCKETS if size <= sessions)
-    lengths = (*(length for length in DEFAULT_READ_LENGTHS if length < positions), positions)
+    usual = DEFAULT_READ_LENGTHS[-2:] if fused else DEFAULT_READ_LENGTHS
+    lengths = (*(length for length in usual if length < positions), positions)
     prefill = tuple(tokens for tokens in DEFAULT_PREFILL if tokens <= positions) or (positions,)
     return SpeechConfig(
         PoolConfig(sessions, buckets),

@@ -21,6 +21,7 @@ def speech_workload(config: SpeechBuild, golden: Golden | None = None) -> Speech
         positions=work.positions,
         places=work.places,
         read_lengths=work.read_lengths,
+        step_lengths=config.step_lengths,
         prefill_tokens=work.prefill_tokens,
         vocabulary=config.model.vocabulary,
         patch=config.model.patch,

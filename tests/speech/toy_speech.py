@@ -276,6 +276,7 @@ def manifest(buckets: tuple[int, ...] = BUCKETS, **changes: Any) -> SpeechManife
             positions=READ_LENGTHS[-1],
             places=PLACES,
             read_lengths=READ_LENGTHS,
+            step_lengths=READ_LENGTHS,
             prefill_tokens=PREFILL_TOKENS,
             vocabulary=VOCABULARY,
             patch=PATCH,

@@ -129,7 +129,7 @@ class SpeechDevice(Device):
         rows, first = numbers[contract.ROWS], numbers[contract.FIRST]
         pool = self._manifest.pool
         assert pool is not None, "the contract refuses speech without a pool"
-        bucket, length = pool.bucket(len(rows)), self._manifest.workload.read_length(int(max(first)) + 1)
+        bucket, length = pool.bucket(len(rows)), self._manifest.workload.step_length(int(max(first)) + 1)
         self._fill(numbers)
         launches = self._call(contract.step_programs(bucket, length))
         return launches, self.results(bucket, contract.SAMPLES, contract.STOP)

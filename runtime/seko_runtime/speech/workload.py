@@ -64,7 +64,7 @@ class SpeechWorkloadKind(RuntimeWorkload[SpeechManifest]):
             f"{workload.voice.sample_rate} samples a second",
             f"session  up to {workload.positions} positions of text, voice and patches; {workload.places - 1} for all",
             f"prefill  {', '.join(map(str, workload.prefill_tokens))} tokens; a step reads "
-            f"{', '.join(map(str, workload.read_lengths))} positions",
+            f"{', '.join(map(str, workload.step_lengths))} positions",
             f"solver   {solver.steps} steps, guidance {solver.guidance:g}, temperature {solver.temperature:g}",
             f"KV pool  {kv.pool_bytes} bytes ({kv.scheme}), in bf16 {kv.bf16_pool_bytes}",
         ]

@@ -35,11 +35,14 @@ _BETWEEN_CALLS = (contract.IDS, contract.IS_AUDIO, contract.PROMPT_PATCHES)
 def speech_graph(config: SpeechBuild) -> ModelGraph:
     """Return engines, programs and buffers of a build; `seko_runtime.speech.contract` describes them."""
     model, work = cast(VoxCpm2Config, config.model), config.workload
-    layout = SpeechLayout(work.state_rows, work.places, config.target.dtype, work.voice_patches)
+    target = config.target
+    layout = SpeechLayout(
+        work.state_rows, work.places, target.dtype, work.voice_patches, fused=target.fused, fp8=target.fp8
+    )
     pieces: dict[str, Piece] = {}
     programs: dict[str, tuple[Call, ...]] = {}
     for batch in work.buckets:
-        for length in work.read_lengths:
+        for length in config.step_lengths:
             made = step_pieces(model, layout, batch, length)
             pieces |= made
             for name, roles in zip(contract.step_programs(batch, length), _STEP, strict=True):
@@ -50,7 +53,7 @@ def speech_graph(config: SpeechBuild) -> ModelGraph:
                 made = prefill_pieces(model, layout, tokens, length)
                 pieces |= made
                 programs[contract.prefill_program(tokens, length)] = tuple(_calls(made, _PREFILL))
-    alone = step_pieces(model, layout, 1, work.read_lengths[0])
+    alone = step_pieces(model, layout, 1, config.step_lengths[0])
     decode, voice = (
         next(piece for piece in alone.values() if piece.key.role == "decode"),
         voice_piece(model, layout),

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -25,9 +25,12 @@ _LOG = logging.getLogger("seko_serve")
 
 
 @contextmanager
-def pool_of(artifact: Path, device: str = "auto") -> Iterator[Pool]:
-    """Open the pool of an artifact; parameters as `open_artifact` takes them."""
-    with open_artifact(artifact, device=device) as opened, video_artifact(opened).open_pool() as pool:
+def pool_of(artifact: Path, device: str = "auto", snapshot_key: bytes | None = None) -> Iterator[Pool]:
+    """Open the pool of an artifact; parameters as `open_artifact` and `VideoArtifact.open_pool` take them."""
+    with (
+        open_artifact(artifact, device=device) as opened,
+        video_artifact(opened).open_pool(snapshot_key=snapshot_key) as pool,
+    ):
         yield pool
 
 
@@ -87,6 +90,8 @@ class Device:
         The artifact's, once `start` has returned.
     capacity : int
         Rows of its pool.
+    call_seconds : mapping of int to float
+        Measured seconds of a call by its bucket's rows, of the slowest launch variant; empty before the first call.
     metrics : Metrics
         The server's figures.
     """
@@ -98,6 +103,8 @@ class Device:
         self, opener: Callable[[], AbstractContextManager[Pool]], metrics: Metrics | None = None
     ) -> None:
         self._opener, self.metrics = opener, metrics or Metrics()
+        self.call_seconds: Mapping[int, float] = {}
+        self._pool: Pool | None = None
         self._desk = threading.Condition()
         self._calls: deque[Callable[[Pool], None]] = deque()
         self._streams: list[Watched] = []
@@ -131,6 +138,13 @@ class Device:
             self._calls.append(run)
             self._desk.notify()
         return await asyncio.wrap_future(done)
+
+    async def beside(self, work: Callable[[Pool], ResultT]) -> ResultT:
+        """Run a function in a thread of its own, while the pool makes chunks: for what reads or copies much."""
+        pool = self._pool
+        if pool is None:
+            raise RuntimeError("the device's thread has ended")
+        return await asyncio.to_thread(work, pool)
 
     def wake(self) -> None:
         """Look again which sessions are ready: a control or an acknowledgement came. Any thread may call it."""
@@ -168,7 +182,7 @@ class Device:
     def _run(self) -> None:
         try:
             with self._opener() as pool:
-                self.manifest, self.capacity = pool.manifest, pool.capacity
+                self._pool, self.manifest, self.capacity = pool, pool.manifest, pool.capacity
                 self._opened.set_result(None)
                 self._serve(pool)
         except BaseException as error:
@@ -177,6 +191,7 @@ class Device:
                 return
             _LOG.exception("the device's thread ended")
         finally:
+            self._pool = None
             with self._desk:
                 self._stopping = True
 
@@ -237,19 +252,36 @@ class Device:
                 self._asked[session] = stream
         if not self._asked:
             return
-        began = time.monotonic()
         try:
-            served = pool.serve_next()
+            self._serve_next(pool, list(self._asked))
         except Exception as error:
-            # A call that fails has advanced nobody. Which session it was is not known, so the first due one ends:
-            # the others go on, and none waits for ever behind a call that fails each time.
-            self._end(next(iter(self._asked.values())), error)
-            return
+            self._serve_one_by_one(pool, error)
+
+    def _serve_next(self, pool: Pool, among: Sequence[RowSession]) -> None:
+        began = time.monotonic()
+        served = pool.serve_next(among=among)
         now = time.monotonic()
         if served:
             self.metrics.call.labels(self._bucket(len(served))).observe(now - began)
+            self.call_seconds = pool.call_times.slowest()
         for session, chunk in served:
-            self._asked.pop(session).made(chunk, now)  # also one that was paused since it asked
+            stream = self._asked.pop(session)
+            try:
+                stream.made(chunk, now)  # also one that was paused since it asked
+            except Exception as error:
+                self._end(stream, error)
+
+    def _serve_one_by_one(self, pool: Pool, error: Exception) -> None:
+        """End those sessions alone whose chunk cannot be made: a call that failed has advanced nobody."""
+        _LOG.warning("a call of %d sessions failed: %s", len(self._asked), type(error).__name__)
+        if self.manifest.pool is None and self.capacity > 1:  # its calls carry all rows
+            self._end(next(iter(self._asked.values())), error)
+            return
+        for session, stream in list(self._asked.items()):
+            try:
+                self._serve_next(pool, [session])
+            except Exception as fault:
+                self._end(stream, fault)
 
     def _bucket(self, sessions: int) -> int:
         """Return the rows of the smallest call that carries so many sessions."""

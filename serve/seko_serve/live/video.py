@@ -13,7 +13,7 @@ from seko_runtime.video.conditioning.voice import RATE, AudioWindows
 from seko_runtime.video.contract import picture_input
 from seko_serve.errors import ServeError
 from seko_serve.live.camera import ViewersCamera
-from seko_serve.live.content import Opening
+from seko_serve.live.content import Opening, array_tables, arrays_of
 from seko_serve.live.voice import ViewersVoice, pcm_samples
 from seko_serve.media import sound, video
 from seko_serve.protocol import Codec, Control, Media
@@ -52,6 +52,14 @@ def needs_picture(manifest: VideoManifest) -> bool:
     return picture_place(manifest) == "reference" or (spec is not None and spec.default == "required")
 
 
+def opening_picture(manifest: VideoManifest) -> NDArray[np.uint8] | None:
+    """Return a black picture where an artifact opens no session without one."""
+    stream = manifest.workload.stream
+    if not needs_picture(manifest):
+        return None
+    return np.zeros((stream.height, stream.width, 3), np.uint8)
+
+
 class VideoContent:
     """The video of one session; see `Content` for its methods.
 
@@ -82,6 +90,11 @@ class VideoContent:
     def rate(self) -> float:
         """Video frames that the viewer shows a second."""
         return self.opening.fps
+
+    @property
+    def period_s(self) -> float:
+        """Seconds in which the viewer plays one chunk."""
+        return self._table.chunk_frames / self.opening.fps
 
     # -- the event loop ----------------------------------------------------------------------------------------
 
@@ -187,18 +200,23 @@ class VideoContent:
         return VideoPiece(self, result, heard)
 
     def state(self) -> dict[str, Any]:
-        """Return camera and voice; the inputs of a chunk that was asked for and not made are among them."""
+        """Return opening, camera and voice, and the inputs of a chunk that was asked for and not made."""
         return {
+            "opening": self.opening.state(),
+            "asked": self._asked,
+            "inputs": array_tables(self._inputs or {}) if self._asked else {},
             "camera": None if self._camera is None else self._camera.state(),
             "voice": None if self._voice is None else self._voice.state(),
         }
 
     def load(self, row: Session, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
+        self._asked, self._inputs = bool(state["asked"]), arrays_of(state["inputs"]) or None
         if self._camera is not None:
             self._camera.load(state["camera"])
         if self._voice is not None:
             self._voice.load(row, state["voice"])
+            self._voice.asked = self._asked
 
     def _restart(self, row: Session, seed: int | None) -> None:
         picture = self.opening.image if picture_place(self.manifest) == "image" else None
