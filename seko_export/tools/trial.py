@@ -70,7 +70,7 @@ def check_shown(output: Path | None) -> None:
         check_output(output)
     elif importlib.util.find_spec(SERVER) is None:
         raise MachineError(
-            "--serve needs the server, which is not installed: pip install ./serve, or leave it out"
+            "--serve needs the server, which is not installed: install the folder serve, or leave it out"
         )
 
 
