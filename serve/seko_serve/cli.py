@@ -14,7 +14,9 @@ from seko_serve.settings import Settings
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     argument_parser = argparse.ArgumentParser(
-        "seko-serve", description="Serve an artifact as live video in a browser."
+        "seko-serve",
+        description="Serve an artifact as live video in a browser.",
+        epilog="seko-serve load URL puts viewers on a server and prints what came late: seko-serve load --help.",
     )
     argument_parser.add_argument("artifact", type=Path, help="folder of the artifact")
     argument_parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -65,9 +67,14 @@ def settings(arguments: argparse.Namespace) -> Settings:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until a signal ends the process; returns the exit code."""
+    """Serve until a signal ends the process, or put a load on a server; return the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["load"]:
+        from seko_serve.load import main as load  # with the client's libraries
+
+        return load(given[1:])
     try:
-        chosen = settings(parser().parse_args(arguments))
+        chosen = settings(parser().parse_args(given))
     except (ValueError, OSError) as error:
         print(f"seko-serve: {error}", file=sys.stderr)
         return 2
