@@ -36,6 +36,12 @@ def parser() -> argparse.ArgumentParser:
     much.add_argument("--max-sessions", type=int, help="sessions at a time (default: the artifact's rows)")
     much.add_argument("--lease", type=float, default=60.0, help="seconds that a session outlives its socket")
     much.add_argument(
+        "--opens-per-second",
+        type=float,
+        default=1.0,
+        help="sessions and videos that a key opens from an address, in the long run (default: 1)",
+    )
+    much.add_argument(
         "--videos", type=int, default=32, help="videos of /v1/videos that wait or are kept; 0: none are made"
     )
     much.add_argument(
@@ -60,6 +66,7 @@ def settings(arguments: argparse.Namespace) -> Settings:
         root_path=arguments.root_path,
         max_sessions=arguments.max_sessions,
         lease_s=arguments.lease,
+        opens_per_s=arguments.opens_per_second,
         videos=arguments.videos,
         video_folder=arguments.video_folder,
         log_level=arguments.log_level,

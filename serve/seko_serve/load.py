@@ -51,6 +51,8 @@ class Load:
         Of the arrivals, and of the first viewer's video; the others have the next ones.
     api_key : str, optional
         Where the server has keys.
+    at_once : bool
+        Whether viewers acknowledge a chunk when it comes, not when it was shown: how fast the server can be.
     """
 
     url: str
@@ -62,6 +64,7 @@ class Load:
     opening: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     api_key: str | None = None
+    at_once: bool = False
 
 
 @dataclass
@@ -289,7 +292,8 @@ async def _play(client: AsyncClient, load: Load, view: View, came: asyncio.Queue
         count = view.frames[chunk]
         end += count / view.fps
         shown += count
-        await asyncio.sleep(end - time.monotonic())
+        if not load.at_once:
+            await asyncio.sleep(end - time.monotonic())
         await client.acknowledge(chunk)
 
 
@@ -333,6 +337,9 @@ def parser() -> argparse.ArgumentParser:
     argument_parser.add_argument("--fps", type=float, help="frames that viewers show a second")
     argument_parser.add_argument("--seed", type=int, default=0, help="of the arrivals and videos")
     argument_parser.add_argument("--api-key-file", type=Path, help="its first line is the key")
+    argument_parser.add_argument(
+        "--at-once", action="store_true", help="acknowledge chunks unshown: how fast the server can be"
+    )
     argument_parser.add_argument("--json", action="store_true", help="one line of JSON")
     return argument_parser
 
@@ -354,6 +361,7 @@ def main(arguments: Sequence[str]) -> int:
         opening,
         chosen.seed,
         key,
+        chosen.at_once,
     )
     report = Report.of(asyncio.run(run_load(load)), load.buffer)
     print(json.dumps(asdict(report)) if chosen.json else report.text())

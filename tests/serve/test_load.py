@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import seko_serve.http.access
 from seko_serve.cli import main
 from seko_serve.load import Report, View, arrivals, percentile
 
@@ -58,10 +57,7 @@ def test_arrivals_are_seeded_and_at_the_rate() -> None:
     assert arrivals(3, 0.0, 0) == [0.0] * 3
 
 
-def test_viewers_are_served_refused_and_counted(
-    start: Starter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(seko_serve.http.access, "OPENS", (1e6, 1e6))
+def test_viewers_are_served_refused_and_counted(start: Starter, capsys: pytest.CaptureFixture[str]) -> None:
     server = start(max_sessions=2)
     options = ["--sessions", "3", "--arrivals", "0", "--seconds", "1", "--prompt", PROMPT, "--fps", "60"]
     assert main(["load", server.url, *options, "--json"]) == 0
