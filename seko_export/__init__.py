@@ -11,13 +11,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from seko_export.host.progress import Progress, silent
 from seko_export.options.declaration import BuildOptions
 
 if TYPE_CHECKING:
-    from seko_export.video.workload import VideoBuildResult
+    from seko_export.options.resolved import ResolvedBuild
+    from seko_export.workloads.base import BuildResult
 
 __all__ = ["BuildOptions", "build", "inspect", "plan"]
 
@@ -31,7 +32,7 @@ def build(
     compiler_cache: bool = True,
     progress: Progress = silent,
     note: Callable[[str], None] = warnings.warn,
-) -> VideoBuildResult:
+) -> BuildResult:
     """Build one artifact and verify it in a process of its own before it gets its name.
 
     Parameters
@@ -54,7 +55,8 @@ def build(
 
     Returns
     -------
-    VideoBuildResult
+    BuildResult
+        Of the workload's own class.
 
     Raises
     ------
@@ -69,10 +71,9 @@ def build(
 
     from seko_export.build_steps import build_artifact
     from seko_export.options.build_files import opened_checkpoint
-    from seko_export.options.resolve import resolve_build
     from seko_export.roofline.room import check_room, room_of
 
-    resolved = resolve_build(options)
+    resolved = _resolved(options)
     if room_check:
         room = room_of(resolved.config, random_weights=resolved.checkpoint is None)
         progress(check_room(room, output_path), 0, 1)
@@ -80,7 +81,7 @@ def build(
         note(sentence)
     seed = options.random_weights or 0
     with opened_checkpoint(resolved.checkpoint, resolved.config.model, note, seed=seed) as checkpoint:
-        result = build_artifact(
+        return build_artifact(
             resolved.config,
             checkpoint,
             output_path,
@@ -95,7 +96,18 @@ def build(
             replace=replace,
             progress=progress,
         )
-    return cast("VideoBuildResult", result)
+
+
+def _resolved(options: BuildOptions) -> ResolvedBuild[Any]:
+    from seko_export.options.checks import is_speech
+
+    if is_speech(options):
+        from seko_export.options.speech import resolve_speech
+
+        return resolve_speech(options)
+    from seko_export.options.resolve import resolve_build
+
+    return resolve_build(options)
 
 
 def plan(

@@ -59,7 +59,7 @@ def build_artifact(
     config : BuildConfig
         Model, workload, target.
     checkpoint : Path
-        Any format that `load_checkpoint` reads.
+        As the model's family reads it (`Family.load`).
     output_path : Path
         The artifact's folder.
     media : MediaSources, optional
@@ -98,6 +98,7 @@ def build_artifact(
     maker.check_build(config)
     check_goal(output_path, replace=replace)
     media = media or MediaSources()
+    family = family_of(config)
     source = load_checkpoint(
         checkpoint,
         config.model,
@@ -117,9 +118,9 @@ def build_artifact(
             for note in (*source.notes, *_on_codes(source, config), *workload.notes(config)):
                 progress(note, 0, 1)
             progress("reading the checkpoint", 0, 1)
-            tensors = dict(family_of(config).weights(graph_of(config).pieces, source, around))
+            tensors = dict(family.weights(graph_of(config).pieces, source, around))
             tensors |= workload.tables(config)
-            tensors |= family_of(config).tables(config, source)
+            tensors |= family.tables(config, source)
             recording, scales = None, dict[str, Tensor]()
             if goldens:
                 recording = workload.record(config, tensors, source, media, progress)

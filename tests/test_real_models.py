@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 
 from seko_export.cli import main
 from seko_export.config.model import ModelConfig
+from seko_export.errors import CheckpointError
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.host.environment import Target
 from seko_export.media.umt5.keys import text_shapes
@@ -139,6 +141,26 @@ def test_a_build_finds_its_files(line: str, published: Path, monkeypatch: pytest
     media = open_media(resolved.media, resolved.config)  # every key and shape
     assert media.text is not None
     assert media.vae is not None
+
+
+def test_a_variant_of_a_pipeline(published: Path, tmp_path: Path) -> None:
+    """Each folder's file of the variant is taken, and its config.json is read; a folder without one is named."""
+    pipeline = tmp_path / "pipeline"
+    shutil.copytree(published / "Wan2.1-T2V-1.3B-Diffusers", pipeline)
+    for file in [*pipeline.rglob("*.safetensors")]:
+        file.rename(file.with_suffix(".fp16.safetensors"))
+    plain, chosen = (
+        resolve_build(BuildOptions(pipeline, variant=variant), machine=Target("cuda", "sm_90"))
+        for variant in (None, "fp16")
+    )
+    assert chosen.config == plain.config
+    assert chosen.checkpoint == pipeline / "transformer" / "diffusion_pytorch_model.fp16.safetensors"
+    assert open_media(chosen.media, chosen.config).vae is not None
+    next((pipeline / "vae").glob("*.safetensors")).rename(
+        pipeline / "vae" / "diffusion_pytorch_model.safetensors"
+    )
+    with pytest.raises(CheckpointError, match=r"--variant fp16: .*vae has no checkpoints of that variant"):
+        resolve_build(BuildOptions(pipeline, variant="fp16"), machine=Target("cuda", "sm_90"))
 
 
 def test_a_pt_that_tells_no_heads_says_what_was_taken(

@@ -1,4 +1,4 @@
-"""Opens artifacts and replays them chunk by chunk. Importing this imports neither numpy nor a tensor library."""
+"""Opens artifacts and replays them. Importing this imports neither numpy nor a tensor library."""
 
 # This module imports nothing at its top, because `python -m seko_runtime` executes it while the current directory is
 # still in sys.path.
@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from seko_runtime.sessions.artifact import OpenArtifact
     from seko_runtime.sessions.session import SessionLeakWarning
     from seko_runtime.sessions.workload import RuntimeWorkload
+    from seko_runtime.speech.artifact import SpeechArtifact
+    from seko_runtime.speech.manifest import SpeechManifest
+    from seko_runtime.speech.pool import SpeechPool
+    from seko_runtime.speech.session import SpeechSession
+    from seko_runtime.speech.voice import Voice
     from seko_runtime.video.artifact import VideoArtifact
     from seko_runtime.video.chunk import Chunk
     from seko_runtime.video.golden import ChunkError
@@ -27,8 +32,13 @@ __all__ = [
     "RuntimeWorkload",
     "Session",
     "SessionLeakWarning",
+    "SpeechArtifact",
+    "SpeechManifest",
+    "SpeechPool",
+    "SpeechSession",
     "VideoArtifact",
     "VideoManifest",
+    "Voice",
     "__version__",
     "open_artifact",
     "read_manifest",
@@ -44,7 +54,12 @@ _HOMES = {
     "Session": "video.session",
     "SessionLeakWarning": "sessions.session",
     "VideoArtifact": "video.artifact",
+    "SpeechArtifact": "speech.artifact",
+    "SpeechManifest": "speech.manifest",
+    "SpeechPool": "speech.pool",
+    "SpeechSession": "speech.session",
     "VideoManifest": "video.manifest",
+    "Voice": "speech.voice",
     "register_workload": "opening.workloads",
 }
 
@@ -81,7 +96,7 @@ def open_artifact(
     Returns
     -------
     OpenArtifact
-        The open artifact, a context manager of the workload's own class, such as `VideoArtifact`.
+        The open artifact, a context manager of the workload's own class, such as `VideoArtifact` or `SpeechArtifact`.
 
     Raises
     ------

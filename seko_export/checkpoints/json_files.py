@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.checkpoints.sources import Layout, shown
 
 CONFIG_FILE = "config.json"
+# An index of shards, or a file with a variant in its name: those of a folder that is named with --variant.
+_OF_A_FOLDER = re.compile(r"(diffusion_pytorch_)?model\.([\w-]+\.safetensors|.*safetensors\.index.*\.json)")
 MAX_JSON_BYTES = 4 << 20  # the index of a model of 14B has 0.1 MB
 
 
@@ -64,11 +67,16 @@ def config_file_of(path: Path, layout: Layout) -> Path | None:
     Parameters
     ----------
     path : Path
-        A folder, as `open_files` takes it. For a file the result is None, since its folder may hold other models.
+        A folder, as `open_files` takes it, or an index or a file of a variant in one. For another file the
+        result is None, since its folder may hold other models.
     layout : Layout
         Names the subfolders of a pipeline.
     """
-    homes = (path, *(path / name for name in layout.subfolders)) if path.is_dir() else ()
+    homes: tuple[Path, ...] = ()
+    if path.is_dir():
+        homes = (path, *(path / name for name in layout.subfolders))
+    elif _OF_A_FOLDER.fullmatch(path.name):
+        homes = (path.parent,)
     return next((home / CONFIG_FILE for home in homes if (home / CONFIG_FILE).is_file()), None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,10 @@ from seko_export.checkpoints.quantised import with_quantised
 from seko_export.checkpoints.sources import Companion, Layout, OpenedFiles, TensorSource, shown
 from seko_export.errors import CheckpointError, MachineError
 
+# The index of shards, diffusers' variant behind it; a shard's number; a variant at the end of a file's stem.
+_INDEX = re.compile(r"(.+)\.safetensors\.index(?:\.([\w-]+))?\.json", re.ASCII)
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$", re.ASCII)
+_VARIANT = re.compile(r".\.(fp32|fp16|bf16|fp8|int8|ema|non_ema)$", re.ASCII)
 _MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -88,6 +93,8 @@ def _open_one(path: Path, layout: Layout) -> OpenedFiles:
             raise CheckpointNotFoundError(f"no checkpoint at {path}: give the path of {layout.formats}")
         if not path.is_file():
             raise NotACheckpointError(f"{path} is neither a file nor a folder; expected {layout.formats}")
+        if _INDEX.fullmatch(path.name):
+            return _open_sharded(path, layout)
         with path.open("rb") as file:
             head = file.read(64)
         file_bytes = path.stat().st_size
@@ -102,16 +109,71 @@ def _open_one(path: Path, layout: Layout) -> OpenedFiles:
     raise _refused_content(path, head, layout)
 
 
-def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
+def variant_file(folder: Path, layout: Layout, variant: str) -> Path:
+    """Return the index, else the file, of a variant such as ``fp16`` in a folder.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder has none, or several; the message names ``--variant``.
+    """
+    home, beside = _home_of(folder, layout), _beside(layout)
+    files = [file for file in (*_indices(home), *_files(home, beside)) if not _SHARD.search(_stem(file))]
+    own = [file for file in files if _variant_of(file, variant) == variant]
+    if len(own) != 1:
+        there = ", ".join(sorted({_variant_of(file) or "none" for file in files})) or "no weights"
+        raise CheckpointError(
+            f"--variant {variant}: {home} has {len(own) or 'no'} checkpoints of that variant; its variants: {there}; "
+            "name one that every folder of the model has, or leave the option out"
+        )
+    return own[0]
+
+
+def _home_of(folder: Path, layout: Layout) -> Path:
+    """Return the folder itself if it holds weights, else the subfolder that does."""
+    beside = _beside(layout)
+    if any(file.name not in beside for file in folder.glob("*.safetensors*")):
+        return folder
     inner = (folder / name for name in layout.subfolders)
-    home = folder
-    beside = {name for companion in layout.companions for name in companion.names}
-    if not any(file.name not in beside for file in folder.glob("*.safetensors*")):
-        home = next((entry for entry in inner if entry.is_dir()), folder)
-    indices = sorted(home.glob("*.safetensors.index.json"))
+    return next((entry for entry in inner if entry.is_dir()), folder)
+
+
+def _beside(layout: Layout) -> set[str]:
+    return {name for companion in layout.companions for name in companion.names}
+
+
+def _indices(home: Path) -> list[Path]:
+    return sorted(file for file in home.glob("*.safetensors.index*.json") if _INDEX.fullmatch(file.name))
+
+
+def _files(home: Path, beside: set[str]) -> list[Path]:
     # A shard of nobody's index stays in the list: without its index it is one file among several.
-    files = sorted(file for file in home.glob("*.safetensors") if file.name not in beside)
-    choices = indices or files
+    return sorted(file for file in home.glob("*.safetensors") if file.name not in beside)
+
+
+def _stem(file: Path) -> str:
+    match = _INDEX.fullmatch(file.name)
+    return match[1] if match else file.name.removesuffix(".safetensors")
+
+
+def _variant_of(file: Path, asked: str = "") -> str | None:
+    """Return the variant that a file's or an index's name ends in, or None."""
+    match, stem = _INDEX.fullmatch(file.name), _SHARD.sub("", _stem(file))
+    if match and match[2]:
+        return match[2]
+    if asked and stem.endswith(f".{asked}"):
+        return asked
+    known = _VARIANT.search(stem)
+    return known[1] if known else None
+
+
+def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
+    home, beside = _home_of(folder, layout), _beside(layout)
+    indices, files = _indices(home), _files(home, beside)
+    # Files without a variant, as everywhere; a variant if there is no other.
+    choices = [file for file in indices if _variant_of(file) is None] or indices
+    if not indices:
+        choices = [file for file in files if _variant_of(file) is None] or files
     if not choices:
         raise NotACheckpointError(
             f"the folder {folder} holds no *.safetensors and no *.safetensors.index.json; "
@@ -119,12 +181,14 @@ def _open_folder(folder: Path, layout: Layout) -> OpenedFiles:
         )
     if len(choices) > 1:
         names = ", ".join(choice.name for choice in choices[:20])
+        variants = any(map(_variant_of, choices))
         raise AmbiguousCheckpointError(
             f"{home} holds {len(choices)} checkpoints and no single index: {names}; "
-            "name the file, or keep one index in the folder"
+            + ("name one with --variant" if variants else "name the file, or keep one index in the folder")
         )
+    files = choices
     if indices:
-        return _open_sharded(indices[0], layout)
+        return _open_sharded(choices[0], layout)
     if files[0].exists() and not files[0].is_file():
         raise NotACheckpointError(f"{files[0]} is no regular file; expected {layout.formats}")
     with files[0].open("rb") as file:
@@ -139,6 +203,11 @@ def _open_sharded(index: Path, layout: Layout) -> OpenedFiles:
     sources: list[TensorSource] = []
     metadata: dict[str, str] = {}
     file_bytes = 0
+    variants = {_variant_of(Path(shard)) for shard in weight_map.values()}
+    if len(variants) > 1:
+        raise DamagedCheckpointError(
+            f"{index} mixes the variants {', '.join(sorted(variant or 'none' for variant in variants))}; fetch it again"
+        )
     for shard in sorted(set(weight_map.values())):
         path = index.parent / shard
         if not path.is_file():

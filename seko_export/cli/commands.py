@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import Field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,14 +19,11 @@ from seko_export.options.declaration import BuildOptions, Group, Option, declare
 from seko_export.roofline.gpus import GPUS
 from seko_runtime.cli.output import note
 
-if TYPE_CHECKING:
-    from seko_export.video.workload import VideoBuildResult
-
 
 @click.group(cls=SekoGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="seko-export")
 def main() -> None:
-    """Turn checkpoints of causal video diffusion transformers into artifacts that replay chunk by chunk."""
+    """Turn checkpoints of chunk-wise video models and of speech models into artifacts that replay step by step."""
 
 
 def build_options(*, of_plan: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -120,29 +117,7 @@ def build(
     if as_json:
         print_json(result.report())
         return
-    say(*_summary(result))
-
-
-def _summary(result: VideoBuildResult) -> Iterator[str]:
-    """Yield what a build made, as lines for a reader."""
-    kv = result.kv
-    yield f"artifact  {result.artifact}  ({result.digest[:16]}, built in {result.build_s:.1f} s)"
-    yield f"engines   {result.engine_bytes / 1e6:.2f} MB, weights {result.weight_bytes / 1e6:.1f} MB"
-    share = kv["pool_bytes"] / kv["bf16_pool_bytes"]
-    lossy = kv.get("error_vs_exact", ())
-    cost = f"; chunks at most {max(lossy):.4f} off those over an exact cache" if lossy else ""
-    yield f"KV pool   {kv['pool_bytes']} bytes as {kv['scheme']}, {share:.4f} of bf16{cost}"
-    if result.kernels == "fused" or result.device == "cuda":
-        yield f"kernels   {result.kernels}, attention {result.attention}"
-    if result.golden_error is None:
-        yield "verified  no: its engines are for GPUs that are not here; with goldens, run seko-run verify there"
-        return
-    video = result.golden_video_error
-    pictures = "" if video is None else f", video frames {video:.2f} levels of 255"
-    yield f"verified  engines against the eager model: relative error {result.golden_error:.2e}{pictures}"
-    if result.golden_rounding is not None:
-        where = "" if lossy else " in the first chunk"
-        yield f"          other last bits alone move the eager model by {result.golden_rounding:.2e}{where}"
+    say(*result.lines())
 
 
 @click.command(cls=GroupedCommand, short_help="Predict memory and time of a build on any GPU.")

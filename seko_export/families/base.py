@@ -10,14 +10,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from seko_export.config.build import BuildConfig
+from seko_export.errors import UsageError
 
 if TYPE_CHECKING:  # presets are read before torch is imported
+    import torch
     from torch import Tensor
 
     from seko_export.checkpoints.key_table import KeyTable
+    from seko_export.checkpoints.load import Checkpoint
     from seko_export.engines.piece import Piece
     from seko_export.engines.weight_source import WeightSource
     from seko_runtime.format.manifest import Buffer, Call, InputSpec
@@ -75,6 +79,42 @@ class Family(ABC, Generic[Build]):
     @abstractmethod
     def keys(self) -> KeyTable:
         """Key names and shapes of the family's checkpoints, and the files in which they come."""
+
+    def load(
+        self,
+        path: Path,
+        model: Any,
+        *,
+        entry: str | None = None,
+        first_entry: str | None = None,
+        dtype: torch.dtype | None = None,
+        companion: Path | None = None,
+    ) -> Checkpoint:
+        """Open a checkpoint and check all its keys, shapes and dtypes; see `checkpoints.load.load_model`."""
+        from seko_export.checkpoints.load import load_model  # with torch
+
+        return load_model(
+            path,
+            model,
+            self.keys,
+            entry=entry,
+            first_entry=first_entry,
+            dtype=dtype,
+            companion=companion,
+        )
+
+    def write_random(
+        self, path: Path, model: Any, *, seed: int, format: str | None, dtype: torch.dtype, device: str
+    ) -> None:
+        """Write seeded random weights of a model, without a format in the family's first; see `write_random_model`."""
+        from seko_export.checkpoints.random import write_random_model  # with torch
+
+        forms = self.keys.random_forms
+        if not forms:
+            raise UsageError(f"family {self.name} writes no random weights: name a checkpoint")
+        write_random_model(
+            path, model, self.keys, format=format or next(iter(forms)), seed=seed, dtype=dtype, device=device
+        )
 
     @abstractmethod
     def graph(self, config: Build) -> ModelGraph:

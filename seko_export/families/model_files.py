@@ -1,4 +1,4 @@
-"""Loads, recognises and randomly writes checkpoints of any family; the registry finds the family."""
+"""Loading, recognition and random writing of checkpoints of any family; the registry finds the family."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from seko_export.checkpoints.errors import (
     UnknownModelError,
 )
 from seko_export.checkpoints.json_files import CONFIG_FILE, config_file_of, read_json_object
-from seko_export.checkpoints.load import Checkpoint, load_model
+from seko_export.checkpoints.load import Checkpoint
 from seko_export.checkpoints.lora import with_loras
-from seko_export.checkpoints.random import write_random_model
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, LoraFile, OpenedFiles, shown
 from seko_export.config.build import ModelIdentity
-from seko_export.errors import CheckpointError, UsageError
+from seko_export.errors import CheckpointError
 from seko_export.families.recognition import Recognised
 from seko_export.families.registry import families, family_named
 from seko_export.families.video import VideoFamily
 
 _SHOWN_KEYS = 5
-_SPEAKERS = "speakers"
+_SPEAKERS, _QUANTISED = "speakers", "quantization_config"
+_EXPERTS = (("transformer", "transformer_2"), ("high_noise_model", "low_noise_model"))
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class ModelFile:
     Parameters
     ----------
     opened : OpenedFiles
-        Its tensors, not read yet.
+        The checkpoint's tensors, which are not read yet.
     recognised : Recognised
-        What is known of its model.
+        The facts about the model.
     config_file : Path or None
         The config.json that was used.
     ignored_config : Path or None
-        A config.json beside it that describes something else.
+        A config.json in the checkpoint's folder that describes something else.
     """
 
     opened: OpenedFiles
@@ -64,14 +64,14 @@ def load_checkpoint(
     loras: Sequence[LoraFile] = (),
     lora_partial: bool = False,
 ) -> Checkpoint:
-    """Open a model's checkpoint and its LoRAs, and check all their keys, shapes and dtypes; see `load_model` and
+    """Open a model's checkpoint and its LoRAs, and check all their keys, shapes and dtypes; see `Family.load` and
     `with_loras`.
     """
-    keys = family_named(config.family).keys
-    checkpoint = load_model(
-        path, config, keys, entry=entry, first_entry=first_entry, dtype=dtype, companion=companion
+    family = family_named(config.family)
+    checkpoint = family.load(
+        path, config, entry=entry, first_entry=first_entry, dtype=dtype, companion=companion
     )
-    return with_loras(checkpoint, config, keys, loras, partial_match=lora_partial)
+    return with_loras(checkpoint, config, family.keys, loras, partial_match=lora_partial)
 
 
 def write_random_checkpoint(
@@ -83,16 +83,13 @@ def write_random_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
 ) -> None:
-    """Write seeded random weights of a model; see `write_random_model`. Without a format, in the family's first."""
-    keys = family_named(config.family).keys
-    if not keys.random_forms:
-        raise UsageError(f"family {config.family} writes no random weights: name a checkpoint")
-    format = next(iter(keys.random_forms)) if format is None else format
-    write_random_model(path, config, keys, format=format, seed=seed, dtype=dtype, device=device)
+    """Write seeded random weights of a model; see `Family.write_random`."""
+    family = family_named(config.family)
+    family.write_random(path, config, seed=seed, format=format, dtype=dtype, device=device)
 
 
 def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Path | None = None) -> ModelFile:
-    """Return what is known of a checkpoint's model, from its tensors' shapes and the config.json beside it.
+    """Return the facts about a checkpoint's model, from the shapes of its tensors and its config.json.
 
     Parameters
     ----------
@@ -106,25 +103,27 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
     Raises
     ------
     CheckpointError
-        If it cannot be read, is of no family, or contradicts its config.json.
+        If the checkpoint cannot be read, belongs to no family, or contradicts its config.json.
     """
     unread: CheckpointError | None = None
     hints: list[str] = []
     opened: OpenedFiles | None = None
     nearest: ModelFile | None = None
     known = families()
+    _refuse_experts(path)
     for family in known.values():
         layout = family.keys.layout(entry)
         try:
             opened = open_files(path, layout, companion)
-        # Another family's may lie elsewhere in it, and of several files one may be the other's companion.
+        # Each family is tried with its own layout: its tensors may be at another place in the file, and one of
+        # several files may be a companion of the other.
         except (MissingEntryError, NotACheckpointError, AmbiguousCheckpointError) as fault:
             unread = unread or fault
             continue
         config_json, file, ignored = _config_of(path, layout, family)
         recognised = family.recognise(str(path), opened, config_json)
         if recognised is None:
-            hints += family.keys.hints(opened)
+            hints += [hint for hint in family.keys.hints(opened) if hint not in hints]
             continue
         _check_speakers(path, config_json, recognised)
         model = ModelFile(opened, recognised, file, ignored)
@@ -132,7 +131,8 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
             return model
         if nearest is None or len(recognised.foreign) < len(nearest.recognised.foreign):
             nearest = model
-    if nearest is not None:  # the family that knows most of its keys; the others are told when it is loaded
+    # the family that knows most of the keys; unknown keys are reported when the checkpoint is loaded
+    if nearest is not None:
         return nearest
     if opened is None and unread is not None:
         raise unread
@@ -143,8 +143,18 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
     )
 
 
+def _refuse_experts(path: Path) -> None:
+    """Refuse a folder with two transformers for different times, as Wan 2.2 A14B has them."""
+    for pair in _EXPERTS:
+        if all((path / name).is_dir() for name in pair):
+            raise CheckpointError(
+                f"{path} holds two experts, {pair[0]} and {pair[1]}, as Wan 2.2 A14B does; models of two experts are "
+                "not built: each of their passes would name its expert"
+            )
+
+
 def _check_speakers(path: Path, config_json: Mapping[str, Any] | None, recognised: Recognised) -> None:
-    """Refuse a config.json with speakers beside a model that hears none."""
+    """Refuse a config.json that names speakers for a model without audio input."""
     speakers = (config_json or {}).get(_SPEAKERS)
     if speakers is not None and _SPEAKERS not in recognised.model and not recognised.foreign:
         raise NotACheckpointError(
@@ -156,10 +166,18 @@ def _check_speakers(path: Path, config_json: Mapping[str, Any] | None, recognise
 def _config_of(
     path: Path, layout: Layout, family: VideoFamily
 ) -> tuple[Mapping[str, Any] | None, Path | None, Path | None]:
-    """Return the config.json of a checkpoint's folder, read; its path; or the path of one that is of something else."""
+    """Return the content and path of the config.json in a checkpoint's folder, or the path of one that describes
+    something else."""
     beside = path.parent / CONFIG_FILE
     file = config_file_of(path, layout) or (beside if path.is_file() and beside.is_file() else None)
     if file is None:
         return None, None, None
     config_json = read_json_object(file)
+    quantised = config_json.get(_QUANTISED)
+    if quantised is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise CheckpointError(
+            f"{file} says that the weights are quantised by {shown(repr(method))} ({_QUANTISED}), which is not read; "
+            "take the bfloat16 checkpoint"
+        )
     return (config_json, file, None) if family.is_config(config_json) else (None, None, file)

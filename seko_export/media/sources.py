@@ -17,7 +17,8 @@ class MediaSources:
     vae, text_encoder : Path or None
         Paths for `load_vae` and `load_text_encoder`; None: the build has no such engines.
     tokenizer : Path or None
-        The text encoder's tokenizer, a JSON file of the library `tokenizers`.
+        The tokenizer of the text encoder, or of a model that takes text itself: a JSON file of the library
+        `tokenizers`.
     audio_encoder : Path or None
         Path for `load_hubert`; None: the build has no such engine.
     image_encoder : Path or None
@@ -28,7 +29,7 @@ class MediaSources:
     Raises
     ------
     UsageError
-        If only one of text encoder and tokenizer is given.
+        If a text encoder is given without its tokenizer.
     """
 
     vae: Path | None = None
@@ -39,7 +40,5 @@ class MediaSources:
     audio_adapter: Path | None = None
 
     def __post_init__(self) -> None:
-        if (self.text_encoder is None) != (self.tokenizer is None):
-            raise UsageError(
-                f"text encoder {self.text_encoder} and tokenizer {self.tokenizer}: expected both or none"
-            )
+        if self.text_encoder is not None and self.tokenizer is None:
+            raise UsageError(f"text encoder {self.text_encoder} without a tokenizer: expected both or none")

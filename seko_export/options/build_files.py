@@ -8,7 +8,7 @@ from pathlib import Path
 
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.checkpoints.json_files import read_json_object
-from seko_export.config.model import ModelConfig
+from seko_export.config.build import ModelIdentity
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.host.workshop import workshop
 from seko_runtime.format.whole_files import disk_faults
@@ -48,7 +48,7 @@ def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
 
 @contextmanager
 def opened_checkpoint(
-    named: Path | None, model: ModelConfig, note: Callable[[str], None], *, seed: int = 0
+    named: Path | None, model: ModelIdentity, note: Callable[[str], None], *, seed: int = 0
 ) -> Iterator[Path]:
     """Yield the path of a checkpoint: the one that was named, or one with random weights made of ``seed``.
 

@@ -15,16 +15,41 @@ from seko_export.backends import BACKENDS
 from seko_export.checkpoints.errors import CheckpointNotFoundError
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import MachineError, UsageError
-from seko_export.families.registry import presets
+from seko_export.families.registry import SPEECH_FAMILIES, presets, speech_presets
 from seko_export.media.clip.layout import CLIP_LAYOUT
 from seko_export.media.hubert.layout import HUBERT_LAYOUT
 from seko_export.media.umt5.layout import TEXT_LAYOUT
 from seko_export.media.vaes import VAES
-from seko_export.options.declaration import ATTENTIONS, KERNELS, KV_FORMATS, RANDOM, SAMPLE, BuildOptions
+from seko_export.options.declaration import (
+    ATTENTIONS,
+    KERNELS,
+    KV_FORMATS,
+    RANDOM,
+    SAMPLE,
+    BuildOptions,
+    Group,
+    declared,
+    flag,
+)
 from seko_runtime.format.whole_files import check_goal
 
 SAMPLE_FOLDER = Path(__file__).parents[1] / "sample"
 SAMPLE_CONFIG = "config.json"
+_SPEECH = tuple(field.name for field, option in declared() if option.group == Group.SPEECH)
+_OF_ANY = (
+    "preset",
+    "model_folder",
+    "random_weights",
+    "tokenizer",
+    "batch",
+    "sessions",
+    "ranks",
+    "fp8",
+    "kernels",
+    "backend",
+    "target",
+    "no_goldens",
+)
 TARGET = re.compile(r"auto|cpu|sm_\d{2,3}(?:,sm_\d{2,3})*")
 
 
@@ -36,7 +61,15 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
     UsageError
         If an option is invalid.
     """
+    if is_speech(options):
+        check_speech_options(options)
+        return
     options, sample_folder = with_sample(options, sample_folder)
+    for name in _asked(options):
+        if name in _SPEECH:
+            raise UsageError(
+                f"{flag(name)} belongs to models of speech, and this is one of video: leave it out"
+            )
     kv = "|".join(map(re.escape, KV_FORMATS))
     if options.kv is not None and not re.fullmatch(rf"(?:{kv})(?:-(?:{kv}))?(?:-sink)?", options.kv):
         raise UsageError(
@@ -44,18 +77,7 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
             "int8-fp4; with -sink behind it the sink stays exact"
         )
     known = presets()
-    for option, name, names in (
-        ("--preset", options.preset, (SAMPLE, *known)),
-        ("--kernels", options.kernels, KERNELS),
-        ("--attention", options.attention, ATTENTIONS),
-        ("--backend", options.backend, BACKENDS),
-    ):
-        if name is not None and name not in names:
-            raise UsageError(f"{option} {name!r} is not known: expected one of {', '.join(names)}")
-    if not TARGET.fullmatch(options.target):
-        raise UsageError(
-            f"--target {options.target!r} is not known: expected auto, cpu or sm_NN such as sm_90"
-        )
+    _check_names(options, (SAMPLE, *known, *speech_presets()))
     nameless = options.checkpoint is None and options.model_folder is None
     if options.tokenizer is not None and options.text_encoder is None:
         raise UsageError(
@@ -66,6 +88,54 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
     stream = known[preset].stream if preset in known else _sample_stream(sample_folder)
     if stream is not None and (options.preset is not None or nameless):
         check_sink(replace(stream, **options.layout))
+
+
+def is_speech(options: BuildOptions) -> bool:
+    """Return whether a build is of a speech model: by its preset, or by the config.json of its folder."""
+    if options.preset is not None:
+        return options.preset in speech_presets()
+    folder = options.checkpoint or options.model_folder
+    return folder is not None and _config_in(folder).get("architecture") in SPEECH_FAMILIES
+
+
+def check_speech_options(options: BuildOptions) -> None:
+    """Refuse what is wrong in the options of a speech build, as far as this needs no checkpoint.
+
+    Raises
+    ------
+    UsageError
+        If an option is invalid, or of video alone.
+    """
+    _check_names(options, (SAMPLE, *presets(), *speech_presets()))
+    for name in _asked(options):
+        if name not in (*_SPEECH, *_OF_ANY):
+            raise UsageError(
+                f"{flag(name)} belongs to models of video, and this is one of speech: leave it out"
+            )
+    if options.checkpoint is not None and options.model_folder is not None:
+        raise UsageError(
+            "a speech model is one folder: give it as CHECKPOINT or with --model-folder, not both"
+        )
+
+
+def _asked(options: BuildOptions) -> list[str]:
+    """Return the options that have another value than their default."""
+    return [field.name for field, _ in declared() if getattr(options, field.name) != field.default]
+
+
+def _check_names(options: BuildOptions, known: tuple[str, ...]) -> None:
+    for option, name, names in (
+        ("--preset", options.preset, known),
+        ("--kernels", options.kernels, KERNELS),
+        ("--attention", options.attention, ATTENTIONS),
+        ("--backend", options.backend, BACKENDS),
+    ):
+        if name is not None and name not in names:
+            raise UsageError(f"{option} {name!r} is not known: expected one of {', '.join(names)}")
+    if not TARGET.fullmatch(options.target):
+        raise UsageError(
+            f"--target {options.target!r} is not known: expected auto, cpu or sm_NN such as sm_90"
+        )
 
 
 def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> None:
@@ -94,7 +164,7 @@ def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> Non
     if nameless and options.preset not in (None, SAMPLE, RANDOM):
         raise UsageError(
             f"--preset {options.preset} says how large the model is and has no weights: name a checkpoint, or give "
-            f"--random-weights 0 for a test of speed and memory, whose video is noise; {SAMPLE} and {RANDOM} are "
+            f"--random-weights 0 for a test of speed and memory, whose output is noise; {SAMPLE} and {RANDOM} are "
             "built without one"
         )
     for what, path, expected in (

@@ -31,6 +31,9 @@ ATTENTIONS = ("auto", *BY_NAME)
 MOST = 65_535  # of pixels, frames, streams: far above what memory holds, and below what overflows
 MOST_DIGITS = 9  # of a number in a list
 DEFAULT_BUCKETS = (1, 2, 4)  # each costs the build two block engines
+DEFAULT_POSITIONS, DEFAULT_STEPS = 2048, 10  # of speech
+DEFAULT_READ_LENGTHS, DEFAULT_PREFILL = (256, 1024, 4096, 16_384), (64, 256, 1024)
+SPEECH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 _OF_STREAM = {
     stream_field.name for stream_field in fields(StreamConfig)
 }  # options that replace a field of the preset's
@@ -42,6 +45,7 @@ class Group(StrEnum):
     MODEL = "Model (weights and their settings)"
     MEDIA = "Media (text, pictures and sound in, video out)"
     LAYOUT = "Layout (picture size, frames, streams)"
+    SPEECH = "Speech (sizes of its sessions and calls)"
     CACHE = "KV cache (precision and place)"
     SPEED = "Speed (precision, kernels, GPUs)"
     OUTPUT = "Output (the artifact and its machine)"
@@ -82,11 +86,10 @@ class Option:
 
 
 def _presets() -> Sequence[str]:
-    from seko_export.families.registry import (
-        presets,  # when a shell asks: all else of this file knows no family
-    )
+    # when a shell asks: all else of this file knows no family
+    from seko_export.families.registry import presets, speech_presets
 
-    return (SAMPLE, *presets())
+    return (SAMPLE, *presets(), *speech_presets())
 
 
 def _backends() -> Sequence[str]:
@@ -130,6 +133,10 @@ class BuildOptions:
         "A folder with all files of a model, each found by its content; options that name a file come first.",
         Group.MODEL,
         common=True,
+    )
+    variant: str | None = _option(
+        "The variant of files in diffusers' folders, such as fp16, of the transformer, --vae and --text-encoder.",
+        Group.MODEL,
     )
     random_weights: int | None = _option(
         "Build a preset without a checkpoint, with random weights from this seed: for tests of speed, not for video.",
@@ -262,6 +269,32 @@ class BuildOptions:
         Group.LAYOUT,
         plan=True,
         common=True,
+    )
+
+    positions: int | None = _option(
+        f"Positions of a session of speech at most, prompt and patches together. Default: {DEFAULT_POSITIONS}.",
+        Group.SPEECH,
+        plan=True,
+        common=True,
+    )
+    read_lengths: tuple[int, ...] | None = _option(
+        "Positions that a call of speech can read; each needs engines of its own. The last is --positions. Default: "
+        f"those of {with_commas(DEFAULT_READ_LENGTHS)} below it, and it; with fused kernels, whose steps read what a "
+        f"session holds, those of {with_commas(DEFAULT_READ_LENGTHS[-2:])}.",
+        Group.SPEECH,
+        plan=True,
+        numbers=True,
+    )
+    prefill: tuple[int, ...] | None = _option(
+        "Tokens of a prompt that a call of speech can take; each needs engines of its own, and longer prompts take "
+        f"several calls. Default: those of {with_commas(DEFAULT_PREFILL)} up to --positions.",
+        Group.SPEECH,
+        plan=True,
+        numbers=True,
+    )
+    steps: int | None = _option(
+        f"Solver steps of a patch of speech. Default: {DEFAULT_STEPS}.",
+        Group.SPEECH,
     )
 
     kv: str | None = _option(

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from seko_export.checkpoints.errors import (
     AmbiguousCheckpointError,
@@ -15,6 +16,8 @@ from seko_export.checkpoints.errors import (
     NotACheckpointError,
 )
 from seko_export.checkpoints.json_files import CONFIG_FILE, read_config, read_json_object
+from seko_export.checkpoints.readers import variant_file
+from seko_export.checkpoints.sources import Layout
 from seko_export.errors import CheckpointError
 from seko_export.families.model_files import recognise_checkpoint
 from seko_export.families.registry import families
@@ -23,7 +26,7 @@ from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.hubert.layout import PREPROCESSOR
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.umt5.layout import TEXT_LAYOUT
-from seko_export.media.vaes import vae_config_of
+from seko_export.media.vaes import vae_config_of, vaes
 from seko_export.options.build_files import find_tokenizer
 from seko_export.options.declaration import BuildOptions, flag
 
@@ -106,6 +109,44 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
         f"from {options.model_folder}: transformer {checkpoint}, {named or 'nothing beside it'}",
         *files.notes,
     )
+
+
+def with_pipeline(options: BuildOptions) -> BuildOptions:
+    """Return the options with a diffusers pipeline that was named as the checkpoint as ``--model-folder``."""
+    folder = options.checkpoint
+    if folder is None or options.model_folder is not None or not is_pipeline(folder):
+        return options
+    return replace(options, checkpoint=None, model_folder=folder)
+
+
+def is_pipeline(folder: Path) -> bool:
+    """Return whether a folder is that of a diffusers pipeline: a transformer in a folder beside others."""
+    beside = any((folder / name).is_dir() for name in ("vae", "text_encoder", "image_encoder"))
+    return (folder / "transformer").is_dir() and beside
+
+
+def with_variant(options: BuildOptions) -> BuildOptions:
+    """Return the options with the files of ``--variant`` in place of their folders.
+
+    Raises
+    ------
+    CheckpointError
+        If a folder has no such variant.
+    """
+    if options.variant is None:
+        return options
+    transformers = tuple(dict.fromkeys(name for one in families().values() for name in one.keys.subfolders))
+    layouts = {
+        "checkpoint": Layout("", transformers),
+        "vae": Layout("", tuple(dict.fromkeys(name for vae in vaes() for name in vae.layout.subfolders))),
+        "text_encoder": TEXT_LAYOUT,
+    }
+    chosen: dict[str, Any] = {
+        name: variant_file(folder, layout, options.variant)
+        for name, layout in layouts.items()
+        if (folder := getattr(options, name)) is not None and folder.is_dir()
+    }
+    return replace(options, **chosen)
 
 
 def _adapter_of(options: BuildOptions) -> Path | None:

@@ -1,9 +1,9 @@
-"""From command-line options to a build's configuration; contradictions are refused by the options' names."""
+"""From command-line options to the configuration of a video build; contradictions are refused by the options' names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,7 +37,8 @@ from seko_export.options.model import (
     with_run_config,
     with_speakers,
 )
-from seko_export.options.model_folder import with_model_folder
+from seko_export.options.model_folder import with_model_folder, with_pipeline, with_variant
+from seko_export.options.resolved import ResolvedBuild
 from seko_export.options.sample import Sample, read_sample
 from seko_kernels.errors import KernelsError, KvSchemeError
 from seko_kernels.kv_schemes import KvScheme
@@ -46,35 +47,10 @@ _Config = TypeVar("_Config")
 EXACT = KV_FORMATS[0]  # as options spell the exact scheme of any device
 
 
-@dataclass(frozen=True)
-class ResolvedBuild:
-    """The meaning of a build's options.
-
-    Parameters
-    ----------
-    config : VideoBuild
-        The build.
-    checkpoint : Path or None
-        The transformer's weights; None: random ones will be made.
-    media : MediaSources
-        Files of text encoder and VAE.
-    notes : tuple of str
-        Sentences on sizes that were assumed.
-    first_entry : str or None
-        The entry of a `.pt` that the preset's authors run.
-    """
-
-    config: VideoBuild
-    checkpoint: Path | None
-    media: MediaSources
-    notes: tuple[str, ...] = ()
-    first_entry: str | None = None
-
-
 def resolve_build(
     options: BuildOptions, *, machine: Target | None = None, sample_folder: Path = SAMPLE_FOLDER
-) -> ResolvedBuild:
-    """Return the meaning of a build's options.
+) -> ResolvedBuild[VideoBuild]:
+    """Return the meaning of the options of a video build.
 
     Parameters
     ----------
@@ -97,7 +73,8 @@ def resolve_build(
     options, sample_folder = with_sample(options, sample_folder)
     check_options(options, sample_folder=sample_folder)
     image_encoder = options.image_encoder
-    options, notes_of_folder = with_model_folder(options)
+    options, notes_of_folder = with_model_folder(with_pipeline(options))
+    options = with_variant(options)
     preset, checkpoint = options.preset, options.checkpoint
     known = all_presets()
     if preset is None and checkpoint is None:

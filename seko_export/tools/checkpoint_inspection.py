@@ -6,22 +6,18 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seko_export.checkpoints.errors import AmbiguousCheckpointError, UnknownModelError
+from seko_export.checkpoints.errors import AmbiguousCheckpointError
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.config.model import ModelConfig
-from seko_export.errors import CheckpointError
 from seko_export.families.recognition import CHOSEN, Fact
 from seko_export.families.registry import family_named, presets
 from seko_export.families.video import Preset
-from seko_export.media.load import load_text_encoder, load_vae
-from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.umt5.layout import TEXT_LAYOUT
-from seko_export.media.vaes import vae_config_of, vaes
+from seko_export.media.vaes import vaes
 from seko_export.options.checks import SAMPLE_FOLDER, is_sample
 from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
@@ -29,12 +25,12 @@ from seko_export.options.model_folder import WEIGHT_SUFFIXES, find_files
 from seko_export.options.sample import read_sample
 from seko_runtime.format.manifest import MANIFEST_FILE
 
-_ENGINES = "engines"  # the folder of every artifact, even of one that lost its manifest
+_ENGINES = "engines"  # a folder that every artifact has, even one that lost its manifest
 _TAR_MARK = (257, b"ustar")
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a path looks like a checkpoint rather than an artifact, by what lies there."""
+    """Return whether a path looks like a checkpoint and not like an artifact, by its files."""
     if path.is_dir():
         if (path / MANIFEST_FILE).exists():
             return False
@@ -87,10 +83,7 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
             path, beside, adapter = folder.checkpoint or path, folder.beside, folder.audio_adapter
             odd += folder.notes
     options, known = BuildOptions(path, audio_adapter=adapter), presets()
-    try:
-        facts = read_facts(options, path, known)
-    except UnknownModelError as fault:
-        raise UnknownModelError(f"{fault}{_media_hint(path)}") from fault
+    facts = read_facts(options, path, known)
     recognised, sources = facts.recognised, facts.file.opened.sources
     notes, preset = [*notes_on(path, facts), *odd], None
     if recognised.lacking:
@@ -121,7 +114,7 @@ def _shown(facts: Mapping[str, Fact]) -> dict[str, dict[str, Any]]:
 
 
 def _preset_of(model: ModelConfig, usual: str, known: Mapping[str, Preset]) -> str | None:
-    """Return the preset with these dimensions, the sample included; of several the one that the build takes."""
+    """Return the preset with these dimensions, including the sample; if several match, the one that a build takes."""
     models = {name: preset.model for name, preset in known.items()}
     if usual in models:
         models = {usual: models.pop(usual), **models}
@@ -136,17 +129,6 @@ def _preset_of(model: ModelConfig, usual: str, known: Mapping[str, Preset]) -> s
         ),
         None,
     )
-
-
-def _media_hint(path: Path) -> str:
-    """Return what a file is if it is a VAE or a text encoder, and which option takes it."""
-    with suppress(CheckpointError):
-        load_vae(path, vae_config_of(path))
-        return "\n  hint: it is a VAE; give it with --vae beside a model"
-    with suppress(CheckpointError):
-        load_text_encoder(path, text_config_of(path))
-        return "\n  hint: it is a UMT5 text encoder; give it with --text-encoder beside a model"
-    return ""
 
 
 def _sample_command(folder: Path) -> str:
@@ -164,13 +146,13 @@ def _command(path: Path, facts: ReadFacts, preset: str | None, beside: Mapping[s
         words += [HEADS, "N" if heads is None else str(heads.value)]
     questions = facts.recognised.questions
     words += [question.usual for name, question in questions.items() if name not in facts.stream]
-    if preset == SAMPLE:  # named, it brings its VAE and text encoder
+    if preset == SAMPLE:  # naming this preset also sets its VAE and text encoder
         words += ["--preset", SAMPLE]
     folders = {name: "--vae" for vae in vaes() for name in vae.layout.subfolders}
     folders |= dict.fromkeys(TEXT_LAYOUT.subfolders, "--text-encoder")
     files = {
         option: path / name for name, option in folders.items() if (path / name).is_dir()
-    }  # of a pipeline
+    }  # files of a diffusers pipeline
     for option, file in (files | dict(beside)).items():
         words += [option, str(file)]
     return shlex.join([*words, "-o", f"artifacts/{facts.name}"])

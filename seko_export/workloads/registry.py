@@ -8,7 +8,7 @@ from seko_export.config.build import BuildConfig
 from seko_export.config.named import find_named
 from seko_export.workloads.base import ExportWorkload
 
-WORKLOADS: tuple[str, ...] = ("video",)
+WORKLOADS: tuple[str, ...] = ("video", "speech")
 """Folders of the package, each with a `WORKLOAD` in workload.py; or as `workload_named` says."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from seko_export.checkpoints.errors import AmbiguousCheckpointError, DamagedCheckpointError
 from seko_export.checkpoints.load import is_finite
+from seko_export.checkpoints.readers import variant_file
+from seko_export.checkpoints.sources import Layout
 from seko_export.config.model import ModelConfig
-from seko_export.errors import UsageError
+from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
 from seko_export.families.wan.keys import FORMATS, wan_to_diffusers
 from seko_export.families.wan_layout.keys import PREFIXES, wan_shapes
@@ -249,3 +253,62 @@ def test_prefixes_in_any_container(
         save_file(state, path)
     assert_holds(path, model, weights)
     assert recognise_checkpoint(path).recognised.family == "wan"
+
+
+def variants(folder: Path, variant: str) -> Path:
+    """Give the files of a folder a variant's names, as diffusers writes them."""
+    for file in [*folder.rglob("*.safetensors*")]:
+        stem, dot, rest = file.name.partition(".safetensors")
+        name, dash, shard = stem.partition("-0")
+        new = f"{name}.{variant}{dash}{shard}{dot}{rest}"
+        if rest:  # an index
+            new = f"{stem}{dot}{rest.removesuffix('json')}{variant}.json"
+            index = json.loads(file.read_text())
+            index["weight_map"] = {
+                key: shard.replace("-0", f".{variant}-0", 1) for key, shard in index["weight_map"].items()
+            }
+            file.write_text(json.dumps(index))
+        file.rename(file.with_name(new))
+    return folder
+
+
+@pytest.mark.parametrize("format", ["wan-sharded", "diffusers"])
+def test_variants_of_diffusers(
+    format: str, write: Callable[..., Path], model: ModelConfig, weights: Weights
+) -> None:
+    layout = Layout("any", ("transformer",))
+    folder = variants(write(format), "fp16")
+    assert_holds(folder, model, weights)  # there is no other
+    chosen = variant_file(folder, layout, "fp16")
+    assert chosen.suffix == (".json" if format == "wan-sharded" else ".safetensors")
+    assert_holds(chosen, model, weights)
+    with pytest.raises(CheckpointError, match=r"--variant bf16: .* its variants: fp16"):
+        variant_file(folder, layout, "bf16")
+    home = folder / "transformer" if format == "diffusers" else folder
+    save_file(
+        {name: tensor + 1 for name, tensor in weights.items()}, home / "diffusion_pytorch_model.safetensors"
+    )
+    assert_holds(chosen, model, weights)
+    save_file(weights, home / "diffusion_pytorch_model.bf16.safetensors")
+    if format == "diffusers":  # the one without a variant is taken, where there is one
+        changed = {name: tensor + 1 for name, tensor in weights.items()}
+        assert_holds(folder, model, changed)
+        (home / "diffusion_pytorch_model.safetensors").unlink()
+        with pytest.raises(AmbiguousCheckpointError, match="--variant"):
+            load_checkpoint(folder, model)
+        assert_holds(variant_file(folder, layout, "bf16"), model, weights)
+
+
+def test_an_index_of_mixed_variants(write: Callable[..., Path], model: ModelConfig) -> None:
+    folder = write("wan-sharded")
+    index = folder / "diffusion_pytorch_model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    first = "diffusion_pytorch_model-00001-of-00002.safetensors"
+    other = "diffusion_pytorch_model.fp16-00001-of-00002.safetensors"
+    (folder / first).rename(folder / other)
+    content["weight_map"] = {
+        key: other if shard == first else shard for key, shard in content["weight_map"].items()
+    }
+    index.write_text(json.dumps(content))
+    with pytest.raises(DamagedCheckpointError, match="mixes the variants fp16, none"):
+        load_checkpoint(folder, model)

@@ -26,7 +26,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from seko_export.backends.aoti import local_prefixes
-from seko_export.cli.commands import _summary
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.config.target import TargetConfig
@@ -98,16 +97,17 @@ def test_report_says_what_is_on_disk(fp4):
 def test_the_error_of_the_engines_stands_beside_that_of_rounding(fp4):
     """Without it a reader cannot tell whether 1e-2 of a model in bfloat16 is a fault."""
     made = VideoBuildResult(**fp4.report | {"golden_error": 1.17e-2, "golden_rounding": 1.05e-2})
-    *_, engines, rounding = _summary(made)
+    *_, engines, rounding = made.lines()
     assert engines.startswith("verified  engines against the eager model: relative error 1.17e-02")
     assert rounding.strip() == "other last bits alone move the eager model by 1.05e-02"
     exact = {key: value for key, value in made.kv.items() if key != "error_vs_exact"}
-    *_, rounding = _summary(replace(made, kv=exact))
+    *_, rounding = replace(made, kv=exact).lines()
     assert rounding.endswith("by 1.05e-02 in the first chunk")
-    *_, engines = _summary(replace(made, golden_rounding=None))
+    *_, engines = replace(made, golden_rounding=None).lines()
     assert engines.startswith("verified")
 
 
+@pytest.mark.slow
 def test_exact_cache_on_a_cpu_is_fp32(rows):
     """It says so, with twice the bytes of bf16, and reports no error of a lossy track."""
     kv = rows.report["kv"]
@@ -293,6 +293,7 @@ def test_a_stale_ring_is_seen_in_the_cache_by_a_bound_for_bf16(name, request):
     assert not errors[-1].within
 
 
+@pytest.mark.slow
 def test_rows_at_different_chunks_equal_their_own_runs(rows):
     """Row 1 starts anew while row 0 goes on past the wrap: each is as if it were alone."""
     text = golden_text(ROWS)

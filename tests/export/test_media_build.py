@@ -53,6 +53,7 @@ def half_of(folder: Path, kind, *, frames: int):
     return half
 
 
+@pytest.mark.slow
 def test_what_is_in_it(media):
     manifest = parse_video_manifest((media.folder / "manifest.json").read_bytes())
     assert manifest.workload.text is not None
@@ -78,12 +79,14 @@ def test_what_is_in_it(media):
     assert golden["video.0"].unique().numel() > 50  # a picture, not one colour
 
 
+@pytest.mark.slow
 def test_inspect_shows_text_and_video(media, invoke):
     report = last_json(invoke("inspect", media.folder, "--json"))
     assert report["text"]["tokens"] == 32
     assert report["video"] == {"first_frames": 9, "chunk_frames": 12, "height": 32, "width": 32}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEDIA)
 def test_engine_equals_its_module(media, name):
     """Every output; nothing that goes in is written."""
@@ -106,6 +109,7 @@ def test_engine_equals_its_module(media, name):
     assert all(map(torch.equal, inputs, untouched))
 
 
+@pytest.mark.slow
 def test_an_engine_of_other_numbers_is_found(media):
     """What the build asks of each of them: the encoder's package does not pass for one with another deviation."""
     piece = make_pieces(CONFIG)["vae_encode"]
@@ -118,6 +122,7 @@ def test_an_engine_of_other_numbers_is_found(media):
     assert LEVELS[torch.float32] < 1
 
 
+@pytest.mark.slow
 def test_frames_are_the_clip_decoded_at_once(media):
     """Four chunks of both rows, through caches and bytes, against one call of the plain VAE in float32."""
     with (
@@ -136,6 +141,7 @@ def test_frames_are_the_clip_decoded_at_once(media):
     assert (got - wanted).abs().max() <= 0.5 + 1e-3  # rounding to a level, and of the layers in float32
 
 
+@pytest.mark.slow
 def test_a_sentence_is_encoded_as_the_golden_was(media):
     """The engine's embeddings lead to the golden's chunk; another sentence leads elsewhere."""
     golden = load_file(media.folder / "golden/golden.safetensors")
@@ -148,6 +154,7 @@ def test_a_sentence_is_encoded_as_the_golden_was(media):
     assert relative_error(other, golden["latents.0"]) > 100 * EXACT
 
 
+@pytest.mark.slow
 def test_a_start_image_is_the_first_latent_frame(media):
     image = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     video = torch.from_numpy(image).permute(2, 0, 1)[None, :, None].float() / 127.5 - 1
@@ -161,6 +168,7 @@ def test_a_start_image_is_the_first_latent_frame(media):
         assert relative_error(row[:, :1], wanted[0]) <= EXACT
 
 
+@pytest.mark.slow
 def test_the_eager_session_gives_the_same_frames(media):
     weights = weights_of(media.folder)
     ids = prompt_ids(media.folder / "text/tokenizer.json", CONFIG, GOLDEN_PROMPT)
@@ -175,6 +183,7 @@ def test_the_eager_session_gives_the_same_frames(media):
         assert np.array_equal(chunk.video(), golden["video.0"].numpy())
 
 
+@pytest.mark.slow
 def test_another_vae_does_not_verify(media, invoke, tmp_path):
     """The latents are right, the pictures are not: verify sees them."""
     import shutil

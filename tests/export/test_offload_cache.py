@@ -18,6 +18,7 @@ from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_buffers
 from seko_runtime import Session
 from tests.stacked import eager_session
+from tests.tiers import first_is_fast
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
 
 CHUNKS = 14  # of 3 frames into a sink of 1 and a ring of 6: the first that evicts is the third
@@ -55,7 +56,7 @@ def life_of(session: Session, text: torch.Tensor) -> Iterator[bytes]:
             yield from (sample[name].tobytes() for name in sorted(sample))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", first_is_fast(LAYOUTS))
 def test_the_model_over_a_streamed_cache_gives_the_bytes_of_one_over_a_resident_cache(layout: str) -> None:
     config = config_of(**LAYOUTS[layout])  # type: ignore[arg-type]
     wan, text = random_wan_weights(config.model), random_text(config.model, 2)

@@ -50,6 +50,7 @@ def reference(built: Path) -> np.ndarray:
     return load_file(built / "golden/golden.safetensors")["reference"]
 
 
+@pytest.mark.slow
 def test_it_gives_the_bytes_of_its_copy_without_the_option(
     built: Path, reference: np.ndarray, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_it_gives_the_bytes_of_its_copy_without_the_option(
     }
 
 
+@pytest.mark.slow
 def test_run_takes_latents_and_falls_back_on_the_goldens(
     built: Path, reference: np.ndarray, tmp_path: Path
 ) -> None:
@@ -88,6 +90,7 @@ def test_run_takes_latents_and_falls_back_on_the_goldens(
     assert main(refused) == 2
 
 
+@pytest.mark.slow
 def test_info_and_inspect_say_it(
     built: Path, invoke: Callable[..., Result], capsys: pytest.CaptureFixture[str]
 ) -> None:

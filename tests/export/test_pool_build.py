@@ -124,6 +124,7 @@ def mixed(folder: Path, tmp_path: Path) -> tuple[list[bytes], Pool]:
     return made, pool
 
 
+@pytest.mark.slow
 def test_what_a_build_of_a_pool_says(pool_artifact: BuildResult) -> None:
     manifest = json.loads((pool_artifact.artifact / "manifest.json").read_text())
     assert manifest["pool"] == {"buckets": [1, 2]}
@@ -135,11 +136,13 @@ def test_what_a_build_of_a_pool_says(pool_artifact: BuildResult) -> None:
     assert pool_artifact.golden_error < 1e-3
 
 
+@pytest.mark.slow
 def test_a_stream_of_a_built_pool_is_its_own(pool_artifact: BuildResult, tmp_path: Path) -> None:
     made, _ = mixed(pool_artifact.artifact, tmp_path)
     assert made == alone(pool_artifact.artifact, 1, 2, len(made))
 
 
+@pytest.mark.slow
 def test_inspect_and_run_take_a_pool(pool_artifact: BuildResult, invoke, tmp_path: Path) -> None:
     from seko_runtime.cli.commands import main as runtime_main
 

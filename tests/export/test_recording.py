@@ -33,6 +33,7 @@ from seko_export.video.recording import placed_buffers
 from seko_runtime.backends.in_order import InOrderCopies
 from seko_runtime.backends.torch_memory import CpuMemory
 from seko_runtime.format.manifest import TensorSpec
+from tests.tiers import first_is_fast
 from tests.truth.eager_stream import random_wan_weights, small_config
 
 SHARES = {"some of them": 0.7, "none": 0.1}  # how much of the exact track's buffers fits on the device
@@ -144,14 +145,14 @@ def weights_of(config: VideoBuild) -> dict[str, torch.Tensor]:
     return weights | config.workload.schedule.tables(config.workload.stream)
 
 
-@pytest.fixture(scope="module", params=LAYOUTS)
+@pytest.fixture(scope="module", params=first_is_fast(LAYOUTS))
 def resident(request: pytest.FixtureRequest) -> tuple[VideoBuild, Recorded]:
     """A record whose tracks lie wholly on the device, but for what the artifact has on the host itself."""
     config = config_of("fp4", **LAYOUTS[request.param])
     return config, recorded(config, None)
 
 
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("share", first_is_fast(SHARES))
 def test_caches_that_exceed_the_device_are_recorded_from_the_host_byte_for_byte(
     resident: tuple[VideoBuild, Recorded], share: str
 ) -> None:

@@ -35,6 +35,7 @@ from tests.export.test_pool_pieces import MODEL as POOL_MODEL
 from tests.export.test_pool_pieces import STREAM as POOL_STREAM
 from tests.export.test_pool_pieces import eager_pool, text_of
 from tests.no_host_sync import no_host_sync
+from tests.tiers import first_is_fast
 from tests.tolerances import relative_error
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, same_bytes, small_config
 
@@ -51,8 +52,8 @@ def pool_of(stream: StreamConfig, buckets: tuple[int, ...]) -> VideoBuild:
     return fused(one).changed(pool=PoolConfig(3, buckets))
 
 
-@pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize("window_positions", [False, True])
+@pytest.mark.parametrize("fp8", first_is_fast([True, False]))
+@pytest.mark.parametrize("window_positions", first_is_fast([False, True]))
 @pytest.mark.parametrize("rings", [(), (2, 4)])
 def test_every_pass_is_the_one_of_a_window_made_anew(
     rings: tuple[int, ...], window_positions: bool, fp8: bool

@@ -89,6 +89,7 @@ def test_a_step_on_two_gpus_is_near_its_newest_row():
     assert "collectives go over NVLink" in " ".join(report["notes"])
 
 
+@pytest.mark.slow
 def test_each_rank_has_its_share_of_a_quantised_cache_and_of_decoding():
     build = BuildOptions(preset="tiny", kv="fp4", kernels="plain", height=480, width=832)
     one, two = (predict(PlanRequest(replace(build, ranks=ranks), "h200")) for ranks in (1, 2))
@@ -156,6 +157,7 @@ def test_decoding_a_first_chunk_is_near_its_newest_row():
     assert near(seconds * 1e3, newest("vae_vs_eager", VAE)["first_engine_ms"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "preset", "scheme"),
     [
@@ -205,6 +207,7 @@ def test_every_gpu_has_a_prediction_and_says_where_none_of_it_was_measured(invok
     assert [name for name, gpu in GPUS.items() if gpu.measured] == ["h200"]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_said_with_numbers(invoke):
     wish = ("plan", "--preset", "wan-14b", "--gpu", "rtx4090", "--no-text", "--no-vae")
     result = invoke(*wish)
@@ -216,6 +219,7 @@ def test_what_does_not_fit_is_said_with_numbers(invoke):
     assert (report["fits"], report["sessions_fit"], report["sessions_real_time"]) == (False, 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "fewest"), [(0.99, 1), (0.56, 2), (1e-6, None)])
 def test_what_would_fit_is_told_and_does(monkeypatch, share, fewest):
     """On a GPU with a share of the memory that a build takes: the options told fit, with the bytes told."""
@@ -248,6 +252,7 @@ def test_sessions_share_the_weights_and_must_keep_up():
     assert (fast["real_time"], fast["sessions_real_time"]) == (False, 0)
 
 
+@pytest.mark.slow
 def test_a_pool_has_once_what_its_calls_share():
     def pool(sessions: int, sizes: tuple[int, ...] = (1, 2, 4), **layout: int) -> dict[str, Any]:
         return predict(

@@ -132,6 +132,7 @@ def test_a_package_that_states_no_licence_says_so(bill, monkeypatch, tmp_path):
     assert all(one["properties"][0]["value"] == "not stated by the package" for one in libraries)
 
 
+@pytest.mark.slow
 def test_two_processes_write_equal_bytes_and_nothing_of_the_machine(tmp_path):
     """With other hash seeds, folders and times."""
     script = "import sys; from pathlib import Path; from seko_export.artifact.sbom import write_sbom; write_sbom(Path(sys.argv[1]), 'tiny', None)"  # noqa: E501

@@ -22,6 +22,7 @@ from seko_export.media.wan_vae.modules import (
     encoder_cache_shapes,
 )
 from tests.export.vae_oracle import SMALL, VaeOracle, stream
+from tests.tiers import first_is_fast
 from tests.tolerances import VAE, relative_error
 
 ROWS, HEIGHT, WIDTH = 2, 3, 5  # latent cells, odd on both sides
@@ -123,7 +124,7 @@ def test_a_steady_call_from_zeros_is_how_a_stream_goes_on(oracle: VaeOracle) -> 
 
 
 @pytest.mark.parametrize("kind", [VaeDecode, VaeEncode])
-@pytest.mark.parametrize("frames", [1, 2])
+@pytest.mark.parametrize("frames", first_is_fast([2, 1]))
 def test_calls_are_pure(kind: type[VaeDecode] | type[VaeEncode], frames: int, oracle: VaeOracle) -> None:
     """No input is written; each cache is memory of its own, dense, of the table's shape, and no larger inside."""
     table = (decoder_cache_shapes if kind is VaeDecode else encoder_cache_shapes)(SMALL, ROWS, HEIGHT, WIDTH)
@@ -254,7 +255,7 @@ def traced(
 
 
 @pytest.mark.parametrize("kind", [VaeDecode, VaeEncode])
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("first", first_is_fast([False, True]))
 def test_the_traced_call_can_be_replayed(kind: type[VaeDecode] | type[VaeEncode], first: bool) -> None:
     """Static, without constants (they would be the engine's own, which the runtime refuses), nothing written."""
     config = WanVaeConfig(base_dim=8, num_res_blocks=1)

@@ -13,10 +13,11 @@ import pytest
 
 pytest.importorskip("cryptography", reason="the library cryptography is not installed: nothing can be signed")
 
+from tests.tiers import first_is_fast
+
 from .corpus import CORPUS
 
 ROOT = Path(__file__).parents[2]
-CASES = 300
 
 
 def fuzzed(*options: str) -> str:
@@ -27,9 +28,11 @@ def fuzzed(*options: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def test_numbered_cases_end_in_success_or_in_an_error_of_ours() -> None:
-    assert fuzzed("--cases", str(CASES), "--seed", "21") == f"{CASES} cases, 0 uncaught"
+@pytest.mark.parametrize("cases", first_is_fast([20, 300]))
+def test_numbered_cases_end_in_success_or_in_an_error_of_ours(cases: int) -> None:
+    assert fuzzed("--cases", str(cases), "--seed", "21") == f"{cases} cases, 0 uncaught"
 
 
+@pytest.mark.slow
 def test_each_case_of_the_corpus_is_refused() -> None:
     assert fuzzed("--corpus") == f"{len(CORPUS)} cases, 0 uncaught"

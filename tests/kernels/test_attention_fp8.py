@@ -38,6 +38,7 @@ from seko_kernels.tuned import (
     write_table,
 )
 from tests.kernels.captured import run_and_replay
+from tests.tiers import first_is_fast
 from tests.tolerances import ROUNDED_TO_BF16, STEP
 
 SIGNATURE = {
@@ -159,8 +160,8 @@ def test_bytes_behind_the_valid_tokens_do_not_matter() -> None:
     assert torch.equal(attend(*arguments), plain)
 
 
-@pytest.mark.parametrize("splits", [1, 8])
-@pytest.mark.parametrize("tiles", [SAFE_HOPPER, AttentionTiles(128, 128, 64, 3, 8)], ids=str)
+@pytest.mark.parametrize("splits", first_is_fast([8, 1]))
+@pytest.mark.parametrize("tiles", first_is_fast([SAFE_HOPPER, AttentionTiles(128, 128, 64, 3, 8)]), ids=str)
 def test_hopper_runs_8_bit_matrix_instructions_without_spills(
     tiles: AttentionTiles,
     splits: int,
@@ -175,7 +176,7 @@ def test_hopper_runs_8_bit_matrix_instructions_without_spills(
     assert compiled.metadata.shared * tiles.resident <= HOPPER_SHARED
 
 
-@pytest.mark.parametrize("arch", [89, 100, 120])
+@pytest.mark.parametrize("arch", first_is_fast([100, 89, 120]))
 def test_safe_tiles_compile_for_the_others_with_fp8(
     arch: int, cross_compile: Callable[..., Any], sass_of: Callable[[Any], list[str]]
 ) -> None:

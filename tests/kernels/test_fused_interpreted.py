@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.kernels.interpreter import run_interpreted
+from tests.tiers import first_is_fast
 
 # NumPy's: of GELU's exponential, whose infinity is meant; of the logarithm of an empty split; of the interpreter's own
 # loops with bounds from tensors.
@@ -14,16 +17,17 @@ IGNORED = (
     "ignore:Conversion of an array with ndim:DeprecationWarning",
 )
 FILES = (
-    "interpreted_attention_fp8.py",
-    "interpreted_few_rows.py",
-    "interpreted_past.py",
     "interpreted_rows.py",
+    "interpreted_few_rows.py",
+    "interpreted_attention_fp8.py",
+    "interpreted_past.py",
     "interpreted_scratch.py",
 )
 
 
-def test_kernels_agree_with_the_reference_in_the_interpreter() -> None:
-    run_interpreted(*FILES, ignored=IGNORED)
+@pytest.mark.parametrize("file", first_is_fast(FILES, 2))
+def test_kernels_agree_with_the_reference_in_the_interpreter(file: str) -> None:
+    run_interpreted(file, ignored=IGNORED)
 
 
 def test_every_file_of_the_interpreter_is_run_by_one_test() -> None:

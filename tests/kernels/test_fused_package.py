@@ -120,6 +120,7 @@ def bytes_of(*tensors: Tensor) -> list[Tensor]:
     return [x.contiguous().view(torch.uint8).clone() for x in tensors]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.__version__ < "2.12",
     reason="torch 2.11 writes fp8 types into C++ for CPUs that its headers do not declare",

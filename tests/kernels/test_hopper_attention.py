@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 from seko_kernels.outlines import gluon_twin, kernel_of
 from seko_kernels.triton.attention_fp8 import attention_combine_kernel
 from tests.kernels.outlined import EIGHT_BITS, SIXTEEN_BITS, Shown
+from tests.tiers import first_is_fast
 
 ONES = {"splits": 1, "tiles": 1}  # torch's compiler makes constants of ints that are 1
 HOPPER_SHARED = 227 * 1024  # bytes of a multiprocessor
@@ -120,7 +121,7 @@ def test_only_outlines_have_a_twin(shown: Shown) -> None:
     assert gluon_twin(twin) is None
 
 
-@pytest.mark.parametrize("module", ["hopper_attention", "hopper_attention_bf16"])
+@pytest.mark.parametrize("module", first_is_fast(["hopper_attention", "hopper_attention_bf16"]))
 def test_a_triton_without_gluon_is_named_when_the_kernel_is_asked_for(module: str) -> None:
     script = f"""
 import sys

@@ -32,9 +32,11 @@ from seko_kernels.triton.kv_expand import (
 )
 from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, KV_WRITE_WARPS, kv_write_kernel
 from tests.kernels.interpreted_kv import keys, shape_of
+from tests.tiers import first_is_fast
 
 FORMS = tuple(NUMBER_FORMATS.values())
 EACH = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+EACH_COMPILED = pytest.mark.parametrize("form", first_is_fast(FORMS, 2), ids=lambda form: form.name)
 POINTERS = {torch.int8: "*i8", torch.uint8: "*u8"}
 NUMBERS = st.floats(-(2.0**40), 2.0**40, width=32, allow_subnormal=False)
 # Halves of a step, where 127 or 15 steps are the group's reach: ties.
@@ -199,8 +201,8 @@ def test_bits_are_those_of_the_tensors() -> None:
         assert (heads, (codes * form.code_dtype.itemsize + groups) * 8) == (3, bits * 128)
 
 
-@EACH
-@pytest.mark.parametrize("centred", [False, True])
+@EACH_COMPILED
+@pytest.mark.parametrize("centred", first_is_fast([True, False]))
 def test_write_kernel_compiles_everywhere_without_spills(
     form: NumberFormat,
     centred: bool,
@@ -221,7 +223,7 @@ def test_write_kernel_compiles_everywhere_without_spills(
             assert not {"LDL", "STL"} & set(sass_of(compiled)), "the kernel spills to local memory"
 
 
-@EACH
+@EACH_COMPILED
 @pytest.mark.parametrize("slot_pairs", [0, pytest.param(22, marks=pytest.mark.slow)])
 def test_expand_kernel_compiles_everywhere_without_spills(
     form: NumberFormat,

@@ -19,6 +19,7 @@ from seko_kernels.errors import KernelsError
 from seko_kernels.plugin_ptx import compile_plugin, without_hidden_parameters
 from tests.kernel_driver import KernelDriver
 from tests.kernels.interpreter import run_interpreted
+from tests.tiers import first_is_fast
 
 from .plugin_cases import PluginCase, cases
 
@@ -36,7 +37,7 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_is_fast(NAMES, 2))
 def test_the_entry_takes_what_tensorrt_hands_over_and_nothing_else(
     name: str, compile_archs: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -81,10 +82,12 @@ def test_a_kernel_that_reads_tritons_own_parameters_is_refused() -> None:
         without_hidden_parameters(entry % "", "k", 2)
 
 
+@pytest.mark.slow
 def test_the_noise_kernel_draws_the_samplers_noise_in_the_interpreter() -> None:
     run_interpreted("interpreted_gaussian.py")
 
 
+@pytest.mark.slow
 def test_rows_of_an_exact_cache_are_written_in_the_interpreter() -> None:
     run_interpreted("interpreted_cache_write.py")
 

@@ -24,6 +24,7 @@ PROMPTS = [
 SWITCH = ("a red disc bouncing on a dark background", "a blue ring on a dark background")  # of the README
 
 
+@pytest.mark.slow
 def test_the_shipped_sample_shows_what_is_asked_for():
     sample = open_sample(SAMPLE_FOLDER)
     chunks = CLIP_LATENTS // sample.stream.chunk_frames
@@ -35,6 +36,7 @@ def test_the_shipped_sample_shows_what_is_asked_for():
     assert all(verdict.right["background"] and verdict.right["colour"] for verdict in verdicts)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "Then prompts that change" not in (SAMPLE_FOLDER / "MODEL.md").read_text(encoding="utf-8"),
     reason="the sample's card does not say that it was trained on prompts that change",

@@ -74,12 +74,14 @@ def videos(vae, walks, table) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["w", "d"])
 def test_the_video_moves_as_the_held_key_says(videos, key):
     measured, asked = pan_errors(videos[key], [key], 8)
     assert (measured - asked).norm() <= 0.15 * STEP
 
 
+@pytest.mark.slow
 def test_a_camera_at_rest_shows_a_world_at_rest(videos):
     """So that no video passes above that does not follow its camera."""
     measured, asked = pan_errors(videos[SWITCH][:, :, FIRST_CHUNK], ["w"], 0)
@@ -87,6 +89,7 @@ def test_a_camera_at_rest_shows_a_world_at_rest(videos):
     assert (measured - asked).norm() >= 0.9 * STEP
 
 
+@pytest.mark.slow
 def test_a_new_prompt_changes_the_world(videos, walks):
     """By decibels to the world with the old and with the new look, in the first chunk and at the end."""
     old, new = (psnr(videos[SWITCH], walks.video(3, look))[0] for look in (walks.before, walks.after))

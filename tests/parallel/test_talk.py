@@ -137,6 +137,7 @@ def life(pool: Pool, config: VideoBuild) -> list[np.ndarray]:
     return made
 
 
+@pytest.mark.slow
 def test_sessions_that_hear_are_those_of_one_gpu(built: Path, one: Pool, several: Pool) -> None:
     config = config_of(built / "hubert")
     expected, found = life(one, config), life(several, config)
@@ -145,6 +146,7 @@ def test_sessions_that_hear_are_those_of_one_gpu(built: Path, one: Pool, several
     assert relative_error(*map(torch.from_numpy, (expected[-1], expected[-3]))) > 100 * BAR  # another voice
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_two_ranks_opens_on_one_and_back(
     built: Path, one: Pool, several: Pool, tmp_path: Path
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_snapshot_of_two_ranks_opens_on_one_and_back(
     assert {name for name in caches if name.endswith(".k")} == {"kv.k", "kv.ring2.k"}
 
 
+@pytest.mark.slow
 def test_the_family_splits_what_belongs_to_tokens(built: Path) -> None:
     """A rank keeps the gates of its own tokens, its heads of the caches, and whole keys and values of the voices."""
     config = config_of(built / "hubert")

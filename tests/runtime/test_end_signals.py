@@ -19,6 +19,7 @@ import pytest
 from seko_export.artifact.packing import pack_artifact
 from seko_runtime.host import end_signals
 from seko_runtime.host.end_signals import AskedToEnd, until_ended
+from tests.tiers import first_is_fast
 
 from . import toy_whole
 from .eager_backend import write_whole
@@ -98,14 +99,16 @@ def assert_ended(
 
 @pytest.mark.parametrize(
     ("number", "suffix"),
-    [
-        (signal.SIGINT, ".npy"),
-        (signal.SIGTERM, ".npy"),
-        (signal.SIGTERM, ".y4m"),
-        (signal.SIGINT, ".mp4"),
-        (signal.SIGTERM, ".mp4"),
-        (signal.SIGHUP, ".y4m"),
-    ],
+    first_is_fast(
+        [
+            (signal.SIGTERM, ".y4m"),
+            (signal.SIGINT, ".npy"),
+            (signal.SIGTERM, ".npy"),
+            (signal.SIGINT, ".mp4"),
+            (signal.SIGTERM, ".mp4"),
+            (signal.SIGHUP, ".y4m"),
+        ]
+    ),
 )
 def test_a_signal_from_outside_ends_a_run_between_its_chunks(whole, tmp_path, number, suffix):
     if suffix == ".mp4":
@@ -147,17 +150,20 @@ def frames_of(path: Path) -> int:
     return frames
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", first_is_fast([signal.SIGINT, signal.SIGTERM]))
 @pytest.mark.parametrize(
     ("moment", "command"),
-    [
-        ("import numpy", "info"),
-        ("open manifest.json", "info"),
-        ("import torch.torch_version", "run"),
-        ("engines", "run"),
-        ("chunk", "verify"),
-        ("open golden.safetensors", "unpack"),
-    ],
+    first_is_fast(
+        [
+            ("import numpy", "info"),
+            ("engines", "run"),
+            ("open manifest.json", "info"),
+            ("import torch.torch_version", "run"),
+            ("chunk", "verify"),
+            ("open golden.safetensors", "unpack"),
+        ],
+        2,
+    ),
 )
 def test_a_signal_at_any_moment_ends_any_command(whole, tmp_path, number, moment, command):
     goal = tmp_path / "out"

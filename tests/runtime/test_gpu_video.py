@@ -16,9 +16,8 @@ import torch
 from seko_runtime.backends.cuda_memory import CudaLane, CudaMemory
 from seko_runtime.opening.artifact import OpenArtifact, open_artifact, read_manifest
 from seko_runtime.video.decoding import FRAME_BLOCKS
-from seko_runtime.video.session import Session
 from tests.no_host_sync import no_host_sync
-from tests.stacked import open_stacked, stacked_session
+from tests.stacked import Stacked, open_stacked, stacked_session
 
 from . import toy_whole
 from .toy_whole import CHUNK_VIDEO, FIRST_FRAMES, open_whole
@@ -78,14 +77,14 @@ def slow_lane(every: int, main: bool = False) -> Iterator[None]:
         yield
 
 
-def run_ahead(session: Session, ahead: int, chunks: int = CHUNKS) -> list[bytes]:
+def run_ahead(session: Stacked, ahead: int, chunks: int = CHUNKS) -> list[bytes]:
     """Each row's frames and latents, read when so many more chunks are queued; prompts change, a row restarts."""
     queued: deque[Any] = deque()
     out: list[bytes] = []
 
     def take() -> None:
         chunk, latents = queued.popleft()
-        out.append(b"".join(one.tobytes() for one in chunk.video_rows()))
+        out.append(b"".join(frames.tobytes() for frames in chunk.video_rows()))
         out.append(latents.cpu().numpy().tobytes())
 
     for number in range(chunks):
@@ -96,7 +95,7 @@ def run_ahead(session: Session, ahead: int, chunks: int = CHUNKS) -> list[bytes]
         if number == 8:
             session.set_text(TEXTS[2], recache=True)
         chunk = session.run_chunk()
-        queued.append((chunk, chunk.latents.clone()))
+        queued.append((chunk, torch.cat([row.latents for row in chunk.rows])))
         if len(queued) > ahead:
             take()
     while queued:
@@ -200,7 +199,8 @@ def test_a_prompt_that_is_held_allocates_nothing(built_cuda_whole: Path) -> None
             session.set_prompt("a blue ring")
             session.set_prompt("a red disc")
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
-        assert session.stats.prompt_cache_hits == 3
+        # Two rows hold two prompts: each prompt is encoded once, and was asked for five times by each row's session.
+        assert (session.stats.prompt_cache_hits, session.stats.prompt_cache_misses) == (8, 2)
         for row in range(2):
             session.restart_row(row)
         session.run_chunk()

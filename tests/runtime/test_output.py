@@ -21,6 +21,7 @@ from seko_runtime.errors import UsageError
 from seko_runtime.video.files import ChunkWriter, output_form
 from seko_runtime.video.manifest import Stream, Video
 from seko_runtime.video.pipes import Pipe
+from tests.tiers import first_is_fast
 
 from .test_end_signals import PATIENCE_S, started
 from .test_end_signals import whole as whole  # a fixture
@@ -119,7 +120,7 @@ def test_a_reader_that_stops_ends_the_run(whole: Path) -> None:
     assert last_words(process) == "error: whoever read the output stopped reading"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", first_is_fast([signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_ends_a_run_into_a_pipe(whole: Path, number: int) -> None:
     """Also while it waits for a reader that does not read."""
     process = begun(whole)

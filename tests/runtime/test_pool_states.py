@@ -34,6 +34,7 @@ from seko_runtime.sessions import call_lock
 from seko_runtime.sessions import pool as pool_module
 from seko_runtime.sessions import session as session_module
 from seko_runtime.video.pool import Session, SessionLeakWarning
+from tests.tiers import first_is_fast
 
 from .pool_stories import PROMPTS, Story, closing, take
 from .toy_pool import BUCKETS, SESSIONS, open_pool
@@ -319,8 +320,8 @@ CALLS: dict[str, Callable[[Any, Any, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("kind", first_is_fast(KINDS))
+@pytest.mark.parametrize("name", first_is_fast(CALLS, 4))
 def test_a_fault_at_each_line_in_turn(name: str, kind: type[BaseException], tmp_path: Path) -> None:
     """After it every session is in one state, every free row can be taken, and all streams go on as alone."""
     file, line, fired = tmp_path / "session", 0, True

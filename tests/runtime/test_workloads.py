@@ -19,7 +19,7 @@ from .conftest import Edit
 def test_an_unknown_kind_is_refused_with_the_names_of_the_known(artifact: Path, edit_manifest: Edit) -> None:
     edit_manifest(artifact, lambda m: replace(m, workload=replace(m.workload, kind="smell")))
     for use in (read_manifest, check_artifact):
-        with pytest.raises(ManifestError, match="workload is 'smell', this runtime knows video"):
+        with pytest.raises(ManifestError, match="workload is 'smell', this runtime knows speech, video"):
             use(artifact)
 
 

@@ -22,6 +22,7 @@ from tests.seko_talk.streams import (
     random_reference,
     talk_config,
 )
+from tests.tiers import first_is_fast
 from tests.tolerances import ORACLE, relative_error
 from tests.truth.eager_stream import random_text
 
@@ -47,7 +48,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", first_is_fast(CASES, 3))
 def test_every_chunk_past_the_wrap_agrees_with_one_forward_a_pass(case, worst):
     model, layout = CASES[case]
     config = talk_config(model=model, layout=layout)

@@ -239,6 +239,7 @@ def test_fields_of_config_json_that_are_not_used_are_told(folder: Path, odd: Pat
         assert any("shift 3.0, local_attn_size 9, sink_size 2; --run-config or" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_the_command_that_inspect_prints_builds(
     odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def test_its_weights_are_a_line_of_their_own() -> None:
 FRAME_BYTES = 1560 * 40 * 128 * 2 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "frames", "sessions"),
     [

@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from .browser import browser_path, open_page
+from .browser import Page, browser_path, open_page
 from .conftest import Starter
 
 pytestmark = pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell")
 FRAMES = "Number(document.body.dataset.painted || 0)"
-BEGIN = "document.getElementById('prompt').value = 'a b'; document.getElementById('start').click(); true"
+
+
+def begin(page: Page, prompt: str = "a b") -> None:
+    """Press Start once the page has met its server."""
+    page.until("!document.getElementById('start').disabled")
+    page.value(
+        f"document.getElementById('prompt').value = '{prompt}'; document.getElementById('start').click(); true"
+    )
 
 
 def test_it_plays_and_frames_come_in_order(start: Starter, tmp_path: Path) -> None:
@@ -22,7 +29,7 @@ def test_it_plays_and_frames_come_in_order(start: Starter, tmp_path: Path) -> No
             "window.seen = []; new MutationObserver(() => seen.push(Number(document.body.dataset.frame)))"
             ".observe(document.body, {attributes: true, attributeFilter: ['data-frame']}); true"
         )
-        page.value(BEGIN)
+        begin(page)
         page.until(f"{FRAMES} > 40")
         assert page.value("document.getElementById('state').textContent") == "Live"
         seen = page.value("seen")
@@ -41,7 +48,7 @@ def test_it_plays_and_frames_come_in_order(start: Starter, tmp_path: Path) -> No
 def test_a_prompt_is_applied_and_its_time_to_the_picture_told(start: Starter) -> None:
     server = start()
     with open_page(f"{server.url}/") as page:
-        page.value(BEGIN)
+        begin(page)
         page.until(f"{FRAMES} > 5")
         page.value(
             "document.getElementById('prompt').value = 'c a'; document.getElementById('start').click(); true"
@@ -56,7 +63,7 @@ def test_a_prompt_is_applied_and_its_time_to_the_picture_told(start: Starter) ->
 def test_pause_stops_the_picture_and_play_goes_on(start: Starter) -> None:
     server = start()
     with open_page(f"{server.url}/") as page:
-        page.value(BEGIN)
+        begin(page)
         page.until(f"{FRAMES} > 5")
         page.value("document.getElementById('pause').click(); true")
         page.until("document.getElementById('state').textContent === 'Paused'")
@@ -71,7 +78,7 @@ def test_a_page_that_is_not_secure_plays_without_webcodecs(start: Starter) -> No
     port = server.url.rsplit(":", 1)[1]
     with open_page(f"http://lan.test:{port}/", "--host-resolver-rules=MAP lan.test 127.0.0.1") as page:
         assert not page.value("'VideoDecoder' in window")
-        page.value(BEGIN)
+        begin(page)
         page.until(f"{FRAMES} > 20")
         (session,) = server.manager.sessions.values()
         assert session.content.frames is not None
@@ -85,7 +92,7 @@ def test_a_lost_socket_is_told_and_comes_back(start: Starter) -> None:
             "window.sockets = []; const Known = WebSocket; window.WebSocket = class extends Known "
             "{ constructor(...given) { super(...given); sockets.push(this); } }; true"
         )
-        page.value(BEGIN)
+        begin(page)
         page.until(f"{FRAMES} > 5")
         stood = page.value(FRAMES)
         page.value("sockets.at(-1).close(); true")
@@ -96,9 +103,9 @@ def test_a_lost_socket_is_told_and_comes_back(start: Starter) -> None:
 def test_a_full_server_is_told_in_words(start: Starter) -> None:
     server = start(max_sessions=1)
     with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
-        first.value(BEGIN)
+        begin(first)
         first.until(f"{FRAMES} > 5")
-        second.value(BEGIN)
+        begin(second)
         second.until("document.getElementById('state').textContent.includes('all 1 sessions are taken')")
         assert second.value("document.getElementById('state').classList.contains('error')")
 

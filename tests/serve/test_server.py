@@ -120,6 +120,7 @@ def test_a_prompt_has_two_receipts_and_changes_the_chunk_that_it_names(start: St
     run(test, server)
 
 
+@pytest.mark.slow
 def test_a_viewer_that_acknowledges_nothing_gets_two_chunks_and_another_one_goes_on(start: Starter) -> None:
     server = start()
 
@@ -164,6 +165,7 @@ def test_a_lost_socket_comes_back_without_a_frame_lost_or_twice(start: Starter) 
     run(test, server)
 
 
+@pytest.mark.slow
 def test_pause_and_play_stop_and_go_on_where_it_stood(start: Starter) -> None:
     server = start()
 

@@ -28,7 +28,7 @@ from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest import Target
 from seko_runtime.opening import workloads
 from seko_runtime.sessions.loaded import Loaded
-from seko_runtime.sessions.snapshot import read_snapshot, write_snapshot
+from seko_runtime.sessions.snapshot import Snapshot, read_snapshot
 from tests.runtime import toy
 from tests.runtime.order_watch import FakeMemory, World, made_world
 from tests.shared import made_once
@@ -183,7 +183,8 @@ def _restore_at(pool: ToyPool, path: Path, position: int) -> None:
     """Restore a snapshot whose row is said to be elsewhere."""
     rows = pool._rows
     state = read_snapshot(path, pool._digests, rows.layout(), rows.form)
-    write_snapshot(path, pool._digests, replace(state, numbers=replace(state.numbers, position=position)))
+    moved = replace(state, numbers=replace(state.numbers, position=position))
+    Snapshot(moved, pool._digests).save(path)
     pool.restore(path)
 
 
@@ -262,6 +263,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "toy-speech", lambda folder: build(folder, "cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registered")
 def test_a_compiled_artifact_verifies_and_serves_three_sessions(built: Path) -> None:
     with open_artifact(built) as artifact:
@@ -289,11 +291,13 @@ def test_a_compiled_artifact_verifies_and_serves_three_sessions(built: Path) -> 
             session.close()
 
 
+@pytest.mark.slow
 def test_without_it_the_kind_is_unknown(built: Path) -> None:
-    with pytest.raises(ManifestError, match="workload is 'toy-speech', this runtime knows video"):
+    with pytest.raises(ManifestError, match="workload is 'toy-speech', this runtime knows speech, video"):
         read_manifest(built)
 
 
+@pytest.mark.slow
 def test_a_child_finds_the_workload_by_its_entry_point(built: Path, tmp_path: Path) -> None:
     info = tmp_path / "toy_speech-0.1.dist-info"
     info.mkdir()

@@ -134,6 +134,7 @@ def test_what_is_no_caption_is_refused(text):
         parse(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "noise", "clips", "bar"), [(0.0, 0.0, 60, 0.98), (1.0, 0.06, 40, 0.93)])
 def test_the_judge_sees_what_was_drawn(sigma, noise, clips, bar):
     """Two seconds of each of 100 scenes, sharp, then as a VAE may give them back; each attribute by itself."""

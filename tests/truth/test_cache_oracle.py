@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -173,6 +174,7 @@ def ring_of(stream: StreamConfig) -> Ring:
 EVENTS = st.lists(st.sampled_from(["chunk"] * 6 + ["prompt", "leave"]), min_size=4, max_size=24)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(layouts(), EVENTS, st.integers(1, 3), st.randoms())
 def test_every_token_is_read_as_itself(layout, events, sessions, random):

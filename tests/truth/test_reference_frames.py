@@ -24,6 +24,7 @@ from seko_runtime.video.manifest import parse_video_manifest
 from seko_runtime.video.session import Session
 from tests.export.test_pool_pieces import eager_pool
 from tests.stacked import eager_session
+from tests.tiers import first_is_fast
 from tests.tolerances import STEP, relative_error
 from tests.truth.against_naive import hold_to_naive, naive_models
 from tests.truth.eager_stream import EagerStream, random_text, random_wan_weights, small_config
@@ -121,8 +122,8 @@ STREAMS = [
 ]
 
 
-@pytest.mark.parametrize("stream", STREAMS, ids=str)
-@pytest.mark.parametrize("scheme", ["fp32", "int8-sink"])
+@pytest.mark.parametrize("stream", first_is_fast(STREAMS, 2), ids=str)
+@pytest.mark.parametrize("scheme", first_is_fast(["int8-sink", "fp32"]))
 def test_sessions_write_them_and_rows_keep_their_own(scheme, stream):
     """Eager programs by hand give the session's bytes; one row begins anew with others while the other goes on."""
     config = config_of(2, 1, 4, 3, scheme, batch=2, **stream)

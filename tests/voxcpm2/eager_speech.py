@@ -13,12 +13,18 @@ from torch import Tensor
 
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.weights import model_weights
-from seko_export.families.voxcpm2 import pieces as p
 from seko_export.families.voxcpm2.config import VoxCpm2Config
-from seko_export.families.voxcpm2.pieces import SpeechLayout, prefill_pieces, step_pieces, voice_piece
+from seko_export.families.voxcpm2.pieces import (
+    PREFILL,
+    SpeechLayout,
+    prefill_pieces,
+    step_pieces,
+    voice_piece,
+)
 from seko_export.families.voxcpm2.solver import STEPS
 from seko_export.families.voxcpm2.weights import SIZES, SpeechWeights, speech_tables
 from seko_export.media.audio_vae.modules import DecodeChunk, EncodeChunk, state_size
+from seko_runtime.speech import contract as c
 
 
 @dataclass
@@ -58,18 +64,25 @@ class EagerSpeech:
         self.values |= {f"weight:{name}": table for name, table in tables.items()}
         d, places = config.base.dim, layout.places
         zeros = {
-            p.BASE_STATE: (layout.rows, d),
-            p.RESIDUAL_STATE: (layout.rows, d),
-            p.LAST_PATCH: (layout.rows, *config.patch_shape),
+            c.BASE_STATE: (layout.rows, d),
+            c.RESIDUAL_STATE: (layout.rows, d),
+            c.LAST_PATCH: (layout.rows, *config.patch_shape),
         }
         for prefix, net in (("base_lm", config.base), ("residual_lm", config.residual)):
             for part in "kv":
-                zeros[f"{prefix}.{part}"] = (net.layers, places, net.kv_heads, net.head_dim)
+                if layout.form is None:
+                    zeros[f"{prefix}.{part}"] = (net.layers, places, net.kv_heads, net.head_dim)
+                    continue
+                kinds = {"codes": layout.form.codes_shape, "scales": layout.form.scales_shape}
+                for kind, shape_of in kinds.items():
+                    dtype = layout.form.code_dtype if kind == "codes" else torch.uint8
+                    shape = (net.layers, places, *shape_of(net.kv_heads, net.head_dim))
+                    self.values[f"buffer:{prefix}.{part}_{kind}"] = torch.full(shape, 0x7E, dtype=dtype)
         for name, shape in zeros.items():  # what was never written must never matter
             self.values[f"buffer:{name}"] = torch.full(shape, torch.nan, dtype=layout.dtype)
         with torch.device("meta"):
             sizes = state_size(DecodeChunk(config.vae)), state_size(EncodeChunk(config.vae))
-        self.values[f"buffer:{p.VAE_STATES}"] = torch.zeros(layout.rows, sizes[0])
+        self.values[f"buffer:{c.VAE_STATES}"] = torch.zeros(layout.rows, sizes[0])
         self.voice_states = torch.zeros(1, sizes[1])
         self._steps: dict[tuple[int, int], dict[str, Piece]] = {}
         self.rows = [Row(0) for _ in range(layout.rows)]
@@ -89,17 +102,17 @@ class EagerSpeech:
         ids, is_audio, patches = (torch.as_tensor(prompt[name]) for name in ("ids", "is_audio", "patches"))
         made = prefill_pieces(self.config, self.layout, tokens, length)
         self.rows[row] = held = Row(start, seed=seed, guidance=guidance)
-        self.values[f"buffer:{p.VAE_STATES}"][row] = 0
+        self.values[f"buffer:{c.VAE_STATES}"][row] = 0
         for first in range(0, len(ids), tokens):
             part = slice(first, first + tokens)
             count = len(ids[part])
             padding = tokens - count
             fill = torch.nn.functional.pad
-            self._give(p.IDS, fill(ids[part], (0, padding), value=3))
-            self._give(p.IS_AUDIO, fill(is_audio[part], (0, padding)))
+            self._give(c.IDS, fill(ids[part], (0, padding), value=3))
+            self._give(c.IS_AUDIO, fill(is_audio[part], (0, padding)))
             shaped = fill(patches[part], (0, 0, 0, 0, 0, padding), value=0.5)
-            self._give(p.PROMPT_PATCHES, shaped.to(self.layout.dtype))
-            self._give_rows([row], first=[held.position], count=[count], begin=f"{p.PREFILL}.")
+            self._give(c.PROMPT_PATCHES, shaped.to(self.layout.dtype))
+            self._give_rows([row], first=[held.position], count=[count], begin=f"{PREFILL}.")
             for piece in made.values():
                 self.run(piece)
             held.position += count
@@ -109,10 +122,10 @@ class EagerSpeech:
         batch = len(rows)
         held = [self.rows[row] for row in rows]
         self._give_rows(rows, first=[row.position for row in held], count=[1] * batch)
-        self._give(p.SEEDS, torch.tensor([row.seed for row in held]))
-        self._give(p.PATCH_NUMBERS, torch.tensor([row.patches for row in held]))
-        self._give(p.TEMPERATURE, torch.ones(batch))
-        self._give(p.GUIDANCE, torch.tensor([row.guidance for row in held]))
+        self._give(c.SEEDS, torch.tensor([row.seed for row in held]))
+        self._give(c.PATCH_NUMBERS, torch.tensor([row.patches for row in held]))
+        self._give(c.TEMPERATURE, torch.ones(batch))
+        self._give(c.GUIDANCE, torch.tensor([row.guidance for row in held]))
         return {
             piece.key.role: piece for piece in step_pieces(self.config, self.layout, batch, length).values()
         }
@@ -122,7 +135,7 @@ class EagerSpeech:
         made = self.begin(rows, length)
         self.run(made["noise"])
         if noise is not None:
-            self.values[f"buffer:{p.PATCH}"] = noise
+            self.values[f"buffer:{c.PATCH}"] = noise
         self.run(made["condition"])
         self.solve(made)
         for role in ("patch_tokens", "patch_layer", "patch_embedding", "positions", "base_layer", "fusion"):
@@ -132,8 +145,8 @@ class EagerSpeech:
         for row in rows:
             self.rows[row].position += 1
             self.rows[row].patches += 1
-        found = {"patch": self.values[f"buffer:{p.PATCH}"], "embedded": self.values["value:features"]}
-        found |= {name: self.values[f"buffer:{name}"] for name in (p.STOP, p.STOP_LOGITS, p.SAMPLES)}
+        found = {"patch": self.values[f"buffer:{c.PATCH}"], "embedded": self.values["value:features"]}
+        found |= {name: self.values[f"buffer:{name}"] for name in (c.STOP, c.STOP_LOGITS, c.SAMPLES)}
         found |= {name: self.values[f"value:{name}"] for name in ("last_base", "last_residual")}
         return found
 
@@ -145,33 +158,33 @@ class EagerSpeech:
 
     def set_state(self, row: int, base: Tensor, residual: Tensor, last_patch: Tensor) -> None:
         """Write what a row's next step begins with."""
-        for name, state in ((p.BASE_STATE, base), (p.RESIDUAL_STATE, residual), (p.LAST_PATCH, last_patch)):
+        for name, state in ((c.BASE_STATE, base), (c.RESIDUAL_STATE, residual), (c.LAST_PATCH, last_patch)):
             self.values[f"buffer:{name}"][row] = state
 
     def state(self, row: int) -> dict[str, Tensor]:
         """Return what a row's next step begins with."""
-        names = {"base": p.BASE_STATE, "residual": p.RESIDUAL_STATE, "last_patch": p.LAST_PATCH}
+        names = {"base": c.BASE_STATE, "residual": c.RESIDUAL_STATE, "last_patch": c.LAST_PATCH}
         return {ours: self.values[f"buffer:{name}"][row].clone() for ours, name in names.items()}
 
     def encode(self, samples: Tensor) -> Tensor:
         """Return the latents [T, C] of a voice's samples [n], which fill whole calls."""
         piece = voice_piece(self.config, self.layout)
-        self.values[f"buffer:{p.VOICE_STATES}"] = torch.zeros_like(self.voice_states)
+        self.values[f"buffer:{c.VOICE_STATES}"] = torch.zeros_like(self.voice_states)
         latents = []
         for stretch in samples.split(piece.inputs[0].shape[1]):
-            self._give(p.VOICE, stretch[None])
+            self._give(c.VOICE, stretch[None])
             self.run(piece)
-            latents.append(self.values[f"buffer:{p.VOICE_LATENTS}"][0])
+            latents.append(self.values[f"buffer:{c.VOICE_LATENTS}"][0])
         return torch.cat(latents)
 
     def _give(self, name: str, value: Tensor) -> None:
         self.values[f"buffer:{name}"] = value
 
     def _give_rows(self, rows: Sequence[int], *, first: list[int], count: list[int], begin: str = "") -> None:
-        self._give(begin + p.ROWS, torch.tensor(rows))
-        self._give(begin + p.STARTS, torch.tensor([self.rows[row].start for row in rows]))
-        self._give(begin + p.FIRST, torch.tensor(first))
-        self._give(begin + p.COUNT, torch.tensor(count))
+        self._give(begin + c.ROWS, torch.tensor(rows))
+        self._give(begin + c.STARTS, torch.tensor([self.rows[row].start for row in rows]))
+        self._give(begin + c.FIRST, torch.tensor(first))
+        self._give(begin + c.COUNT, torch.tensor(count))
 
     @torch.no_grad()
     def run(self, piece: Piece, number: int = 0) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from seko_export.errors import UsageError
 from seko_export.families.voxcpm2.config import VoxCpm2Config
 from seko_export.families.voxcpm2.pieces import SpeechLayout, prefill_pieces, step_pieces
 from seko_export.families.voxcpm2.presets import PRESETS, TINY
 from seko_export.lowering.trace import trace
+from seko_kernels.formats import FP4, INT4
 from tests.tolerances import ORACLE, relative_error
+from tests.voxcpm2.eager_speech import EagerSpeech
 from tests.voxcpm2.models import PLAIN, ours, prompt, scaled
 from tests.voxcpm2.oracle import original_model
 
@@ -18,25 +21,48 @@ LAYOUT = SpeechLayout(rows=5, places=40, dtype=torch.float32, fused=True)
 STEP_PIECES = step_pieces(CONFIG, LAYOUT, batch=2, length=16)
 
 
+def compare_steps(config: VoxCpm2Config, expected: EagerSpeech, pool: EagerSpeech) -> None:
+    """Prefill two rows, then step them alone and together, each time from the same state."""
+    pools = [expected, pool]
+    for row, (start, tokens) in enumerate(((3, 9), (40, 14))):
+        for each in pools:
+            given = prompt(config, tokens, range(2, 5))
+            each.prefill(row, given, start=start, tokens=16, length=16, seed=row)
+    for rows in ([0, 1], [1], [1, 0]):
+        plain, fused = (each.step(rows, length=32) for each in pools)
+        for name, truth in plain.items():
+            if truth.dtype is torch.uint8:
+                assert torch.equal(fused[name], truth)
+            else:
+                assert relative_error(fused[name], truth) <= ORACLE[torch.float32], name
+        for row in rows:  # quantisation may magnify a rounding
+            pool.set_state(row, **expected.state(row))
+
+
 @pytest.mark.parametrize("config", [PLAIN, scaled(PLAIN)], ids=["plain", "scaled"])
 def test_steps_are_those_of_plain_layers(config: VoxCpm2Config) -> None:
     model = original_model(config)
-    pools = [ours(model, config, places=80, fused=fused) for fused in (False, True)]
-    for row, (start, tokens) in enumerate(((3, 9), (40, 14))):
-        for pool in pools:
-            pool.prefill(
-                row, prompt(config, tokens, range(2, 5)), start=start, tokens=16, length=16, seed=row
-            )
-    for rows in ([0, 1], [1], [1, 0]):
-        plain, fused = (pool.step(rows, length=32) for pool in pools)
-        for name, expected in plain.items():
-            if expected.dtype is torch.uint8:
-                assert torch.equal(fused[name], expected)
-            else:
-                assert relative_error(fused[name], expected) <= ORACLE[torch.float32], name
-        for pool in pools[1:]:  # each step from the same state: quantisation may magnify a rounding
-            for row in rows:
-                pool.set_state(row, **pools[0].state(row))
+    compare_steps(config, *(ours(model, config, places=80, fused=fused) for fused in (False, True)))
+
+
+def test_steps_over_quantised_caches_are_those_of_plain_layers() -> None:
+    model = original_model(PLAIN)
+    pools = [ours(model, PLAIN, places=80, fused=fused, form=FP4) for fused in (False, True)]
+    compare_steps(PLAIN, *pools)
+    with pytest.raises(UsageError, match="caches of int4"):
+        ours(model, PLAIN, form=INT4)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_fp8_weights_are_the_model_with_rounded_matrices(fused: bool) -> None:
+    model, rounded = original_model(PLAIN), original_model(PLAIN)
+    state = rounded.state_dict()
+    for name, tensor in state.items():
+        if ".layers." in name and name.endswith("_proj.weight"):
+            scale = tensor.abs().amax(1, keepdim=True) / 448
+            tensor.copy_((tensor / scale).to(torch.float8_e4m3fn).float() * scale)
+    exact = ours(rounded, PLAIN, places=80)
+    compare_steps(PLAIN, exact, ours(model, PLAIN, places=80, fused=fused, fp8=True))
 
 
 def test_one_engine_serves_all_lengths() -> None:

@@ -69,6 +69,7 @@ def random_inputs(piece: Piece) -> list[Tensor]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["base_layer", "solver_step"])
 def test_a_compiled_engine_is_its_module(role: str, tmp_path: Path) -> None:
     """By AOTInductor for the CPU, what is written in place included."""

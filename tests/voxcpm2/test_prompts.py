@@ -17,7 +17,8 @@ from torch import Tensor
 from seko_export.families.voxcpm2.presets import PRESETS, TINY
 from seko_export.families.voxcpm2.random_files import tokenizer_json
 from seko_runtime.errors import ArtifactError, UsageError
-from seko_runtime.speech.prompts import assemble, pad_voice, patch_limit
+from seko_runtime.speech.manifest import SpeechLimits
+from seko_runtime.speech.prompts import assemble, pad_voice
 from seko_runtime.speech.tokens import SpeechTokenizer
 from tests.voxcpm2.oracle import original, original_model, quiet
 
@@ -76,15 +77,15 @@ def test_each_kind_of_prompt_is_the_originals(mode: str, arguments_of: Any) -> N
     assert np.array_equal(made.is_audio, is_audio[0].bool())
     assert np.array_equal(made.is_audio, ~text_mask[0].bool())
     assert np.array_equal(made.patches, patches[0])
-    assert patch_limit(3) == limit == 28
+    assert SpeechLimits().patches(3) == limit == 28
     assert (made.ids.dtype, made.is_audio.dtype, made.patches.dtype) == (np.int64, np.bool_, np.float32)
     context = VOICES["continued"][-3:] if "continued" in MODES[mode] else VOICES["continued"][:0]
     assert np.array_equal(made.context, context)
 
 
 def test_a_long_text_has_the_originals_limit() -> None:
-    assert [patch_limit(count) for count in (1, 331, 332, 5000)] == [16, 1996, 2000, 2000]
-    assert patch_limit(50, most=100) == 100
+    assert [SpeechLimits().patches(count) for count in (1, 331, 332, 5000)] == [16, 1996, 2000, 2000]
+    assert SpeechLimits(most_patches=100).patches(50) == 100
 
 
 def test_voices_are_filled_up_to_whole_patches() -> None:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from seko_export.families.voxcpm2.random_files import tokenizer_json
-from seko_runtime.speech.prompts import assemble, pad_voice, patch_limit
+from seko_runtime.speech.manifest import SpeechLimits
+from seko_runtime.speech.prompts import assemble, pad_voice
 from seko_runtime.speech.tokens import SpeechTokenizer
 from tests.tolerances import relative_error
 from tests.voxcpm2.eager_speech import EagerSpeech
@@ -91,7 +92,7 @@ def test_a_sentence_is_the_originals(mode: str, worst: Callable[[str, float], No
     text = TOKENS.ids((OLD_TEXT if "continued" in voices else "") + TEXT)
     patches = {kind: encoded(speech, VOICES[kind], continued=kind == "continued") for kind in voices}
     made = assemble(text, PLAIN.patch_shape, **patches)
-    assert len(wanted) == count < patch_limit(len(TOKENS.ids(TEXT)))
+    assert len(wanted) == count < SpeechLimits().patches(len(TOKENS.ids(TEXT)))
     speech.prefill(0, asdict(made), start=3, tokens=16, length=64)
     for number, (sound, noise) in enumerate(zip(wanted, noises, strict=True)):
         samples = speech.step([0], 64, noise.transpose(1, 2).contiguous())["samples"]

@@ -115,7 +115,10 @@ class DriverMemory:
 
     def row(self, tensor: DeviceTensor, axis: int, row: int, rows: int) -> DeviceTensor:
         part = tensor.shape[axis] // rows
-        return tensor.cut(axis, row * part, part)
+        return self.part(tensor, axis, row * part, part)
+
+    def part(self, tensor: DeviceTensor, axis: int, first: int, count: int) -> DeviceTensor:
+        return tensor.cut(axis, first, count)
 
     def every(self, tensor: DeviceTensor, axis: int, step: int) -> DeviceTensor:
         return tensor.cut(axis, 0, -(-tensor.shape[axis] // step), step)

@@ -180,6 +180,10 @@ class Memory(Protocol):
         """View of the ``row``-th of ``rows`` equal parts along ``axis``."""
         ...
 
+    def part(self, tensor: Tensor, axis: int, first: int, count: int) -> Tensor:
+        """View of ``count`` entries along ``axis``, from entry ``first`` on."""
+        ...
+
     def every(self, tensor: Tensor, axis: int, step: int) -> Tensor:
         """View of every ``step``-th entry along ``axis``, from entry 0 on."""
         ...

@@ -57,7 +57,10 @@ class NumpyMemory:
 
     def row(self, tensor: Array, axis: int, row: int, rows: int) -> Array:
         part = tensor.shape[axis] // rows
-        view: Array = tensor[(slice(None),) * axis + (slice(row * part, (row + 1) * part),)]
+        return self.part(tensor, axis, row * part, part)
+
+    def part(self, tensor: Array, axis: int, first: int, count: int) -> Array:
+        view: Array = tensor[(slice(None),) * axis + (slice(first, first + count),)]
         return view
 
     def every(self, tensor: Array, axis: int, step: int) -> Array:

@@ -54,7 +54,10 @@ class CpuMemory:
 
     def row(self, tensor: torch.Tensor, axis: int, row: int, rows: int) -> torch.Tensor:
         part = tensor.shape[axis] // rows
-        return tensor.narrow(axis, row * part, part)
+        return self.part(tensor, axis, row * part, part)
+
+    def part(self, tensor: torch.Tensor, axis: int, first: int, count: int) -> torch.Tensor:
+        return tensor.narrow(axis, first, count)
 
     def every(self, tensor: torch.Tensor, axis: int, step: int) -> torch.Tensor:
         return tensor[(slice(None),) * axis + (slice(None, None, step),)]

@@ -61,14 +61,19 @@ def _run_command(arguments: Sequence[str], *, as_json: bool) -> int:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Replay chunks and write them to a file."""
-    from seko_runtime.cli import run as run_command
+    """Make chunks of video, or speak, and write that to a file."""
+    from seko_runtime.cli import run as video
+    from seko_runtime.cli import speech
+    from seko_runtime.speech.manifest import SpeechManifest
 
-    return run_command.run(options)
+    manifest, _ = read_manifest(options.artifact, trust=options.trust)
+    if isinstance(manifest, SpeechManifest):
+        return speech.run(options, manifest)
+    return video.run(options)
 
 
 def verify(options: argparse.Namespace) -> Report:
-    """Replay the goldens; the report ends with a NumericError if a chunk differs."""
+    """Replay the goldens; the report ends with a NumericError if a result differs."""
     from seko_runtime.sessions.verdict import verdict
 
     with open_artifact(
@@ -79,7 +84,7 @@ def verify(options: argparse.Namespace) -> Report:
     lines = [f"golden   {error}" for error in errors]
     missed = next((error for error in errors if not error.within), None)
     if missed is None:
-        lines.append(f"verified {len(errors)} recorded chunks: all within their bounds")
+        lines.append(f"verified {len(errors)} recorded results: all within their bounds")
         return Report(result, tuple(lines))
     message = f"a golden is missed: {missed}; rebuild the artifact on this kind of machine"
     return Report(result, tuple(lines), NumericError(message))

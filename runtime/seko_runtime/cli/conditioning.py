@@ -73,7 +73,7 @@ def read_conditioning(options: argparse.Namespace) -> Conditioning:
     """
     return Conditioning(
         _prompts_of(options),
-        None if options.text is None else _load_text(options.text),
+        None if options.text is None else _load_text(Path(options.text)),
         None if options.image is None else load_image(options.image),
         None if options.reference is None else load_reference(options.reference),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,8 +13,8 @@ from seko_runtime.cli.output import print_lines
 from seko_runtime.errors import UsageError
 
 SUMMARIES = {
-    "run": "replay chunks and write them to a file",
-    "verify": "replay the recorded chunks and compare",
+    "run": "make video or speech and write it to a file",
+    "verify": "replay what was recorded and compare",
     "info": "print what the manifest says",
     "unpack": "unpack a packed artifact into a folder",
 }
@@ -27,11 +27,15 @@ USAGES = {
 }
 
 ARTIFACT = "Artifact (how it is opened)"
-VIDEO = "Video (length, prompt, noise)"
+BOTH = "Text and noise (video and speech)"
+VIDEO = "Video (length, prompt)"
 MEDIA = "Media (pictures and sound)"
 INPUTS = "Camera and other inputs"
+SPEECH = "Speech (voice, length)"
 OUTPUT = "Output"
-GROUPS = (ARTIFACT, VIDEO, MEDIA, INPUTS, OUTPUT)  # in the order of the help
+GROUPS = (ARTIFACT, BOTH, VIDEO, MEDIA, INPUTS, SPEECH, OUTPUT)  # in the order of the help
+VIDEO_OPTIONS = (ARTIFACT, BOTH, VIDEO, MEDIA, INPUTS, OUTPUT)
+SPEECH_OPTIONS = (ARTIFACT, BOTH, SPEECH, OUTPUT)
 
 
 @dataclass(frozen=True)
@@ -102,14 +106,25 @@ OPTIONS = (
         help="open only an artifact that a key in this file signed; default: SEKO_TRUST",
     ),
     _option(
+        "--text",
+        group=BOTH,
+        metavar="TEXT",
+        help="speech: the text to speak. Video: FILE.npy, text embeddings [B, tokens, dim]",
+    ),
+    _option(
+        "--seed",
+        group=BOTH,
+        type=int,
+        default=0,
+        metavar="S",
+        help="seed of the noise; row r of a video gets S + r",
+    ),
+    _option(
         "--chunks",
         group=VIDEO,
         type=_positive,
         metavar="N",
         help="how many chunks; default: as many as --audio, --keys or --poses last, else 4",
-    ),
-    _option(
-        "--seed", group=VIDEO, type=int, default=0, metavar="S", help="seed of the noise; row r gets S + r"
     ),
     _option("--prompt", group=VIDEO, metavar="TEXT", help="a sentence; default: that of the recorded chunks"),
     _option(
@@ -120,7 +135,6 @@ OPTIONS = (
         help='prompts over time: [{"at_s": 0, "prompt": "..."}, {"at_s": 6.5, "prompt": ..., "recache": true}]; '
         "at_frame in place of at_s: a video frame",
     ),
-    _option("--text", group=VIDEO, type=Path, metavar="FILE.npy", help="text embeddings [B, tokens, dim]"),
     _option("--steps", group=VIDEO, type=_positive, metavar="N", help="denoise passes per chunk"),
     _option("--shift", group=VIDEO, type=float, metavar="X", help="shift of their times towards noise"),
     _option(
@@ -182,13 +196,44 @@ OPTIONS = (
         help="an input of the model, such as a camera: one chunk's array, or [chunks, ...]; repeatable",
     ),
     _option(
+        "--text-file",
+        group=SPEECH,
+        type=Path,
+        metavar="FILE",
+        help="speak the lines of a text in UTF-8, each as a sentence of its own, as they are read; - is stdin",
+    ),
+    _option(
+        "--voice",
+        group=SPEECH,
+        type=Path,
+        metavar="FILE",
+        help="the voice to sound like: wav; with PyAV also mp3, m4a. Default: the model chooses one",
+    ),
+    _option(
+        "--voice-text",
+        group=SPEECH,
+        metavar="TEXT",
+        help="the words of --voice: the text goes on where it ends",
+    ),
+    _option(
+        "--patches",
+        group=SPEECH,
+        type=_positive,
+        metavar="N",
+        help="the most patches of a sentence; default: by its tokens",
+    ),
+    _option("--guidance", group=SPEECH, type=float, metavar="X", help="default: the artifact's, such as 2"),
+    _option(
+        "--temperature", group=SPEECH, type=float, metavar="X", help="of the noise; default: the artifact's"
+    ),
+    _option(
         "-o",
         "--output",
         group=OUTPUT,
         type=Path,
         required=True,
         metavar="FILE",
-        help=".npy .y4m .mp4; a named pipe is written to as chunks come, and - is stdout",
+        help=".npy .y4m .mp4, speech: .wav .mp3 .flac; a named pipe is written to as chunks come, and - is stdout",
     ),
     _option(
         "-o",
@@ -204,7 +249,8 @@ OPTIONS = (
         "--format",
         group=OUTPUT,
         metavar="NAME",
-        help="npy, y4m, mp4, or raw: rgb24 pictures alone; y4m for - and pipes",
+        help="npy, y4m, mp4, or raw: rgb24 pictures alone; y4m for - and pipes. Speech: wav, mp3, flac, or raw: 16-bit "
+        "samples alone, which is for - and pipes",
     ),
     _option(
         "--force",
@@ -222,6 +268,17 @@ OPTIONS = (
     ),
     _option("-h", "--help", group=OUTPUT, of=_ALL, action="help", help="show this help"),
 )
+
+
+def others_than(groups: Collection[str], options: argparse.Namespace) -> list[str]:
+    """Return the options of `run` that are given although they are under other headings than these."""
+    return [
+        option.names[-1]
+        for option in OPTIONS
+        if "run" in option.commands
+        and option.group not in groups
+        and getattr(options, option.names[-1].removeprefix("--").replace("-", "_")) is not None
+    ]
 
 
 class Parser(argparse.ArgumentParser):
@@ -260,7 +317,10 @@ def parsers(
     functions: Mapping[str, Callable[..., Any]],
 ) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Return the parser of the command line, and those of its commands by name."""
-    parser = Parser(prog="seko-run", description="Open an artifact and make video of it, chunk by chunk.")
+    parser = Parser(
+        prog="seko-run",
+        description="Open an artifact and make video of it, chunk by chunk, or speech, patch by patch.",
+    )
     parser.add_argument("--version", action="version", version=f"seko-runtime {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", title="Commands")
     commands: dict[str, argparse.ArgumentParser] = {}

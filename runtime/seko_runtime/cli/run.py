@@ -19,6 +19,7 @@ from seko_runtime.cli.camera import camera_inputs
 from seko_runtime.cli.conditioning import Conditioning, PromptAt, fit_conditioning, read_conditioning
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.cli.output import Report, note, stdout_for_video
+from seko_runtime.cli.parser import VIDEO_OPTIONS, others_than
 from seko_runtime.cli.progress import Progress
 from seko_runtime.errors import UsageError
 from seko_runtime.opening.artifact import open_artifact, read_manifest
@@ -43,6 +44,8 @@ def run(options: argparse.Namespace) -> Report:
     KeyboardInterrupt
         If a signal ends it; finished chunks are kept, see `ChunkWriter`.
     """
+    for name in others_than(VIDEO_OPTIONS, options):
+        raise UsageError(f"{name} is for artifacts that speak; this one makes video")
     check_output(options.output, options.format)
     streams = options.output == STDOUT
     if streams:

@@ -18,8 +18,10 @@ MAX_SOUND_S = 7200
 MIN_FILE_RATE = 4000  # samples a second: of a lower rate a small file would become very many samples
 
 
-def load_sound(path: Path, option: str = "--audio", max_s: int = MAX_SOUND_S) -> NDArray[np.float32]:
-    """Read a voice, float32 [N] in -1..1 at `RATE` Hz.
+def load_sound(
+    path: Path, option: str = "--audio", max_s: int = MAX_SOUND_S, *, rate: int = RATE
+) -> NDArray[np.float32]:
+    """Read a voice, float32 [N] in -1..1 at ``rate`` Hz.
 
     A wav file of one channel, 16 bits and that rate is read with the standard library, anything else with PyAV.
 
@@ -36,9 +38,9 @@ def load_sound(path: Path, option: str = "--audio", max_s: int = MAX_SOUND_S) ->
         raise UsageError(
             f"{what} is no sound: its first bytes are of none of {SOUND_FORMATS}; convert it to a wav"
         )
-    voice = _plain_wav(path, what, max_s) if form == "wav" else None
+    voice = _plain_wav(path, what, max_s, rate) if form == "wav" else None
     if voice is None:
-        voice = _decoded(path, form, option, max_s)
+        voice = _decoded(path, form, option, max_s, rate)
     if not len(voice):
         raise UsageError(f"{what} holds no sample")
     return voice
@@ -48,14 +50,14 @@ def _too_long(what: str, max_s: int) -> UsageError:
     return UsageError(f"{what} is longer than {max_s} s, which is the most that is read; cut it")
 
 
-def _plain_wav(path: Path, what: str, max_s: int) -> NDArray[np.float32] | None:
+def _plain_wav(path: Path, what: str, max_s: int, rate: int) -> NDArray[np.float32] | None:
     """Return the samples of a wav file that needs no conversion; None of any other file."""
     try:
         with wave.open(str(path), "rb") as file:
-            if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, RATE):
+            if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, rate):
                 return None
             # By what the file holds, not by what its header says: one that was cut off is read as far as it goes.
-            if min(file.getnframes(), path.stat().st_size // 2) > max_s * RATE:
+            if min(file.getnframes(), path.stat().st_size // 2) > max_s * rate:
                 raise _too_long(what, max_s)
             frames = file.readframes(file.getnframes())
             samples = np.frombuffer(frames, "<i2", len(frames) // 2)  # half a sample where the file was cut
@@ -64,9 +66,9 @@ def _plain_wav(path: Path, what: str, max_s: int) -> NDArray[np.float32] | None:
     return samples.astype(np.float32) / np.float32(32768)
 
 
-def _decoded(path: Path, form: str, option: str, max_s: int) -> NDArray[np.float32]:
+def _decoded(path: Path, form: str, option: str, max_s: int, rate: int) -> NDArray[np.float32]:
     what = f"{option} {path}"
-    advice = f"give a wav of one channel, 16 bits and {RATE} Hz, or pip install av"
+    advice = f"give a wav of one channel, 16 bits and {rate} Hz, or pip install av"
     parts: list[NDArray[np.float32]] = []
     length = 0
     with opened(path, form, f"{what} is no sound", f"for {option} {advice}") as container:
@@ -76,7 +78,7 @@ def _decoded(path: Path, form: str, option: str, max_s: int) -> NDArray[np.float
             raise UsageError(f"{what} holds no sound")
         library: Any = av
         # The file's own channels, side by side in one plane: PyAV crashes where a frame has eight planes.
-        resampler = library.AudioResampler(format="flt", rate=RATE)
+        resampler = library.AudioResampler(format="flt", rate=rate)
         for frame in chain(container.decode(audio=0), [None]):  # None: what the resampler still holds
             if frame is not None and frame.sample_rate < MIN_FILE_RATE:
                 raise UsageError(
@@ -86,6 +88,6 @@ def _decoded(path: Path, form: str, option: str, max_s: int) -> NDArray[np.float
                 samples = resampled.to_ndarray().reshape(resampled.samples, -1)  # [n, channels]
                 parts.append(samples.mean(1, dtype=np.float32))
                 length += len(parts[-1])
-            if length > max_s * RATE:
+            if length > max_s * rate:
                 raise _too_long(what, max_s)
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)

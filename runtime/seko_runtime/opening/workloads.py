@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # group of entry points; an entry point's name is a workload's kind, its value `MODULE:WORKLOAD`
 GROUP = "seko.workloads"
 # modules of the built-in workloads, imported when needed; each has an attribute `WORKLOAD`
-BUILT_IN = {"video": "seko_runtime.video.workload"}
+BUILT_IN = {"speech": "seko_runtime.speech.workload", "video": "seko_runtime.video.workload"}
 _registered: dict[str, RuntimeWorkload[Any]] = {}
 
 

@@ -69,7 +69,7 @@ class Device:
         raise NotImplementedError
 
     def join(self) -> None:
-        """Make later device work wait for work that runs beside the calls, such as decoding. The base class has no
+        """Make later device work wait for work that runs beside the calls. The base class has no
         such work; a workload with some overrides the method."""
 
     def row_of(self, buffer: str, row: int) -> Tensor:

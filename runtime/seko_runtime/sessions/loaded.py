@@ -21,7 +21,7 @@ class TokenIds(Protocol):
     """A tokenizer."""
 
     def ids(self, cleaned: str) -> NDArray[np.int64]:
-        """Return the token ids [1, tokens] of a cleaned text."""
+        """Return the token ids of a text; the workload says in which shape."""
         ...
 
 

@@ -33,7 +33,7 @@ from seko_runtime.sessions.session import (
     checked_name,
     checked_tenant,
 )
-from seko_runtime.sessions.snapshot import checked_key, read_snapshot
+from seko_runtime.sessions.snapshot import Content, checked_key, read_snapshot
 
 SessionT = TypeVar("SessionT", bound=RowSession)
 GivenT = TypeVar("GivenT")
@@ -99,7 +99,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         Parameters
         ----------
         begin : callable
-            Takes the number of the cleared row and sets its prompt and other beginnings. If it fails, the row stays
+            Takes the number of the cleared row and sets what its session begins with. If it fails, the row stays
             free.
         name, lease_s, tenant
             As sessions take them.
@@ -122,13 +122,25 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             return self._opened_on(row, name, lease_s, tenant)
 
     def restore(
-        self, path: str | Path, *, name: str = "", lease_s: float | None = None, tenant: str | None = None
+        self,
+        path: str | Path | Content,
+        *,
+        name: str = "",
+        lease_s: float | None = None,
+        tenant: str | None = None,
     ) -> SessionT:
         """Open a session from a snapshot file. The session's next result has the same bytes as that of the saved
         session.
 
         Other sessions of the pool continue while the snapshot is read. A snapshot names no tenant: the session
         belongs to ``tenant``.
+
+        Parameters
+        ----------
+        path : path or bytes-like
+            The file, or its content: `Snapshot.blocks`, joined.
+        name, lease_s, tenant
+            As sessions take them.
 
         Raises
         ------
@@ -139,13 +151,13 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         UsageError
             If ``lease_s`` is no finite number above 0, or ``tenant`` no name.
         """
-        path, name = path_of(path, "path"), checked_name(name)
-        lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
+        source = path if isinstance(path, Content) else path_of(path, "path")
+        name, lease_s, tenant = checked_name(name), checked_lease(lease_s), checked_tenant(tenant)
         with self._call_lock.take():
             self.reap()
             self._vacant_row()  # a full pool is reported before the snapshot file is read
             layout = self._rows.layout()
-        state = read_snapshot(path, self._digests, layout, self._rows.form, self._snapshot_key)
+        state = read_snapshot(source, self._digests, layout, self._rows.form, self._snapshot_key)
         with self._call_lock.take():
             self.reap()
             row = self._free_row(tenant)
@@ -201,7 +213,9 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         results = self._rows.run(sorted(rows), given)
         return [results[row] for row in rows]
 
-    def serve_next(self, now: float | None = None) -> list[tuple[SessionT, ResultT]]:
+    def serve_next(
+        self, now: float | None = None, *, among: Collection[RowSession] | None = None
+    ) -> list[tuple[SessionT, ResultT]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a result, and wait for it.
 
         The pool is unlocked while the device works, so that other threads can open and close sessions and request
@@ -212,6 +226,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         ----------
         now : float, optional
             Seconds of the pool's clock.
+        among : collection of sessions, optional
+            The sessions to choose from; default: all that have asked.
 
         Returns
         -------
@@ -231,9 +247,10 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             asked = [
                 (row, session, request)
                 for row, session in self._sessions_by_row().items()
-                if (request := session._request)
+                if (request := session._request) and (among is None or session in among)
             ]
             asked.sort(key=lambda waiting: waiting[2].turn)
+            asked = self._eligible(asked)
             variants = self._rows.variants([row for row, _, _ in asked])
             began = self._clock()
             # a call that carries all rows begins when all sessions have requested a result, whatever their due
@@ -258,13 +275,22 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             results = self._rows.run(
                 [row for row, _, _ in chosen], [request.given for _, _, request in chosen]
             )
-            for _, session, _ in chosen:
-                session._request = None
+            for (_, session, _), result in zip(chosen, results, strict=True):
+                self._served(session, result)
                 session.renew()
             wait = self._rows.calls_done()
         wait()
         self.call_times.record(variants[call.sessions[0]], call.bucket, self._clock() - began)
         return [(session, result) for (_, session, _), result in zip(chosen, results, strict=True)]
+
+    def _eligible(self, asked: list[tuple[int, SessionT, Request]]) -> list[tuple[int, SessionT, Request]]:
+        """Return the sessions with their rows, of all that have asked, of which the next call may carry some."""
+        return asked
+
+    def _served(self, session: SessionT, result: ResultT) -> None:
+        """Note that a call with a session is queued: its request is met, unless the workload says otherwise."""
+        del result
+        session._request = None
 
     def _check_request(self, row: int, session: SessionT, request: Request) -> None:
         """Check a request again before its call; if the row refuses it, drop the request and raise an error that

@@ -102,7 +102,7 @@ class RankedRows(Generic[ManifestT]):
                     if spec["name"] in axes:
                         shape[axes[spec["name"]]] *= self.manifest.ranks
                     specs[spec["name"]] = TensorSpec(spec["name"], tuple(shape), spec["dtype"])
-            self._layout = RowLayout(**parts)
+            self._layout = RowLayout(parts["tensors"], parts["arrays"])
         return self._layout
 
     def store(self, row: int) -> RowState:

@@ -39,10 +39,23 @@ class RowState:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Name, shape and dtype of all device tensors and host arrays of a row's state."""
+    """Name, shape and dtype of all device tensors and host arrays of a row's state.
+
+    Parameters
+    ----------
+    tensors, arrays : mapping of str to TensorSpec
+        By name; of the largest state, where rows differ in size.
+    sized : callable, optional
+        Returns the layout of a state with some `RowState.numbers`, where rows differ in size.
+    """
 
     tensors: Mapping[str, TensorSpec]
     arrays: Mapping[str, TensorSpec] = field(default_factory=dict)
+    sized: Callable[[Any], RowLayout] | None = None
+
+    def of(self, numbers: Any) -> RowLayout:
+        """Return the layout of a state with these numbers."""
+        return self if self.sized is None else self.sized(numbers)
 
     @property
     def everything(self) -> dict[str, TensorSpec]:

@@ -18,7 +18,7 @@ Tensors = Mapping[str, MappedTensor]
 
 
 class RuntimeWorkload(ABC, Generic[ManifestT]):
-    """A kind of model, such as video. An artifact names its workload in its manifest's ``workload.kind``.
+    """A kind of model. An artifact names its workload in its manifest's ``workload.kind``.
 
     Attributes
     ----------

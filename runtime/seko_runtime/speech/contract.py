@@ -30,7 +30,7 @@ between calls, the host block has `PREFILL_ROWS`. What it makes, `LEAD_IN_SAMPLE
 
 **Step**: ``begin.B``, the runs of ``solve.B`` (one for each moving step of the solver), ``advance.B.L``, ``decode.B``:
 one unit, so one captured graph for each pair of B and L (`step_programs`). It makes the rows' next patches and samples
-and runs both language models over the patches. L reaches every row's position (below L).
+and runs both language models over the patches. Every row's position is below L, one of `SpeechWorkload.step_lengths`.
 
 - Before each call, as a host block, [call_rows] each, of which a bucket takes the leading B: `ROWS`, `STARTS`, `FIRST`
   (the row's position), `COUNT` (1), `SEEDS`, `PATCH_NUMBERS` (from 0), `TEMPERATURE` and `GUIDANCE` (float32). Noise is
@@ -134,7 +134,7 @@ def speech_contract(manifest: SpeechManifest) -> Contract:
     rules: dict[str, ProgramRule] = {}
     units: list[tuple[str, ...]] = []
     for batch in manifest.buckets:
-        for length in workload.read_lengths:
+        for length in workload.step_lengths:
             unit = begin, solve, advance, decode = step_programs(batch, length)
             units.append(unit)
             rules |= {name: of_step(bucket=batch) for name in (begin, advance, decode)}

@@ -18,7 +18,7 @@ from seko_runtime.format.manifest import (
 )
 from seko_runtime.format.manifest_reader import parse_manifest
 from seko_runtime.format.records import Check, Limit, OneOf, Within
-from seko_runtime.speech.prompts import FURTHER_PATCHES, MOST_PATCHES, PATCHES_A_TOKEN, SpeechMarks
+from seko_runtime.speech.prompts import SpeechMarks
 
 KIND = "speech"
 MAX_SEED = (1 << 62) - 1  # as a session takes them
@@ -116,9 +116,13 @@ class SpeechLimits:
     """
 
     least_patches: int = 4
-    patches_a_token: Count = PATCHES_A_TOKEN
-    further_patches: int = FURTHER_PATCHES
-    most_patches: Count = MOST_PATCHES
+    patches_a_token: Count = 6
+    further_patches: int = 10
+    most_patches: Count = 2000
+
+    def patches(self, text_tokens: int) -> int:
+        """Return after how many patches a text of so many tokens ends, whatever the model says."""
+        return min(self.patches_a_token * text_tokens + self.further_patches, self.most_patches)
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,9 @@ class SpeechWorkload(Workload):
         Places of each cache. A session has as many consecutive ones as its positions; the last place is nobody's, and
         padding is written there.
     read_lengths : tuple of int
-        Positions that a call can read, ascending; the last is ``positions``.
+        Positions that a prefill can read, ascending; the last is ``positions``.
+    step_lengths : tuple of int
+        The same of a step. Layers that read what a row holds where it lies have one length.
     prefill_tokens : tuple of int
         Tokens that a prefill call can take, ascending.
     vocabulary : int
@@ -197,6 +203,7 @@ class SpeechWorkload(Workload):
     positions: Annotated[int, Within(2, MAX_POSITIONS)]
     places: Count
     read_lengths: Annotated[tuple[Count, ...], _LENGTHS]
+    step_lengths: Annotated[tuple[Count, ...], _LENGTHS]
     prefill_tokens: Annotated[tuple[Count, ...], _LENGTHS]
     vocabulary: Count
     patch: Patch
@@ -215,8 +222,12 @@ class SpeechWorkload(Workload):
         return golden if self.tokenizer is None else (*golden, self.tokenizer)
 
     def read_length(self, positions: int) -> int:
-        """Return the shortest read length that reaches so many positions."""
+        """Return the shortest length of a prefill that reaches so many positions."""
         return next(length for length in self.read_lengths if length >= positions)
+
+    def step_length(self, positions: int) -> int:
+        """Return the shortest length of a step that reaches so many positions."""
+        return next(length for length in self.step_lengths if length >= positions)
 
     def prefill_size(self, tokens: int) -> int:
         """Return the smallest prefill that takes so many tokens; the largest if none does."""
@@ -250,7 +261,7 @@ def speech_manifest(manifest: Manifest) -> SpeechManifest:
 
 
 def _check_workload(workload: SpeechWorkload, where: str) -> None:
-    for name in ("read_lengths", "prefill_tokens"):
+    for name in ("read_lengths", "step_lengths", "prefill_tokens"):
         lengths = getattr(workload, name)
         if not lengths or any(low >= high for low, high in pairwise(lengths)):
             raise ManifestError(f"{where}.{name} are {list(lengths)[:8]}, expected rising numbers")
@@ -258,11 +269,12 @@ def _check_workload(workload: SpeechWorkload, where: str) -> None:
             raise ManifestError(
                 f"{where}.{name} end with {lengths[-1]}, more than the {workload.positions} positions of a session"
             )
-    if workload.read_lengths[-1] != workload.positions:
-        raise ManifestError(
-            f"{where}.read_lengths end with {workload.read_lengths[-1]}, expected the {workload.positions} positions "
-            "of a session"
-        )
+    for name in ("read_lengths", "step_lengths"):
+        if getattr(workload, name)[-1] != workload.positions:
+            raise ManifestError(
+                f"{where}.{name} end with {getattr(workload, name)[-1]}, expected the {workload.positions} positions "
+                "of a session"
+            )
     if workload.places <= workload.positions:
         raise ManifestError(
             f"{where}.places is {workload.places}, expected more than the {workload.positions} positions of a session: "

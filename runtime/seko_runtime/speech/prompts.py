@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
 
-PATCHES_A_TOKEN, FURTHER_PATCHES, MOST_PATCHES = 6, 10, 2000  # the original's limit of a sentence
 _CONTEXT = 3  # patches of a voice that the decoder hears before the first new one
 Floats = NDArray[np.float32]
 
@@ -49,6 +48,18 @@ class SpeechPrompt:
     ids: NDArray[np.int64]
     is_audio: NDArray[np.bool_]
     patches: Floats
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.bool_], Floats]:
+        """Ids, whether they are patches, and the patches."""
+        return self.ids, self.is_audio, self.patches
+
+    def split(self, tokens: int) -> tuple[SpeechPrompt, SpeechPrompt]:
+        """Return the first tokens, and the others."""
+        return (
+            SpeechPrompt(*(array[:tokens] for array in self.arrays)),  # type: ignore[arg-type]
+            SpeechPrompt(*(array[tokens:] for array in self.arrays)),  # type: ignore[arg-type]
+        )
 
     @property
     def context(self) -> Floats:
@@ -115,11 +126,6 @@ def pad_voice(samples: Floats, patch_samples: int, *, continued: bool) -> Floats
     """Return samples [n] filled up with zeros to whole patches: a reference at its end, a continued voice before it."""
     missing = -len(samples) % patch_samples
     return np.pad(samples, (missing, 0) if continued else (0, missing))
-
-
-def patch_limit(text_tokens: int, most: int = MOST_PATCHES) -> int:
-    """Return after how many patches a sentence of so many tokens ends, whatever the model says."""
-    return min(PATCHES_A_TOKEN * text_tokens + FURTHER_PATCHES, most)
 
 
 def _text(mark: int) -> NDArray[np.int64]:

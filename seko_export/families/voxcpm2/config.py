@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from seko_export.config.build import ModelIdentity
+from seko_export.config.speech import SpeechModel
 from seko_export.errors import UsageError
 from seko_export.media.audio_vae.config import AudioVaeConfig
+from seko_runtime.speech.manifest import Patch, VoiceEncoder
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class NetConfig:
 
 
 @dataclass(frozen=True)
-class VoxCpm2Config(ModelIdentity):
+class VoxCpm2Config(SpeechModel):
     """Dimensions of a VoxCPM2 model.
 
     Parameters
@@ -191,6 +192,25 @@ class VoxCpm2Config(ModelIdentity):
             )
         if not math.isfinite(self.embed_scale):
             raise UsageError(f"embed_scale must be finite, got {self.embed_scale}")
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
+        return self.vocab_size
+
+    @property
+    def longest(self) -> int:
+        """Positions of a sequence at most: those of the rotary frequencies, whatever the original has room for."""
+        return self.rope.max_positions
+
+    @property
+    def patch(self) -> Patch:
+        """Sizes of what a step makes."""
+        return Patch(self.patch_size, self.latent_dim, self.patch_samples, self.vae.out_sample_rate)
+
+    def voice_encoder(self, patches: int) -> VoiceEncoder:
+        """Return the sizes of a voice encoder that takes so many patches a call."""
+        return VoiceEncoder(patches, self.patch_size * self.vae.encoder_stride, self.vae.sample_rate)
 
     @property
     def latent_dim(self) -> int:

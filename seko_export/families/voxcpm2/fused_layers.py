@@ -8,9 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from seko_export.families.voxcpm2.layers import Layer, rotary
+from seko_export.families.voxcpm2.config import NetConfig
+from seko_export.families.voxcpm2.layers import Fp8Weight, Layer, rotary, rotate
 from seko_kernels.few_rows import Weight, linear_added, norm_gated_linear, norm_linear
-from seko_kernels.few_tokens import decode_attention, local_attention
+from seko_kernels.few_rows_reference import split_heads
+from seko_kernels.few_tokens import (
+    QuantisedCache,
+    decode_attention,
+    local_attention,
+    quantised_decode_attention,
+)
+from seko_kernels.formats import NumberFormat
 
 
 class FusedLayer(Layer):
@@ -19,14 +27,14 @@ class FusedLayer(Layer):
     def fused_qkv(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return q, k and v as one tensor [..., (H + 2K)*D] before rotation, and the layer's tickets."""
         norm = self.input_layernorm
-        return norm_linear(hidden, norm.weight, norm.eps, Weight(self.self_attn.qkv_proj.weight))
+        return norm_linear(hidden, norm.weight, norm.eps, _weight(self.self_attn.qkv_proj))
 
     def fused_rest(self, hidden: Tensor, attended: Tensor, tickets: Tensor) -> Tensor:
         """Return the layer's output [..., d], of its input and of what its heads attended to, [..., H*D]."""
         norm, scale, mlp = self.post_attention_layernorm, self.net.branch_scale, self.mlp
-        hidden = linear_added(attended, Weight(self.self_attn.o_proj.weight), hidden, scale, tickets)
-        inner = norm_gated_linear(hidden, norm.weight, norm.eps, Weight(mlp.gate_up_proj.weight), tickets)
-        return linear_added(inner, Weight(mlp.down_proj.weight), hidden, scale, tickets)
+        hidden = linear_added(attended, _weight(self.self_attn.o_proj), hidden, scale, tickets)
+        inner = norm_gated_linear(hidden, norm.weight, norm.eps, _weight(mlp.gate_up_proj), tickets)
+        return linear_added(inner, _weight(mlp.down_proj), hidden, scale, tickets)
 
 
 class FusedLocalLayer(FusedLayer):
@@ -74,6 +82,44 @@ class FusedStepLayer(FusedLayer):
         return self.fused_rest(hidden, attended.unflatten(0, (-1, 1)), tickets)
 
 
+class FusedQuantisedStepLayer(FusedLayer):
+    """`QuantisedCachedLayer` of one token a row by Seko's kernels; ``form`` as there."""
+
+    def __init__(self, net: NetConfig, dtype: torch.dtype, *, form: NumberFormat, fp8: bool = False) -> None:
+        super().__init__(net, dtype, fp8=fp8)
+        self.form = form
+
+    def forward(
+        self,
+        hidden: Tensor,
+        k_codes: Tensor,
+        k_scales: Tensor,
+        v_codes: Tensor,
+        v_scales: Tensor,
+        starts: Tensor,
+        first: Tensor,
+        write_index: Tensor,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+    ) -> Tensor:
+        """Return the hidden state behind the layer; `FusedStepLayer` has the arguments, `QuantisedCache` the caches."""
+        net = self.net
+        qkv, tickets = self.fused_qkv(hidden)
+        _, k, v = split_heads(qkv, net.heads, net.kv_heads)
+        keys, values = (
+            QuantisedCache(self.form, k_codes, k_scales),
+            QuantisedCache(self.form, v_codes, v_scales),
+        )
+        rotated = k if cos is None or sin is None else rotate(k, cos, sin)
+        keys.write(rotated.flatten(0, 1), write_index)
+        values.write(v.flatten(0, 1), write_index)
+        cos, sin = (None if table is None else table.flatten(0, 1) for table in (cos, sin))
+        attended = quantised_decode_attention(
+            qkv.flatten(0, 1), cos, sin, keys, values, starts, first, tickets
+        )
+        return self.fused_rest(hidden, attended.unflatten(0, (-1, 1)), tickets)
+
+
 class StepPositions(nn.Module):
     """`Positions` of one token a row, for layers that read the cache in place.
 
@@ -96,3 +142,10 @@ class StepPositions(nn.Module):
         """
         angles = first[:, None, None].to(torch.float32) * inverse_factors * frequencies
         return starts + first, *rotary(angles, self.amplitude)
+
+
+def _weight(linear: nn.Module) -> Weight:
+    if isinstance(linear, Fp8Weight):
+        return Weight(linear.weight_fp8, linear.weight_scale)
+    assert isinstance(linear, nn.Linear)
+    return Weight(linear.weight)

@@ -17,11 +17,8 @@ from seko_export.families.voxcpm2.config import NetConfig, VoxCpm2Config
 FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
 ENCODER, DECODER = "feat_encoder.encoder", "feat_decoder.estimator.decoder"
 ESTIMATOR = "feat_decoder.estimator"
-_LAYOUT = Layout(
-    f"a VoxCPM2 folder: config.json, and {' or '.join(FILES)} with the keys of its state dict",
-    (),
-    ("state_dict",),
-)
+FORMATS = f"a VoxCPM2 folder: config.json, and {' or '.join(FILES)} with the keys of its state dict"
+_LAYOUT = Layout(FORMATS, (), ("state_dict",))
 _NAMING = Naming("voxcpm2", str, str)
 
 

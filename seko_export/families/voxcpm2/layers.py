@@ -15,6 +15,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.families.voxcpm2.config import LongRope, NetConfig
+from seko_kernels.few_tokens import QuantisedCache
+from seko_kernels.formats import NumberFormat
+from seko_kernels.fused_reference import FP8
 
 
 class Norm(nn.Module):
@@ -31,22 +34,40 @@ class Norm(nn.Module):
         return (x * torch.rsqrt(mean + self.eps)).to(x.dtype) * self.weight
 
 
+class Fp8Weight(nn.Module):
+    """A linear layer whose weight is e4m3 with a factor for each output channel. Activations are not quantised."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        self.weight_fp8 = nn.Parameter(torch.empty(outer, inner, dtype=FP8), requires_grad=False)
+        self.weight_scale = nn.Parameter(torch.empty(outer, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., outer] of ``x`` [..., inner]."""
+        return F.linear(x, (self.weight_fp8.float() * self.weight_scale).to(x.dtype))
+
+
+def matrix(inner: int, outer: int, dtype: torch.dtype, *, fp8: bool) -> nn.Module:
+    """Return a linear layer without a bias."""
+    return Fp8Weight(inner, outer) if fp8 else nn.Linear(inner, outer, bias=False, dtype=dtype)
+
+
 class Attention(nn.Module):
     """The projections of an attention; q, k and v are one matrix."""
 
-    def __init__(self, net: NetConfig, dtype: torch.dtype) -> None:
+    def __init__(self, net: NetConfig, dtype: torch.dtype, *, fp8: bool) -> None:
         super().__init__()
-        self.qkv_proj = nn.Linear(net.dim, net.attention_width + 2 * net.kv_width, bias=False, dtype=dtype)
-        self.o_proj = nn.Linear(net.attention_width, net.dim, bias=False, dtype=dtype)
+        self.qkv_proj = matrix(net.dim, net.attention_width + 2 * net.kv_width, dtype, fp8=fp8)
+        self.o_proj = matrix(net.attention_width, net.dim, dtype, fp8=fp8)
 
 
 class FeedForward(nn.Module):
     """A gated feed-forward; gate and up are one matrix."""
 
-    def __init__(self, net: NetConfig, dtype: torch.dtype) -> None:
+    def __init__(self, net: NetConfig, dtype: torch.dtype, *, fp8: bool) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(net.dim, 2 * net.ffn_dim, bias=False, dtype=dtype)
-        self.down_proj = nn.Linear(net.ffn_dim, net.dim, bias=False, dtype=dtype)
+        self.gate_up_proj = matrix(net.dim, 2 * net.ffn_dim, dtype, fp8=fp8)
+        self.down_proj = matrix(net.ffn_dim, net.dim, dtype, fp8=fp8)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the shape of ``x`` [..., d]."""
@@ -56,15 +77,25 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """The weights of a layer, and what does not depend on the attention."""
+    """The weights of a layer, and what does not depend on the attention.
 
-    def __init__(self, net: NetConfig, dtype: torch.dtype) -> None:
+    Parameters
+    ----------
+    net : NetConfig
+        Sizes.
+    dtype : torch.dtype
+        Of weights and activations.
+    fp8 : bool
+        Whether matrices are e4m3, with a factor for each output channel.
+    """
+
+    def __init__(self, net: NetConfig, dtype: torch.dtype, *, fp8: bool = False) -> None:
         super().__init__()
         self.net = net
         self.input_layernorm = Norm(net, dtype)
-        self.self_attn = Attention(net, dtype)
+        self.self_attn = Attention(net, dtype, fp8=fp8)
         self.post_attention_layernorm = Norm(net, dtype)
-        self.mlp = FeedForward(net, dtype)
+        self.mlp = FeedForward(net, dtype, fp8=fp8)
 
     def projected(
         self, hidden: Tensor, cos: Tensor | None, sin: Tensor | None
@@ -134,12 +165,14 @@ class CachedLayer(Layer):
         q, k, v = self.projected(hidden, cos, sin)
         k_cache.index_copy_(0, write_index, k.flatten(0, 1))
         v_cache.index_copy_(0, write_index, v.flatten(0, 1))
+        keys, values = (cache.index_select(0, read_index) for cache in (k_cache, v_cache))
+        return self.over(hidden, q, keys, values, mask)
+
+    def over(self, hidden: Tensor, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Return the hidden state behind the layer, of queries and of what was read, [B*L, K, D] each."""
         rows = (hidden.shape[0], -1)
-        keys, values = (
-            cache.index_select(0, read_index).unflatten(0, rows).transpose(1, 2)
-            for cache in (k_cache, v_cache)
-        )
-        return self.finished(hidden, self.attend(q, keys, values, mask))
+        k, v = (read.unflatten(0, rows).transpose(1, 2) for read in (keys, values))
+        return self.finished(hidden, self.attend(q, k, v, mask))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """Return [B, T, H*D] of q [B, T, H, D], k and v [B, K, L, D] and ``mask`` [B, T, L].
@@ -154,6 +187,43 @@ class CachedLayer(Layer):
         k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
         attended = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, mask[:, None])
         return attended.transpose(1, 2).flatten(2)
+
+
+class QuantisedCachedLayer(CachedLayer):
+    """A layer over a cache of codes.
+
+    Parameters
+    ----------
+    net, dtype, fp8
+        As `Layer` takes them.
+    form : NumberFormat
+        Of keys, which are stored behind their rotation, and of values.
+    """
+
+    def __init__(self, net: NetConfig, dtype: torch.dtype, *, form: NumberFormat, fp8: bool = False) -> None:
+        super().__init__(net, dtype, fp8=fp8)
+        self.form = form
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden: Tensor,
+        k_codes: Tensor,
+        k_scales: Tensor,
+        v_codes: Tensor,
+        v_scales: Tensor,
+        write_index: Tensor,
+        read_index: Tensor,
+        mask: Tensor,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+    ) -> Tensor:
+        """Return the hidden state behind the layer; `CachedLayer` has the arguments, `QuantisedCache` the caches."""
+        q, k, v = self.projected(hidden, cos, sin)
+        caches = QuantisedCache(self.form, k_codes, k_scales), QuantisedCache(self.form, v_codes, v_scales)
+        for cache, x in zip(caches, (k, v), strict=True):
+            cache.write(x.flatten(0, 1), write_index)
+        keys, values = (cache.read(read_index, hidden.dtype) for cache in caches)
+        return self.over(hidden, q, keys, values, mask)
 
 
 class Positions(nn.Module):

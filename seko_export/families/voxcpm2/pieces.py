@@ -10,14 +10,14 @@ A step calls, in this order:
 
 A prefill: patch_tokens to patch_embedding over all tokens, prompt_tokens, then from positions to keep_state.
 
-The three parts of a step are programs of their own, as the second has a run for each solver step; what one hands to
-the next lies in buffers. Buffers of a step are as long as the largest call, ``[bucket]`` takes its leading rows; those
+The parts of a step are programs of their own, as the second has a run for each solver step; what one hands to the
+next lies in buffers. Buffers of a step are as long as the largest call, ``[bucket]`` takes its leading rows; those
 of a prefill are of one row, and ``[bucket]`` takes the leading tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,20 +28,21 @@ from seko_export.engines.piece import OF_LAYER, Argument, Piece, on_meta
 from seko_export.errors import UsageError
 from seko_export.families.voxcpm2 import modules, weights
 from seko_export.families.voxcpm2.config import NetConfig, VoxCpm2Config
-from seko_export.families.voxcpm2.fused_layers import FusedLocalLayer, FusedStepLayer, StepPositions
+from seko_export.families.voxcpm2.fused_layers import (
+    FusedLocalLayer,
+    FusedQuantisedStepLayer,
+    FusedStepLayer,
+    StepPositions,
+)
 from seko_export.families.voxcpm2.keys import DECODER, ENCODER
-from seko_export.families.voxcpm2.layers import CachedLayer, LocalLayer, Positions
+from seko_export.families.voxcpm2.layers import CachedLayer, LocalLayer, Positions, QuantisedCachedLayer
 from seko_export.media.audio_vae.modules import DecodeRows, EncodeChunk, state_size
+from seko_kernels.few_tokens import STEP_FACTORS
+from seko_kernels.formats import NumberFormat
+from seko_runtime.speech import contract
 
 I64, F32 = torch.int64, torch.float32
 PREFILL = "prefill"  # in the names of a prefill's engines and host buffers
-ROWS, STARTS, FIRST, COUNT = "rows", "starts", "first", "count"
-SEEDS, PATCH_NUMBERS, TEMPERATURE, GUIDANCE = "seeds", "patch_numbers", "temperature", "guidance"
-IDS, IS_AUDIO, PROMPT_PATCHES = "prompt.ids", "prompt.is_audio", "prompt.patches"
-PATCH, MU, COND = "patch", "mu", "cond"  # of the step under way
-STOP, STOP_LOGITS, SAMPLES = "stop", "stop_logits", "samples"
-BASE_STATE, RESIDUAL_STATE, LAST_PATCH = "state.base", "state.residual", "state.patch"
-VAE_STATES, VOICE, VOICE_STATES, VOICE_LATENTS = "vae.states", "voice", "voice.states", "voice.latents"
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,10 @@ class SpeechLayout:
         Patches of a voice that one call encodes.
     fused : bool
         Whether layers are Seko's kernels; a prefill's over the caches are torch's, as they have many rows.
+    fp8 : bool
+        Whether the matrices of the layers are e4m3, with a factor for each output channel.
+    form : NumberFormat or None
+        Of keys and values in the caches, of `STEP_FACTORS`; None: they are exact.
     """
 
     rows: int
@@ -67,8 +72,14 @@ class SpeechLayout:
     dtype: torch.dtype
     voice_patches: int = 8
     fused: bool = False
+    fp8: bool = False
+    form: NumberFormat | None = None
 
     def __post_init__(self) -> None:
+        if self.form is not None and self.form.name not in STEP_FACTORS:
+            raise UsageError(
+                f"caches of {self.form.name}: expected one of {', '.join(STEP_FACTORS)}, or exact ones"
+            )
         if self.rows < 2 or self.places < 2 or self.voice_patches < 1:
             raise UsageError(
                 f"{self.rows} rows and {self.places} places of the cache: one of each is for padding, so at least 2; "
@@ -104,15 +115,15 @@ def voice_piece(config: VoxCpm2Config, layout: SpeechLayout) -> Piece:
     assert isinstance(module, EncodeChunk)
     latents = layout.voice_patches * config.patch_size
     samples = latents * config.vae.encoder_stride
-    states = ("states", f"buffer:{VOICE_STATES}", (1, state_size(module)), F32)
+    states = ("states", f"buffer:{contract.VOICE_STATES}", (1, state_size(module)), F32)
     return Piece(
         EngineKey("voice"),
         module,
         f"{weights.VAE}encoder.",
         0,
-        (Argument("samples", f"buffer:{VOICE}", (1, samples), F32), Argument(*states)),
+        (Argument("samples", f"buffer:{contract.VOICE}", (1, samples), F32), Argument(*states)),
         (
-            Argument("latents", f"buffer:{VOICE_LATENTS}", (1, latents, config.latent_dim), F32),
+            Argument("latents", f"buffer:{contract.VOICE_LATENTS}", (1, latents, config.latent_dim), F32),
             Argument(*states),
         ),
     )
@@ -140,37 +151,43 @@ class _Pieces:
         self.hidden = Argument("hidden", "value:hidden", (batch, tokens, d), self.dtype)
         self.features = Argument("features", "value:features", (batch, tokens, d), self.dtype)
         self.embedded = Argument("embedded", "value:embedded", (batch * tokens, 1, d), self.dtype)
-        self.rows, self.count = self._of_rows("rows", ROWS), self._of_rows("count", COUNT)
-        self.patch = Argument("patch", f"buffer:{PATCH}[bucket]", (batch, *config.patch_shape), self.dtype)
+        self.rows, self.count = self._of_rows("rows", contract.ROWS), self._of_rows("count", contract.COUNT)
+        self.patch = Argument(
+            "patch", f"buffer:{contract.PATCH}[bucket]", (batch, *config.patch_shape), self.dtype
+        )
         self.states = (
-            Argument("base_state", f"buffer:{BASE_STATE}", (layout.rows, d), self.dtype),
-            Argument("residual_state", f"buffer:{RESIDUAL_STATE}", (layout.rows, d), self.dtype),
-            Argument("last_patch", f"buffer:{LAST_PATCH}", (layout.rows, *config.patch_shape), self.dtype),
+            Argument("base_state", f"buffer:{contract.BASE_STATE}", (layout.rows, d), self.dtype),
+            Argument("residual_state", f"buffer:{contract.RESIDUAL_STATE}", (layout.rows, d), self.dtype),
+            Argument(
+                "last_patch", f"buffer:{contract.LAST_PATCH}", (layout.rows, *config.patch_shape), self.dtype
+            ),
         )
 
     def solver(self) -> list[Piece]:
         """Return the engines that make a patch and its samples of the rows' states."""
         config, dtype, b = self.config, self.dtype, self.batch
         width = config.decoder.dim
-        mu = Argument("mu", f"buffer:{MU}[bucket]", (b, 2, 2, width), dtype)
-        cond = Argument("cond", f"buffer:{COND}[bucket]", (b, 2, config.patch_size, width), dtype)
+        mu = Argument("mu", f"buffer:{contract.MU}[bucket]", (b, 2, 2, width), dtype)
+        cond = Argument("cond", f"buffer:{contract.COND}[bucket]", (b, 2, config.patch_size, width), dtype)
         tokens = Argument("hidden", "value:tokens", (2 * b, config.solver_tokens, width), dtype)
         time = Argument("time", f"weight:{weights.TIMES}[pass]", (width,), dtype)
         size = Argument("size", f"weight:{weights.SIZES}[pass]", (1,), dtype)
         drawn = (
-            self._of_rows("seeds", SEEDS),
-            self._of_rows("patch_numbers", PATCH_NUMBERS),
-            self._of_rows("temperature", TEMPERATURE, F32),
+            self._of_rows("seeds", contract.SEEDS),
+            self._of_rows("patch_numbers", contract.PATCH_NUMBERS),
+            self._of_rows("temperature", contract.TEMPERATURE, F32),
         )
         stop = (
-            Argument("stop_logits", f"buffer:{STOP_LOGITS}[bucket]", (b, 2), F32),
-            Argument("stop", f"buffer:{STOP}[bucket]", (b,), torch.uint8),
+            Argument("stop_logits", f"buffer:{contract.STOP_LOGITS}[bucket]", (b, 2), F32),
+            Argument("stop", f"buffer:{contract.STOP}[bucket]", (b,), torch.uint8),
         )
         module = on_meta(lambda: DecodeRows(config.vae))
         assert isinstance(module, DecodeRows)
-        states = Argument("states", f"buffer:{VAE_STATES}", (self.layout.rows, state_size(module)), F32)
-        samples = Argument("samples", f"buffer:{SAMPLES}[bucket]", (b, config.patch_samples), F32)
-        guidance = self._of_rows("guidance", GUIDANCE, F32)
+        states = Argument(
+            "states", f"buffer:{contract.VAE_STATES}", (self.layout.rows, state_size(module)), F32
+        )
+        samples = Argument("samples", f"buffer:{contract.SAMPLES}[bucket]", (b, config.patch_samples), F32)
+        guidance = self._of_rows("guidance", contract.GUIDANCE, F32)
         step = (Argument("tokens", tokens.ref, tokens.shape, dtype), self.patch, guidance, size)
         return [
             self._piece("noise", modules.PatchNoise, drawn, (self.patch,)),
@@ -205,7 +222,7 @@ class _Pieces:
 
     def prompt_tokens(self) -> Piece:
         """Return the engine that makes the language models' tokens of a prompt."""
-        ids = Argument("ids", f"buffer:{IDS}[bucket]", (self.tokens,), I64)
+        ids = Argument("ids", f"buffer:{contract.IDS}[bucket]", (self.tokens,), I64)
         outputs = (self.hidden, self.features)
         return self._piece(
             "prompt_tokens", modules.PromptTokens, (ids, self._is_audio(), self.embedded), outputs
@@ -216,7 +233,7 @@ class _Pieces:
         config, dtype, b, t = self.config, self.dtype, self.batch, self.tokens
         layout, pairs = self.layout, len(config.rope.factors)
         base = Argument("base", "value:base", self.hidden.shape, dtype)
-        rows = (self._of_rows("starts", STARTS), self._of_rows("first", FIRST))
+        rows = (self._of_rows("starts", contract.STARTS), self._of_rows("first", contract.FIRST))
         tables = (
             Argument("inverse_factors", f"weight:{weights.INVERSE_FACTORS}", (pairs,), F32),
             Argument("frequencies", f"weight:{weights.FREQUENCIES}", (pairs,), F32),
@@ -260,12 +277,12 @@ class _Pieces:
 
     def _patches(self) -> Argument:
         """Return the patches of the call's tokens: the prompt's, or the one that the step made."""
-        ref = f"buffer:{PROMPT_PATCHES}[bucket]" if self.variant else self.patch.ref
+        ref = f"buffer:{contract.PROMPT_PATCHES}[bucket]" if self.variant else self.patch.ref
         return Argument("patches", ref, (self.batch * self.tokens, *self.config.patch_shape), self.dtype)
 
     def _is_audio(self) -> Argument:
         """Return whether each token of a prompt is a patch."""
-        return Argument("is_audio", f"buffer:{IS_AUDIO}[bucket]", (self.tokens,), torch.bool)
+        return Argument("is_audio", f"buffer:{contract.IS_AUDIO}[bucket]", (self.tokens,), torch.bool)
 
     def _of_rows(self, name: str, buffer: str, dtype: torch.dtype = I64) -> Argument:
         """Return what the host fills for each row of a call; a prefill has buffers of its own, of one row."""
@@ -280,7 +297,7 @@ class _Pieces:
             for name, table in zip(("cos", "sin"), names, strict=True)
         )
         make = FusedLocalLayer if self.layout.fused else LocalLayer
-        module = on_meta(lambda: make(net, self.dtype))
+        module = on_meta(lambda: make(net, self.dtype, fp8=self.layout.fp8))
         return Piece(
             self._key(role), module, f"{prefix}.layers.{{layer}}.", net.layers, (hidden, *tables), (hidden,)
         )
@@ -293,20 +310,40 @@ class _Pieces:
         places: tuple[Argument, ...],
         rotary: tuple[Argument, ...],
     ) -> Piece:
-        shape = (self.layout.places, net.kv_heads, net.head_dim)
-        caches = tuple(
-            Argument(f"{part}_cache", f"buffer:{prefix}.{part}{OF_LAYER}", shape, self.dtype) for part in "kv"
-        )
-        make = FusedStepLayer if self.in_place else CachedLayer
+        caches = tuple(self._caches(prefix, net))
         return Piece(
             self._key(role, reads=True),
-            on_meta(lambda: make(net, self.dtype)),
+            on_meta(lambda: self._cached_layer(net)),
             f"{prefix}.layers.{{layer}}.",
             net.layers,
             (self.hidden, *caches, *places, *rotary),
             (self.hidden,),
-            ("k_cache", "v_cache"),
+            tuple(cache.name for cache in caches),
         )
+
+    def _cached_layer(self, net: NetConfig) -> nn.Module:
+        fp8, form = self.layout.fp8, self.layout.form
+        if form is not None:
+            make = FusedQuantisedStepLayer if self.in_place else QuantisedCachedLayer
+            return make(net, self.dtype, form=form, fp8=fp8)
+        return (FusedStepLayer if self.in_place else CachedLayer)(net, self.dtype, fp8=fp8)
+
+    def _caches(self, prefix: str, net: NetConfig) -> Iterator[Argument]:
+        """Yield the caches of a net's layers: keys and values, or their codes and scales."""
+        form, heads, head_dim = self.layout.form, net.kv_heads, net.head_dim
+        for part in "kv":
+            tensors: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+                "cache": ((heads, head_dim), self.dtype)
+            }
+            if form is not None:
+                tensors = {
+                    "codes": (form.codes_shape(heads, head_dim), form.code_dtype),
+                    "scales": (form.scales_shape(heads, head_dim), torch.uint8),
+                }
+            for kind, (shape, dtype) in tensors.items():
+                name = part if kind == "cache" else f"{part}_{kind}"
+                ref = f"buffer:{prefix}.{name}{OF_LAYER}"
+                yield Argument(f"{part}_{kind}", ref, (self.layout.places, *shape), dtype)
 
     def _piece(
         self,

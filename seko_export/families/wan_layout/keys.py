@@ -1,4 +1,4 @@
-"""Checkpoints in the layout of Wan's code, which several families have: names, shapes, config.json. Reads no file."""
+"""Key names, shapes and config.json of checkpoints with Wan's layers, which several families share. Reads no file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from seko_export.checkpoints.key_table import Dimension, linear_shapes, plain_sp
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 
-# What shapes tell of a model.
+# Facts about a model that shapes determine.
 DIMENSIONS = (
     Dimension("dim", "patch_embedding.weight", 0),
     Dimension("in_channels", "patch_embedding.weight", 1),
@@ -15,14 +15,61 @@ DIMENSIONS = (
     Dimension("text_dim", "text_embedding.0.weight", 1),
     Dimension("freq_dim", "time_embedding.0.weight", 1),
 )
-# What tools put in front of every key; several may stand there.
+# Prefixes that tools add to all keys; a key may have several.
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module.")
-# Keys that no such model has, and what they are.
+# Keys of other models, with the model's name for messages. Sources: diffusers' `single_file_utils.py`, ComfyUI's
+# `model_detection.py`.
+OTHER_MODELS = (
+    (("vace_blocks.", "vace_patch_embedding"), "VACE"),
+    (("control_adapter.conv",), "Wan Fun with a camera"),
+    (("ref_conv.",), "Wan Fun with control"),
+    (("casual_audio_encoder.", "audio_injector."), "Wan 2.2 S2V"),
+    (("audio_proj.audio_proj_glob_1",), "HuMo"),
+    (("face_adapter.", "motion_encoder.", "pose_patch_embedding"), "Wan 2.2 Animate"),
+    (("patch_embedding_pose", "patch_embedding_mask"), "SCAIL"),
+    (("patch_embedding_global", "music_injector."), "WanDancer"),
+    (("audio_cross_attn",), "MultiTalk"),
+    (("fps_embedding.", "fps_projection."), "SkyReels-V2"),
+    (("action_model.",), "Matrix-Game"),
+    (("cam_self_attn.",), "DreamX-World"),
+    (("patch_short.", "patch_mid.", "patch_long."), "Helios"),
+    (("img_emb.emb_pos",), "Wan 2.1 FLF2V, from a first and a last picture"),
+    (("to_gate_compress",), "FastWan with VSA"),
+    (("txt_in.individual_token_refiner.",), "HunyuanVideo"),
+    (("av_ca_a2v_gate_adaln_single.", "vae.per_channel_statistics."), "LTX-2"),
+    (("patchify_proj.",), "LTX"),
+    (("x_embedder.proj.1",), "Cosmos"),
+    (("attn.qkv_x",), "Mochi"),
+    (("cross_attn.kv_linear",), "SANA"),
+    (("double_blocks.0.img_attn",), "Flux"),
+    (("single_stream_modulation.lin",), "Flux.2"),
+    (("txtfusion.projector",), "Krea-2, which makes pictures"),
+    (("input_blocks.", "conditioner.embedders."), "Stable Diffusion"),
+)
+# Keys of the models around the transformer, and the options that take them.
+OTHER_PARTS = (
+    (
+        ("decoder.middle.", "decoder.mid_block.", "decoder.up_blocks."),
+        "it is a VAE; give it with --vae beside a model",
+    ),
+    (("decoder.3.conv.0.weight",), "it is a tiny decoder (TAEHV), which is not built"),
+    (
+        ("visual.transformer.", "vision_model.encoder."),
+        "it is a CLIP image encoder; give it with --image-encoder beside a model",
+    ),
+    (
+        ("token_embedding.weight", "encoder.block.0.layer."),
+        "it is a UMT5 text encoder; give it with --text-encoder beside a model",
+    ),
+)
+# Other keys of other models, with words for messages.
 TELLTALES = (
     (
         ("weight_scale", "scale_weight"),
         "these are scales of quantised weights without their matrices; take the bfloat16 checkpoint",
     ),
+    *((parts, f"these are the keys of {name}, which is not built") for parts, name in OTHER_MODELS),
+    *OTHER_PARTS,
     (
         ("lora_",),
         "these are the keys of a LoRA; name its base model as the checkpoint, and the LoRA with --lora",
@@ -91,5 +138,6 @@ def wan_config(config: ModelConfig) -> dict[str, object]:
 
 
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and deviation of a random weight: modulations as Wan initialises them, others as `plain_spread`."""
+    """Return mean and standard deviation of the random values of a weight: modulations as Wan initialises them,
+    others by `plain_spread`."""
     return (0.0, shape[-1] ** -0.5) if name.endswith("modulation") else plain_spread(name, shape)

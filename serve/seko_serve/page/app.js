@@ -1,19 +1,62 @@
-// The page: controls, keys, figures. The worker decodes and paints; the connection talks to the server.
-import { Connection } from "./connection.js";
+// The page: what a person does, and what is told. The worker decodes and paints; the connection talks to the server.
+import { Connection, request } from "./connection.js";
+import { KeyPad } from "./keys.js";
+import { Recorder, save } from "./recorder.js";
+import { Microphone, Sound, playable, sendFile } from "./sound.js";
+import { dataUrl, pictureUrl } from "./uploads.js";
 
 const find = (id) => document.getElementById(id);
 const base = new URL("./", location.href);
-const STEERING = ["KeyW", "KeyA", "KeyS", "KeyD", "KeyI", "KeyJ", "KeyK", "KeyL"];
-const ARROWS = { ArrowUp: "KeyI", ArrowLeft: "KeyJ", ArrowDown: "KeyK", ArrowRight: "KeyL" };
+const FIGURES_MS = 2000; // over which frames a second are counted
+const BUTTONS = ["pause", "restart", "record", "full", "stop"];
+
 const worker = new Worker(new URL("./player.js", import.meta.url), { type: "module" });
 const offscreen = find("video").transferControlToOffscreen();
 worker.postMessage({ canvas: offscreen }, [offscreen]);
 
-let connection, paused = false, recorder;
-const held = new Set();
+let model, connection, sound, microphone, recorder;
+let paused = false, hiddenPause = false, muted = false, attempt = 0, begun = false;
+let picture, pictureSent, voice; // a data URL each
 const sent = new Map(); // by id: when a control was sent, and the chunk that follows it
 const times = []; // when the last frames were painted
 
+// -- what is told ---------------------------------------------------------------------------------------------
+function say(text, kind = "") {
+  find("state").textContent = text;
+  find("state").className = kind;
+}
+
+function hint(text) {
+  find("hint-text").textContent = text;
+  find("hint").hidden = !text;
+}
+
+function showRunning(now) {
+  for (const id of BUTTONS) find(id).disabled = !now;
+  find("start").textContent = !now ? "Start" : "Change";
+  find("start").hidden = now && !model.takes.prompt;
+  find("pad").hidden = !model.takes.keys;
+}
+
+function invite() {
+  const needs = model.takes.image === "required" && !picture;
+  hint(needs ? "Choose a picture to begin with, then press Start."
+    : model.takes.prompt ? "Write what you want to see, then press Start." : "Press Start.");
+  find("start").disabled = needs;
+}
+
+function remember(prompt) {
+  const line = document.createElement("li");
+  const again = document.createElement("button");
+  again.type = "button";
+  again.textContent = prompt;
+  again.onclick = () => { find("prompt").value = prompt; find("controls").requestSubmit(); };
+  line.append(again);
+  find("history").prepend(line);
+  find("history-box").hidden = false;
+}
+
+// -- the session ----------------------------------------------------------------------------------------------
 async function supported() {
   const found = [];
   if ("VideoDecoder" in window) {
@@ -26,83 +69,130 @@ async function supported() {
   return [...found, "mjpeg"]; // pages that are not secure have no VideoDecoder
 }
 
-function say(text, error = false) {
-  find("state").textContent = text;
-  find("state").classList.toggle("error", error);
-}
-
-function running(now) {
-  for (const id of ["pause", "restart", "record", "stop"]) find(id).disabled = !now;
-  find("start").textContent = now ? "Change" : "Start";
-}
-
-function remember(prompt) {
-  const line = document.createElement("li");
-  const again = document.createElement("button");
-  again.type = "button";
-  again.textContent = prompt;
-  again.onclick = () => { find("prompt").value = prompt; find("controls").requestSubmit(); };
-  line.append(again);
-  find("history").prepend(line);
-}
-
 function control(type, fields) {
   const id = connection?.send(type, fields);
   if (id) sent.set(id, { at: performance.now() });
 }
 
+const seed = () => Math.trunc(Number(find("seed").value) || 0);
+const rest = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
+
+/** Open a session; where all places are taken, try again when the server says, until the person gives up. */
 async function start(prompt) {
+  const mine = ++attempt;
+  const hello = { codecs: await supported(), audio: model.takes.voice ? await playable() : [] };
+  const session = {
+    seed: seed(), ...(prompt && { prompt }), ...(picture && { image: picture }), ...(voice && { voice }),
+  };
   say("Opening");
-  connection = new Connection(base, find("key").value);
-  connection.addEventListener("media", ({ detail }) => worker.postMessage({ media: detail }, [detail]));
-  connection.addEventListener("told", ({ detail }) => told(detail));
-  connection.addEventListener("lost", ({ detail }) => {
-    if (detail.ended) return ended();
-    say("The connection was lost; trying again", true);
+  find("stop").disabled = false;
+  for (;;) {
+    const trial = new Connection(base, find("key").value);
+    try {
+      listen(trial);
+      connection = trial;
+      await trial.open(session, hello);
+      pictureSent = picture;
+      return;
+    } catch (error) {
+      if (connection === trial) connection = undefined;
+      if (error.code === "unauthorized") find("access").open = true;
+      if (!error.retryAfter || mine !== attempt) throw error;
+      const place = error.facts.place ? `You are number ${error.facts.place} in line. ` : "";
+      for (let left = Math.ceil(error.retryAfter); left > 0 && mine === attempt; left -= 1) {
+        say(`${error.message}. ${place}Trying again in ${left} s`, "error");
+        await rest(1000);
+      }
+      if (mine !== attempt) return;
+    }
+  }
+}
+
+function listen(to) {
+  to.addEventListener("media", ({ detail: { media, data } }) => {
+    if (to !== connection) return;
+    if (media.sound) sound?.take(media);
+    else worker.postMessage({ media }, [data]);
   });
-  const session = { seed: Math.trunc(Number(find("seed").value) || 0), ...(prompt && { prompt }) };
-  await connection.open(session, await supported());
-  running(true);
+  to.addEventListener("told", ({ detail }) => { if (to === connection) told(detail); });
+  to.addEventListener("lost", ({ detail }) => {
+    if (to !== connection) return;
+    if (detail.ended) ended();
+    else say("The connection was lost. Trying again", "error");
+  });
 }
 
 function told(message) {
   if (message.type === "ready") {
-    worker.postMessage({ ready: message });
-    find("hint").hidden = true;
-    find("pad").hidden = !message.takes.keys;
-    find("prompt").disabled = !message.takes.prompt;
-    say("Live");
+    worker.postMessage({ ready: message, again: begun });
+    find("video").parentElement.style.setProperty("--aspect", `${message.width} / ${message.height}`);
+    if (!begun) {
+      hear(message.audio);
+      find("late").textContent = 0;
+      if (model.takes.keys) find("video").focus();
+    }
+    begun = true;
+    hint("");
+    showRunning(true);
+    say(paused ? "Paused" : "Live", "live");
   } else if (message.type === "applied") {
     const control = sent.get(message.id);
     if (control) control.chunk = message.chunk;
   } else if (message.type === "rejected" || message.type === "error") {
-    say(message.message, true);
+    sent.delete(message.id);
+    say(message.message, "error");
   } else if (message.type === "chunk" && message.late_ms > 0) {
     find("late").textContent = Number(find("late").textContent) + 1;
   } else if (message.type === "state") {
     paused = message.paused;
     find("pause").textContent = paused ? "Go on" : "Pause";
     find("pause").setAttribute("aria-pressed", paused);
-    say(paused ? "Paused" : "Live");
+    say(paused ? "Paused" : "Live", "live");
     if (paused) worker.postMessage({ stop: true });
+    if (paused) sound?.stop();
+    else sound?.start();
   }
 }
 
+function hear(facts) {
+  sound?.close();
+  sound = facts ? new Sound(facts, (clock, peak) => {
+    worker.postMessage({ clock });
+    document.body.dataset.heard = Math.max(peak, document.body.dataset.heard ?? 0);
+  }) : undefined;
+  document.body.dataset.sound = facts?.codec ?? "";
+  sound?.mute(muted);
+  find("mute").hidden = !sound;
+  if (model.takes.voice && !facts) find("voice-name").textContent = "Sound needs a page over https, or on localhost.";
+}
+
 function ended() {
+  attempt += 1;
   say("Ended");
-  running(false);
   connection = undefined;
+  begun = paused = false;
   sent.clear();
+  finishRecording();
+  microphone?.stop();
+  microphone = undefined;
+  find("microphone").setAttribute("aria-pressed", false);
+  sound?.close();
+  sound = undefined;
+  find("pause").textContent = "Pause";
+  showRunning(false);
+  invite();
 }
 
 worker.onmessage = ({ data }) => {
-  if (data.serial !== undefined && connection) connection.serial = data.serial;
-  if (data.failed) say(`This browser cannot decode the video: ${data.failed}`, true);
+  if (data.failed) say(`This browser cannot decode the video: ${data.failed}`, "error");
+  if (data.first !== undefined && !paused) sound?.start();
+  if (data.copy) recorder ? recorder.add(data.copy) : data.copy.close();
+  if (data.shown !== undefined) connection?.send("ack", { chunk: data.shown });
   if (data.painted === undefined) return;
   const now = performance.now();
   times.push(now);
-  while (times.length && times[0] < now - 2000) times.shift();
-  find("fps").textContent = times.length > 1 ? ((times.length - 1) * 1000 / (now - times[0])).toFixed(1) : "0";
+  while (times.length && times[0] < now - FIGURES_MS) times.shift();
+  find("fps").textContent = times.length > 1 ? ((times.length - 1) * 1000 / (now - times[0])).toFixed(1) : "–";
   find("buffered").textContent = data.buffered;
   find("chunk").textContent = data.chunk;
   document.body.dataset.painted = data.painted;
@@ -112,71 +202,165 @@ worker.onmessage = ({ data }) => {
     find("reaction").textContent = `${Math.round(now - at)} ms`;
     sent.delete(id);
   }
-  if (data.shown !== undefined) connection?.send("ack", { chunk: data.shown });
 };
 
-find("controls").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const prompt = find("prompt").disabled ? "" : find("prompt").value.trim();
+// -- what a person does ---------------------------------------------------------------------------------------
+async function reopen(prompt) {
+  if (connection) connection.close();
+  connection = undefined;
+  begun = paused = false;
+  await start(prompt);
+}
+
+async function attempted(action) {
   try {
+    await action();
+  } catch (error) {
+    find("stop").disabled = !connection;
+    say(error.message, "error");
+  }
+}
+
+find("controls").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const prompt = model?.takes.prompt ? find("prompt").value.trim() : "";
+  attempted(async () => {
+    if (!model) await meet();
+    if (find("start").disabled) return;
     if (connection) control("prompt", { text: prompt, recache: find("recache").checked });
     else await start(prompt);
     if (prompt) remember(prompt);
-  } catch (error) {
-    connection = undefined;
-    say(error.message, true);
-  }
+  });
 });
 find("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); find("controls").requestSubmit(); }
+  if (event.key === "Escape") find("video").focus();
 });
 find("pause").onclick = () => control(paused ? "play" : "pause");
-find("restart").onclick = () => control("restart", { seed: Math.trunc(Number(find("seed").value) || 0) });
-find("stop").onclick = () => { connection?.close(); ended(); };
-find("record").onclick = () => {
-  if (recorder) { recorder.stop(); return; }
-  const parts = [];
-  recorder = new MediaRecorder(find("video").captureStream());
-  recorder.ondataavailable = ({ data }) => parts.push(data);
-  recorder.onstop = () => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob(parts, { type: recorder.mimeType }));
-    link.download = "seko.webm";
-    link.click();
-    recorder = undefined;
-    find("record").setAttribute("aria-pressed", false);
-  };
-  recorder.start();
-  find("record").setAttribute("aria-pressed", true);
-};
-
-// -- keys: the set that is held, sent when it changes ---------------------------------------------------------
-function hold(code, down) {
-  if (!STEERING.includes(code) || held.has(code) === down) return;
-  down ? held.add(code) : held.delete(code);
-  for (const button of find("keys").children) button.classList.toggle("held", held.has(button.dataset.code));
-  control("keys", { held: [...held] });
-}
-function letGo() { for (const code of [...held]) hold(code, false); }
-for (const code of STEERING) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.dataset.code = code;
-  button.textContent = code.slice(3);
-  button.addEventListener("pointerdown", (event) => { button.setPointerCapture(event.pointerId); hold(code, true); });
-  for (const end of ["pointerup", "pointercancel"]) button.addEventListener(end, () => hold(code, false));
-  find("keys").append(button);
-}
-document.addEventListener("keydown", (event) => {
-  if (find("pad").hidden || event.target.matches("textarea, input") || event.repeat) return;
-  const code = ARROWS[event.code] ?? event.code;
-  if (STEERING.includes(code)) { event.preventDefault(); hold(code, true); }
+find("restart").onclick = () => attempted(async () => {
+  if (picture !== pictureSent) await reopen(find("prompt").value.trim());
+  else control("restart", { seed: seed() });
 });
-document.addEventListener("keyup", (event) => hold(ARROWS[event.code] ?? event.code, false));
-window.addEventListener("blur", letGo);
-document.addEventListener("visibilitychange", () => { if (document.hidden) letGo(); });
+find("another").onclick = () => {
+  find("seed").value = Math.floor(Math.random() * 1_000_000);
+  if (connection) control("restart", { seed: seed() });
+};
+find("stop").onclick = () => { connection?.close(); ended(); };
+find("mute").onclick = () => {
+  muted = !muted;
+  sound?.mute(muted);
+  find("mute").textContent = muted ? "Sound on" : "Mute";
+  find("mute").setAttribute("aria-pressed", muted);
+};
+find("full").onclick = () => {
+  if (document.fullscreenElement) document.exitFullscreen();
+  else find("video").parentElement.requestFullscreen();
+};
+find("record").onclick = () => attempted(async () => {
+  if (recorder) { await finishRecording(); return; }
+  const { clientWidth: width, clientHeight: height } = find("video");
+  recorder = new Recorder(model.width ?? width, model.height ?? height, sound && await sound.stream());
+  worker.postMessage({ copying: true });
+  find("record").textContent = "Save";
+  find("record").setAttribute("aria-pressed", true);
+  find("recording").hidden = false;
+});
+
+async function finishRecording() {
+  if (!recorder) return;
+  const done = recorder;
+  recorder = undefined;
+  worker.postMessage({ copying: false });
+  find("record").textContent = "Record";
+  find("record").setAttribute("aria-pressed", false);
+  find("recording").hidden = true;
+  const blob = await done.stop();
+  document.body.dataset.saved = blob.size;
+  save(blob);
+}
+
+async function take(file) {
+  if (file.type.startsWith("image/")) {
+    picture = await pictureUrl(file);
+    find("thumbnail").src = picture;
+    find("thumbnail").hidden = false;
+    find("picture-name").textContent = connection ? `${file.name}: press Start over to begin with it` : file.name;
+    if (!connection) invite();
+  } else if (file.type.startsWith("audio/")) {
+    if (connection) {
+      const seconds = await sendFile(file, (samples, last) => connection?.sendVoice(samples, last));
+      find("voice-name").textContent = `${file.name}, ${seconds.toFixed(0)} s`;
+    } else {
+      voice = await dataUrl(file);
+      find("voice-name").textContent = file.name;
+    }
+  }
+}
+for (const id of ["picture", "voice"]) {
+  find(id).addEventListener("change", ({ target }) => {
+    attempted(async () => { if (target.files[0]) await take(target.files[0]); target.value = ""; });
+  });
+}
+for (const kind of ["dragover", "dragleave", "drop"]) {
+  document.addEventListener(kind, (event) => {
+    event.preventDefault();
+    document.body.classList.toggle("dropping", kind === "dragover");
+    if (kind === "drop") attempted(async () => { for (const file of event.dataTransfer.files) await take(file); });
+  });
+}
+find("microphone").onclick = () => attempted(async () => {
+  if (microphone) {
+    await microphone.stop();
+    microphone = undefined;
+    connection?.send("audio_end");
+  } else {
+    if (!connection) throw new Error("Press Start, then speak");
+    microphone = new Microphone();
+    try {
+      await microphone.start((samples) => { if (!paused) connection?.sendVoice(samples); });
+    } catch (error) {
+      microphone = undefined;
+      throw new Error(`The microphone cannot be used: ${error.message}`);
+    }
+  }
+  find("microphone").setAttribute("aria-pressed", Boolean(microphone));
+  find("microphone").textContent = microphone ? "Stop speaking" : "Speak";
+});
+
+new KeyPad(find, (held) => control("keys", { held }));
+document.addEventListener("visibilitychange", () => { // nobody sees it: the row need not run
+  if (!connection || sound || recorder) return;
+  if (document.hidden && !paused) { hiddenPause = true; control("pause"); }
+  if (!document.hidden && hiddenPause) { hiddenPause = false; control("play"); }
+});
 window.addEventListener("pagehide", () => connection?.close());
 
-fetch(new URL("ready", base)).then((answer) => answer.json()).then(({ capacity }) => {
-  find("model").textContent = `${capacity} ${capacity === 1 ? "session" : "sessions"}`;
-}).catch(() => say("The server does not answer", true));
+/** Ask the server what its model takes, and show the page accordingly. */
+async function meet() {
+  try {
+    const { data } = await request(base, "v1/models", find("key").value);
+    [model] = data;
+  } catch (error) {
+    if (error.code === "unauthorized") {
+      find("access").open = true;
+      find("key").focus();
+      hint("This server asks for a key. Write it under API key.");
+      say("A key is needed");
+      return;
+    }
+    throw error;
+  }
+  find("model").textContent = `${model.id}, ${model.width} × ${model.height}, ${model.fps} frames a second`;
+  find("video").parentElement.style.setProperty("--aspect", `${model.width} / ${model.height}`);
+  find("prompt-box").hidden = !model.takes.prompt;
+  find("picture-box").hidden = model.takes.image === "no";
+  find("voice-box").hidden = !model.takes.voice;
+  if (model.takes.voice) find("picture-legend").textContent = "Portrait";
+  if (model.takes.keys) find("reaction-name").textContent = "Key to picture";
+  find("microphone").hidden = !navigator.mediaDevices || model.takes.voice !== 1;
+  showRunning(Boolean(connection));
+  invite();
+  say("Ready");
+}
+find("key").addEventListener("change", () => attempted(meet));
+meet().catch(() => { say("The server does not answer", "error"); hint("The server does not answer. Reload the page to try again."); });

@@ -1,26 +1,35 @@
-// A session and its socket: opens, sends controls, comes back after a lost socket.
-const RETRY_MS = [200, 500, 1000, 2000, 4000];
+// A session and its socket: opens, sends controls, comes back after a lost socket until the lease is over.
+import { packVoice, parseMedia } from "./protocol.js";
+
+const FIRST_RETRY_MS = 200, LONGEST_RETRY_MS = 4000;
+
+/** An error that the server told: its code, and the seconds after which to try again. */
+export class Refusal extends Error {
+  constructor({ message, code, retryable, retry_after: retryAfter, ...facts }) {
+    super(message);
+    Object.assign(this, { code, retryable, retryAfter, facts });
+  }
+}
+
+export async function request(base, path, key, body) {
+  const headers = { ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
+  const answer = await fetch(new URL(path, base), {
+    method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body),
+  });
+  const table = await answer.json();
+  if (!answer.ok) throw new Refusal(table.error);
+  return table;
+}
 
 export class Connection extends EventTarget {
-  constructor(base, key) {
+  constructor(base, key, buffer = 1) {
     super();
-    this.base = base;
-    this.key = key;
-    this.serial = 0;
-    this.tries = 0;
-    this.controls = 0;
-    this.ended = false;
+    Object.assign(this, { base, key, buffer, controls: 0, ended: false, serial: undefined, lostAt: undefined });
   }
 
-  async open(session, codecs) {
-    this.codecs = codecs;
-    const headers = { "content-type": "application/json" };
-    if (this.key) headers.authorization = `Bearer ${this.key}`;
-    const answer = await fetch(new URL("v1/sessions", this.base), {
-      method: "POST", headers, body: JSON.stringify(session),
-    });
-    const opened = await answer.json();
-    if (!answer.ok) throw new Error(opened.error.message);
+  async open(session, hello) {
+    this.hello = hello;
+    const opened = await request(this.base, "v1/sessions", this.key, session);
     this.id = opened.id;
     this.leaseMs = opened.lease_s * 1000;
     this.connect(`seko.ticket.${opened.ticket}`);
@@ -31,16 +40,21 @@ export class Connection extends EventTarget {
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     const socket = new WebSocket(url, ["seko.v1", entrance]);
     socket.binaryType = "arraybuffer";
-    socket.onopen = () => socket.send(JSON.stringify({ type: "hello", codecs: this.codecs, buffer: 1 }));
+    socket.onopen = () => socket.send(JSON.stringify({ type: "hello", ...this.hello, buffer: this.buffer }));
     socket.onmessage = ({ data }) => {
       if (data instanceof ArrayBuffer) {
-        this.dispatchEvent(new CustomEvent("media", { detail: data }));
+        const media = parseMedia(data);
+        this.serial = media.serial;
+        this.dispatchEvent(new CustomEvent("media", { detail: { media, data } }));
         return;
       }
       const told = JSON.parse(data);
       if (told.type === "ready") {
         this.resume = told.resume;
-        this.tries = 0;
+        this.lostAt = undefined;
+        this.retryMs = FIRST_RETRY_MS;
+      } else if (told.type === "resume") {
+        this.resume = told.token;
       } else if (told.type === "error") {
         this.ended = !told.retryable;
       } else if (told.type === "end") {
@@ -48,21 +62,32 @@ export class Connection extends EventTarget {
       }
       this.dispatchEvent(new CustomEvent("told", { detail: told }));
     };
-    socket.onclose = () => this.lost();
+    socket.onclose = () => this.lost(socket);
     this.socket = socket;
   }
 
-  lost() {
-    this.dispatchEvent(new CustomEvent("lost", { detail: { ended: this.ended } }));
-    if (this.ended || !this.resume || this.tries >= RETRY_MS.length) return;
-    setTimeout(() => this.connect(`seko.resume.${this.resume}.${this.serial}`), RETRY_MS[this.tries++]);
+  lost(socket) {
+    if (socket !== this.socket) return;
+    this.lostAt ??= performance.now();
+    const gone = this.ended || !this.resume || performance.now() - this.lostAt > this.leaseMs;
+    this.dispatchEvent(new CustomEvent("lost", { detail: { ended: gone } }));
+    if (gone) return;
+    const serial = this.serial ?? 0;
+    setTimeout(() => { if (!this.ended) this.connect(`seko.resume.${this.resume}.${serial}`); }, this.retryMs);
+    this.retryMs = Math.min(2 * this.retryMs, LONGEST_RETRY_MS);
   }
 
+  get isOpen() { return this.socket?.readyState === WebSocket.OPEN; }
+
   send(type, fields = {}) {
-    if (this.socket?.readyState !== WebSocket.OPEN) return "";
+    if (!this.isOpen) return "";
     const id = type === "ack" || type === "close" ? undefined : String(++this.controls);
     this.socket.send(JSON.stringify({ type, ...(id && { id }), ...fields }));
     return id ?? "";
+  }
+
+  sendVoice(samples, last = false) {
+    if (this.isOpen) this.socket.send(packVoice(++this.controls, samples, last));
   }
 
   close() {

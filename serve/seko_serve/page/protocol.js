@@ -1,7 +1,8 @@
 // The socket's binary messages: a header of 32 bytes, little endian, then the payload. See docs/serving.md.
 export const VERSION = 1;
 export const HEADER_BYTES = 32;
-export const CODECS = { 1: "h264", 2: "vp8", 3: "rgb24", 4: "mjpeg" };
+export const CODECS = { 1: "h264", 2: "vp8", 3: "rgb24", 4: "mjpeg", 16: "pcm", 17: "aac", 18: "opus" };
+const PCM = 16, LAST = 4;
 
 /** Parse one binary message; throws a RangeError if it is none of this version. */
 export function parseMedia(buffer) {
@@ -12,6 +13,7 @@ export function parseMedia(buffer) {
   const flags = view.getUint8(2);
   return {
     codec: CODECS[view.getUint8(1)],
+    sound: view.getUint8(1) >= PCM,
     key: Boolean(flags & 1),
     discontinuity: Boolean(flags & 2),
     last: Boolean(flags & 4),
@@ -22,4 +24,18 @@ export function parseMedia(buffer) {
     count: view.getUint32(24, true),
     payload: new Uint8Array(buffer, HEADER_BYTES),
   };
+}
+
+/** Pack a piece of a voice: an Int16Array at 16 kHz. Its receipts name the serial. */
+export function packVoice(serial, samples, last = false) {
+  const buffer = new ArrayBuffer(HEADER_BYTES + 2 * samples.length);
+  const view = new DataView(buffer);
+  view.setUint8(0, VERSION);
+  view.setUint8(1, PCM);
+  view.setUint8(2, last ? LAST : 0);
+  view.setUint32(4, serial, true);
+  view.setUint32(24, samples.length, true);
+  view.setUint32(28, 2 * samples.length, true);
+  for (let at = 0; at < samples.length; at += 1) view.setInt16(HEADER_BYTES + 2 * at, samples[at], true);
+  return buffer;
 }

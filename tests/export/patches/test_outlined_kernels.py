@@ -19,6 +19,7 @@ from seko_kernels.outlines import kernel_of
 from tests.kernels.outlined import EIGHT_BITS
 
 
+@pytest.mark.slow
 def test_while_it_is_entered_the_twin_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By whatever name torch calls Triton's compiler; and outside, an outline is what it is."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))

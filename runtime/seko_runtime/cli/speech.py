@@ -1,0 +1,143 @@
+"""The command `run` of an artifact that speaks: a text with a voice, written as its sound comes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from seko_runtime.cli.output import Report, note, stdout_for_video
+from seko_runtime.cli.parser import SPEECH_OPTIONS, others_than
+from seko_runtime.errors import UsageError
+from seko_runtime.media_files.sound import load_sound
+from seko_runtime.media_files.sound_writer import STDOUT, SoundWriter, check_sound_output
+from seko_runtime.opening.artifact import open_artifact
+from seko_runtime.speech.artifact import speech_artifact
+from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.prompts import Floats
+from seko_runtime.speech.session import SpeechSession
+
+
+def run(options: argparse.Namespace, manifest: SpeechManifest) -> Report:
+    """Speak, write the sound, and return the report.
+
+    Raises
+    ------
+    SekoRuntimeError
+        A subclass names the cause; a failed run leaves no new file.
+    KeyboardInterrupt
+        If a signal ends it; the sound so far is kept, see `SoundWriter`.
+    """
+    for name in others_than(SPEECH_OPTIONS, options):
+        raise UsageError(
+            f"{name} is for artifacts that make video; this one speaks, see the heading Speech of --help"
+        )
+    check_sound_output(options.output, options.format)
+    if (options.text is None) == (options.text_file is None):
+        raise UsageError("this artifact speaks: give --text or --text-file, one of them")
+    if options.voice_text is not None and options.voice is None:
+        raise UsageError("--voice-text are the words of --voice, which is not given; give both")
+    sentences = [options.text] if options.text_file is None else _lines_of(options.text_file)
+    voice = None
+    if options.voice is not None:
+        voice = load_sound(options.voice, "--voice", rate=manifest.workload.voice.sample_rate)
+    if options.output != STDOUT:
+        return _run(options, manifest, sentences, voice, None)
+    if sys.stdout is None or sys.stdout.isatty():
+        raise UsageError(
+            "-o - writes to stdout, which is closed or a terminal; pipe it, or choose another -o"
+        )
+    if options.json:
+        raise UsageError("-o - and --json both write to stdout; give one")
+    with stdout_for_video() as descriptor:
+        return _run(options, manifest, sentences, voice, descriptor)
+
+
+def _lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a file that are not empty, each as it is read; ``-`` is stdin."""
+    try:
+        with sys.stdin if path == STDOUT else path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.strip():
+                    yield line.strip()
+    except FileNotFoundError:
+        raise UsageError(f"--text-file {path} was not found") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--text-file {path} is no text in UTF-8; convert it") from None
+    except OSError as fault:
+        raise UsageError(f"--text-file {path} cannot be read: {fault.strerror}") from None
+
+
+def _run(
+    options: argparse.Namespace,
+    manifest: SpeechManifest,
+    sentences: Iterator[str] | list[str],
+    voice: Floats | None,
+    descriptor: int | None,
+) -> Report:
+    began = time.perf_counter()
+    rate = manifest.workload.patch.sample_rate
+    if options.output.is_fifo():
+        note(f"writing to the pipe {options.output}, which waits for whoever reads it")
+    came: list[float] = []
+    with (
+        open_artifact(
+            options.artifact, device=options.device, trust=options.trust, copy_weights=options.copy_weights
+        ) as opened,
+        speech_artifact(opened).open_session(
+            seed=options.seed, guidance=options.guidance, temperature=options.temperature
+        ) as session,
+        SoundWriter(options.output, rate, form=options.format, descriptor=descriptor) as writer,
+    ):
+        opened_at = time.perf_counter()
+        if voice is not None and options.voice_text is None:
+            session.voice = session.encode_voice(voice)
+        elif voice is not None:
+            session.voice = session.encode_voice(continued=voice, text=options.voice_text)
+        cut = 0
+        for sentence in sentences:
+            for samples in session.speak(sentence, patches=options.patches):
+                writer.write(samples)
+                came.append(time.perf_counter())
+            cut += session.cut
+        result = _result(options, session, writer, came, opened_at)
+    result |= {"artifact": str(options.artifact), "open_s": opened_at - began, "cut": cut}
+    return Report(result, _report_lines(result), aside=descriptor is not None)
+
+
+def _result(
+    options: argparse.Namespace,
+    session: SpeechSession,
+    writer: SoundWriter,
+    came: list[float],
+    opened_at: float,
+) -> dict[str, object]:
+    if not came:
+        raise UsageError("there was no text to speak: --text-file has no line with words")
+    patch = session.manifest.workload.patch
+    seconds = writer.samples / patch.sample_rate
+    return {
+        "output": str(options.output if options.output == STDOUT else options.output.resolve()),
+        "format": writer.form,
+        "seed": options.seed,
+        "patches": len(came),
+        "sample_rate": patch.sample_rate,
+        "sound_s": seconds,
+        "first_sound_s": came[0] - opened_at,
+        "realtime_factor": seconds / (came[-1] - opened_at),
+    }
+
+
+def _report_lines(result: dict[str, object]) -> tuple[str, ...]:
+    raw = "; 16-bit samples of one channel, little endian" if result["format"] == "raw" else ""
+    lines = [
+        f"wrote    {result['output']} ({result['sound_s']:.2f} s of {result['sample_rate']} samples a second{raw})",
+        f"speed    {result['realtime_factor']:.2f} x real time, the first sound after {result['first_sound_s']:.2f} s",
+    ]
+    if result["cut"]:
+        lines.append(
+            f"cut      {result['cut']} sentences ended at their limit, before the model said that they are over"
+        )
+    return tuple(lines)

@@ -1,0 +1,111 @@
+"""An open speech artifact: opens sessions and pools, and verifies goldens."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from seko_runtime.errors import UsageError
+from seko_runtime.host.faults import machine_faults
+from seko_runtime.sessions.artifact import OpenArtifact, OpenedFiles
+from seko_runtime.sessions.call_lock import under_lock
+from seko_runtime.sessions.engines import Engines
+from seko_runtime.sessions.snapshot import checked_key
+from seko_runtime.speech.golden import StepError, replay
+from seko_runtime.speech.local_rows import LocalSpeechRows
+from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.pool import SpeechPool
+from seko_runtime.speech.session import SpeechSession
+
+
+class SpeechArtifact(OpenArtifact[SpeechManifest]):
+    """A speech artifact with loaded engines and weights on the device; its sessions share both.
+
+    Made by `open_artifact`. Use it as a context manager, or call `close()`. Any thread may call it: opening and closing
+    wait for each other.
+
+    Parameters
+    ----------
+    files, engines
+        As `OpenArtifact` takes them.
+    """
+
+    def __init__(self, files: OpenedFiles[SpeechManifest], engines: Engines) -> None:
+        super().__init__(files, engines)
+        self._golden = files.golden
+
+    @machine_faults()
+    @under_lock
+    def open_session(
+        self, *, seed: int = 0, guidance: float | None = None, temperature: float | None = None
+    ) -> SpeechSession:
+        """Open a session with a pool of its own, which has all positions of the artifact. It lives until its own
+        `close()` or the artifact's. For several sessions `open_pool`: they share memory and calls.
+
+        Parameters and errors as `SpeechPool.open_session` has them. For a voice assign `SpeechSession.encode_voice` to
+        its ``voice``.
+        """
+        pool = self._open_pool(None)
+        try:
+            session = pool.open_session(
+                seed=seed,
+                guidance=guidance,
+                temperature=temperature,
+                positions=self.manifest.workload.positions,
+            )
+        except BaseException:
+            pool.close()
+            raise
+        session._owns_pool = True
+        self._keep(session)
+        return session
+
+    @machine_faults()
+    @under_lock
+    def open_pool(self, *, snapshot_key: bytes | None = None) -> SpeechPool:
+        """Open the rows of the artifact, each for a session. The pool lives until its `close` or the artifact's.
+
+        Parameters
+        ----------
+        snapshot_key : bytes, optional
+            A secret of at least 32 bytes: snapshots end in the HMAC-SHA256 of their content, and only those with the
+            same key are restored. Without it, only snapshots without a key are restored.
+
+        Raises
+        ------
+        UsageError
+            If ``snapshot_key`` does not fit.
+        DeviceMemoryError
+            If the pool does not fit on the device; nothing was allocated.
+        SessionClosedError
+            If the artifact is closed.
+        """
+        pool = self._open_pool(checked_key(snapshot_key))
+        self._keep(pool)
+        return pool
+
+    def _open_pool(self, key: bytes | None) -> SpeechPool:
+        rows = cast(LocalSpeechRows, self.engines.open_rows({}))
+        return SpeechPool(rows, digest=self.digest, snapshot_key=key)
+
+    def verify(self) -> list[StepError]:
+        """Replay the golden's prefill, steps and voice, and compare.
+
+        Raises
+        ------
+        UsageError
+            If the artifact has no golden.
+        SessionClosedError
+            If the artifact is closed.
+        """
+        golden = self.manifest.workload.golden
+        if golden is None:
+            raise UsageError("this artifact holds no golden to verify against; rebuild it")
+        with self.open_pool() as pool:
+            return [*replay(pool, golden, self._golden)]
+
+
+def speech_artifact(artifact: OpenArtifact[SpeechManifest]) -> SpeechArtifact:
+    """Return an open artifact as one that speaks; UsageError if its workload is another."""
+    if not isinstance(artifact, SpeechArtifact):
+        raise UsageError(f"the artifact's workload is {artifact.manifest.workload.kind!r}, expected 'speech'")
+    return artifact

@@ -1,0 +1,180 @@
+"""The device side of rows of speech: the programs of a prefill, a step and a voice, and what a row has there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import Memory, Tensor
+from seko_runtime.executor.program import BoundProgram
+from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.sessions.device import Device
+from seko_runtime.sessions.loaded import Loaded
+from seko_runtime.speech import contract
+from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.prompts import Floats, SpeechPrompt
+
+Number = int | float
+
+
+class SpeechDevice(Device):
+    """The tensors and programs of an artifact's rows. Must be made inside the memory's `ordered`.
+
+    Parameters
+    ----------
+    loaded : Loaded
+        The artifact.
+    memory : Memory
+        The rows' memory.
+    filled : callable
+        Returns the first place of a row and how many it has filled; None of a row without a session.
+    """
+
+    def __init__(
+        self, loaded: Loaded[SpeechManifest], memory: Memory, filled: Callable[[int], tuple[int, int] | None]
+    ) -> None:
+        manifest = loaded.manifest
+        self.contract = contract.speech_contract(manifest)
+        super().__init__(loaded, memory, self.contract.units)
+        self._manifest, self._filled = manifest, filled
+        self._empty = contract.empty_numbers(manifest)
+        alone = ((contract.LEAD_IN,), (contract.VOICE_PROGRAM,))
+        self.of_rows = {spec.name: spec for spec in manifest.buffers if spec.role == "cache"}
+        self.calls: dict[Hashable, list[BoundProgram]] = {
+            names: [run for name in names for run in self.programs[name]]
+            for names in (*self.contract.units, *alone)
+        }
+
+    def prepare(self) -> None:
+        """Run every call once, clear what that wrote, and capture if the memory does so."""
+        memory = self._memory
+        if memory.warm_up_runs:
+            with memory.ordered():
+                self._fill({})
+                for runs in self.calls.values():
+                    for _ in range(memory.warm_up_runs):
+                        self.run_all(runs)
+                for spec in self._manifest.buffers:
+                    if spec.role != "host":
+                        memory.zero(self.buffers[spec.name])
+            memory.wait()
+        if memory.captures:
+            for names, runs in self.calls.items():
+                self.capture(names, runs, f"a call of {names}")
+
+    def tensors(self, row: int) -> Mapping[str, Tensor]:
+        """Return a row's entry of each buffer with rows, and of each cache the places that it has filled."""
+        start, count = self._filled(row) or (0, 0)
+        return {
+            name: self.row_of(name, row)
+            if spec.row_axis != contract.PLACES_AXIS
+            else self._memory.part(self.buffers[name], contract.PLACES_AXIS, start, count)
+            for name, spec in self.of_rows.items()
+            if count or spec.row_axis != contract.PLACES_AXIS
+        }
+
+    def forms(self, filled: int) -> dict[str, TensorSpec]:
+        """Return names, shapes and dtypes of the tensors of a row that has filled so many positions."""
+        forms = {}
+        for name, spec in self.of_rows.items():
+            sizes = {0: 1} if spec.row_axis != contract.PLACES_AXIS else {contract.PLACES_AXIS: filled}
+            if 0 not in sizes.values():
+                shape = tuple(sizes.get(axis, size) for axis, size in enumerate(spec.shape))
+                forms[name] = TensorSpec(name, shape, spec.dtype)
+        return forms
+
+    def begin(self, row: int, context: Floats) -> int:
+        """Queue what comes before a text's prompt: the decoder's states become zeros, and it hears the last patches
+        [n, P, C] of a voice that goes on. Return the number of graphs launched.
+        """
+        self._memory.zero(self.row_of(contract.VAE_STATES, row))
+        launches = 0
+        for patch in context:
+            self._memory.write(self.buffers[contract.LEAD_IN_PATCH], patch[None])
+            self._fill({contract.PREFILL_ROWS: [row]})
+            launches += self._call((contract.LEAD_IN,))
+        return launches
+
+    def prefill(self, row: int, start: int, first: int, part: SpeechPrompt) -> int:
+        """Queue a prefill of a row's tokens from position ``first`` on; return the number of graphs launched."""
+        workload, count = self._manifest.workload, len(part.ids)
+        size = workload.prefill_size(count)
+        padding = (0, size - count)
+        written: dict[str, NDArray[Any]] = {
+            contract.IDS: np.pad(part.ids, padding),
+            contract.IS_AUDIO: np.pad(part.is_audio, padding),
+            contract.PROMPT_PATCHES: np.pad(part.patches, (padding, (0, 0), (0, 0))),
+        }
+        for name, array in written.items():
+            self._memory.write(self._memory.leading(self.buffers[name], size), array)
+        self._fill(
+            {
+                contract.PREFILL_ROWS: [row],
+                contract.PREFILL_STARTS: [start],
+                contract.PREFILL_FIRST: [first],
+                contract.PREFILL_COUNT: [count],
+            }
+        )
+        length = workload.read_length(max(first + count, size))
+        return self._call((contract.prefill_program(size, length),))
+
+    def step(self, numbers: Mapping[str, Sequence[Number]]) -> tuple[int, Mapping[str, Tensor]]:
+        """Queue a step of some rows; return the number of graphs launched, and the samples and stop flags it makes.
+
+        ``numbers`` are those of each row, by host buffer. What is returned is overwritten by the next call.
+        """
+        rows, first = numbers[contract.ROWS], numbers[contract.FIRST]
+        pool = self._manifest.pool
+        assert pool is not None, "the contract refuses speech without a pool"
+        bucket, length = pool.bucket(len(rows)), self._manifest.workload.step_length(int(max(first)) + 1)
+        self._fill(numbers)
+        launches = self._call(contract.step_programs(bucket, length))
+        return launches, self.results(bucket, contract.SAMPLES, contract.STOP)
+
+    def results(self, rows: int, *names: str) -> Mapping[str, Tensor]:
+        """Return views of what the last step made of so many rows."""
+        return {name: self._memory.leading(self.buffers[name], rows) for name in names}
+
+    def encode(self, stretch: Floats, *, first: bool) -> tuple[int, Mapping[str, Tensor]]:
+        """Queue the next stretch [n] of a voice; return the number of graphs launched, and its latents."""
+        if first:
+            self._memory.zero(self.buffers[contract.VOICE_STATES])
+        self._memory.write(self.buffers[contract.VOICE], stretch[None])
+        self._fill({})
+        launches = self._call((contract.VOICE_PROGRAM,))
+        return launches, {contract.VOICE_LATENTS: self.buffers[contract.VOICE_LATENTS]}
+
+    def set_state(self, row: int, state: Mapping[str, Floats]) -> None:
+        """Write what a row's next step begins with, of `contract.STATES`; for goldens."""
+        for name, array in state.items():
+            self._memory.write(self.row_of(name, row), array[None])
+
+    def state(self, row: int) -> Mapping[str, NDArray[np.float32]]:
+        """Return what a row's next step begins with, by `contract.STATES`; waits for the device."""
+        return {name: self._memory.read(self.row_of(name, row))[0] for name in contract.STATES}
+
+    def drop(self) -> None:
+        """Release graphs first, then the tensors that they use."""
+        self.replays.clear()
+        self.calls.clear()
+        super().drop()
+
+    def _fill(self, numbers: Mapping[str, Sequence[Number]]) -> None:
+        """Send the small tensors of a call; what is left out is that of batch indices without a session."""
+        empty = self._empty
+        of_prefill = {
+            contract.PREFILL_ROWS: empty[contract.ROWS],
+            contract.PREFILL_STARTS: empty[contract.STARTS],
+            contract.PREFILL_COUNT: 1,
+        }
+        for name, array in self.host.acquire().items():
+            array[...] = empty.get(name, of_prefill.get(name, 0))
+            if name in numbers:
+                array[: len(numbers[name])] = numbers[name]
+        self.host.send()
+
+    def _call(self, names: tuple[str, ...]) -> int:
+        return self.launch(names, self.calls[names])

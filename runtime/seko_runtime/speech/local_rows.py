@@ -1,0 +1,458 @@
+"""The rows of a speech artifact in this process: where each lies in the caches, what it says, how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.backends.memory import Memory
+from seko_runtime.errors import PoolFullError, UsageError
+from seko_runtime.format.manifest import TensorSpec
+from seko_runtime.host.faults import machine_faults
+from seko_runtime.sessions.loaded import Loaded
+from seko_runtime.sessions.row_state import RowLayout, RowState
+from seko_runtime.sessions.rows import LocalRows, check_room
+from seko_runtime.speech import contract
+from seko_runtime.speech.device import SpeechDevice
+from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.places import free_start, gaps
+from seko_runtime.speech.prompts import Floats, SpeechPrompt
+from seko_runtime.speech.row_numbers import STATE_FORM, RowNumbers, check_numbers
+
+PREFILL, STEP = "prefill", "step"  # kinds of a row's next call
+Read = Callable[[], Mapping[str, NDArray[np.uint8]]]  # waits for the results of a call
+_PENDING = ("pending.ids", "pending.is_audio", "pending.patches")  # arrays of a snapshot
+
+
+class Ending:
+    """Whether a text has ended with one of its patches. The device knows; it is asked when the answer is needed.
+
+    Parameters
+    ----------
+    read : callable
+        Waits for the patch's stop flag and returns it.
+    before : Ending or None
+        Of the patch before.
+    """
+
+    def __init__(self, read: Callable[[], bool], before: Ending | None = None) -> None:
+        self._unread: tuple[Callable[[], bool], Ending | None] | None = (read, before)
+        self._answer = False
+
+    @property
+    def known(self) -> bool:
+        """Whether the text is known to have ended; this does not wait."""
+        before = self.before
+        return self._answer or (before is not None and before.known)
+
+    @property
+    def before(self) -> Ending | None:
+        """Of the patch before, if that is not read yet."""
+        unread = self._unread
+        return None if unread is None else unread[1]
+
+    def __call__(self) -> bool:
+        """Return whether the text ended with this patch or one before; any thread may ask."""
+        unread = self._unread
+        if unread is not None:
+            read, before = unread
+            self._answer = (before is not None and before()) or read()
+            self._unread = None  # last: another thread may be here too
+        return self._answer
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A patch of a text's sound. It may still be computed; any thread may read it.
+
+    Parameters
+    ----------
+    number : int
+        Its number in the text.
+    samples : callable
+        Waits, and returns [n] float32.
+    ends : callable
+        Waits, and returns whether it is the text's last patch.
+    surplus : callable
+        Waits for the patch before, and returns whether that was the last already, so that this one is to be dropped.
+    """
+
+    number: int
+    samples: Callable[[], Floats]
+    ends: Callable[[], bool]
+    surplus: Callable[[], bool]
+
+
+@dataclass
+class SpeechRow:
+    """The host's state of a row; `RowNumbers` describes the numbers."""
+
+    start: int
+    positions: int
+    seed: int
+    guidance: float
+    temperature: float
+    filled: int = 0
+    pending: SpeechPrompt | None = None
+    patches: int = 0
+    limit: int = 0
+    ending: Ending | None = None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether patches of its text are still to come; this waits for its last patch."""
+        return self.patches < self.limit and not self.stopped
+
+    @property
+    def may_speak(self) -> bool:
+        """Whether patches of its text may still be to come; this does not wait."""
+        return self.patches < self.limit and not (self.ending is not None and self.ending.known)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the model has ended its text; this waits for its last patch."""
+        return self.ending is not None and self.ending()
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """What a session's row begins with; `RowNumbers` describes the numbers."""
+
+    positions: int
+    seed: int
+    guidance: float
+    temperature: float
+
+
+class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
+    """The rows of a speech artifact in this process; call `prepare` before the first text.
+
+    Parameters
+    ----------
+    loaded : Loaded
+        The artifact.
+    memory : Memory
+        Owned and closed by the rows.
+
+    Attributes
+    ----------
+    tokens : TokenIds or None
+        The artifact's tokenizer.
+    prefilled_last : bool
+        Whether the last call was a prefill.
+    launches : int
+        Captured graphs launched so far.
+    """
+
+    @machine_faults()
+    def __init__(self, loaded: Loaded[SpeechManifest], memory: Memory) -> None:
+        super().__init__(loaded, memory, STATE_FORM)
+        self.tokens = loaded.tokens
+        self.prefilled_last = False
+        self.launches = 0
+        self._held: dict[int, SpeechRow] = {}
+        self._open(lambda: SpeechDevice(loaded, memory, self._filled))
+
+    @machine_faults()
+    def prepare(self) -> None:
+        """Load every engine's kernels, and capture if the memory does so."""
+        self.device().prepare()
+
+    def keep(self, rows: Collection[int]) -> None:
+        """Give up the places of all rows but these, which sessions hold."""
+        for row in [row for row in self._held if row not in rows]:
+            del self._held[row]
+
+    @property
+    def free_positions(self) -> int:
+        """The positions that the next session can have at most: consecutive places that no row has."""
+        workload = self.manifest.workload
+        longest = max((count for _, count in gaps(self._taken(), workload.places - 1)), default=0)
+        return min(workload.positions, longest)
+
+    def begin(self, row: int, settings: RowSettings) -> None:
+        """Give a row places for its positions; PoolFullError if there are not so many in a row."""
+        self._held[row] = SpeechRow(self._start(settings.positions), **vars(settings))
+
+    @machine_faults()
+    def begin_text(self, row: int, prompt: SpeechPrompt, limit: int) -> None:
+        """Begin to speak a text; what the row said before is over.
+
+        Parameters
+        ----------
+        row : int
+            A row with a session.
+        prompt : SpeechPrompt
+            The text and its voice.
+        limit : int
+            After how many patches it ends at most.
+
+        Raises
+        ------
+        UsageError
+            If the row has too few positions for the prompt and a patch.
+        """
+        device, held, count = self.device(), self._held[row], len(prompt.ids)
+        if count >= held.positions:
+            raise UsageError(
+                f"the text and its voice have {count} tokens, the session has {held.positions} positions, also for the "
+                f"patches to come: speak shorter texts, or open it with more positions; this artifact has "
+                f"{self.manifest.workload.positions} at most"
+            )
+        self.inconsistent.add(row)
+        with self.settled([row]):
+            self.launches += device.begin(row, prompt.context)
+        held.filled, held.pending = 0, prompt
+        held.patches, held.limit, held.ending = 0, min(limit, held.positions - count), None
+        self.inconsistent.discard(row)
+
+    def end_text(self, row: int) -> None:
+        """End what a row says."""
+        held = self._held[row]
+        held.pending, held.ending = None, None
+        held.filled = held.patches = held.limit = 0
+
+    def row(self, row: int) -> SpeechRow:
+        """Return the state of a row with a session."""
+        return self._held[row]
+
+    def variants(self, rows: Sequence[int]) -> list[Hashable]:
+        """Return for each row whether its next call is a prefill or a step."""
+        return [STEP if self._held[row].pending is None else PREFILL for row in rows]
+
+    def check(self, rows: Sequence[int], given: Sequence[None]) -> None:
+        """Raise the error with which `run` would refuse these rows."""
+        del given
+        self.check_whole(rows)
+        for row in rows:
+            held = self._held[row]
+            if held.ending is not None and held.ending.before is not None:
+                held.ending.before()  # read one step late
+            if not held.may_speak:
+                raise UsageError(
+                    f"row {row} has no text to speak, or has spoken it after {held.patches} patches; begin another"
+                )
+
+    @machine_faults()
+    def run(self, rows: Sequence[int], given: Sequence[None] | None = None) -> list[Patch | None]:
+        """Make the next patch of some rows, or fill in the next part of one row's prompt.
+
+        A patch's stop flag is read when it is needed, at the latest before the row's step after the next. So a text may
+        be followed by one surplus patch. An error in a step leaves its rows inconsistent: a decoder's state is moved on
+        in place.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            Distinct; at most as many as the largest call carries, or one whose prompt is not filled in.
+        given : sequence of None, optional
+            A caller gives a call nothing.
+
+        Returns
+        -------
+        list of Patch or None
+            One for each row; None for a row whose prompt was filled in further.
+
+        Raises
+        ------
+        UsageError
+            If a row has nothing to speak.
+        TornStreamError
+            If it is not known where a row stands; another text begins anew.
+        SessionClosedError
+            After `close`.
+        """
+        self.check(rows, given or ())
+        self.prefilled_last = any(self._held[row].pending is not None for row in rows)
+        if not self.prefilled_last:
+            return [*self._step(rows)]
+        if len(rows) > 1:
+            raise UsageError(
+                "a call fills in the prompt of one row; give it alone until it has its first patch"
+            )
+        self._prefill(rows[0])
+        return [None]
+
+    @machine_faults()
+    def encode(self, stretch: Floats, *, first: bool) -> Callable[[], Floats]:
+        """Queue the next stretch [n] of a voice; return a function that waits for its latents [l, C] and returns them.
+
+        The stretches of a voice follow each other, with no other voice's between them.
+        """
+        device, voice, patch = self.device(), self.manifest.workload.voice, self.manifest.workload.patch
+        with self.memory.ordered():
+            launches, made = device.encode(stretch, first=first)
+        self.launches += launches
+        read = self.read_later(made)
+        shape = (voice.patches * patch.latents, patch.channels)
+        return lambda: read()[contract.VOICE_LATENTS].view(np.float32).reshape(shape).copy()
+
+    def begin_owner(self, row: int, tenant: str | None) -> None:
+        """Do nothing: rows share nothing."""
+
+    def reserve(self, row: int) -> None:
+        """Do nothing."""
+
+    def layout(self) -> RowLayout:
+        """Return names and forms of a row's state: of the largest, and by `RowLayout.of` of any other."""
+        most = self.manifest.workload.positions
+        forms, patch = self.device().forms, self.manifest.workload.patch.shape
+
+        def sized(numbers: RowNumbers) -> RowLayout:
+            return RowLayout(forms(numbers.filled), _pending_forms(numbers.pending, patch))
+
+        return replace(RowLayout(forms(most), _pending_forms(most, patch)), sized=sized)
+
+    def load(self, row: int, state: RowState) -> None:
+        """Queue copies of a stored state into a row, which gets places for it.
+
+        Raises
+        ------
+        SnapshotError
+            If it does not fit this artifact.
+        PoolFullError
+            If there are too few consecutive places.
+        """
+        self._check_load(state)
+        numbers = state.numbers
+        self.begin(row, RowSettings(numbers.positions, numbers.seed, numbers.guidance, numbers.temperature))
+        self._held[row].filled = numbers.filled
+        super().load(row, state)
+
+    def _step(self, rows: Sequence[int]) -> list[Patch]:
+        held = [self._held[row] for row in rows]
+        numbers: dict[str, list[int | float]] = {
+            contract.ROWS: [*rows],
+            contract.STARTS: [row.start for row in held],
+            contract.FIRST: [row.filled for row in held],
+            contract.COUNT: [1] * len(rows),
+            contract.SEEDS: [row.seed for row in held],
+            contract.PATCH_NUMBERS: [row.patches for row in held],
+            contract.TEMPERATURE: [row.temperature for row in held],
+            contract.GUIDANCE: [row.guidance for row in held],
+        }
+        with self.counted(rows):
+            with self.settled(rows):
+                launches, made = self.device().step(numbers)
+            self.launches += launches
+            read = self.read_later(made)
+            return [self._made(row, place, read) for place, row in enumerate(held)]
+
+    def _made(self, held: SpeechRow, place: int, read: Read) -> Patch:
+        """Count a row's patch, which lies at one place of a call's results."""
+        workload, number, before = self.manifest.workload, held.patches, held.ending
+        last = number + 1 == held.limit
+
+        def stops() -> bool:
+            return bool(read()[contract.STOP][place]) and number + 1 >= workload.limits.least_patches
+
+        def samples() -> Floats:
+            sound: Floats = read()[contract.SAMPLES].view(np.float32).reshape(-1, workload.patch.samples)
+            copy: Floats = sound[place].copy()
+            return copy
+
+        ending = Ending(stops, before)
+        held.patches, held.filled, held.ending = number + 1, held.filled + 1, ending
+        return Patch(number, samples, lambda: last or ending(), before or (lambda: False))
+
+    def _prefill(self, row: int) -> None:
+        held = self._held[row]
+        assert held.pending is not None, "called for a row whose prompt is not filled in"
+        part, rest = held.pending.split(self.manifest.workload.prefill_tokens[-1])
+        with self.settled([row]):
+            self.launches += self.device().prefill(row, held.start, held.filled, part)
+        with self.counted([row]):
+            held.filled, held.pending = held.filled + len(part.ids), rest if len(rest.ids) else None
+
+    def _start(self, positions: int) -> int:
+        start = free_start(self._taken(), positions, self.manifest.workload.places - 1)
+        if start is None:
+            raise PoolFullError(
+                f"the session asks for {positions} positions, at most {self.free_positions} are free side by side: ask "
+                "for fewer, close a session, or rebuild with more places"
+            )
+        return start
+
+    def _taken(self) -> list[tuple[int, int]]:
+        return [(held.start, held.positions) for held in self._held.values()]
+
+    def _filled(self, row: int) -> tuple[int, int] | None:
+        held = self._held.get(row)
+        return None if held is None else (held.start, held.filled)
+
+    def _begin(self, row: int) -> None:
+        self._held.pop(row, None)
+
+    def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]], Any]:
+        held, pending = self._held[row], self._held[row].pending
+        numbers = RowNumbers(
+            positions=held.positions,
+            filled=held.filled,
+            pending=0 if pending is None else len(pending.ids),
+            patches=held.patches,
+            limit=held.limit,
+            stopped=held.stopped,
+            seed=held.seed,
+            guidance=held.guidance,
+            temperature=held.temperature,
+        )
+        arrays = {} if pending is None else dict(zip(_PENDING, pending.arrays, strict=True))
+        flat = {
+            name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in arrays.items()
+        }
+        return numbers, flat, None
+
+    def _check_load(self, state: RowState) -> None:
+        check_numbers(state.numbers, self.manifest)
+
+    def _load(self, row: int, state: RowState) -> None:
+        numbers, held = state.numbers, self._held[row]
+        held.patches, held.limit = numbers.patches, numbers.limit
+        held.ending = Ending(lambda: True) if numbers.stopped else None
+        if numbers.pending:
+            forms = _pending_forms(numbers.pending, self.manifest.workload.patch.shape)
+            held.pending = SpeechPrompt(
+                *(
+                    state.arrays[name].view(spec.dtype).reshape(spec.shape).copy()
+                    for name, spec in forms.items()
+                )
+            )
+
+
+def _pending_forms(tokens: int, patch: tuple[int, int]) -> dict[str, TensorSpec]:
+    """Return the arrays of a snapshot that hold so many tokens of a prompt."""
+    if not tokens:
+        return {}
+    shapes = ((tokens,), (tokens,), (tokens, *patch))
+    dtypes = ("int64", "bool", "float32")
+    return {
+        name: TensorSpec(name, shape, dtype)
+        for name, shape, dtype in zip(_PENDING, shapes, dtypes, strict=True)
+    }
+
+
+def open_speech_rows(loaded: Loaded[SpeechManifest]) -> LocalSpeechRows:
+    """Return the rows of an artifact in this process, prepared.
+
+    Raises
+    ------
+    DeviceMemoryError
+        If they do not fit on the device; nothing was allocated.
+    """
+    memory = loaded.memory()
+    try:
+        check_room(loaded.manifest, memory)
+    except BaseException:
+        memory.close()
+        raise
+    rows = LocalSpeechRows(loaded, memory)
+    try:
+        rows.prepare()
+    except BaseException:
+        rows.close()
+        raise
+    return rows

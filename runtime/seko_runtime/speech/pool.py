@@ -1,0 +1,292 @@
+"""A pool of speech: sessions that speak, and share the calls that make their patches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from seko_runtime.arguments import real_number, shown, whole_number
+from seko_runtime.errors import SekoRuntimeError, UsageError
+from seko_runtime.sessions.pool import RowPool
+from seko_runtime.sessions.session import Request, RowSession, SharedRows
+from seko_runtime.sessions.snapshot import content_digest
+from seko_runtime.speech.local_rows import PREFILL, LocalSpeechRows, Patch, RowSettings
+from seko_runtime.speech.manifest import MAX_SEED, SpeechManifest
+from seko_runtime.speech.prompts import Floats, pad_voice
+from seko_runtime.speech.session import SpeechSession
+from seko_runtime.speech.voice import NO_VOICE, Voice
+
+MAX_VOICE_S = 600
+
+
+class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
+    """The rows of a speech artifact, each for a session.
+
+    All methods of a pool and its sessions may be called from any thread: one call is queued at a time, and the others
+    wait. In a process forked from the one that opened the pool they raise a ForkedProcessError.
+
+    Parameters
+    ----------
+    rows : LocalSpeechRows
+        The artifact's rows, prepared. The pool owns them.
+    digest : str
+        The artifact's digest, which snapshots name.
+    clock : callable
+        Returns seconds, for leases and due times.
+    snapshot_key : bytes, optional
+        Key of the snapshots that sessions save and the pool restores; see `SpeechArtifact.open_pool`.
+    """
+
+    _rows: LocalSpeechRows
+
+    def __init__(
+        self,
+        rows: LocalSpeechRows,
+        *,
+        digest: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        snapshot_key: bytes | None = None,
+    ) -> None:
+        self.manifest: SpeechManifest = rows.manifest
+        digests = digest, speech_content(self.manifest) or digest
+        super().__init__(rows, SpeechSession, digests=digests, clock=clock, snapshot_key=snapshot_key)
+        self._turn = threading.Lock()  # held by the thread that serves all
+        self._encoding = threading.Lock()  # held while a voice is encoded, stretch by stretch
+
+    def open_session(
+        self,
+        *,
+        voice: Voice = NO_VOICE,
+        seed: int = 0,
+        guidance: float | None = None,
+        temperature: float | None = None,
+        positions: int | None = None,
+        name: str = "",
+        lease_s: float | None = None,
+        tenant: str | None = None,
+    ) -> SpeechSession:
+        """Open a session on a free row.
+
+        Parameters
+        ----------
+        voice : Voice
+            From `encode_voice`; default: one that the model chooses by text and seed.
+        seed : int
+            Seed of the noise, 0 to 2**62 - 1. A text spoken again with the same seed sounds the same.
+        guidance : float, optional
+            How far each patch is moved towards text and voice; default: the artifact's.
+        temperature : float, optional
+            Standard deviation of the noise, at least 0; default: the artifact's.
+        positions : int, optional
+            The most tokens of a text and its voice, and patches, together; default: an equal share of the places of all
+            sessions. Fewer leave more for others.
+        name, lease_s, tenant
+            Name in messages; seconds after which it ends if it is not run or renewed; whose it is.
+
+        Raises
+        ------
+        PoolFullError
+            If every row is taken, or fewer positions are free side by side.
+        UsageError
+            If an argument does not fit.
+        SessionClosedError
+            If the pool is closed.
+        """
+        workload, solver = self.manifest.workload, self.manifest.workload.solver
+        if not isinstance(voice, Voice):
+            raise UsageError(f"voice is {shown(voice)}, expected a Voice of encode_voice()")
+        share = min(workload.positions, (workload.places - 1) // self.capacity)
+        settings = RowSettings(
+            positions=share
+            if positions is None
+            else whole_number(positions, "positions", 2, workload.positions),
+            seed=whole_number(seed, "seed", 0, MAX_SEED),
+            guidance=real_number(solver.guidance if guidance is None else guidance, "guidance"),
+            temperature=real_number(
+                solver.temperature if temperature is None else temperature, "temperature"
+            ),
+        )
+        if settings.temperature < 0:
+            raise UsageError(f"temperature is {settings.temperature}, expected at least 0")
+        session = self._open(lambda row: self._rows.begin(row, settings), name, lease_s, tenant)
+        session.voice = voice
+        return session
+
+    def encode_voice(self, reference: object = None, *, continued: object = None, text: str = "") -> Voice:
+        """Return a voice to speak with; other sessions' calls run between its stretches.
+
+        Parameters
+        ----------
+        reference : array, optional
+            [n] float32 in -1..1, at `VoiceEncoder.sample_rate` of the manifest: a voice to sound like.
+        continued : array, optional
+            [n] likewise: a voice that goes on, as if it had gone over to the new text; ``text`` are its words.
+        text : str
+            The words of ``continued``.
+
+        Raises
+        ------
+        UsageError
+            If sound is no such array, or empty, or longer than `MAX_VOICE_S`; if only one of ``continued`` and ``text``
+            is given.
+        SessionClosedError
+            If the pool is closed.
+        """
+        if not isinstance(text, str) or (continued is not None) != bool(text):
+            sound = "no sound" if continued is None else "sound"
+            raise UsageError(
+                f"a voice that goes on has {sound} and the words {shown(text)}: give both or neither"
+            )
+        with self._encoding:
+            return Voice(
+                None if reference is None else self._encoded(reference, "reference", continued=False),
+                None if continued is None else self._encoded(continued, "continued", continued=True),
+                text,
+            )
+
+    def step(self, sessions: Sequence[SpeechSession]) -> list[Floats | None]:
+        """Make the next patch of some sessions in one call, and wait for it. Prompts that are not filled in come first.
+
+        Parameters
+        ----------
+        sessions : sequence of SpeechSession
+            Distinct, of this pool, at most as many as the largest call carries, each with a text.
+
+        Returns
+        -------
+        list of array or None
+            [n] float32 for each session; None if its text has ended with the patch before.
+
+        Raises
+        ------
+        UsageError
+            If they do not fit into one call, or one has no text to speak.
+        SessionClosedError
+            If one is paused or has ended.
+        """
+        for session in sessions if isinstance(sessions, Sequence) else ():
+            while isinstance(session, SpeechSession) and self._fills(session):
+                self._run([session], None)
+        patches = self._run(sessions, None)
+        return [None if patch is None or patch.surplus() else patch.samples() for patch in patches]
+
+    def serve_next(
+        self, now: float | None = None, *, among: Collection[RowSession] | None = None
+    ) -> list[tuple[SpeechSession, Patch | None]]:
+        """Run the call that the scheduler chooses among the sessions that have asked for a patch, and wait for it.
+
+        It is a step of the sessions that are due, or a part of the prompt of one. After a part of a prompt comes a
+        step, if a session waits for one. A session whose prompt was filled in further still waits for its patch.
+
+        Parameters and errors as `RowPool.serve_next` has them.
+
+        Returns
+        -------
+        list of (session, Patch or None)
+            The session that was due first comes first; None for one whose prompt was filled in further. Empty if no
+            session waits.
+        """
+        served = super().serve_next(now, among=among)
+        for _, patch in served:
+            if patch is not None:
+                patch.ends()  # its call has run: from now on it is known
+        return served
+
+    def serve(self, session: SpeechSession) -> None:
+        """Serve the sessions that wait, if this one does, unless another thread has served it meanwhile."""
+        with self._turn:
+            if session.waits:
+                self.serve_next()
+
+    @property
+    def free_positions(self) -> int:
+        """The most positions that a new session can have now."""
+        with self._call_lock.take():
+            self._rows.keep(self._sessions_by_row())
+            return self._rows.free_positions
+
+    def _fills(self, session: SpeechSession) -> bool:
+        """Return whether a session's next call is a part of its prompt."""
+        with self._call_lock.take():
+            row = session._running_row(cast(SharedRows, self))
+            return self._rows.variants([row]) == [PREFILL]
+
+    def _eligible(
+        self, asked: list[tuple[int, SpeechSession, Request]]
+    ) -> list[tuple[int, SpeechSession, Request]]:
+        """Return the sessions of whom the next call takes some: those that wait for a step, or the one whose prompt is
+        due first.
+        """
+        waiting = [entry for entry in asked if self._may_go_on(*entry[:2])]
+        kinds = self._rows.variants([row for row, _, _ in waiting])
+        steps = [entry for entry, kind in zip(waiting, kinds, strict=True) if kind != PREFILL]
+        prompts = [entry for entry, kind in zip(waiting, kinds, strict=True) if kind == PREFILL]
+        prompts.sort(key=lambda entry: entry[2].due)
+        if not prompts:
+            return steps
+        first_step = min((request.due for _, _, request in steps), default=None)
+        if first_step is None or (not self._rows.prefilled_last and prompts[0][2].due <= first_step):
+            return prompts[:1]
+        return steps
+
+    def _may_go_on(self, row: int, session: SpeechSession) -> bool:
+        """Return whether a session that has asked can be served; drop the request of one whose text is over, or who can
+        be told why not.
+        """
+        if not self._rows.row(row).may_speak:
+            session._request = None
+            return False
+        try:
+            self._rows.check([row], [None])
+        except SekoRuntimeError as error:
+            return not session.refuse(error)
+        return True
+
+    def _served(self, session: SpeechSession, result: Patch | None) -> None:
+        if result is not None:
+            session.take(result)
+
+    def _free_row(self, tenant: str | None) -> int:
+        self._rows.keep(self._sessions_by_row())  # the others' places are free
+        return super()._free_row(tenant)
+
+    def _encoded(self, sound: object, what: str, *, continued: bool) -> Floats:
+        """Return the patches [n, P, C] of a voice."""
+        spec, patch = self.manifest.workload.voice, self.manifest.workload.patch
+        samples = _checked_sound(sound, what, spec.sample_rate)
+        whole = pad_voice(samples, spec.patch_samples, continued=continued)
+        count = len(whole) // spec.patch_samples
+        stretches = pad_voice(whole, spec.samples, continued=False).reshape(-1, spec.samples)
+        reads = []
+        for number, stretch in enumerate(stretches):
+            with self._call_lock.take():
+                self._rows.check_open()
+                reads.append(self._rows.encode(stretch, first=number == 0))
+        latents = np.concatenate([read() for read in reads])
+        return latents.reshape(-1, *patch.shape)[:count].copy()
+
+
+def speech_content(manifest: SpeechManifest) -> str:
+    """Return SHA-256 of what gives a row's numbers their meaning, whatever the pool; "" without hashes."""
+    workload = manifest.workload
+    return content_digest(
+        manifest, [workload.positions, list(workload.patch.shape), workload.solver.steps, workload.kv.scheme]
+    )
+
+
+def _checked_sound(sound: Any, what: str, rate: int) -> Floats:
+    """Return the samples of a voice; UsageError if they are none."""
+    samples = np.asarray(sound) if isinstance(sound, np.ndarray | list | tuple) else np.zeros(0)
+    if samples.ndim != 1 or not len(samples) or samples.dtype.kind not in "f":
+        raise UsageError(
+            f"{what} is {samples.dtype} {list(samples.shape)}, expected float32 [n] in -1..1 at {rate} samples a second"
+        )
+    if len(samples) > MAX_VOICE_S * rate:
+        raise UsageError(f"{what} has {len(samples)} samples, more than {MAX_VOICE_S} s at {rate}; cut it")
+    if not np.isfinite(samples).all():
+        raise UsageError(f"{what} holds numbers that are not finite; give sound in -1..1")
+    return samples.astype(np.float32)

@@ -1,0 +1,76 @@
+"""The numbers of a row of speech that the host keeps, as JSON in snapshots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seko_runtime.errors import SnapshotError
+from seko_runtime.format.json_fields import Fields, as_number
+from seko_runtime.sessions.row_state import StateForm
+from seko_runtime.speech.manifest import MAX_SEED, SpeechManifest
+
+
+@dataclass(frozen=True)
+class RowNumbers:
+    """The numbers of a row.
+
+    Parameters
+    ----------
+    positions : int
+        Places that it holds in each cache.
+    filled : int
+        Those that are filled: its next position.
+    pending : int
+        Tokens of its prompt that are not filled in yet.
+    patches : int
+        Patches made of the present text.
+    limit : int
+        After how many it ends, whatever the model says; 0 without a text.
+    stopped : bool
+        Whether the model has said that the last patch is the text's last.
+    seed : int
+        Seed of the noise.
+    guidance, temperature : float
+        As `Solver` has them.
+    """
+
+    positions: int
+    filled: int
+    pending: int
+    patches: int
+    limit: int
+    stopped: bool
+    seed: int
+    guidance: float
+    temperature: float
+
+
+def read_numbers(fields: Fields) -> RowNumbers:
+    """Return the numbers of a row that were written as JSON; ManifestError if they are none."""
+    return RowNumbers(
+        **{name: fields.integer(name) for name in ("positions", "filled", "pending", "patches", "limit")},
+        stopped=fields.flag("stopped", default=False),
+        seed=fields.integer("seed", 0, MAX_SEED),
+        guidance=as_number(fields.value("guidance"), f"{fields.where}.guidance"),
+        temperature=as_number(fields.value("temperature"), f"{fields.where}.temperature"),
+    )
+
+
+def check_numbers(numbers: RowNumbers, manifest: SpeechManifest) -> None:
+    """Raise a SnapshotError if no row of this artifact can have such numbers."""
+    workload = manifest.workload
+    left = max(0, numbers.limit - numbers.patches)
+    if (
+        not 1 <= numbers.positions <= workload.positions
+        or numbers.filled + numbers.pending + left > numbers.positions
+        or numbers.patches > numbers.limit
+        or (numbers.pending and numbers.patches)
+    ):
+        raise SnapshotError(
+            f"a row with {numbers.filled} of {numbers.positions} positions filled, {numbers.pending} tokens to come, "
+            f"{numbers.patches} of {numbers.limit} patches made; this artifact has {workload.positions} positions a "
+            "session: take another snapshot"
+        )
+
+
+STATE_FORM = StateForm(read_numbers)

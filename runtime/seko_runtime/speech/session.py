@@ -1,0 +1,295 @@
+"""A session of speech: a voice and a row, which speaks one text after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from seko_runtime.arguments import iterates, shown, whole_number
+from seko_runtime.errors import SekoRuntimeError, UsageError
+from seko_runtime.sessions.session import RowSession, SharedRows
+from seko_runtime.speech.local_rows import LocalSpeechRows, Patch
+from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.prompts import Floats, SpeechPrompt, assemble
+from seko_runtime.speech.voice import NO_VOICE, Voice
+
+AHEAD = 4  # patches that are made before they are taken
+
+
+class SharedSpeech(SharedRows, Protocol):
+    """The part of a pool that a session uses."""
+
+    _rows: LocalSpeechRows
+
+    def encode_voice(self, reference: object = None, *, continued: object = None, text: str = "") -> Voice:
+        """Return a voice to speak with."""
+
+    def serve(self, session: SpeechSession) -> None:
+        """Make the next call that waits, or wait for the thread that does, until the session may have a patch."""
+
+
+class SpeechSession(RowSession):
+    """A session that speaks. Made by `SpeechArtifact.open_session`, with a pool of its own, or by
+    `SpeechPool.open_session`.
+
+    Use it as a context manager, or call `close`. Any thread may call it. Threads that speak in sessions of one pool
+    share its calls: each call carries all sessions that wait for a patch.
+
+    A text ends when the model says so, with `finish`, at its limit, with the session's lease, or with `close`.
+
+    Parameters
+    ----------
+    pool : SpeechPool
+        Its pool.
+    name : str
+        Name in messages.
+    lease_s : float or None
+        Seconds after which it ends if it is not run or renewed.
+    tenant : str or None
+        Whose it is.
+
+    Attributes
+    ----------
+    voice : Voice
+        The voice of the texts that begin from now on. A snapshot does not hold it.
+    """
+
+    _pool: SharedSpeech
+
+    def __init__(self, pool: SharedSpeech, name: str, lease_s: float | None, tenant: str | None) -> None:
+        super().__init__(pool, name, lease_s, tenant)
+        self.voice: Voice = NO_VOICE
+        self._text = 0  # number of the present text
+        self._began = 0.0  # when it began, on the pool's clock
+        self._ahead = 0  # patches of it that are made before they are taken; 0: each is asked for
+        self._ready: dict[int, Patch] = {}  # patches of it that were made and not taken, by number
+        self._taken = 0  # patches of it that were taken
+        self._refusal: SekoRuntimeError | None = None  # of its last request
+
+    def speak(
+        self, text: str | Iterable[str], *, patches: int | None = None, ahead: int = AHEAD
+    ) -> Iterator[Floats]:
+        """Yield the sound of a text, patch by patch as they are made.
+
+        Parameters
+        ----------
+        text : str or iterable of str
+            A text, or its sentences: each is spoken by itself and begins where the last one ended. The next one is read
+            when the last one has been spoken, so sentences may still be written meanwhile.
+        patches : int, optional
+            The most patches of each sentence; default: the model's limit for its length.
+        ahead : int
+            Patches that may be made before they are taken, at least 1.
+
+        Yields
+        ------
+        numpy.ndarray
+            [n] float32 in -1..1, of `Patch.seconds` at `Patch.sample_rate` of the manifest; the caller's own. If the
+            loop is left early, the text is finished.
+
+        Raises
+        ------
+        UsageError
+            If a text is none, or with its voice too long for the session's positions.
+        SessionClosedError
+            If the session is paused or has ended.
+        """
+        if not isinstance(text, str) and (isinstance(text, bytes) or not iterates(text)):
+            raise UsageError(f"the text is {shown(text)}, expected a string or strings")
+        ahead = whole_number(ahead, "ahead", 1)
+        return self._spoken([text] if isinstance(text, str) else text, patches, ahead)
+
+    def _spoken(self, sentences: Iterable[str], patches: int | None, ahead: int) -> Iterator[Floats]:
+        for sentence in sentences:
+            self.begin(sentence, patches=patches)
+            yield from self.sound(ahead=ahead)
+
+    def begin(self, text: str, *, patches: int | None = None) -> None:
+        """Begin to speak a text; what was not spoken of the one before is dropped.
+
+        Its sound comes by `sound`, or call by call by `request_patch` and `SpeechPool.serve_next`, or by
+        `SpeechPool.step`. Parameters and errors as `speak` has them.
+        """
+        manifest, tokens = self.manifest, self._pool._rows.tokens
+        if tokens is None:
+            raise UsageError(
+                "this artifact has no tokenizer: give token ids by begin_prompt(), or rebuild it with a tokenizer"
+            )
+        count = len(tokens.ids(text))  # without the voice's text, as in the original
+        limit = manifest.workload.limits.patches(count)
+        if patches is not None:
+            limit = min(limit, whole_number(patches, "patches", 1))
+        voice = self.voice
+        together = tokens.ids(voice.text + text) if voice.continued is not None else tokens.ids(text)
+        prompt = assemble(
+            together,
+            manifest.workload.patch.shape,
+            reference=voice.reference,
+            continued=voice.continued,
+            marks=manifest.workload.marks,
+        )
+        self.begin_prompt(prompt, limit)
+
+    def begin_prompt(self, prompt: SpeechPrompt, limit: int) -> None:
+        """Begin to speak a prompt, of at most ``limit`` patches; see `begin`."""
+        with self._pool._call_lock.take():
+            row = self._running_row()
+            self._pool._rows.begin_text(row, prompt, limit)
+            self._drop_text()
+            self._began = self._pool._clock()
+            self.renew()
+
+    def sound(self, *, ahead: int = AHEAD) -> Iterator[Floats]:
+        """Yield what is left of the sound of the present text, such as after `begin` or `SpeechPool.restore`.
+
+        The text is over when the iterator ends, also if it is closed before. Parameters and errors as `speak` has them.
+        """
+        with self._pool._call_lock.take():
+            row = self._running_row()
+            self._ahead = whole_number(ahead, "ahead", 1)
+            text = self._text
+            if not self._ready:
+                self._taken = self._pool._rows.row(row).patches
+        whole = False
+        try:
+            while (patch := self._next(text)) is not None:
+                yield patch.samples()
+            whole = True
+        finally:
+            if not whole and self._text == text and not self.closed and not self.paused:
+                self.finish()
+
+    def finish(self) -> None:
+        """End the present text: patches that were not taken are dropped. The session may speak again.
+
+        Raises
+        ------
+        SessionClosedError
+            If the session is paused or has ended.
+        """
+        with self._pool._call_lock.take():
+            row = self._running_row()
+            self._drop_text()
+            self._pool._rows.end_text(row)
+
+    def request_patch(self, due: float) -> None:
+        """Ask for the next patch of the present text by a due time. `SpeechPool.serve_next` makes it, after as many
+        calls as its prompt takes. Asking again replaces the time.
+
+        Parameters
+        ----------
+        due : float
+            When the patch should be there, in seconds of the pool's clock: `time.monotonic` by default.
+
+        Raises
+        ------
+        UsageError
+            If there is no text, or it is spoken.
+        SessionClosedError
+            If the session is paused or has ended.
+        """
+        self._ask(due, None)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether patches of the present text are still to be made; this waits for its last one.
+
+        Raises
+        ------
+        SessionClosedError
+            If the session is paused or has ended.
+        """
+        with self._pool._call_lock.take():
+            return self._pool._rows.row(self._running_row()).speaks
+
+    @property
+    def cut(self) -> bool:
+        """Whether the present text has ended at its limit, or at the session's last position, before the model said
+        that it is over.
+
+        Raises
+        ------
+        SessionClosedError
+            If the session is paused or has ended.
+        """
+        with self._pool._call_lock.take():
+            row = self._pool._rows.row(self._running_row())
+            return 0 < row.limit == row.patches and not row.stopped
+
+    def save(self, path: str | Path) -> None:
+        """Write the session's whole state to a file; see `RowSession.save`. The voice is not in it.
+
+        Raises
+        ------
+        UsageError
+            If patches were made and not taken: take them, or let none be made ahead.
+        """
+        with self._pool._call_lock.take():
+            if self._ready:
+                raise UsageError(
+                    f"session {self.name!r} has {len(self._ready)} patches that were not taken, which no file holds: "
+                    "take them first, or ask for patches one by one"
+                )
+        super().save(path)
+
+    def encode_voice(self, reference: object = None, *, continued: object = None, text: str = "") -> Voice:
+        """Return a voice to speak with, to be assigned to ``voice``; see `SpeechPool.encode_voice`."""
+        return self._pool.encode_voice(reference, continued=continued, text=text)
+
+    @property
+    def manifest(self) -> SpeechManifest:
+        """The artifact's manifest."""
+        return self._pool._rows.manifest
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has asked for a patch that is not there; not while it is paused."""
+        return self._request is not None and self._row is not None
+
+    def _next(self, text: int) -> Patch | None:
+        """Return the next patch, which is made if necessary; None behind the last one."""
+        while True:
+            with self._pool._call_lock.take():
+                row = self._running_row()
+                if self._text != text:  # another one has begun
+                    return None
+                refusal, self._refusal = self._refusal, None
+                if refusal is not None:
+                    raise refusal
+                patch = self._ready.pop(self._taken, None)
+                if patch is None and not self._pool._rows.row(row).speaks:
+                    return None
+                self._taken += patch is not None
+                self._ask_ahead(row)
+            if patch is not None:  # without the lock: other sessions' calls are queued meanwhile
+                return None if patch.surplus() else patch
+            self._pool.serve(self)
+
+    def take(self, patch: Patch) -> None:
+        """Take a patch whose call is queued; the pool calls it, under its lock."""
+        self._request = None
+        if self._ahead and self._row is not None:
+            self._ready[patch.number] = patch
+            self._ask_ahead(self._row)
+
+    def refuse(self, error: SekoRuntimeError) -> bool:
+        """Drop a request that cannot be served, if the thread that waits can be told the error; return whether."""
+        if self._ahead:
+            self._request, self._refusal = None, error
+        return bool(self._ahead)
+
+    def _ask_ahead(self, row: int) -> None:
+        """Ask for the next patch, unless the text is over, as far as is known, or enough were made."""
+        held = self._pool._rows.row(row)
+        if self._request is None and len(self._ready) < self._ahead and held.may_speak:
+            self.request_patch(self._began + held.patches * self.manifest.workload.patch.seconds)
+
+    def _drop_text(self) -> None:
+        self._text += 1
+        self._request = self._refusal = None
+        self._ahead = self._taken = 0
+        self._ready.clear()
+
+    def _ended(self) -> None:
+        self._drop_text()

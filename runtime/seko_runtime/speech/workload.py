@@ -1,0 +1,82 @@
+"""The speech workload: models that speak a text, patch by patch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from seko_runtime.executor.contract import Contract
+from seko_runtime.format.safetensors_map import MappedTensor
+from seko_runtime.sessions.artifact import OpenedFiles
+from seko_runtime.sessions.engines import Engines
+from seko_runtime.sessions.loaded import Loaded, TokenIds
+from seko_runtime.sessions.workload import RuntimeWorkload
+from seko_runtime.speech.artifact import SpeechArtifact
+from seko_runtime.speech.contract import speech_contract
+from seko_runtime.speech.golden import check_golden
+from seko_runtime.speech.local_rows import LocalSpeechRows, open_speech_rows
+from seko_runtime.speech.manifest import KIND, SpeechManifest, parse_speech_manifest
+from seko_runtime.speech.tokens import SpeechTokenizer
+
+
+class SpeechWorkloadKind(RuntimeWorkload[SpeechManifest]):
+    """The speech workload, as the runtime knows it."""
+
+    kind = KIND
+
+    def parse(self, document: bytes) -> SpeechManifest:
+        """Read a speech artifact's manifest."""
+        return parse_speech_manifest(document)
+
+    def contract(self, manifest: SpeechManifest) -> Contract:
+        """Return the programs and buffers that the manifest must have."""
+        return speech_contract(manifest)
+
+    def golden_file(self, manifest: SpeechManifest) -> str | None:
+        """Return the file of recorded steps."""
+        golden = manifest.workload.golden
+        return None if golden is None else golden.file
+
+    def check_golden(self, manifest: SpeechManifest, golden: Mapping[str, MappedTensor]) -> None:
+        """Check the shapes of recorded prompts, states, patches, sound and voices."""
+        check_golden(manifest, golden)
+
+    def tokens(self, manifest: SpeechManifest, files: Mapping[str, memoryview]) -> TokenIds | None:
+        """Return the artifact's tokenizer."""
+        name = manifest.workload.tokenizer
+        return None if name is None else SpeechTokenizer(files[name], name, manifest.workload.vocabulary)
+
+    def open_rows(self, loaded: Loaded[SpeechManifest], options: Mapping[str, Any]) -> LocalSpeechRows:
+        """Return the artifact's rows in this process; there are no options."""
+        return open_speech_rows(loaded, **options)
+
+    def artifact(self, files: OpenedFiles[SpeechManifest], engines: Engines) -> SpeechArtifact:
+        """Return the open artifact."""
+        return SpeechArtifact(files, engines)
+
+    def described(self, manifest: SpeechManifest) -> tuple[Sequence[str], Mapping[str, object]]:
+        """Return sound, length, cache and solver of an artifact."""
+        workload = manifest.workload
+        patch, kv, solver = workload.patch, workload.kv, workload.solver
+        lines = [
+            f"sound    {patch.sample_rate} samples a second, {patch.seconds * 1000:.4g} ms a patch; voices of "
+            f"{workload.voice.sample_rate} samples a second",
+            f"session  up to {workload.positions} positions of text, voice and patches; {workload.places - 1} for all",
+            f"prefill  {', '.join(map(str, workload.prefill_tokens))} tokens; a step reads "
+            f"{', '.join(map(str, workload.step_lengths))} positions",
+            f"solver   {solver.steps} steps, guidance {solver.guidance:g}, temperature {solver.temperature:g}",
+            f"KV pool  {kv.pool_bytes} bytes ({kv.scheme}), in bf16 {kv.bf16_pool_bytes}",
+        ]
+        facts: dict[str, object] = {
+            "patch": {**asdict(patch), "seconds": patch.seconds},
+            "voice": asdict(workload.voice),
+            "positions": workload.positions,
+            "places": workload.places - 1,
+            "solver": asdict(solver),
+            "kv": {"scheme": kv.scheme, "pool_bytes": kv.pool_bytes},
+        }
+        return lines, facts
+
+
+WORKLOAD = SpeechWorkloadKind()

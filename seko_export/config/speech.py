@@ -1,0 +1,156 @@
+"""Configuration of a speech build: the sizes of its sessions and calls, and what they ask of model and target."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar
+
+from seko_export.config.build import BuildConfig, ModelIdentity, WorkloadConfig
+from seko_export.config.pool import PoolConfig, with_commas
+from seko_export.errors import UsageError
+
+if TYPE_CHECKING:  # a model's dimensions are looked at before torch is loaded
+    from seko_runtime.speech.manifest import Patch, VoiceEncoder
+
+VOICE_PATCHES = 8  # of a voice that one call encodes
+
+
+@dataclass(frozen=True)
+class SpeechModel(ModelIdentity):
+    """Base of a speech model's dimensions: what the workload must know of any."""
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
+
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """Positions of a sequence at most."""
+
+    @property
+    @abstractmethod
+    def patch(self) -> Patch:
+        """Sizes of what a step makes."""
+
+    @abstractmethod
+    def voice_encoder(self, patches: int) -> VoiceEncoder:
+        """Return the sizes of a voice encoder that takes so many patches a call."""
+
+
+@dataclass(frozen=True)
+class SpeechConfig(WorkloadConfig):
+    """The speech workload's part of a build.
+
+    Parameters
+    ----------
+    pool : PoolConfig
+        Sessions, and how many of them one step can carry.
+    positions : int
+        Positions of a session at most, prompt and patches together.
+    read_lengths : tuple of int
+        Positions that a call can read, ascending, the last ``positions``. Each needs engines of its own.
+    prefill_tokens : tuple of int
+        Tokens that a prefill can take, ascending. Each needs engines of its own.
+    steps : int
+        Solver steps of a patch.
+    kv_scheme : str
+        Format of the caches.
+    voice_patches : int
+        Patches of a voice that one call encodes.
+    tokenizer : bool
+        Whether the artifact has a tokenizer; otherwise it takes token ids.
+
+    Raises
+    ------
+    UsageError
+        If they contradict each other.
+    """
+
+    workload: ClassVar[str] = "speech"
+
+    pool: PoolConfig
+    positions: int
+    read_lengths: tuple[int, ...]
+    prefill_tokens: tuple[int, ...]
+    steps: int = 10
+    kv_scheme: str = "bf16"
+    voice_patches: int = VOICE_PATCHES
+    tokenizer: bool = True
+
+    def __post_init__(self) -> None:
+        if self.positions < 2:
+            raise UsageError(f"--positions {self.positions}: expected at least 2")
+        if self.steps < 2:
+            raise UsageError(
+                f"--steps {self.steps}: expected at least 2, as the first solver step has no velocity"
+            )
+        for option, lengths in (("--read-lengths", self.read_lengths), ("--prefill", self.prefill_tokens)):
+            rising = all(low < high for low, high in pairwise((1, *lengths)))
+            if not lengths or not rising or lengths[-1] > self.positions:
+                raise UsageError(
+                    f"{option} {with_commas(lengths)}: expected rising numbers from 2 to --positions "
+                    f"{self.positions}"
+                )
+        if self.read_lengths[-1] != self.positions:
+            raise UsageError(
+                f"--read-lengths {with_commas(self.read_lengths)}: the last must be --positions {self.positions}"
+            )
+
+    @property
+    def state_rows(self) -> int:
+        """Rows of the states: one for each session, and one for batch indices without a session."""
+        return self.pool.sessions + 1
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Rows of a step, ascending."""
+        return self.pool.buckets
+
+    @property
+    def call_rows(self) -> int:
+        """Rows of the largest step."""
+        return self.pool.buckets[-1]
+
+    @property
+    def places(self) -> int:
+        """Places of each cache: the positions of all sessions, and one for padding."""
+        return self.pool.sessions * self.positions + 1
+
+
+@dataclass(frozen=True)
+class SpeechBuild(BuildConfig):
+    """A build of a speech artifact.
+
+    Raises
+    ------
+    UsageError
+        If sessions are longer than the model, or an option is not built for speech.
+    """
+
+    model: SpeechModel
+    workload: SpeechConfig
+
+    def __post_init__(self) -> None:
+        if self.workload.positions > self.model.longest:
+            raise UsageError(
+                f"--positions {self.workload.positions}: {self.model.name!r} has {self.model.longest} at most"
+            )
+        if self.target.ranks != 1:
+            raise UsageError(
+                f"--ranks {self.target.ranks}: a step of speech runs on one GPU, as its layers are too small to share; "
+                "leave it out, and run a process on each GPU"
+            )
+
+    @property
+    def step_lengths(self) -> tuple[int, ...]:
+        """Positions that a step can read, ascending: fused layers read what a row holds, so they have one length."""
+        return self.workload.read_lengths[-1:] if self.target.fused else self.workload.read_lengths
+
+    @property
+    def exact_scheme(self) -> str:
+        """The exact format of the caches on this device."""
+        return "bf16" if self.target.device == "cuda" else "fp32"

@@ -1,0 +1,126 @@
+"""VoxCPM2 as a model family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from seko_export.checkpoints.errors import CheckpointNotFoundError
+from seko_export.checkpoints.key_table import KeyTable, Naming
+from seko_export.checkpoints.load import Checkpoint
+from seko_export.config.speech import SpeechBuild
+from seko_export.engines.piece import Piece
+from seko_export.engines.weight_source import WeightSource
+from seko_export.errors import CheckpointError, UsageError
+from seko_export.families.base import MediaTensors, ModelGraph
+from seko_export.families.layers.weights import model_weights
+from seko_export.families.speech import SpeechFamily
+from seko_export.families.voxcpm2.config import VoxCpm2Config
+from seko_export.families.voxcpm2.graph import speech_graph
+from seko_export.families.voxcpm2.keys import FORMATS, load_voxcpm2, voxcpm2_shapes
+from seko_export.families.voxcpm2.presets import PRESETS
+from seko_export.families.voxcpm2.random_files import TOKENIZER_FILE, write_random_voxcpm2
+from seko_export.families.voxcpm2.recognise import recognise
+from seko_export.families.voxcpm2.solver import still_steps
+from seko_export.families.voxcpm2.weights import SpeechWeights, speech_tables
+from seko_export.media.audio_vae.files import load_audio_vae
+
+VAE_FILE = "audiovae."  # before the keys of the audio VAE's file
+
+
+class VoxCpm2Family(SpeechFamily):
+    """VoxCPM2 in a folder of its own form, with its audio VAE."""
+
+    name = "voxcpm2"
+    presets = PRESETS
+
+    @property
+    def keys(self) -> KeyTable:
+        """The tensors of the model's file; the audio VAE has a file of its own."""
+        namings = (Naming(self.name, str, str),)
+        return KeyTable(FORMATS, voxcpm2_shapes, namings, (), "base_lm.embed_tokens.weight", subfolders=())
+
+    def recognise(self, folder: Path) -> VoxCpm2Config | None:
+        """Return the model of a folder, or None if its config.json is another model's."""
+        return recognise(folder)
+
+    def tokenizer(self, folder: Path) -> Path:
+        """Return the tokenizer's file in the model's folder."""
+        file = folder / TOKENIZER_FILE
+        if not file.is_file():
+            raise CheckpointNotFoundError(
+                f"no {TOKENIZER_FILE} in {folder}: put the model's own there, or name one with --tokenizer"
+            )
+        return file
+
+    def moving_steps(self, steps: int) -> int:
+        """Return how many of a solver's steps have a velocity."""
+        return steps - still_steps(steps)
+
+    def load(
+        self,
+        path: Path,
+        model: Any,
+        *,
+        entry: str | None = None,
+        first_entry: str | None = None,
+        dtype: torch.dtype | None = None,
+        companion: Path | None = None,
+    ) -> Checkpoint:
+        """Open both files of a folder and check all keys, shapes and dtypes; keys of the audio VAE get a prefix."""
+        if not path.is_dir():
+            raise CheckpointError(f"{path} is no folder: give that of the model, which holds {FORMATS}")
+        if any(asked is not None for asked in (entry, first_entry, companion)):
+            raise UsageError(f"{path} is of {self.name}, whose files have neither entries nor companions")
+        weights, vae = load_voxcpm2(path, model, dtype=dtype), load_audio_vae(path, model.vae)
+        named = {f"{VAE_FILE}{name}": source for name, source in vae.sources.items()}
+        return replace(weights, sources={**weights.sources, **named})
+
+    def write_random(
+        self, path: Path, model: Any, *, seed: int, format: str | None, dtype: torch.dtype, device: str
+    ) -> None:
+        """Write the folder of a model with seeded random weights."""
+        if format is not None:
+            raise UsageError(f"family {self.name} writes one form, a folder, not {format!r}")
+        write_random_voxcpm2(path, model, seed=seed, dtype=dtype, device=device)
+
+    def graph(self, config: SpeechBuild) -> ModelGraph:
+        """Return engines, programs and buffers of a build."""
+        return speech_graph(config)
+
+    def weights(
+        self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the engines' weights by name."""
+        return model_weights(pieces, _weights(checkpoint), media)
+
+    def tables(self, config: SpeechBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
+        """Return rotary tables, and times and sizes of the solver's steps."""
+        model = cast(VoxCpm2Config, config.model)
+        tables = speech_tables(checkpoint, model, config.workload.steps, config.target.dtype)
+        return {name: table.contiguous() for name, table in tables.items()}
+
+
+class _OfVae:
+    """The audio VAE's tensors among those of a folder."""
+
+    def __init__(self, folder: WeightSource) -> None:
+        self._folder = folder
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor by its name in the file, float32 as the VAE computes."""
+        return self._folder[f"{VAE_FILE}{name}"].float()
+
+
+def _weights(checkpoint: WeightSource) -> SpeechWeights:
+    """Return the weights of a folder that `VoxCpm2Family.load` opened, by the engines' names."""
+    model = cast(VoxCpm2Config, cast(Checkpoint, checkpoint).config)
+    return SpeechWeights(checkpoint, _OfVae(checkpoint), model)
+
+
+FAMILY = VoxCpm2Family()

@@ -1,0 +1,133 @@
+"""From command-line options to the configuration of a speech build."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+from seko_export.backends import export_backend
+from seko_export.backends.base import refuse_uncarried
+from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
+from seko_export.config.pool import PoolConfig
+from seko_export.config.speech import SpeechBuild, SpeechConfig, SpeechModel
+from seko_export.config.target import TargetConfig
+from seko_export.errors import CheckpointError, UsageError
+from seko_export.families.registry import speech_families, speech_family_named, speech_presets
+from seko_export.host.environment import Target, has_fp8, local_gpu_arch, resolve_target
+from seko_export.media.sources import MediaSources
+from seko_export.options.checks import check_speech_options
+from seko_export.options.declaration import (
+    DEFAULT_POSITIONS,
+    DEFAULT_PREFILL,
+    DEFAULT_READ_LENGTHS,
+    DEFAULT_STEPS,
+    SPEECH_BUCKETS,
+    BuildOptions,
+)
+from seko_export.options.resolved import ResolvedBuild
+
+TOKENIZER = "tokenizer.json"
+
+
+def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> ResolvedBuild[SpeechBuild]:
+    """Return the meaning of the options of a speech build.
+
+    Parameters
+    ----------
+    options : BuildOptions
+        What `seko-export build` takes.
+    machine : Target, optional
+        Overrides ``--target``: to estimate a build on another machine.
+
+    Raises
+    ------
+    UsageError
+        If a name is unknown or options contradict each other.
+    CheckpointError
+        If the checkpoint cannot be read or contradicts itself or the preset.
+    MachineError
+        If this machine cannot build for the target.
+    """
+    check_speech_options(options)
+    folder = options.checkpoint or options.model_folder
+    model = speech_presets()[options.preset or ""] if folder is None else _recognised(folder, options.preset)
+    backend = export_backend(options.backend)
+    cross = backend.capabilities.cross_targets
+    machine = machine or resolve_target(options.target, cross)
+    here = machine.device == "cpu" or machine.arch == local_gpu_arch()
+    tokenizer = _tokenizer(folder, model, options.tokenizer)
+    target = TargetConfig(
+        machine.device,
+        archs=() if here or not cross else machine.archs,
+        ranks=options.ranks,
+        fused=_fused(options, machine),
+        fp8=options.fp8,
+    )
+    if target.fp8 and machine.device == "cuda" and not has_fp8(machine):
+        raise UsageError("--fp8: this GPU has no fp8 numbers, which need sm_89 or newer; leave it out")
+    config = SpeechBuild(model, _sizes(options, model, tokenizer, fused=target.fused), target)
+    config = config.changed(kv_scheme=config.exact_scheme)
+    refuse_uncarried(backend, config)
+    if options.no_goldens and not config.target.archs:
+        raise UsageError(
+            "--no-goldens is only for GPUs that are not here, as goldens verify a build for this machine: leave it out"
+        )
+    notes = () if tokenizer else ("no tokenizer: the artifact takes token ids; name one with --tokenizer",)
+    return ResolvedBuild(config, folder, MediaSources(tokenizer=tokenizer), notes)
+
+
+def _fused(options: BuildOptions, machine: Target) -> bool:
+    """Return whether a build's layers use fused kernels: where they can, unless the options say otherwise."""
+    if options.kernels == "auto":
+        return machine.device == "cuda" and export_backend(options.backend).capabilities.fused_kernels
+    return options.kernels == "fused"
+
+
+def _sizes(options: BuildOptions, model: SpeechModel, tokenizer: Path | None, *, fused: bool) -> SpeechConfig:
+    positions = options.positions or min(DEFAULT_POSITIONS, model.longest)
+    sessions = options.sessions or max(options.batch or (1,))
+    buckets = options.batch or tuple(size for size in SPEECH_BUCKETS if size <= sessions)
+    usual = DEFAULT_READ_LENGTHS[-2:] if fused else DEFAULT_READ_LENGTHS
+    lengths = (*(length for length in usual if length < positions), positions)
+    prefill = tuple(tokens for tokens in DEFAULT_PREFILL if tokens <= positions) or (positions,)
+    return SpeechConfig(
+        PoolConfig(sessions, buckets),
+        positions,
+        options.read_lengths or lengths,
+        options.prefill or prefill,
+        DEFAULT_STEPS if options.steps is None else options.steps,
+        tokenizer=tokenizer is not None,
+    )
+
+
+def _recognised(folder: Path, preset: str | None) -> SpeechModel:
+    """Return the model of a folder, named as the preset with its sizes; refuse it if it is not the one asked for."""
+    recognised = (family.recognise(folder) for family in speech_families().values())
+    model = next((model for model in recognised if model is not None), None)
+    if model is None:  # its config.json said so before
+        raise NotACheckpointError(f"{folder} holds no speech model of a known family")
+    known = speech_presets()
+    if preset is None:
+        same = (name for name, other in known.items() if replace(model, name=name) == other)
+        return replace(model, name=next(same, model.name))
+    pairs = (
+        (field.name, getattr(model, field.name), getattr(known[preset], field.name))
+        for field in fields(model)
+        if field.name != "name"
+    )
+    odd = [
+        f"{name} is {ours} by config.json, {its} by the preset" for name, ours, its in pairs if ours != its
+    ]
+    if odd:
+        raise CheckpointError(f"{folder} contradicts --preset {preset}: {'; '.join(odd)}; leave --preset out")
+    return known[preset]
+
+
+def _tokenizer(folder: Path | None, model: SpeechModel, named: Path | None) -> Path | None:
+    """Return the tokenizer's file: the named one, else the model's; None of random weights."""
+    if named is not None:
+        file = next((file for file in (named, named / TOKENIZER) if file.is_file()), None)
+        if file is None:
+            raise CheckpointNotFoundError(f"--tokenizer {named} holds no {TOKENIZER}")
+        return file
+    return None if folder is None else speech_family_named(model.family).tokenizer(folder)

@@ -1,0 +1,1 @@
+"""The speech workload on the build machine: description, goldens, estimates."""

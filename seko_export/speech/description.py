@@ -1,0 +1,46 @@
+"""The manifest's object ``workload`` of a speech build."""
+
+from __future__ import annotations
+
+from seko_export.config.speech import SpeechBuild
+from seko_export.families.registry import graph_of, speech_family_named
+from seko_runtime.format.manifest import DTYPE_BYTES, KvPool
+from seko_runtime.speech import contract
+from seko_runtime.speech.manifest import KIND, Golden, Solver, SpeechWorkload
+
+TOKENIZER_FILE = "text/tokenizer.json"  # in the artifact
+GUIDANCE = 2.0  # of the original's `generate`
+_BF16_BYTES = 2
+
+
+def speech_workload(config: SpeechBuild, golden: Golden | None = None) -> SpeechWorkload:
+    """Return what a speech manifest says beside the core's tables; ``golden`` is the table of recorded steps."""
+    work, family = config.workload, speech_family_named(config.model.family)
+    return SpeechWorkload(
+        kind=KIND,
+        positions=work.positions,
+        places=work.places,
+        read_lengths=work.read_lengths,
+        step_lengths=config.step_lengths,
+        prefill_tokens=work.prefill_tokens,
+        vocabulary=config.model.vocabulary,
+        patch=config.model.patch,
+        voice=config.model.voice_encoder(work.voice_patches),
+        solver=Solver(work.steps, family.moving_steps(work.steps), GUIDANCE),
+        kv=kv_pool(config),
+        tokenizer=TOKENIZER_FILE if work.tokenizer else None,
+        golden=golden,
+    )
+
+
+def kv_pool(config: SpeechBuild) -> KvPool:
+    """Return the size of the caches in bytes, in the build's own format and in bf16."""
+    caches = [buffer for buffer in graph_of(config).buffers if buffer.row_axis == contract.PLACES_AXIS]
+    held = sum(buffer.nbytes for buffer in caches)
+    numbers = sum(buffer.nbytes // DTYPE_BYTES[buffer.dtype] for buffer in caches)
+    return KvPool(
+        scheme=config.workload.kv_scheme,
+        pool_bytes=held,
+        bf16_pool_bytes=numbers * _BF16_BYTES,
+        bits_per_number=8 * held / numbers,
+    )

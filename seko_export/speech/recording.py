@@ -1,0 +1,274 @@
+"""Goldens of speech: a prompt and steps of the eager model, which `verify` replays with the engines.
+
+The eager model is made of the engines' own modules, run by the runtime's device with the same programs. It is run a
+second time with other last bits, as quantised levels of a hidden state may flip with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seko_export.backends.aoti import attention_backends
+from seko_export.config.speech import SpeechBuild
+from seko_export.errors import UsageError
+from seko_export.families.registry import graph_of
+from seko_export.goldens.eager import (
+    GOLDEN_FILE,
+    eager_engine,
+    eager_manifest,
+    eager_memory,
+    write_goldens,
+)
+from seko_export.goldens.sensitivity import perturbed
+from seko_export.host.progress import Progress
+from seko_runtime.backends.memory import Memory
+from seko_runtime.sessions.loaded import Loaded
+from seko_runtime.speech import contract, golden
+from seko_runtime.speech.device import SpeechDevice
+from seko_runtime.speech.manifest import Golden, GoldenBounds, SpeechManifest
+from seko_runtime.speech.prompts import Floats, SpeechMarks, SpeechPrompt, assemble
+from seko_runtime.speech.tokens import SpeechTokenizer
+
+GOLDEN_TEXT = "hello, this is the sound of a voice"
+STEPS, REFERENCE_PATCHES, CONTINUED_PATCHES, VOICE_STRETCHES = 3, 3, 2, 2
+_MARKS = 3  # tokens between the parts of the prompt
+_RANDOM_TOKENS = 12  # of a text without a tokenizer
+_OF_STEP = {
+    golden.PATCHES: contract.PATCH,
+    golden.STOP_LOGITS: contract.STOP_LOGITS,
+    golden.SAMPLES: contract.SAMPLES,
+}
+# How far an engine may be from the eager model: the largest difference over the largest recorded magnitude. States have
+# passed a quantisation: where the last bits differ, some of its levels do. The voice's encoder is float32 everywhere.
+LEAST = {
+    torch.float32: GoldenBounds(states=0.03, patches=1e-4, stop_logits=1e-4, samples=1e-3, voice=1e-4),
+    torch.bfloat16: GoldenBounds(states=0.2, patches=0.1, stop_logits=0.1, samples=0.1, voice=1e-3),
+}
+
+
+@dataclass(frozen=True)
+class GoldenInputs:
+    """What recorded steps are made of.
+
+    Parameters
+    ----------
+    prompt : SpeechPrompt
+        Every row's prompt.
+    seeds : tuple of int
+        A row's seed.
+    steps : int
+        Steps to run.
+    voice : array
+        [K, m] float32: consecutive stretches of a voice.
+    """
+
+    prompt: SpeechPrompt
+    seeds: tuple[int, ...]
+    steps: int
+    voice: Floats
+
+
+@dataclass(frozen=True)
+class SpeechRecord:
+    """The recorded steps and everything needed to replay them.
+
+    Parameters
+    ----------
+    inputs : GoldenInputs
+        What they are made of.
+    results : mapping of str to array
+        By the golden file's tensors.
+    bounds : GoldenBounds
+        For `verify`.
+    rounding : float
+        How far other last bits alone move a patch of the eager model.
+    """
+
+    inputs: GoldenInputs
+    results: Mapping[str, Floats]
+    bounds: GoldenBounds
+    rounding: float
+    scales: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def table(self) -> Golden:
+        """The manifest's table of goldens."""
+        return Golden(GOLDEN_FILE, self.inputs.seeds, self.inputs.steps, self.bounds)
+
+    def write(self, folder: Path) -> None:
+        """Write the golden file into an artifact's folder."""
+        prompt = self.inputs.prompt
+        told = (prompt.ids, prompt.is_audio.astype(np.uint8), prompt.patches)
+        arrays = dict(zip(golden.PROMPT, told, strict=True))
+        arrays |= {golden.VOICE_SAMPLES: self.inputs.voice, **self.results}
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        write_goldens(folder, tensors)
+
+
+def record(
+    config: SpeechBuild, weights: Mapping[str, Tensor], tokenizer: Path | None, progress: Progress
+) -> SpeechRecord:
+    """Run the eager model twice and record its first steps in the largest bucket.
+
+    Parameters
+    ----------
+    config : SpeechBuild
+        The build.
+    weights : mapping of str to Tensor
+        The artifact's weights and tables, on the CPU.
+    tokenizer : Path, optional
+        The tokenizer of the golden's text; without one its ids are random.
+    progress : callable
+        Called before each run.
+    """
+    on_device = {name: tensor.to(config.target.eager_device) for name, tensor in weights.items()}
+    inputs = golden_inputs(config, tokenizer)
+    progress("recording goldens", 0, 2)
+    results = run_eager(config, on_device, inputs)
+    progress("recording goldens (perturbed)", 1, 2)
+    states = {name: results[name] for name in contract.STATES}
+    shaken = run_eager(config, on_device, inputs, states, shake=True)
+    rounding = {name: _error(shaken[name], results[name]) for name in results}
+    least = LEAST[config.target.dtype]
+    bounds = GoldenBounds(
+        states=max(least.states, *(2 * rounding[name] for name in contract.STATES)),
+        patches=max(least.patches, 2 * rounding[golden.PATCHES]),
+        stop_logits=max(least.stop_logits, 2 * rounding[golden.STOP_LOGITS]),
+        samples=max(least.samples, 2 * rounding[golden.SAMPLES]),
+        voice=least.voice,
+    )
+    return SpeechRecord(inputs, results, bounds, rounding[golden.PATCHES])
+
+
+def golden_inputs(config: SpeechBuild, tokenizer: Path | None) -> GoldenInputs:
+    """Return a prompt with a reference, a text and a voice that goes on, and sound for the voice's encoder."""
+    work, patch = config.workload, config.model.patch
+    drawn = np.random.default_rng(0)
+    voices = REFERENCE_PATCHES + CONTINUED_PATCHES + _MARKS
+    room = work.positions - STEPS - voices
+    if room < 1:
+        raise UsageError(f"--positions {work.positions}: goldens take at least {STEPS + voices + 1}")
+    if tokenizer is None:
+        ids = drawn.integers(0, config.model.vocabulary, _RANDOM_TOKENS)
+    else:
+        ids = SpeechTokenizer(tokenizer.read_bytes(), tokenizer.name, config.model.vocabulary).ids(
+            GOLDEN_TEXT
+        )
+    reference, continued = (
+        drawn.standard_normal((count, *patch.shape)).astype(np.float32)
+        for count in (REFERENCE_PATCHES, CONTINUED_PATCHES)
+    )
+    prompt = assemble(ids[:room], patch.shape, reference=reference, continued=continued, marks=SpeechMarks())
+    samples = config.model.voice_encoder(work.voice_patches).samples
+    voice = 0.3 * drawn.standard_normal((VOICE_STRETCHES, samples)).astype(np.float32)
+    return GoldenInputs(prompt, tuple(range(work.call_rows)), STEPS, voice)
+
+
+@torch.no_grad()
+def run_eager(
+    config: SpeechBuild,
+    weights: Mapping[str, Tensor],
+    inputs: GoldenInputs,
+    states: Mapping[str, Floats] | None = None,
+    *,
+    shake: bool = False,
+) -> dict[str, Floats]:
+    """Return the results of the eager model, by the golden file's tensors.
+
+    Parameters
+    ----------
+    config : SpeechBuild
+        The build.
+    weights : mapping of str to Tensor
+        Every weight that the programs use, on the build's device.
+    inputs : GoldenInputs
+        What to run.
+    states : mapping of str to array, optional
+        With what each step begins; see `replay`.
+    shake : bool
+        Whether the last bits of prompts and conditions are perturbed, to measure the effect of rounding.
+    """
+    pieces = graph_of(config).pieces
+    engines = {name: eager_engine(piece) for name, piece in pieces.items()}
+    if shake:
+        shaken = [name for name, piece in pieces.items() if piece.key.role in ("prompt_tokens", "condition")]
+        engines |= {name: perturbed(engines[name]) for name in shaken}
+    manifest = cast(SpeechManifest, eager_manifest(config, weights))
+    memory = eager_memory(config)
+    loaded = Loaded(manifest, contract.resolve_speech(manifest), engines, weights, lambda: memory)
+    with attention_backends(config.target.eager_device):
+        with memory.ordered():
+            device = SpeechDevice(loaded, memory, lambda _: None)
+        try:
+            with memory.ordered():
+                results = _steps(device, memory, manifest, inputs, states)
+                results[golden.VOICE_LATENTS] = _voice(device, memory, inputs.voice)
+        finally:
+            device.drop()
+            memory.close()
+    return results
+
+
+def _steps(
+    device: SpeechDevice,
+    memory: Memory,
+    manifest: SpeechManifest,
+    inputs: GoldenInputs,
+    states: Mapping[str, Floats] | None,
+) -> dict[str, Floats]:
+    """Prefill a row for each seed, run steps, and return their results."""
+    rows, work, prompt = range(len(inputs.seeds)), manifest.workload, inputs.prompt
+    results: dict[str, list[Floats]] = {name: [] for name in (*contract.STATES, *_OF_STEP)}
+    for row in rows:
+        device.begin(row, prompt.context)
+        first, rest = 0, prompt
+        while len(rest.ids):
+            part, rest = rest.split(work.prefill_tokens[-1])
+            device.prefill(row, row * work.positions, first, part)
+            first += len(part.ids)
+    for step in range(inputs.steps + 1):
+        left = [device.state(row) for row in rows]
+        for name in contract.STATES:
+            results[name].append(np.stack([state[name] for state in left]))
+        if step == inputs.steps:
+            break
+        if states is not None:
+            for row in rows:
+                device.set_state(row, {name: states[name][step, row] for name in contract.STATES})
+        device.step(
+            {
+                contract.ROWS: [*rows],
+                contract.STARTS: [row * work.positions for row in rows],
+                contract.FIRST: [len(prompt.ids) + step] * len(rows),
+                contract.COUNT: [1] * len(rows),
+                contract.SEEDS: inputs.seeds,
+                contract.PATCH_NUMBERS: [step] * len(rows),
+                contract.TEMPERATURE: [work.solver.temperature] * len(rows),
+                contract.GUIDANCE: [work.solver.guidance] * len(rows),
+            }
+        )
+        made = device.results(len(rows), *_OF_STEP.values())
+        for name, buffer in _OF_STEP.items():
+            results[name].append(memory.read(made[buffer]))
+    return {name: np.stack(arrays) for name, arrays in results.items()}
+
+
+def _voice(device: SpeechDevice, memory: Memory, stretches: Floats) -> Floats:
+    """Encode consecutive stretches [K, m] of a voice and return their latents [K, l, C]."""
+    latents = []
+    for number, stretch in enumerate(stretches):
+        _, made = device.encode(stretch, first=number == 0)
+        latents.append(memory.read(made[contract.VOICE_LATENTS])[0])
+    return np.stack(latents)
+
+
+def _error(found: Floats, recorded: Floats) -> float:
+    """Return the largest difference of a number over the largest recorded magnitude, as `verify` measures it."""
+    return float(np.abs(found - recorded).max() / np.abs(recorded).max())

@@ -1,0 +1,139 @@
+"""The speech workload on the build machine; see `workloads.base.ExportWorkload`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from seko_export.config.speech import SpeechBuild
+from seko_export.engines.weight_source import WeightSource
+from seko_export.host.progress import Progress
+from seko_export.media.sources import MediaSources
+from seko_export.speech.description import TOKENIZER_FILE, speech_workload
+from seko_export.speech.recording import SpeechRecord, record
+from seko_export.workloads.base import UNVERIFIED, BuildResult, ExportWorkload, Recording
+from seko_runtime import open_artifact
+from seko_runtime.executor.resolved import Programs
+from seko_runtime.format.manifest import Manifest
+from seko_runtime.speech.contract import resolve_speech
+from seko_runtime.speech.manifest import Golden, SpeechManifest, SpeechWorkload
+
+
+@dataclass(frozen=True)
+class SpeechBuildResult(BuildResult):
+    """The result of a speech build.
+
+    Parameters
+    ----------
+    kv : dict
+        ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``.
+    golden_error : float or None
+        Largest relative error of the engines against the eager model over recorded tensors; None of a build for GPUs
+        that are not here, whose engines have not run.
+    golden_rounding : float or None
+        How far other last bits alone move a patch of the eager model; None without goldens.
+    """
+
+    kv: dict[str, Any]
+    golden_error: float | None = None
+    golden_rounding: float | None = None
+
+    def lines(self) -> Iterator[str]:
+        """Yield what was built, as lines for a reader."""
+        yield from super().lines()
+        kv = self.kv
+        yield f"caches    {kv['pool_bytes']} bytes as {kv['scheme']}"
+        if self.golden_error is None:
+            yield UNVERIFIED
+            return
+        yield f"verified  engines against the eager model: relative error {self.golden_error:.2e}"
+        if self.golden_rounding is not None:
+            yield f"          other last bits alone move a patch of the eager model by {self.golden_rounding:.2e}"
+
+
+class SpeechExport(ExportWorkload[SpeechBuild]):
+    """Text to speech, patch by patch over the caches of two language models."""
+
+    name = "speech"
+    manifest = SpeechManifest
+
+    def describe(self, config: SpeechBuild, golden: Golden | None) -> SpeechWorkload:
+        """Return sizes, defaults, limits and goldens."""
+        return speech_workload(config, golden)
+
+    def describe_model(self, config: SpeechBuild) -> Mapping[str, object]:
+        """Return the dimensions of the model."""
+        return {**asdict(config.model), "dtype": str(config.target.dtype).split(".")[1]}
+
+    def artifact_name(self, config: SpeechBuild, arch: str) -> str:
+        """Return model, cache format and machine."""
+        return f"{config.model.name}-{config.workload.kv_scheme}-{arch}"
+
+    def resolve(self, manifest: Manifest) -> Programs:
+        """Return the programs of a speech manifest, checked."""
+        return resolve_speech(cast(SpeechManifest, manifest))
+
+    def cache_format(self, config: SpeechBuild) -> str:
+        """Return the KV scheme; the exact one of any device is spelled ``bf16``."""
+        scheme = config.workload.kv_scheme
+        return "bf16" if scheme == config.exact_scheme else scheme
+
+    def record(
+        self,
+        config: SpeechBuild,
+        weights: Mapping[str, Tensor],
+        checkpoint: WeightSource,
+        media: MediaSources,
+        progress: Progress,
+    ) -> SpeechRecord:
+        """Record a prompt and its first steps."""
+        del checkpoint
+        made = record(config, weights, media.tokenizer, progress)
+        if config.target.eager_device == "cuda":
+            torch.cuda.empty_cache()  # what compiles engines and verifies the artifact are other processes
+        return made
+
+    def write_files(self, folder: Path, config: SpeechBuild, media: MediaSources, *, measured: bool) -> None:
+        """Write the tokenizer."""
+        del config, measured
+        if media.tokenizer is not None:
+            copy = folder / TOKENIZER_FILE
+            copy.parent.mkdir()
+            shutil.copyfile(media.tokenizer, copy)
+
+    def warm_up(self, folder: Path) -> None:
+        """Open the rows of an artifact, which runs every program."""
+        with open_artifact(folder) as artifact, artifact.open_pool():
+            pass
+
+    def result(
+        self,
+        result: BuildResult,
+        config: SpeechBuild,
+        manifest: Manifest,
+        recording: Recording | None,
+        report: Mapping[str, Any] | None,
+    ) -> SpeechBuildResult:
+        """Return the result with the caches' size, and how far the engines are from the recorded steps."""
+        del config
+        recorded = cast("SpeechRecord | None", recording)
+        return SpeechBuildResult(
+            **{result_field.name: getattr(result, result_field.name) for result_field in fields(BuildResult)},
+            kv=asdict(cast(SpeechManifest, manifest).workload.kv),
+            golden_error=None if report is None else _largest_error(report),
+            golden_rounding=None if recorded is None else recorded.rounding,
+        )
+
+
+def _largest_error(report: Mapping[str, Any]) -> float:
+    """Return the largest error of a JSON line of `verify`."""
+    return max(float(error) for row in report["errors"] for error in row["errors"].values())
+
+
+WORKLOAD = SpeechExport()

@@ -1,0 +1,75 @@
+"""Files of other models and parts are named by their keys; two experts and foreign quantisation are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from seko_export.checkpoints.errors import UnknownModelError
+from seko_export.config.model import ModelConfig
+from seko_export.errors import CheckpointError
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
+
+Weights = dict[str, torch.Tensor]
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("vace_blocks.0.proj.weight", "VACE, which is not built"),
+        ("blocks.0.face_adapter.weight", "Animate"),
+        ("img_emb.emb_pos", "FLF2V"),
+        ("blocks.0.action_model.keyboard_embed.0.weight", "Matrix-Game"),
+        ("blocks.0.self_attn.q.lora_A.weight", "--lora"),
+    ],
+)
+def test_wan_with_more_keys(
+    key: str, sentence: str, tmp_path: Path, model: ModelConfig, weights: Weights
+) -> None:
+    save_file({**weights, key: torch.ones(2)}, tmp_path / "file")
+    with pytest.raises(CheckpointError, match=sentence) as caught:
+        load_checkpoint(tmp_path / "file", model)
+    assert key in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("decoder.middle.0.residual.0.gamma", "--vae"),
+        ("decoder.up_blocks.0.resnets.0.conv1.weight", "--vae"),
+        ("decoder.3.conv.0.weight", "TAEHV"),
+        ("visual.transformer.0.norm1.weight", "--image-encoder"),
+        ("token_embedding.weight", "--text-encoder"),
+        ("encoder.block.0.layer.0.SelfAttention.q.weight", "--text-encoder"),
+        ("txt_in.individual_token_refiner.blocks.0.norm1.weight", "HunyuanVideo"),
+        ("model.diffusion_model.input_blocks.0.0.weight", "Stable Diffusion"),
+        ("transformer_blocks.0.attn.x", "known family"),
+    ],
+)
+def test_another_model_or_part(key: str, sentence: str, tmp_path: Path) -> None:
+    save_file({key: torch.ones(2)}, tmp_path / "file")
+    with pytest.raises(UnknownModelError, match=sentence) as caught:
+        recognise_checkpoint(tmp_path / "file")
+    assert str(caught.value).count("hint:") <= 1
+
+
+@pytest.mark.parametrize("names", [("transformer", "transformer_2"), ("high_noise_model", "low_noise_model")])
+def test_two_experts(names: tuple[str, str], tmp_path: Path, weights: Weights) -> None:
+    for name in names:
+        (tmp_path / name).mkdir()
+        save_file(weights, tmp_path / name / "diffusion_pytorch_model.safetensors")
+    with pytest.raises(CheckpointError, match=f"two experts, {names[0]} and {names[1]}"):
+        recognise_checkpoint(tmp_path)
+    recognise_checkpoint(tmp_path / names[0])
+
+
+def test_quantisation_of_another_library(tmp_path: Path, weights: Weights) -> None:
+    save_file(weights, tmp_path / "diffusion_pytorch_model.safetensors")
+    config = {"_class_name": "WanTransformer3DModel", "quantization_config": {"quant_method": "bitsandbytes"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="quantised by 'bitsandbytes'"):
+        recognise_checkpoint(tmp_path)

@@ -1,0 +1,236 @@
+"""An artifact of speech: `open_artifact`, `verify`, and the command line from a text to a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seko_runtime
+from seko_runtime.cli.commands import main
+from seko_runtime.errors import ArtifactError, UsageError
+from seko_runtime.media_files.sound import load_sound
+from seko_runtime.media_files.sound_writer import SoundWriter
+from seko_runtime.opening.artifact import open_artifact
+from seko_runtime.speech.voice import Voice
+from tests.speech.test_sessions import said_alone
+from tests.speech.toy_speech import GOLDEN, PATCH, VOICE, ToyBackend, golden_tensors, write_artifact
+
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The toy's artifact, opened without native code."""
+    monkeypatch.setattr("seko_runtime.opening.artifact.open_backend", lambda *_: ToyBackend())
+    return write_artifact(tmp_path / "toy")
+
+
+def written_wav(path: Path, samples: np.ndarray, rate: int = VOICE.sample_rate) -> Path:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((samples * 32767).astype("<i2").tobytes())
+    return path
+
+
+def read_wav(file: Any) -> np.ndarray:
+    with wave.open(file, "rb") as opened:
+        assert (opened.getnchannels(), opened.getsampwidth(), opened.getframerate()) == (1, 2, 48_000)
+        return np.frombuffer(opened.readframes(1 << 20), "<i2")
+
+
+def in_16_bits(text: str, voice: Voice | None = None, **settings: Any) -> np.ndarray:
+    made = said_alone(text, voice or Voice(), 32, **settings)
+    return np.rint(np.clip(np.concatenate(made), -1, 1) * 32767).astype("<i2")
+
+
+def test_an_open_artifact_verifies_and_speaks(artifact: Path) -> None:
+    with open_artifact(artifact) as opened:
+        assert isinstance(opened, seko_runtime.SpeechArtifact)
+        errors = opened.verify()
+        assert [error.within for error in errors] == [True] * (1 + GOLDEN.steps + 3)
+        with opened.open_session(seed=3) as session:
+            session.voice = session.encode_voice(np.ones(8, np.float32))
+            made = list(session.speak("hallo"))
+            wanted = said_alone("hallo", session.voice, 32, seed=3)
+            assert [one.tobytes() for one in made] == [one.tobytes() for one in wanted]
+        with opened.open_pool() as pool, pool.open_session() as session:
+            assert list(session.speak("abc"))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("state.base", "prefill"),
+        ("samples", "step 0"),
+        ("patches", "step 0"),
+        ("state.patch", "prefill"),
+        ("voice.latents", "voice 0"),
+    ],
+)
+def test_another_recording_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, what: str
+) -> None:
+    monkeypatch.setattr("seko_runtime.opening.artifact.open_backend", lambda *_: ToyBackend())
+    changed = golden_tensors()[name] * np.float32(1.01)
+    with open_artifact(write_artifact(tmp_path / "toy", **{name.replace(".", "_"): changed})) as opened:
+        missed = [error.what for error in opened.verify() if not error.within]
+        assert missed[0] == what
+
+
+def test_a_recording_of_another_shape_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seko_runtime.opening.artifact.open_backend", lambda *_: ToyBackend())
+    folder = write_artifact(tmp_path / "toy", samples=golden_tensors()["samples"][:, :1])
+    with pytest.raises(ArtifactError, match="samples"):
+        open_artifact(folder)
+
+
+def test_verify_and_info_say_what_there_is(artifact: Path, capsys: Said) -> None:
+    assert main(["verify", str(artifact)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("golden   prefill: state.base 0 (at most 1e-06)")
+    assert lines[-1] == f"verified {len(lines) - 1} recorded results: all within their bounds"
+    assert main(["verify", str(artifact), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"]
+    assert main(["info", str(artifact)]) == 0
+    assert "48000 samples a second" in capsys.readouterr().out
+    assert main(["info", str(artifact), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["workload"], told["positions"], told["patch"]["sample_rate"]) == ("speech", 32, 48_000)
+
+
+def test_a_text_becomes_a_wav(artifact: Path, tmp_path: Path, capsys: Said) -> None:
+    sound = np.round(np.sin(np.arange(21)), 2)
+    voice_file = written_wav(tmp_path / "voice.wav", sound)
+    arguments = [
+        "run",
+        str(artifact),
+        "--text",
+        "hallo",
+        "--seed",
+        "3",
+        "-o",
+        str(tmp_path / "out.wav"),
+        "--json",
+    ]
+    assert main(arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    np.testing.assert_array_equal(read_wav(str(tmp_path / "out.wav")), in_16_bits("hallo", seed=3))
+    assert (told["format"], told["sample_rate"]) == ("wav", 48_000)
+    assert told["patches"] * PATCH.seconds == pytest.approx(told["sound_s"])
+    with open_artifact(artifact) as opened, opened.open_pool() as pool:
+        heard = load_sound(voice_file)
+        voices = pool.encode_voice(heard), pool.encode_voice(continued=heard, text="no")
+    for voice, more in zip(voices, ([], ["--voice-text", "no"]), strict=True):
+        assert main([*arguments, "--voice", str(voice_file), *more]) == 0
+        np.testing.assert_array_equal(read_wav(str(tmp_path / "out.wav")), in_16_bits("hallo", voice, seed=3))
+    capsys.readouterr()
+    assert main([*arguments[:-1], "--patches", "2", "--guidance", "1", "--temperature", "0.5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    wanted = in_16_bits("hallo", seed=3, guidance=1.0, temperature=0.5)[: 2 * PATCH.samples]
+    np.testing.assert_array_equal(read_wav(str(tmp_path / "out.wav")), wanted)
+    assert [line.split()[0] for line in lines] == ["wrote", "speed", "cut"]
+
+
+def test_lines_of_a_file_are_spoken_one_after_another(artifact: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abc\n\n  hallo\n", encoding="utf-8")
+    arguments = [
+        "run",
+        str(artifact),
+        "--text-file",
+        str(tmp_path / "text.txt"),
+        "-o",
+        str(tmp_path / "out.wav"),
+    ]
+    assert main(arguments) == 0
+    wanted = np.concatenate([in_16_bits("abc"), in_16_bits("hallo")])
+    np.testing.assert_array_equal(read_wav(str(tmp_path / "out.wav")), wanted)
+
+
+@pytest.mark.parametrize("form", ["mp3", "flac"])
+def test_other_formats_hold_the_same_sound(tmp_path: Path, form: str) -> None:
+    pytest.importorskip("av")
+    sound = (0.5 * np.sin(np.arange(48_000) / 20)).astype(np.float32)
+    with SoundWriter(tmp_path / f"out.{form}", 48_000) as writer:
+        for part in np.split(sound, [100, 7_780, 20_000]):
+            writer.write(part)
+    heard = load_sound(tmp_path / f"out.{form}", rate=48_000)
+    late = {"flac": 0, "mp3": len(heard) - len(sound)}[form]
+    assert late < 3000
+    if form == "flac":
+        np.testing.assert_allclose(heard, sound, atol=1 / 32767)
+    else:
+        assert np.abs(np.fft.rfft(heard)).argmax() / len(heard) == pytest.approx(
+            1 / (20 * 2 * np.pi), rel=0.01
+        )
+
+
+def test_a_pipe_gets_16_bits_as_they_come(artifact: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", f"print(open({str(pipe)!r}, 'rb').read().hex())"], stdout=-1
+    )
+    assert main(["run", str(artifact), "--text", "abc", "-o", str(pipe)]) == 0
+    told, _ = reader.communicate(timeout=30)
+    assert bytes.fromhex(told.decode()) == in_16_bits("abc").tobytes()
+    for form, begins in (("raw", 0), ("wav", 44)):
+        reader = subprocess.Popen(
+            [sys.executable, "-c", f"print(open({str(pipe)!r}, 'rb').read().hex())"], stdout=-1
+        )
+        assert main(["run", str(artifact), "--text", "abc", "-o", str(pipe), "--format", form]) == 0
+        content = bytes.fromhex(reader.communicate(timeout=30)[0].decode())
+        assert content[begins:] == in_16_bits("abc").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], "give --text or --text-file, one of them"),
+        (["--text", "a", "--text-file", "b"], "give --text or --text-file, one of them"),
+        (["--text", "a", "--voice-text", "b"], "--voice-text are the words of --voice"),
+        (["--text", "a", "--chunks", "3"], "--chunks is for artifacts that make video"),
+        (["--text", "a", "--image", "a.png"], "--image is for artifacts that make video"),
+        (["--text", "a", "--steps", "4"], "--steps is for artifacts that make video"),
+        (["--text", "a", "--voice", "missing.wav"], "--voice missing.wav was not found"),
+        (["--text", "a", "-o", "out.mp4"], "expected .wav, .mp3 or .flac"),
+        (["--text", "a", "--format", "y4m"], "expected one of wav, mp3, flac, raw"),
+        (["--text-file", "missing.txt"], "--text-file missing.txt was not found"),
+        (["--text-file", os.devnull], "--text-file has no line with words"),
+        (["--text", "x" * 40], "have 41 tokens, the session has 32 positions"),
+        (["--text", "a", "--seed", "-1"], "seed is -1"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_leaves_no_file(
+    artifact: Path, tmp_path: Path, more: list[str], said: str, capsys: Said
+) -> None:
+    output = tmp_path / "out.wav"
+    assert main(["run", str(artifact), "-o", str(output), *more]) == 2
+    assert said in capsys.readouterr().err
+    assert not output.exists()
+
+
+def ended(path: Path, fault: BaseException) -> None:
+    """Write half a second, then end by a fault."""
+    with SoundWriter(path, 48_000) as writer:
+        writer.write(np.zeros(24_000, np.float32))
+        raise fault
+
+
+def test_a_signal_keeps_the_sound_so_far(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        ended(tmp_path / "out.wav", KeyboardInterrupt())
+    assert caught.value.__notes__ == [f"kept 0.50 s in {tmp_path / 'out.wav'}"]
+    assert len(read_wav(str(tmp_path / "out.wav"))) == 24_000
+    with pytest.raises(UsageError):
+        ended(tmp_path / "other.wav", UsageError("planted"))
+    assert not (tmp_path / "other.wav").exists()
