@@ -20,7 +20,7 @@ from seko_runtime.errors import (
     TornStreamError,
     UsageError,
 )
-from seko_runtime.sessions.snapshot import read_snapshot, write_snapshot
+from seko_runtime.sessions.snapshot import Snapshot, read_snapshot
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import Floats, assemble
 from seko_runtime.speech.session import SpeechSession
@@ -334,7 +334,7 @@ def test_snapshots_of_rows_that_cannot_be_are_refused(tmp_path: Path) -> None:
             {"pending": 3},
         ):
             wrong = replace(state, numbers=replace(state.numbers, **changed))
-            write_snapshot(tmp_path / "wrong", pool._digests, wrong)
+            Snapshot(wrong, pool._digests).save(tmp_path / "wrong")
             with pytest.raises(SnapshotError, match=r"positions filled|does not hold"):
                 pool.restore(tmp_path / "wrong")
         assert pool.free == pool.capacity
@@ -470,6 +470,37 @@ def test_a_step_that_fails_ends_its_texts_and_no_others() -> None:
             list(sound)
         same(list(spared.sound()), said_alone("zzzz", seed=2)[1:])
         same(list(hit.speak("hallo")), said_alone("hallo", seed=1))
+        hit.close()
+        spared.close()
+
+
+def test_an_error_reaches_the_threads_whose_sessions_the_call_carried_and_no_others() -> None:
+    """Whichever thread runs the call. A prompt that failed can be filled in again."""
+    failing = [False]
+
+    def planted(name: str, run: Any) -> Any:
+        def fails(tensors: list[Any]) -> list[Any]:
+            if failing[0] and name.startswith("prefill"):
+                raise RuntimeError("planted")
+            return run(tensors)
+
+        return fails
+
+    with open_pool(wrap=planted) as pool:
+        hit, spared = pool.open_session(seed=1), pool.open_session(seed=2)
+        sound = spared.speak("zzzz")
+        made = [next(sound)]
+        failing[0] = True
+        begun = hit.speak("hallo")
+        hit.begin("hallo")
+        hit._ahead = 1
+        hit.request_patch(0.0)
+        made += sound  # its thread runs the prefill that fails
+        same(made, said_alone("zzzz", seed=2))
+        with pytest.raises(EngineRunError, match="planted"):
+            list(hit.sound())
+        failing[0] = False
+        same(list(begun), said_alone("hallo", seed=1))
         hit.close()
         spared.close()
 
