@@ -27,6 +27,18 @@ UPLOAD: Table = {"type": "string", "description": "Base64, or a data URL of base
 SEED: Table = {"type": "integer", "minimum": 1 - (1 << 62), "maximum": (1 << 62) - 1, "default": 0}
 PROMPT: Table = {"type": "string", "maxLength": MAX_PROMPT_LETTERS}
 
+BODY = (
+    "bad_request",
+    "unauthorized",
+    "forbidden",
+    "not_found",
+    "timeout",
+    "too_large",
+    "unsupported",
+)  # refusals
+OPENING = (*BODY, "too_many_requests", "full", "stopping")
+CHANGING = (*BODY, "too_many_requests", "conflict")
+
 
 def document() -> Table:
     """Return the document, of OpenAPI 3.1."""
@@ -62,26 +74,6 @@ class OpenApiRoutes:
 
 
 def _paths() -> Table:
-    opening: tuple[str, ...] = (
-        "bad_request",
-        "unauthorized",
-        "forbidden",
-        "not_found",
-        "timeout",
-        "too_large",
-        "unsupported",
-    )
-    opening = (*opening, "too_many_requests", "full", "stopping")
-    changing: tuple[str, ...] = (
-        "bad_request",
-        "unauthorized",
-        "forbidden",
-        "not_found",
-        "timeout",
-        "conflict",
-        "too_large",
-    )
-    changing = (*changing, "unsupported", "too_many_requests")
     name, limit = (
         _path_parameter("name"),
         {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": 20},
@@ -107,7 +99,7 @@ def _paths() -> Table:
         "/v1/sessions": {
             "get": _operation("The key's own sessions.", _json("Sessions"), ("unauthorized",)),
             "post": {
-                **_operation("Opens a session.", _json("OpenedSession"), opening, status=201),
+                **_operation("Opens a session.", _json("OpenedSession"), OPENING, status=201),
                 "parameters": [queue],
                 "requestBody": _body(_json("SessionRequest")),
             },
@@ -125,16 +117,7 @@ def _paths() -> Table:
                 **_operation(
                     "Changes the prompt, or pauses.",
                     _json("Session"),
-                    (
-                        "bad_request",
-                        "unauthorized",
-                        "forbidden",
-                        "not_found",
-                        "conflict",
-                        "too_large",
-                        "unsupported",
-                    )
-                    + ("too_many_requests",),
+                    CHANGING,
                 ),
                 "requestBody": _body(_json("SessionChange")),
             },
@@ -162,7 +145,7 @@ def _paths() -> Table:
                 ],
             },
             "post": {
-                **_operation("Queues a video.", _json("Video"), opening),
+                **_operation("Queues a video.", _json("Video"), OPENING),
                 "requestBody": _body({**_json("VideoRequest"), **video_form}),
             },
         },
@@ -186,7 +169,7 @@ def _paths() -> Table:
         },
         "/v1/audio/speech": {
             "post": {
-                **_operation("Speaks a text.", {**sounds, "text/event-stream": {"schema": TEXT}}, opening),
+                **_operation("Speaks a text.", {**sounds, "text/event-stream": {"schema": TEXT}}, OPENING),
                 "requestBody": _body(_json("SpeechRequest")),
             }
         },
