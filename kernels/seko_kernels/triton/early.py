@@ -32,7 +32,7 @@ def after_previous(x):  # type: ignore[no-untyped-def]
     return zero * 16
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def ask_for(W, n, first, zero, PART: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
     """Ask the L2 cache for weights ``[n, first : first + PART]`` of rows of K, behind `zero`; return 0, to be used."""
     in_line: tl.constexpr = 1024 // W.dtype.element_ty.primitive_bitwidth  # numbers in 128 bytes
