@@ -36,7 +36,7 @@ from seko_runtime.format import renames
 from seko_runtime.format.unpacking import unpack_artifact
 from seko_runtime.format.whole_files import whole_file, whole_folder
 from seko_runtime.sessions.row_state import RowState
-from seko_runtime.sessions.snapshot import write_snapshot
+from seko_runtime.sessions.snapshot import Snapshot
 from seko_runtime.video.clocks import RowClock
 from seko_runtime.video.row_numbers import RowNumbers
 from tests.small_artifact import build_small_artifact
@@ -110,9 +110,8 @@ def save(place: Path, seed: int) -> None:
     """Save a snapshot of a stream of a few bytes."""
     clock = RowClock(first=0, slot_first=0, made=seed, first_frames=(0,))
     numbers = RowNumbers(seed=seed, conditioning_frames=0, rebuild_due=False, clock=clock)
-    write_snapshot(
-        place / "goal", ("0" * 64, "1" * 64), RowState(numbers, HostBytes({"kv": np.full(9, seed, np.uint8)}))
-    )
+    state = RowState(numbers, HostBytes({"kv": np.full(9, seed, np.uint8)}))
+    Snapshot(state, ("0" * 64, "1" * 64)).save(place / "goal")
 
 
 def compile_something(place: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from seko_serve.security.keys import ENVIRONMENT, read_keys
+from seko_serve.security.keys import ENVIRONMENT, private_bytes, read_keys
 from seko_serve.settings import Settings
 
 
@@ -34,6 +35,33 @@ def parser() -> argparse.ArgumentParser:
     much.add_argument("--max-sessions", type=int, help="sessions at a time (default: the artifact's rows)")
     much.add_argument("--lease", type=float, default=60.0, help="seconds that a session outlives its socket")
     much.add_argument(
+        "--queue", type=int, default=16, help="requests for a session that may wait (default: 16)"
+    )
+    saved = argument_parser.add_argument_group("what outlives the process")
+    saved.add_argument(
+        "--snapshots",
+        default="",
+        help="a folder, s3://BUCKET/PREFIX, or none (default: seko-serve/snapshots in the user's state folder)",
+    )
+    saved.add_argument(
+        "--snapshot-every",
+        type=int,
+        default=8,
+        help="chunks from one snapshot of a session to the next (default: 8); 0: only when its viewer is gone or the "
+        "server stops",
+    )
+    saved.add_argument(
+        "--snapshot-keep",
+        type=float,
+        default=3600.0,
+        help="seconds that a folder keeps a session (default: 3600)",
+    )
+    saved.add_argument(
+        "--snapshot-key-file",
+        type=Path,
+        help="a secret of 32 bytes or more, where others may write to the store",
+    )
+    much.add_argument(
         "--videos", type=int, default=32, help="videos of /v1/videos that wait or are kept; 0: none are made"
     )
     much.add_argument(
@@ -58,10 +86,25 @@ def settings(arguments: argparse.Namespace) -> Settings:
         root_path=arguments.root_path,
         max_sessions=arguments.max_sessions,
         lease_s=arguments.lease,
+        queue=arguments.queue,
+        snapshots=_snapshots(arguments.snapshots, os.environ),
+        snapshot_every=arguments.snapshot_every,
+        snapshot_keep_s=arguments.snapshot_keep,
+        snapshot_key=None
+        if arguments.snapshot_key_file is None
+        else private_bytes(arguments.snapshot_key_file, "--snapshot-key-file"),
         videos=arguments.videos,
         video_folder=arguments.video_folder,
         log_level=arguments.log_level,
     )
+
+
+def _snapshots(chosen: str, environment: Mapping[str, str]) -> str | None:
+    """Return where snapshots go: what the option says, or a folder of the user's own."""
+    if chosen:
+        return None if chosen == "none" else chosen
+    state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return str(Path(state) / "seko-serve" / "snapshots")
 
 
 def main(arguments: list[str] | None = None) -> int:

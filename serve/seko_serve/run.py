@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from functools import partial
 
@@ -15,6 +16,7 @@ from seko_serve.live.device import Device, pool_of
 from seko_serve.live.manager import SessionManager
 from seko_serve.logs import set_up
 from seko_serve.settings import LOOPBACK, Settings
+from seko_serve.store.base import StoreError
 
 SERVER_LIMITS = {
     "http": HttpConnection,
@@ -34,9 +36,32 @@ SERVER_LIMITS = {
 }
 
 
-def server(settings: Settings) -> uvicorn.Server:
+class Server(uvicorn.Server):
+    """A server that saves its sessions before it closes their sockets.
+
+    Parameters
+    ----------
+    config : uvicorn.Config
+        Its settings.
+    manager : SessionManager
+        The live sessions.
+    """
+
+    def __init__(self, config: uvicorn.Config, manager: SessionManager) -> None:
+        super().__init__(config)
+        self._manager = manager
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Save and end the sessions, then close what is open; a second signal leaves out the first."""
+        if not self.force_exit:
+            await self._manager.drain()
+        await super().shutdown(sockets)
+
+
+def server(settings: Settings) -> Server:
     """Return the server of these settings, not started."""
-    manager = SessionManager(settings, Device(partial(pool_of, settings.artifact, settings.device)))
+    opener = partial(pool_of, settings.artifact, settings.device, settings.snapshot_key)
+    manager = SessionManager(settings, Device(opener))
     config = uvicorn.Config(
         Application(settings, manager).app(),
         host=settings.host,
@@ -49,7 +74,7 @@ def server(settings: Settings) -> uvicorn.Server:
         ssl_certfile=None if settings.tls_certificate is None else str(settings.tls_certificate),
         **SERVER_LIMITS,  # type: ignore[arg-type]
     )
-    return uvicorn.Server(config)
+    return Server(config, manager)
 
 
 def serve(settings: Settings) -> int:
@@ -63,7 +88,7 @@ def serve(settings: Settings) -> int:
     http_server = server(settings)
     try:
         asyncio.run(http_server.serve())
-    except SekoRuntimeError as error:
+    except (SekoRuntimeError, StoreError) as error:
         print(f"seko-serve: {error}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+LEAST_KEY_BYTES = 32
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -34,6 +35,16 @@ class Settings:
         Sessions at a time; default: the rows of the artifact.
     lease_s : float
         Seconds that a session outlives its socket.
+    queue : int
+        Requests for a session that may wait.
+    snapshots : str or None
+        Where sessions are saved: a folder, or the URL of an object store such as ``s3://bucket/prefix``; None: nowhere.
+    snapshot_every : int
+        Chunks from one snapshot of a running session to the next; 0: only when its viewer is gone or the server stops.
+    snapshot_keep_s : float
+        Seconds after which a saved session is removed from a folder.
+    snapshot_key : bytes or None
+        A secret of at least 32 bytes: only snapshots that were written with it are read.
     videos : int
         Videos of ``POST /v1/videos`` that may wait, be made or be kept at a time; 0: none.
     video_folder : Path or None
@@ -59,6 +70,11 @@ class Settings:
     root_path: str = ""
     max_sessions: int | None = None
     lease_s: float = 60.0
+    queue: int = 16
+    snapshots: str | None = None
+    snapshot_every: int = 8
+    snapshot_keep_s: float = 3600.0
+    snapshot_key: bytes | None = field(default=None, repr=False)
     videos: int = 32
     video_folder: Path | None = None
     log_level: str = "info"
@@ -72,6 +88,16 @@ class Settings:
             raise ValueError(f"--videos {self.videos}: expected 0 or more")
         if not 0 < self.lease_s < 86_400:
             raise ValueError(f"--lease {self.lease_s}: expected seconds above 0, at most a day")
+        if self.queue < 0:
+            raise ValueError(f"--queue {self.queue}: expected 0 or more")
+        if self.snapshot_every < 0:
+            raise ValueError(f"--snapshot-every {self.snapshot_every}: expected 0 or more")
+        if not self.snapshot_keep_s > 0:
+            raise ValueError(f"--snapshot-keep {self.snapshot_keep_s}: expected seconds above 0")
+        if self.snapshot_key is not None and len(self.snapshot_key) < LEAST_KEY_BYTES:
+            raise ValueError(
+                f"--snapshot-key-file has {len(self.snapshot_key)} bytes, expected {LEAST_KEY_BYTES} or more"
+            )
         if (self.tls_key is None) != (self.tls_certificate is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile belong together: give both")
         if self.uds is None and self.host not in LOOPBACK and not self.keys:

@@ -143,3 +143,17 @@ def test_what_is_no_key_is_refused_without_being_told(key: Any) -> None:
     with pytest.raises(UsageError, match="expected bytes, at least 32") as caught:
         open_pool(snapshot_key=key)
     assert "kkk" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_a_session_that_goes_on_does_not_change_its_snapshot(key: bytes | None) -> None:
+    """The snapshot is read later than it is taken, as content and not as a file."""
+    with closing(open_pool(snapshot_key=key)) as pool, closing(open_pool(snapshot_key=key)) as elsewhere:
+        session = pool.open_session(seed=3, prompt=PROMPTS[0])
+        session.run_chunk()
+        snapshot = session.snapshot()
+        undisturbed = [take(session.run_chunk()) for _ in range(4)]
+        restored = elsewhere.restore(b"".join(snapshot.blocks()))
+        assert [take(restored.run_chunk()) for _ in range(4)] == undisturbed
+        with pytest.raises(SnapshotError):
+            elsewhere.restore(b"no snapshot")

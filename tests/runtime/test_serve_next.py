@@ -249,3 +249,22 @@ def test_expected_times_are_the_longest_of_the_last_calls_else_in_proportion() -
     assert times.expected("b") == {1: 3.0, 2: 6.0, 4: 12.0}
     assert times.expected("c") == {1: 3.0, 2: 6.0, 4: 12.0}
     assert times.measured("c") == {}
+
+
+def test_a_call_may_be_chosen_among_some_of_those_that_asked() -> None:
+    with closing(Device().pool()) as pool:
+        first, second, third = opened(pool, 3)
+        for session in (first, second):
+            session.request_chunk(FAR)
+        assert pool.serve_next(among=[third]) == []
+        assert names(pool.serve_next(among=[second, third])) == [second.name]
+        assert names(pool.serve_next()) == [first.name]
+
+
+def test_the_slowest_variant_counts() -> None:
+    times = CallTimes((1, 2))
+    assert times.slowest() == {}
+    times.record("filling", 2, 1.0)
+    assert times.slowest() == {1: 0.5, 2: 1.0}
+    times.record("full", 1, 0.75)
+    assert times.slowest() == {1: 0.75, 2: 1.5}

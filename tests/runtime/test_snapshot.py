@@ -22,7 +22,7 @@ from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import ArtifactError, EnvironmentLacksError, SnapshotError, UsageError
 from seko_runtime.format.manifest import TensorSpec
 from seko_runtime.sessions.row_state import RowLayout, RowState
-from seko_runtime.sessions.snapshot import read_snapshot, write_snapshot
+from seko_runtime.sessions.snapshot import Snapshot, read_snapshot
 from seko_runtime.video.clocks import RowClock
 from seko_runtime.video.row_numbers import STATE_FORM, RowNumbers
 
@@ -99,7 +99,7 @@ def same(found: RowState, fill: int = 0) -> bool:
 def test_what_is_written_without_a_key_is_what_the_format_says(tmp_path: Path) -> None:
     """Byte for byte; and an artifact of another digest with the same content reads it."""
     new = tmp_path / "new"
-    write_snapshot(new, DIGESTS, state())
+    Snapshot(state(), DIGESTS).save(new)
     assert new.read_bytes() == unkeyed(content=DIGESTS[1])
     new.write_bytes(unkeyed(artifact="a" * 64, content=DIGESTS[1]))
     assert same(read_snapshot(new, DIGESTS, RowLayout(LAYOUT), STATE_FORM))
@@ -111,7 +111,7 @@ def test_links_that_somebody_planted_lead_no_save_astray(tmp_path: Path) -> None
     victim.write_bytes(b"precious")
     for name in (f".goal.writing-{os.getpid()}", f".goal.saving-{os.getpid()}"):
         (tmp_path / name).symlink_to(victim)
-    write_snapshot(goal, DIGESTS, state())
+    Snapshot(state(), DIGESTS).save(goal)
     assert victim.read_bytes() == b"precious"
     assert not goal.is_symlink()
     assert same(read_snapshot(goal, DIGESTS, RowLayout(LAYOUT), STATE_FORM))
@@ -122,7 +122,7 @@ def test_a_link_in_the_goals_place_is_not_written_through(tmp_path: Path) -> Non
     victim.write_bytes(b"precious")
     goal.symlink_to(victim)
     with pytest.raises(UsageError, match="goal exists and is no regular file"):
-        write_snapshot(goal, DIGESTS, state())
+        Snapshot(state(), DIGESTS).save(goal)
     assert victim.read_bytes() == b"precious"
 
 
@@ -131,7 +131,7 @@ def test_a_snapshot_is_its_owners_alone(tmp_path: Path) -> None:
     try:
         goal.write_bytes(b"")
         goal.chmod(0o666)
-        write_snapshot(goal, DIGESTS, state())
+        Snapshot(state(), DIGESTS).save(goal)
     finally:
         os.umask(before)
     assert stat.S_IMODE(goal.stat().st_mode) == 0o600
@@ -153,7 +153,7 @@ def test_two_threads_save_to_one_path(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def save(fill: int) -> None:
         try:
-            write_snapshot(goal, DIGESTS, state(fill))
+            Snapshot(state(fill), DIGESTS).save(goal)
         except BaseException as fault:
             faults.append(fault)
 
@@ -311,7 +311,7 @@ def test_facts_that_no_snapshot_has_are_refused(tmp_path: Path, changes: dict[st
 
 def test_a_keyed_snapshot_ends_in_the_code_of_all_before_it(tmp_path: Path) -> None:
     path = tmp_path / "it"
-    write_snapshot(path, DIGESTS, state(), KEY)
+    Snapshot(state(), DIGESTS, KEY).save(path)
     content = path.read_bytes()
     assert content[-32:] == hmac.new(KEY, content[:-32], hashlib.sha256).digest()
     assert same(read_snapshot(path, DIGESTS, RowLayout(LAYOUT), STATE_FORM, KEY))
@@ -319,8 +319,8 @@ def test_a_keyed_snapshot_ends_in_the_code_of_all_before_it(tmp_path: Path) -> N
 
 def test_who_has_the_key_reads_nothing_else_and_who_has_none_reads_nothing_keyed(tmp_path: Path) -> None:
     keyed, plain = tmp_path / "keyed", tmp_path / "plain"
-    write_snapshot(keyed, DIGESTS, state(), KEY)
-    write_snapshot(plain, DIGESTS, state())
+    Snapshot(state(), DIGESTS, KEY).save(keyed)
+    Snapshot(state(), DIGESTS).save(plain)
     with pytest.raises(
         SnapshotError, match="keyed was written with a key; open the pool with that snapshot_key"
     ):
@@ -333,7 +333,7 @@ def test_who_has_the_key_reads_nothing_else_and_who_has_none_reads_nothing_keyed
 def test_a_hash_mended_by_hand_does_not_make_a_keyed_snapshot(tmp_path: Path) -> None:
     """Whoever can write the file writes any hash; the code takes the key."""
     path = tmp_path / "it"
-    write_snapshot(path, DIGESTS, state(), KEY)
+    Snapshot(state(), DIGESTS, KEY).save(path)
     code = path.read_bytes()[-32:]
     told = np.frombuffer(json.dumps(facts(), sort_keys=True).encode(), np.uint8)
     forged = sealed({**tensors(9), "seko.snapshot": told})
@@ -346,7 +346,7 @@ def test_a_hash_mended_by_hand_does_not_make_a_keyed_snapshot(tmp_path: Path) ->
 def test_no_bit_of_a_snapshot_can_be_changed(tmp_path: Path, key: bytes | None) -> None:
     """Every byte, flipped or missing with all behind it: a property's draws would seldom reach the tensors."""
     path = tmp_path / "changed"
-    write_snapshot(path, DIGESTS, state(), key)
+    Snapshot(state(), DIGESTS, key).save(path)
     whole = path.read_bytes()
     flipped = (whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole)))
     for content in (*flipped, *(whole[:at] for at in range(len(whole))), whole + b"\0"):

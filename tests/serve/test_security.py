@@ -12,7 +12,7 @@ from seko_serve.errors import ServeError
 from seko_serve.security.keys import ApiKeys, read_keys
 from seko_serve.security.origins import check_origin
 from seko_serve.security.rates import MOST_CALLERS, Rate
-from seko_serve.security.tokens import TICKET_S, ResumeToken, Tickets
+from seko_serve.security.tokens import MOST_TOKENS, TICKET_S, ResumeTokens, Tickets
 
 KEYS = ("a-key-of-the-first-tenant", "a-key-of-the-second-tenant")
 
@@ -78,16 +78,35 @@ def test_a_ticket_opens_one_session_once_and_soon() -> None:
     tickets.redeem(newer, "mine")
 
 
-def test_only_the_newest_resume_token_is_one() -> None:
-    token = ResumeToken()
+def test_a_resume_token_holds_until_its_client_is_known_to_have_a_later_one() -> None:
+    tokens = ResumeTokens()
     with pytest.raises(ServeError):
-        token.check("")
-    first, second = token.rotate(), token.rotate()
+        tokens.check("")
+    first, second = tokens.rotate(0), tokens.rotate(3)
+    assert not {first, second} & set(tokens.hashes)
+    tokens.check(first)  # the socket may have been lost before the second came
+    tokens.acknowledge(2)  # of a chunk that was made before the second was given
+    tokens.check(first)
+    tokens.acknowledge(3)
     with pytest.raises(ServeError):
-        token.check(first)
-    token.check(second)
-    ResumeToken.of_hash(token.hashed).check(second)
-    assert second not in token.hashed
+        tokens.check(first)
+    tokens.check(second)
+    third = tokens.rotate(5)
+    tokens.check(third)  # who has it needs none before it
+    with pytest.raises(ServeError):
+        tokens.check(second)
+    ResumeTokens(tokens.hashes).check(third)
+
+
+def test_of_tokens_that_nobody_took_only_the_newest_are_kept() -> None:
+    tokens = ResumeTokens()
+    given_out = [tokens.rotate(0) for _ in range(10)]
+    assert len(tokens.hashes) == MOST_TOKENS
+    for old in given_out[:-MOST_TOKENS]:
+        with pytest.raises(ServeError):
+            tokens.check(old)
+    for kept in given_out[-MOST_TOKENS:]:
+        tokens.check(kept)
 
 
 @given(st.lists(st.floats(0, 3), max_size=60))

@@ -19,20 +19,20 @@ def store(tmp_path: Path) -> FolderStore:
 
 def test_a_file_is_written_once_read_and_removed(store: FolderStore) -> None:
     assert store.get("a") is None
-    store.put("a", b"content")
+    store.put("a", [b"content"])
     with pytest.raises(ExistsError):
-        store.put("a", b"other")
+        store.put("a", [b"other"])
     assert store.get("a") == b"content"
     store.delete("a")
     store.delete("a")
     assert store.get("a") is None
-    store.put("a", b"again")
+    store.put("a", [b"again"])
 
 
 def test_files_and_folder_are_private_and_nothing_else_is_left(store: FolderStore, tmp_path: Path) -> None:
-    store.put("a", b"x")
+    store.put("a", [b"x"])
     with pytest.raises(ExistsError):
-        store.put("a", b"y")
+        store.put("a", [b"y"])
     (file,) = (tmp_path / "snapshots").iterdir()
     assert (file.name, file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == ("a", 0o600, 0o700)
 
@@ -40,7 +40,7 @@ def test_files_and_folder_are_private_and_nothing_else_is_left(store: FolderStor
 def test_of_writers_at_once_one_wins(store: FolderStore) -> None:
     def write(number: int) -> bool:
         try:
-            store.put("a", str(number).encode() * 10_000)
+            store.put("a", [str(number).encode()] * 10_000)
         except ExistsError:
             return False
         return True
@@ -53,7 +53,7 @@ def test_of_writers_at_once_one_wins(store: FolderStore) -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/etc/passwd", "a\0b", ".hidden", "x" * 200, "a..b"])
 def test_a_name_cannot_lead_elsewhere(store: FolderStore, name: str) -> None:
-    for call in (lambda: store.put(name, b""), lambda: store.get(name), lambda: store.delete(name)):
+    for call in (lambda: store.put(name, []), lambda: store.get(name), lambda: store.delete(name)):
         with pytest.raises(ValueError, match="letters, digits, dots and hyphens"):
             call()
 
@@ -72,4 +72,4 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "a")
     (tmp_path / "a").chmod(0o500)
     with pytest.raises(StoreError, match="cannot be written"):
-        store.put("x", b"")
+        store.put("x", [])

@@ -28,7 +28,7 @@ from seko_runtime.executor.programs_check import resolve_programs
 from seko_runtime.format.manifest import Target
 from seko_runtime.opening import workloads
 from seko_runtime.sessions.loaded import Loaded
-from seko_runtime.sessions.snapshot import read_snapshot, write_snapshot
+from seko_runtime.sessions.snapshot import Snapshot, read_snapshot
 from tests.runtime import toy
 from tests.runtime.order_watch import FakeMemory, World, made_world
 from tests.shared import made_once
@@ -183,7 +183,8 @@ def _restore_at(pool: ToyPool, path: Path, position: int) -> None:
     """Restore a snapshot whose row is said to be elsewhere."""
     rows = pool._rows
     state = read_snapshot(path, pool._digests, rows.layout(), rows.form)
-    write_snapshot(path, pool._digests, replace(state, numbers=replace(state.numbers, position=position)))
+    moved = replace(state, numbers=replace(state.numbers, position=position))
+    Snapshot(moved, pool._digests).save(path)
     pool.restore(path)
 
 

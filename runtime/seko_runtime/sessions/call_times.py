@@ -49,3 +49,9 @@ class CallTimes:
             return {bucket: max((times[bucket] for times in others), default=0.0) for bucket in self._buckets}
         largest = max(known)
         return {bucket: known.get(bucket, known[largest] * bucket / largest) for bucket in self._buckets}
+
+    def slowest(self) -> dict[int, float]:
+        """Return seconds by bucket of the variant that takes longest, as far as any call has run."""
+        variants = {known for known, _ in list(self._measured)}
+        expected = [self.expected(variant) for variant in variants]
+        return {bucket: max(times[bucket] for times in expected) for bucket in self._buckets if expected}

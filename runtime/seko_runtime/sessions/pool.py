@@ -33,7 +33,7 @@ from seko_runtime.sessions.session import (
     checked_name,
     checked_tenant,
 )
-from seko_runtime.sessions.snapshot import checked_key, read_snapshot
+from seko_runtime.sessions.snapshot import Content, checked_key, read_snapshot
 
 SessionT = TypeVar("SessionT", bound=RowSession)
 GivenT = TypeVar("GivenT")
@@ -122,13 +122,25 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             return self._opened_on(row, name, lease_s, tenant)
 
     def restore(
-        self, path: str | Path, *, name: str = "", lease_s: float | None = None, tenant: str | None = None
+        self,
+        path: str | Path | Content,
+        *,
+        name: str = "",
+        lease_s: float | None = None,
+        tenant: str | None = None,
     ) -> SessionT:
         """Open a session from a snapshot file. The session's next result has the same bytes as that of the saved
         session.
 
         Other sessions of the pool continue while the snapshot is read. A snapshot names no tenant: the session
         belongs to ``tenant``.
+
+        Parameters
+        ----------
+        path : path or bytes-like
+            The file, or its content: `Snapshot.blocks`, joined.
+        name, lease_s, tenant
+            As sessions take them.
 
         Raises
         ------
@@ -139,13 +151,13 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         UsageError
             If ``lease_s`` is no finite number above 0, or ``tenant`` no name.
         """
-        path, name = path_of(path, "path"), checked_name(name)
-        lease_s, tenant = checked_lease(lease_s), checked_tenant(tenant)
+        source = path if isinstance(path, Content) else path_of(path, "path")
+        name, lease_s, tenant = checked_name(name), checked_lease(lease_s), checked_tenant(tenant)
         with self._call_lock.take():
             self.reap()
             self._vacant_row()  # a full pool is reported before the snapshot file is read
             layout = self._rows.layout()
-        state = read_snapshot(path, self._digests, layout, self._rows.form, self._snapshot_key)
+        state = read_snapshot(source, self._digests, layout, self._rows.form, self._snapshot_key)
         with self._call_lock.take():
             self.reap()
             row = self._free_row(tenant)
@@ -201,7 +213,9 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         results = self._rows.run(sorted(rows), given)
         return [results[row] for row in rows]
 
-    def serve_next(self, now: float | None = None) -> list[tuple[SessionT, ResultT]]:
+    def serve_next(
+        self, now: float | None = None, *, among: Collection[RowSession] | None = None
+    ) -> list[tuple[SessionT, ResultT]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a result, and wait for it.
 
         The pool is unlocked while the device works, so that other threads can open and close sessions and request
@@ -212,6 +226,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         ----------
         now : float, optional
             Seconds of the pool's clock.
+        among : collection of sessions, optional
+            The sessions to choose from; default: all that have asked.
 
         Returns
         -------
@@ -231,7 +247,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             asked = [
                 (row, session, request)
                 for row, session in self._sessions_by_row().items()
-                if (request := session._request)
+                if (request := session._request) and (among is None or session in among)
             ]
             asked.sort(key=lambda waiting: waiting[2].turn)
             asked = self._eligible(asked)

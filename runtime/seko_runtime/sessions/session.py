@@ -18,7 +18,7 @@ from seko_runtime.sessions.call_lock import CallLock
 from seko_runtime.sessions.closing import Closing
 from seko_runtime.sessions.row_state import RowState
 from seko_runtime.sessions.rows import Rows
-from seko_runtime.sessions.snapshot import write_snapshot
+from seko_runtime.sessions.snapshot import Snapshot
 
 
 class SessionLeakWarning(ResourceWarning):
@@ -150,11 +150,15 @@ class RowSession(Closing):
             If the file cannot be written.
         """
         path = path_of(path, "path")
+        self.snapshot().save(path)
+
+    def snapshot(self) -> Snapshot:
+        """Return the session's whole state as it is now; the session may go on before the snapshot is written."""
         self._pool._call_lock.check_process()
         state = self._place
         if not isinstance(state, RowState):
             state = self._stored()
-        write_snapshot(path, self._pool._digests, state, self._pool._snapshot_key)
+        return Snapshot(state, self._pool._digests, self._pool._snapshot_key)
 
     def _ask(self, due: float, given: Any) -> None:
         """Ask for the next result by a due time; `RowPool.serve_next` makes it.

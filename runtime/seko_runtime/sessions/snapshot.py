@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from seko_runtime.arguments import path_of
 from seko_runtime.backends.memory import HostBytes
 from seko_runtime.errors import ArtifactError, ManifestError, SnapshotError, UsageError
 from seko_runtime.format.artifact_files import FILE_FLAGS
@@ -33,72 +34,99 @@ _MAC = (
 )
 MAC_BYTES = 32
 LEAST_KEY_BYTES = 32
+Content = bytes | bytearray | memoryview
 # at most so many bytes of header and JSON for each tensor: names have at most 255 letters
 _BYTES_A_TENSOR = 512
 
 
-@machine_faults()
-def write_snapshot(path: Path, digests: Sequence[str], state: RowState, key: bytes | None = None) -> None:
-    """Write a row's state to a file of mode 0600 that appears complete or not at all.
+class Snapshot:
+    """A session's state at one moment, whose copies to the host may still run. Any thread may use it.
 
     Parameters
     ----------
-    path : Path
-        The file to write. An existing regular file is replaced.
+    state : RowState
+        The state.
     digests : sequence of str
         The artifact's digest and its `content_digest`.
-    state : RowState
-        What to write.
     key : bytes, optional
         If given, the file ends in the HMAC-SHA256 of its content, and only this key can read it.
-
-    Raises
-    ------
-    UsageError
-        If the path exists and is not a regular file.
-    DiskError
-        If the file cannot be written.
     """
-    facts = {"version": VERSION, "artifact": digests[0], "content": digests[1]}
-    facts["numbers"] = asdict(state.numbers)
-    parts = {
-        **state.tensors.arrays(),
-        **state.arrays,
-        _FACTS: np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8),
-    }
-    if key is None:
-        parts[_HASH] = np.frombuffer(_hash(parts), np.uint8)
-    table, offset = {}, 0
-    for name, size in [*((name, array.size) for name, array in sorted(parts.items())), (_MAC, MAC_BYTES)]:
-        if name != _MAC or key is not None:
+
+    def __init__(self, state: RowState, digests: Sequence[str], key: bytes | None = None) -> None:
+        self._state, self._digests, self._key = state, digests, key
+
+    @machine_faults()
+    def save(self, path: str | Path) -> None:
+        """Write it to a file of mode 0600 that appears complete or not at all.
+
+        Parameters
+        ----------
+        path : path
+            The file to write. An existing regular file is replaced.
+
+        Raises
+        ------
+        UsageError
+            If the path exists and is not a regular file.
+        DiskError
+            If the file cannot be written.
+        """
+        blocks = self.blocks()
+        with whole_file(path_of(path, "path"), "saving", replace=True, mode=0o600) as file:
+            for block in blocks:
+                file.write(block)
+
+    @machine_faults()
+    def blocks(self) -> list[memoryview]:
+        """Wait for the copies, and return the file's content in pieces, which are not copied.
+
+        It is what `RowPool.restore` takes once they are joined.
+        """
+        facts = {"version": VERSION, "artifact": self._digests[0], "content": self._digests[1]}
+        facts["numbers"] = asdict(self._state.numbers)
+        parts = {
+            **self._state.tensors.arrays(),
+            **self._state.arrays,
+            _FACTS: np.frombuffer(json.dumps(facts, sort_keys=True).encode(), np.uint8),
+        }
+        if self._key is None:
+            parts[_HASH] = np.frombuffer(_hash(parts), np.uint8)
+        sizes = [(name, array.size) for name, array in sorted(parts.items())]
+        if self._key is not None:
+            sizes.append((_MAC, MAC_BYTES))
+        table, offset = {}, 0
+        for name, size in sizes:
             table[name] = {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
             offset += size
-    header = json.dumps(table, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    check = None if key is None else hmac.new(key, digestmod=hashlib.sha256)
-    blocks: list[bytes | memoryview] = [
-        len(header).to_bytes(8, "little") + header,
-        *(np.ascontiguousarray(array).data for _, array in sorted(parts.items())),
-    ]
-    with whole_file(path, "saving", replace=True, mode=0o600) as file:
-        for block in blocks:
-            file.write(block)
-            if check is not None:
+        header = json.dumps(table, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % 8)
+        blocks = [
+            memoryview(len(header).to_bytes(8, "little") + header),
+            *(np.ascontiguousarray(array).data for _, array in sorted(parts.items())),
+        ]
+        if self._key is not None:
+            check = hmac.new(self._key, digestmod=hashlib.sha256)
+            for block in blocks:
                 check.update(block)
-        if check is not None:
-            file.write(check.digest())
+            blocks.append(memoryview(check.digest()))
+        return blocks
 
 
 @machine_faults()
 def read_snapshot(
-    path: Path, digests: Sequence[str], layout: RowLayout, form: StateForm, key: bytes | None = None
+    source: Path | Content,
+    digests: Sequence[str],
+    layout: RowLayout,
+    form: StateForm,
+    key: bytes | None = None,
 ) -> RowState:
     """Read a row's state.
 
     Parameters
     ----------
-    path : Path
-        The file, which is not trusted. Links, pipes and files larger than a state of this layout can be are refused.
+    source : Path or bytes-like
+        The file, which is not trusted, or its content, which the state then refers to. Links, pipes and files larger
+        than a state of this layout can be are refused.
     digests : sequence of str
         The artifact's digest and its `content_digest`. The file must name one of the two.
     layout : RowLayout
@@ -119,38 +147,35 @@ def read_snapshot(
     EnvironmentLacksError
         If this machine lacks memory or file handles to read the file.
     """
-    content = _content(path, layout)
+    name = source.name if isinstance(source, Path) else "the snapshot"
+    content = _content(source, layout) if isinstance(source, Path) else np.frombuffer(source, np.uint8)
     if key is not None:
-        _check_mac(content, key, path.name)
-    parts = _parts(content, path.name, keyed=key is not None)
+        _check_mac(content, key, name)
+    parts = _parts(content, name, keyed=key is not None)
     try:
-        facts = Fields(parse_json(parts[_FACTS].tobytes(), path.name), path.name)
+        facts = Fields(parse_json(parts[_FACTS].tobytes(), name), name)
         version, artifact = facts.integer("version"), facts.text("artifact")
         if version != VERSION:
-            raise SnapshotError(
-                f"{path.name} is a snapshot of version {version}, this runtime reads {VERSION}"
-            )
+            raise SnapshotError(f"{name} is a snapshot of version {version}, this runtime reads {VERSION}")
         named = {artifact, facts.text("content") if "content" in facts else artifact}
         if named.isdisjoint(digests):
             raise SnapshotError(
-                f"{path.name} is of artifact {artifact[:16]!r}, this one is {digests[0][:16]!r}: their numbers mean "
+                f"{name} is of artifact {artifact[:16]!r}, this one is {digests[0][:16]!r}: their numbers mean "
                 "other things"
             )
         wanted = parts.pop(_HASH) if key is None else None
         if wanted is not None and not hmac.compare_digest(wanted.tobytes(), _hash(parts)):
-            raise SnapshotError(
-                f"{path.name} is damaged: its hash is not that of its content; take another copy"
-            )
+            raise SnapshotError(f"{name} is damaged: its hash is not that of its content; take another copy")
         del parts[_FACTS]
-        numbers = form.read_numbers(Fields(facts.value("numbers"), f"{path.name}.numbers"))
+        numbers = form.read_numbers(Fields(facts.value("numbers"), f"{name}.numbers"))
         layout = layout.of(numbers)
         wanted_sizes = {name: spec.nbytes for name, spec in layout.everything.items()}
         if {name: array.size for name, array in parts.items()} != wanted_sizes:
             raise SnapshotError(
-                f"{path.name} does not hold the {len(wanted_sizes)} tensors of a session of this artifact"
+                f"{name} does not hold the {len(wanted_sizes)} tensors of a session of this artifact"
             )
     except ManifestError as fault:  # the JSON reader raises a ManifestError if the JSON is malformed
-        raise SnapshotError(f"{path.name}: {fault}") from fault
+        raise SnapshotError(f"{name}: {fault}") from fault
     arrays = {name: parts.pop(name) for name in layout.arrays}
     return RowState(numbers, HostBytes(parts), arrays)
 

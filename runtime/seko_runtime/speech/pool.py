@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from seko_runtime.arguments import real_number, shown, whole_number
 from seko_runtime.errors import SekoRuntimeError, UsageError
 from seko_runtime.sessions.pool import RowPool
-from seko_runtime.sessions.session import Request, SharedRows
+from seko_runtime.sessions.session import Request, RowSession, SharedRows
 from seko_runtime.sessions.snapshot import content_digest
 from seko_runtime.speech.local_rows import PREFILL, LocalSpeechRows, Patch, RowSettings
 from seko_runtime.speech.manifest import MAX_SEED, SpeechManifest
@@ -174,7 +174,9 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         patches = self._run(sessions, None)
         return [None if patch is None or patch.surplus() else patch.samples() for patch in patches]
 
-    def serve_next(self, now: float | None = None) -> list[tuple[SpeechSession, Patch | None]]:
+    def serve_next(
+        self, now: float | None = None, *, among: Collection[RowSession] | None = None
+    ) -> list[tuple[SpeechSession, Patch | None]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a patch, and wait for it.
 
         It is a step of the sessions that are due, or a part of the prompt of one. After a part of a prompt comes a
@@ -188,7 +190,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             The session that was due first comes first; None for one whose prompt was filled in further. Empty if no
             session waits.
         """
-        served = super().serve_next(now)
+        served = super().serve_next(now, among=among)
         for _, patch in served:
             if patch is not None:
                 patch.ends()  # its call has run: from now on it is known

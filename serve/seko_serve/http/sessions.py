@@ -14,16 +14,18 @@ from starlette.websockets import WebSocket
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body
-from seko_serve.http.openings import MAX_OPENING_BYTES, opening_of
+from seko_serve.http.openings import MAX_OPENING_BYTES, session_opening_of
 from seko_serve.http.stream import serve_stream
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
 from seko_serve.protocol import parse_control
 from seko_serve.security.tokens import TICKET_S
 
+QUEUE_HEADER = "seko-queue"  # `join`, or the token of a place in the queue
+
 
 class SessionRoutes:
-    """The routes below ``/v1/sessions``.
+    """The routes below ``/v1/sessions``, and ``/v1/queue``.
 
     Parameters
     ----------
@@ -41,17 +43,25 @@ class SessionRoutes:
         return [
             Route("/v1/sessions", self._open, methods=["POST"]),
             Route("/v1/sessions", self._list, methods=["GET"]),
+            Route("/v1/queue", self._place, methods=["GET"]),
             Route("/v1/sessions/{name}", self._session, methods=["GET", "PATCH", "DELETE"]),
             WebSocketRoute("/v1/sessions/{name}/stream", self._stream),
         ]
 
     async def _open(self, request: Request) -> Response:
-        tenant = self._access.opener(request)
+        queue_token = request.headers.get(QUEUE_HEADER, "")
+        tenant = self._access.tenant(request)
+        if not self._manager.waits(tenant, queue_token):
+            self._access.opener(request)
         table = await json_body(request, MAX_OPENING_BYTES)
-        opening = await asyncio.to_thread(opening_of, table, self._manager)
-        session = await self._manager.open(tenant, opening)
+        opening = await asyncio.to_thread(session_opening_of, table, self._manager.device.manifest)
+        session = await self._manager.open(tenant, opening, queue_token)
         ticket = self._manager.tickets.issue(session.name)
         return JSONResponse({**self._facts(session), "ticket": ticket, "ticket_s": TICKET_S}, 201)
+
+    async def _place(self, request: Request) -> Response:
+        tenant = self._access.tenant(request)
+        return JSONResponse(self._manager.place(tenant, request.headers.get(QUEUE_HEADER, "")))
 
     async def _list(self, request: Request) -> Response:
         tenant = self._access.tenant(request)
@@ -61,8 +71,10 @@ class SessionRoutes:
         return JSONResponse({"object": "list", "data": own})
 
     async def _session(self, request: Request) -> Response:
-        tenant = self._access.tenant(request)
-        session = self._manager.find(request.path_params["name"], tenant)
+        tenant, name = self._access.tenant(request), request.path_params["name"]
+        if name not in self._manager.sessions:
+            return await self._saved(request, name, tenant)
+        session = self._manager.find(name, tenant)
         if request.method == "DELETE":
             await self._manager.close(session)
             return Response(status_code=204)
@@ -70,15 +82,27 @@ class SessionRoutes:
             _change(session, await json_body(request))
         return JSONResponse(self._facts(session))
 
+    async def _saved(self, request: Request, name: str, tenant: str) -> Response:
+        """Answer for a session that is saved and has no row."""
+        record = await self._manager.find_saved(name, tenant)
+        if request.method == "DELETE":
+            await self._manager.saving.forget(name, record)
+            return Response(status_code=204)
+        if request.method == "PATCH":
+            raise ServeError("conflict", "the session is saved and has no row: resume its socket first")
+        return JSONResponse({**self._place_of(name), "id": name, "state": "saved", "attached": False})
+
     async def _stream(self, socket: WebSocket) -> None:
         await serve_stream(socket, self._manager, self._access)
 
     def _facts(self, session: LiveSession) -> dict[str, object]:
+        return {**session.facts(), **self._place_of(session.name)}
+
+    def _place_of(self, name: str) -> dict[str, object]:
         return {
-            **session.facts(),
             "object": "session",
             "model": self._manager.device.manifest.name,
-            "url": f"/v1/sessions/{session.name}/stream",
+            "url": f"/v1/sessions/{name}/stream",
             "lease_s": self._manager.settings.lease_s,
         }
 

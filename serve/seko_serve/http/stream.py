@@ -7,12 +7,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import internal_error
+from seko_serve.live.connection import Connection
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
 from seko_serve.protocol import (
@@ -41,39 +43,38 @@ async def serve_stream(socket: WebSocket, manager: SessionManager, access: Acces
     try:
         access.count_socket(socket)
         access.check_page(socket)
-        session, last_serial = _entered(socket, manager)
-        hello = await _hello(socket)
-        codecs = session.content.codecs(hello)
+        session, last_serial = await _entered(socket, manager)
+        connection = session.enter()
     except ServeError as error:
         await _refuse(socket, error, manager)
         return
     except WebSocketDisconnect:
         return
-    session.tell(_ready(session, manager, codecs))
-    if last_serial is not None:
-        session.resend(last_serial)
-    session.attach(hello.fields.get("buffer", 1), codecs)  # last: from now on chunks are made and sent
     try:
-        await _exchange(socket, session, manager, access)
+        hello = await _hello(socket)
+        codecs = session.content.codecs(hello)
+        token = await manager.saving.token(session)
+        ready = partial(_ready, session, manager, codecs, token)
+        session.attach(connection, ready, last_serial, hello.fields.get("buffer", 1), codecs)
+        await _exchange(socket, session, connection, manager, access)
+    except ServeError as error:
+        await _refuse(socket, error, manager)
+    except WebSocketDisconnect:
+        return
     except Exception as error:
         await _refuse(socket, internal_error(error), manager)
     finally:
-        session.detach()
+        session.leave(connection)
 
 
-def _entered(socket: WebSocket, manager: SessionManager) -> tuple[LiveSession, int | None]:
+async def _entered(socket: WebSocket, manager: SessionManager) -> tuple[LiveSession, int | None]:
     """Return the session that a socket may enter, and the last serial that a resumed client saw."""
     entrance = parse_subprotocols(socket.scope.get("subprotocols", []))
     name = socket.path_params["name"]
     if entrance.ticket:
         manager.tickets.redeem(entrance.ticket, name)
-        session = manager.find(name)
-    else:
-        session = manager.find(name)
-        session.token.check(entrance.resume)
-    if session.detached_at is None:
-        raise ServeError("conflict", "the session has a socket already")
-    return session, entrance.last_serial if entrance.resume else None
+        return manager.find(name), None
+    return await manager.reenter(name, entrance.resume), entrance.last_serial
 
 
 async def _hello(socket: WebSocket) -> Control:
@@ -89,36 +90,37 @@ async def _hello(socket: WebSocket) -> Control:
     return hello
 
 
-def _ready(session: LiveSession, manager: SessionManager, codecs: Sequence[Codec]) -> str:
+def _ready(session: LiveSession, manager: SessionManager, codecs: Sequence[Codec], token: str) -> str:
     return message(
         "ready",
         session=session.name,
         **session.content.ready(codecs),
-        resume=session.token.rotate(),
+        resume=token,
         lease_s=manager.settings.lease_s,
     )
 
 
-async def _exchange(socket: WebSocket, session: LiveSession, manager: SessionManager, access: Access) -> None:
-    """Read and send until either side ends."""
+async def _exchange(
+    socket: WebSocket,
+    session: LiveSession,
+    connection: Connection,
+    manager: SessionManager,
+    access: Access,
+) -> None:
+    """Read and send until either side ends; ServeError if the socket closes with one."""
     reading = asyncio.create_task(_read(socket, session, manager, access))
-    sending = asyncio.create_task(_send(socket, session, manager))
+    sending = asyncio.create_task(_send(socket, connection, manager))
     try:
         await asyncio.wait({reading, sending}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in (reading, sending):
             task.cancel()
         results = await asyncio.gather(reading, sending, return_exceptions=True)
-    closed_by_client = results[0] is True
-    if closed_by_client:
+    if results[0] is True:  # the client closed it
         await manager.close(session)
         await _say_last(socket, message("end", reason="closed"), NORMAL)
         return
-    errors = [result for result in results if isinstance(result, ServeError)]
-    if errors or session.end is not None:
-        await _refuse(socket, errors[0] if errors else session.end, manager)  # type: ignore[arg-type]
-        return
-    for result in results:
+    for result in sorted(results, key=lambda result: not isinstance(result, ServeError)):
         left = WebSocketDisconnect | RuntimeError | TimeoutError
         if isinstance(result, Exception) and not isinstance(result, left):
             raise result
@@ -151,19 +153,19 @@ async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager
                 await asyncio.sleep(error.retry_after)
 
 
-async def _send(socket: WebSocket, session: LiveSession, manager: SessionManager) -> None:
-    """Send what waits until the session has ended; TimeoutError if the client takes nothing."""
+async def _send(socket: WebSocket, connection: Connection, manager: SessionManager) -> None:
+    """Send what waits until the connection ends (ServeError); TimeoutError if the client takes nothing."""
     sent = manager.device.metrics.sent_bytes
     while True:
-        for waiting in await session.messages():
+        for waiting in await connection.messages():
             async with asyncio.timeout(STALL_S):
                 if isinstance(waiting, bytes):
                     await socket.send_bytes(waiting)
                 else:
                     await socket.send_text(waiting)
             sent.inc(len(waiting))
-        if session.end is not None:
-            return
+        if connection.end is not None and not connection.outbox:
+            raise connection.end
 
 
 async def _refuse(socket: WebSocket, error: ServeError, manager: SessionManager) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -40,6 +41,74 @@ class Opening:
     inputs: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     voice: NDArray[np.float32] | None = None
 
+    def state(self) -> dict[str, Any]:
+        """Return all but the sentence, which is in the row, as JSON can hold it."""
+        return {
+            "seed": self.seed,
+            "fps": self.fps,
+            "image": None if self.image is None else array_table(self.image),
+            "inputs": array_tables(self.inputs),
+            "voice": None if self.voice is None else array_table(self.voice),
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Opening:
+        """Return the opening of a `state`; KeyError, TypeError or ValueError if it is none."""
+        image, voice = state["image"], state["voice"]
+        return cls(
+            None,
+            int(state["seed"]),
+            float(state["fps"]),
+            image=None if image is None else array_of(image),
+            inputs=arrays_of(state["inputs"]),
+            voice=None if voice is None else array_of(voice),
+        )
+
+
+def array_table(array: NDArray[Any]) -> dict[str, Any]:
+    """Return an array as JSON can hold it."""
+    content = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "base64": content}
+
+
+def array_of(table: Mapping[str, Any]) -> NDArray[Any]:
+    """Return the array of an `array_table`."""
+    content = base64.b64decode(table["base64"])
+    return np.frombuffer(content, np.dtype(table["dtype"])).reshape(table["shape"]).copy()
+
+
+def array_tables(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays by name as JSON can hold them."""
+    return {name: array_table(np.asarray(array)) for name, array in arrays.items()}
+
+
+def arrays_of(tables: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of `array_tables`."""
+    return {name: array_of(table) for name, table in tables.items()}
+
+
+@dataclass(frozen=True)
+class SpeechOpening:
+    """The conditions with which a session that speaks begins.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the noise.
+    guidance, temperature : float, optional
+        As `SpeechPool.open_session` takes them; default: the artifact's.
+    voice : numpy.ndarray, optional
+        Samples [N] float32 in -1..1, at the rate of the artifact's voice encoder, to sound like.
+    voice_text : str
+        The words of the voice, where it is to go on from there.
+    """
+
+    seed: int = 0
+    guidance: float | None = None
+    temperature: float | None = None
+    voice: NDArray[np.float32] | None = None
+    voice_text: str = ""
+
 
 class Piece(Protocol):
     """One result of a row on its way to the viewer; a worker calls both methods, in this order."""
@@ -65,6 +134,14 @@ class Content(Protocol):
     @property
     def rate(self) -> float:
         """Units of the viewer's clock a second."""
+
+    @property
+    def savable(self) -> bool:
+        """Whether a session can go on from a snapshot of its row and `state`."""
+
+    @property
+    def period_s(self) -> float:
+        """Seconds in which the viewer plays one chunk."""
 
     # -- the event loop
 

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
-from seko_runtime import Pool
 from seko_runtime.errors import ArtifactError, PoolFullError, SekoRuntimeError
 from seko_serve.errors import ServeError
-from seko_serve.live.content import Opening
-from seko_serve.live.device import Device
-from seko_serve.live.session import LiveSession
-from seko_serve.live.video import VideoContent
-from seko_serve.security.tokens import Tickets
+from seko_serve.live.admission import Admission, Demand
+from seko_serve.live.calibration import calibrate
+from seko_serve.live.content import Content, Opening, SpeechOpening
+from seko_serve.live.device import Device, ServedPool
+from seko_serve.live.kinds import check_served, content_of
+from seko_serve.live.saving import Saving
+from seko_serve.live.session import Capture, LiveSession
+from seko_serve.security.keys import ApiKeys, digest
+from seko_serve.security.tokens import ResumeTokens, Tickets
 from seko_serve.settings import Settings
+from seko_serve.store.base import StoreError
+from seko_serve.store.saved import Record, new_session
 
 REAP_S = 1.0  # between two looks for leases that are over
 ENCODERS = 4  # threads that encode
+DRAIN_S = 60.0  # in which all sessions are saved when the server stops
+CLOSING_S = 5.0  # in which their sockets close
+SETTLE_S = 0.01  # between two looks whether a session's chunks are coded
+JOIN = "join"  # in place of a queue token: for a place in the queue
+AGAIN_S = 2.0  # after which a client comes back to a server that starts again
+_LOG = logging.getLogger("seko_serve")
 
 
 class SessionManager:
@@ -32,42 +45,85 @@ class SessionManager:
         The server's.
     device : Device
         Its device's thread.
+
+    Attributes
+    ----------
+    admission : Admission
+        Who holds a row and who waits for one, once `start` has returned.
+    sessions : dict of str to LiveSession
+        The sessions that hold a row, by id.
+    stopping : bool
+        Whether no session may begin any more.
     """
+
+    admission: Admission
+    saving: Saving
+    _loop: asyncio.AbstractEventLoop
 
     def __init__(self, settings: Settings, device: Device) -> None:
         self.settings, self.device = settings, device
         self.tickets = Tickets(time.monotonic)
         self.sessions: dict[str, LiveSession] = {}
         self.stopping = False
-        self._opening = 0
+        self._tenants = ApiKeys(settings.keys).tenants
+        self._reopening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._workers = ThreadPoolExecutor(ENCODERS, thread_name_prefix="seko-encode")
         self._reaper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Open the artifact and begin to look after leases.
+        """Open the artifact and the store, measure the artifact's calls, and begin to look after leases.
 
         Raises
         ------
         ArtifactError
             If the artifact cannot be served: it makes no video.
+        StoreError
+            If the store of snapshots cannot be opened.
         """
+        self._loop, self.saving = asyncio.get_running_loop(), Saving(self.settings, self.device.metrics)
         await self.device.start()
-        if self.device.manifest.workload.video is None:
+        try:
+            check_served(self.device.manifest)
+        except ArtifactError:
             await self.device.stop()
-            raise ArtifactError("this artifact has no VAE and makes no video; rebuild it with --vae")
+            raise
+        self.admission = Admission(
+            self.capacity, self.settings.queue, lambda: self.device.call_seconds, time.monotonic
+        )
+        await self.device.call(self._calibrate)
         self._reaper = asyncio.create_task(self._reap())
 
-    async def stop(self) -> None:
-        """End all sessions, then the device's thread."""
+    async def drain(self) -> None:
+        """Admit nobody, save all sessions, and close their sockets; a second call does nothing."""
+        if self.stopping:
+            return
         self.stopping = True
         if self._reaper is not None:
             self._reaper.cancel()
             with suppress(asyncio.CancelledError):
                 await self._reaper
+        sessions = list(self.sessions.values())
+        for session in sessions:
+            session.hold()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                for session in sessions:
+                    await self._save(session)
+        for session in sessions:
+            session.finish(
+                ServeError("stopping", "the server stops; resume at the same address", retry_after=AGAIN_S)
+            )
+        until = time.monotonic() + CLOSING_S
+        while time.monotonic() < until and any(session.detached_at is None for session in sessions):
+            await asyncio.sleep(SETTLE_S)
+
+    async def stop(self) -> None:
+        """Save and end all sessions, then end the device's thread."""
+        await self.drain()
         for session in list(self.sessions.values()):
-            session.end = ServeError("stopping", "the server is shutting down")
             await self._drop(session)
         await self.device.stop()
+        await self.saving.stop()
         self._workers.shutdown()
 
     @property
@@ -76,59 +132,206 @@ class SessionManager:
         most = self.settings.max_sessions
         return self.device.capacity if most is None else min(most, self.device.capacity)
 
-    async def open(self, tenant: str, opening: Opening) -> LiveSession:
+    async def open(self, tenant: str, opening: Opening | SpeechOpening, queue_token: str = "") -> LiveSession:
         """Open a session.
+
+        Parameters
+        ----------
+        tenant : str
+            Whose it is.
+        opening : Opening
+            What it begins with.
+        queue_token : str
+            `JOIN` to wait if it is full; then that of the refusal, which keeps the place; empty: it does not wait.
 
         Raises
         ------
         ServeError
             If the server is full or stopping, or the runtime refuses what the session begins with.
         """
-        if self.stopping:
-            raise ServeError("stopping", "the server is shutting down", retry_after=5.0)
-        if len(self.sessions) + self._opening >= self.capacity:
-            raise ServeError("full", f"all {self.capacity} sessions are taken", retry_after=5.0)
-        session = LiveSession(
-            secrets.token_urlsafe(9),
-            tenant,
-            VideoContent(self.device.manifest, opening),
-            asyncio.get_running_loop(),
-            self._workers,
-            self.device.wake,
-            self.device.metrics,
-        )
-        self._opening += 1
+        self._check_open()
+        session = self._session(new_session(), tenant, content_of(self.device.manifest, opening))
+        if queue_token == JOIN:
+            queue_token = secrets.token_urlsafe(24)
+        place = digest(queue_token) if queue_token else None
+        try:
+            self.admission.ask(Demand(tenant, session.content.period_s), place, session.name)
+        except ServeError as error:
+            if "place" in error.facts:
+                error.facts["queue_token"] = queue_token
+            raise
         try:
             await self.device.call(partial(self._take_row, session))
+            await self._add(session, None)
         except PoolFullError:
-            raise ServeError("full", "no row is free", retry_after=5.0) from None
+            raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
         except SekoRuntimeError as error:
             raise ServeError("bad_request", str(error)) from None
         finally:
-            self._opening -= 1
-        self.sessions[session.name] = session
-        await self.device.call(lambda _: self.device.add(session))
+            if session.name not in self.sessions:
+                self.admission.finish(session.name)
         return session
 
-    def _take_row(self, session: LiveSession, pool: Pool) -> None:
+    def place(self, tenant: str, queue_token: str) -> dict[str, object]:
+        """Return a place in the queue, and keep it; see `Admission.look`."""
+        return self.admission.look(tenant, digest(queue_token))
+
+    def waits(self, tenant: str, queue_token: str) -> bool:
+        """Return whether a tenant has a place in the queue by this token."""
+        return self.admission.waits(tenant, digest(queue_token))
+
+    async def reenter(self, name: str, token: str) -> LiveSession:
+        """Return the session that a resume token opens; one that is saved takes a row again.
+
+        Raises
+        ------
+        ServeError
+            If there is none, the token is not one of its newest, no row is free, or its snapshot is lost.
+        """
+        if name not in self.sessions:
+            self._check_open()
+            await self._record(name, token)  # else a lock would be kept for each name that somebody makes up
+            async with self._reopening[name]:
+                if name not in self.sessions:
+                    return await self._reopen(await self._record(name, token), token)
+        session = self.sessions[name]
+        session.tokens.check(token)
+        return session
+
+    def _take_row(self, session: LiveSession, pool: ServedPool) -> None:
         self.device.make_room(pool)
         session.open(pool)
 
     def find(self, name: str, tenant: str | None = None) -> LiveSession:
-        """Return a session; ServeError if there is none, or it is another tenant's."""
+        """Return a session with a row; ServeError if there is none, or it is another tenant's."""
         session = self.sessions.get(name)
         if session is None or (tenant is not None and session.tenant != tenant):
             raise ServeError("not_found", "there is no such session")
         return session
 
+    async def find_saved(self, name: str, tenant: str) -> Record:
+        """Return the record of a tenant's session that is saved and has no row; ServeError if there is none."""
+        record = None if name in self.sessions else await self.saving.find(name)
+        if record is None or record.tenant != tenant:
+            raise ServeError("not_found", "there is no such session")
+        return record
+
     async def close(self, session: LiveSession, reason: str = "closed") -> None:
-        """End a session and free its row; a second call does nothing."""
-        session.end = session.end or ServeError("conflict", f"the session has ended: {reason}")
+        """End a session for good: free its row, and remove what is saved of it. A second call does nothing."""
+        session.finish(ServeError("conflict", f"the session has ended: {reason}"))
+        await self.saving.forget(session.name)
+        await self._drop(session)
+
+    def _check_open(self) -> None:
+        if self.stopping:
+            raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
+
+    def _session(self, name: str, tenant: str, content: Content) -> LiveSession:
+        loop, saving = self._loop, self.saving
+        return LiveSession(
+            name,
+            tenant,
+            content,
+            loop,
+            self._workers,
+            self.device.wake,
+            self.device.metrics,
+            snapshot_every=self.settings.snapshot_every,
+            save=(lambda session, capture: saving.captured(session, capture, loop))
+            if saving.enabled and content.savable
+            else None,
+        )
+
+    async def _add(self, session: LiveSession, record: Record | None) -> None:
+        """Serve a session that has a row; ServeError if the server began to stop meanwhile."""
+        if self.stopping:
+            await self.device.call(lambda _: session.close())
+            self._check_open()
+        self.saving.begin(session, record)
+        self.sessions[session.name] = session
+        await self.device.call(lambda _: self.device.add(session))
+
+    async def _record(self, name: str, token: str) -> Record:
+        """Return the record of a saved session that a token opens; ServeError if it opens none."""
+        record = await self.saving.find(name)
+        if record is None:
+            raise ServeError("not_found", "there is no such session")
+        ResumeTokens(record.tokens).check(token)
+        if record.tenant not in self._tenants:
+            raise ServeError("forbidden", "the key that opened the session is none of this server any more")
+        return record
+
+    async def _reopen(self, record: Record, token: str) -> LiveSession:
+        self._check_open()
+        name, tokens = record.session, ResumeTokens(record.tokens)
+        tokens.check(token)
+        self.admission.ask(Demand(record.tenant, record.period_s), f"session {name}", name)
+        try:
+            await self.device.call(self.device.make_room)
+            session = await self.device.beside(lambda pool: self._restored(pool, record))
+            session.tokens = tokens
+            await self._add(session, record)
+        except PoolFullError:
+            raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
+        except (SekoRuntimeError, StoreError, KeyError, TypeError, ValueError) as error:
+            _LOG.error("session %s cannot go on from its snapshot: %s", name, error)
+            raise ServeError(
+                "lost", "the session's snapshot is damaged, or of another artifact; open another session"
+            ) from None
+        finally:
+            if name not in self.sessions:
+                self.admission.finish(name)
+        self.device.metrics.snapshots.labels("restored").inc()
+        return session
+
+    def _restored(self, pool: ServedPool, record: Record) -> LiveSession:
+        """Return a session that goes on from a snapshot; in a thread beside the device's."""
+        saved = self.saving.read(record)
+        opening = Opening.of_state(saved.state["content"]["opening"])
+        session = self._session(record.session, record.tenant, content_of(pool.manifest, opening))
+        messages = [bytes(message) for message in saved.messages]
+        (row,) = saved.row
+        session.reopen(pool, saved.state, messages, memoryview(row))
+        return session
+
+    async def _save(self, session: LiveSession) -> None:
+        """Save a session that is held, if it has something to save; a fault leaves what was saved before."""
+        if (
+            not (self.saving.enabled and session.content.savable)
+            or session.end is not None
+            or session.made_chunks == 0
+        ):
+            return
+        while not session.settled:
+            await asyncio.sleep(SETTLE_S)
+        if session.end is not None:
+            return
+
+        def capture(_: ServedPool) -> Capture:
+            self.device.remove(session)
+            return session.capture()
+
+        try:
+            await self.saving.write(session, await self.device.call(capture))
+        except (SekoRuntimeError, StoreError, ServeError, RuntimeError) as error:
+            _LOG.error("session %s is not saved: %s", session.name, error)
+
+    async def _park(self, session: LiveSession) -> None:
+        """Save a session whose viewer is gone, and free its row, unless the viewer comes back meanwhile."""
+        session.hold()
+        await self._save(session)
+        if session.detached_at is None and session.end is None and not self.stopping:
+            await self.device.call(lambda _: self.device.add(session))
+            session.hold(False)
+            return
+        session.finish(ServeError("conflict", "the session's lease is over; resume it"))
         await self._drop(session)
 
     async def _drop(self, session: LiveSession) -> None:
+        """Free a session's row; what is saved of it stays. A second call does nothing."""
         if self.sessions.pop(session.name, None) is None:
             return
+        self.saving.drop(session)
 
         def free(_: object) -> None:
             self.device.remove(session)
@@ -136,14 +339,21 @@ class SessionManager:
 
         with suppress(RuntimeError):  # the device's thread has ended, and the pool with it
             await self.device.call(free)
-        session.stop_sending()
+        self.admission.finish(session.name)
+
+    def _calibrate(self, pool: ServedPool) -> None:
+        calibrate(pool)
+        self.device.call_seconds = pool.call_times.slowest()
 
     async def _reap(self) -> None:
-        """End sessions whose socket has been gone for the lease's length."""
+        """Free the rows of sessions that have failed, or whose socket has been gone for the lease's length."""
         while True:
             await asyncio.sleep(REAP_S)
+            await self.saving.remove_old(self.sessions)
             now = time.monotonic()
             for session in list(self.sessions.values()):
                 gone = session.detached_at
-                if session.end is not None or (gone is not None and now - gone > self.settings.lease_s):
-                    await self.close(session, "its lease is over")
+                if session.end is not None:
+                    await self._drop(session)
+                elif gone is not None and now - gone > self.settings.lease_s:
+                    await self._park(session)

@@ -25,6 +25,8 @@ class Pace:
     """Chunks made."""
     frames: int = 0
     """Video frames in them."""
+    last_frames: int = 0
+    """Video frames in the last one."""
     shown: int = 0
     """Chunks that the viewer acknowledged."""
     due_chunks: int = 0
@@ -38,13 +40,22 @@ class Pace:
     first: int = 0
     """The first frame that it shows when it plays again."""
 
-    def may_run(self) -> bool:
-        """Return whether the next chunk may be made."""
-        return self.chunks - self.shown < CREDIT + self.buffer - 1
+    def may_run(self, pending: int = 0) -> bool:
+        """Return whether the next chunk may be made, while so many are made and not counted yet."""
+        return self.chunks + pending - self.shown < CREDIT + self.buffer - 1
 
-    def due(self, now: float) -> float:
-        """Return when the next chunk must be there: when the frames of all chunks before it were shown."""
-        return now if self.begun is None else self.begun + self.frames / self.fps
+    def due(self, now: float, pending: int = 0) -> float:
+        """Return when the next chunk must be there: when the frames of all chunks before it were shown.
+
+        Parameters
+        ----------
+        now : float
+            The time.
+        pending : int
+            Chunks that are made and not counted yet; they have as many frames as the last one.
+        """
+        frames = self.frames + pending * self.last_frames
+        return now if self.begun is None else self.begun + frames / self.fps
 
     def made(self, frames: int, now: float) -> float:
         """Count a chunk that is there now; return the seconds by which it is late, 0 if it is in time."""
@@ -56,6 +67,7 @@ class Pace:
             self.begun += lateness  # the viewer stood still for so long
         self.chunks += 1
         self.frames += frames
+        self.last_frames = frames
         self.collected += 1
         if self.begun is None and self.collected >= self.buffer:
             self.begun = now - self.first / self.fps

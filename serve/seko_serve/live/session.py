@@ -12,21 +12,28 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from seko_runtime.errors import SekoRuntimeError
 from seko_runtime.sessions.session import RowSession
+from seko_runtime.sessions.snapshot import Snapshot
 from seko_serve.errors import ServeError
+from seko_serve.live.connection import Connection
 from seko_serve.live.content import Content, Piece
 from seko_serve.live.pace import Pace
 from seko_serve.metrics import Metrics
 from seko_serve.protocol import Codec, Control, message
-from seko_serve.security.tokens import ResumeToken
+from seko_serve.security.tokens import ResumeTokens
 
 MAX_WAITING = 256  # controls that wait for the next chunk
+MAX_JOBS = 2  # chunks of a session that are made and not coded; the runtime keeps the frames of four
+_BEGINS_ANEW = (
+    "restart",
+    "seed",
+)  # controls behind which the runtime forgets the frames of the chunks before
 _LOG = logging.getLogger("seko_serve")
 
 
@@ -37,6 +44,25 @@ class _Sent:
     chunk: int
     serial: int
     content: str | bytes
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A session between two chunks.
+
+    Parameters
+    ----------
+    state : mapping
+        The server's part, as JSON can hold it.
+    messages : sequence of bytes
+        Messages that the viewer may lack, oldest first; `state` tells of each.
+    row : Snapshot
+        The runtime's part.
+    """
+
+    state: Mapping[str, Any]
+    messages: Sequence[bytes]
+    row: Snapshot
 
 
 class LiveSession:
@@ -58,6 +84,20 @@ class LiveSession:
         Tells the device's thread that the session may be ready.
     metrics : Metrics
         The server's figures.
+    snapshot_every : int
+        Chunks from one snapshot to the next; 0: none is taken while it runs.
+    save : callable, optional
+        Called on the device's thread with the session and its capture. It returns at once; `snapshot_done` says that
+        the next one may be taken.
+
+    Attributes
+    ----------
+    tokens : ResumeTokens
+        What a lost socket comes back with.
+    detached_at : float or None
+        Since when it has no socket; None while it has one.
+    end : ServeError or None
+        Why it has ended.
     """
 
     def __init__(
@@ -69,50 +109,117 @@ class LiveSession:
         workers: Executor,
         wake: Callable[[], None],
         metrics: Metrics,
+        *,
+        snapshot_every: int = 0,
+        save: Callable[[LiveSession, Capture], None] | None = None,
     ) -> None:
         self.name, self.tenant, self.content = name, tenant, content
-        self.token = ResumeToken()
+        self.tokens = ResumeTokens()
         self.detached_at: float | None = time.monotonic()
         self.end: ServeError | None = None
         self._loop, self._workers, self._wake = loop, workers, wake
         self._metrics, self._opened_at = metrics, time.monotonic()
+        self._every, self._save = snapshot_every if save is not None else 0, save
+        self._unsaved, self._saving = 0, False  # chunks since the last snapshot; whether one is being written
+        self._held = False
         self._lock = threading.Lock()
         self._pace = Pace(content.rate)
         self._paused = False
         self._waiting: deque[Control] = deque()  # controls for the next chunk
         self._applied: list[str] = []  # ids of the controls that the chunk under way follows
+        self._made = 0  # chunks that the device has made
         self._jobs: deque[tuple[int, Piece, list[str], float]] = deque()
+        self._uncounted = 0  # of these jobs, those that the pace does not know yet
         self._encoding = False
         self._serial = 0
         self._sent: deque[_Sent] = (
             deque()
         )  # of chunks that were not shown yet: a resumed socket gets it again
-        self._outbox: deque[str | bytes] = deque()
-        self._news = asyncio.Event()
+        self._reopened = False  # from a snapshot, and no socket has come since
+        self._went_back = False  # whether the next chunk is one that the viewer has seen already
+        self._connection: Connection | None = None
         self._row: RowSession | None = None
 
     # -- the event loop ----------------------------------------------------------------------------------------
 
-    def attach(self, buffer: int, codecs: Sequence[Codec]) -> None:
-        """Begin or resume sending to a socket that takes these codecs."""
+    def enter(self) -> Connection:
+        """Take the session for a socket; the one that has it is closed. Chunks are made once it is attached.
+
+        Raises
+        ------
+        ServeError
+            If the session has ended.
+        """
+        if self.end is not None:
+            raise self.end
+        connection = Connection()
         with self._lock:
+            before, self._connection = self._connection, connection
             self.detached_at = None
+            if before is not None:
+                before.end, before.open = (
+                    ServeError("conflict", "another socket took over the session"),
+                    False,
+                )
+                self._pace.stop()
+        if before is not None:
+            before.news.set()
+        return connection
+
+    def attach(
+        self,
+        connection: Connection,
+        ready: Callable[[], str],
+        last_serial: int | None,
+        buffer: int,
+        codecs: Sequence[Codec],
+    ) -> None:
+        """Begin or resume sending: first the message ``ready``, then again what a resumed socket has not seen.
+
+        Parameters
+        ----------
+        connection : Connection
+            Of `enter`.
+        ready : callable
+            Returns the message.
+        last_serial : int or None
+            The last serial that a resumed client saw. What it saw counts as shown: acknowledgements may be lost.
+        buffer : int
+            Chunks that the viewer collects before it plays.
+        codecs : sequence of Codec
+            What it is sent.
+
+        Raises
+        ------
+        ServeError
+            If another socket took over meanwhile, or the session has ended.
+        """
+        with self._lock:
+            if connection.end is not None:
+                raise connection.end
             self._pace.buffer = buffer
             self.content.attach(codecs)
+            lacked = []
+            if last_serial is not None:
+                lacked = [sent.content for sent in self._sent if sent.serial > last_serial]
+                self._acknowledge_seen(last_serial)
+                if self._reopened and last_serial >= self._serial:
+                    self._went_back = True
+                    self._serial = last_serial + 1
+            self._reopened = False
+            connection.outbox.extend([ready(), *lacked])
+            connection.open = True
+        connection.news.set()
         self._wake()
 
-    def detach(self) -> None:
-        """Stop: the socket is gone. The row makes no chunks until another comes."""
+    def leave(self, connection: Connection) -> None:
+        """Stop: a socket is gone. The row makes no chunks until another comes."""
         with self._lock:
-            self.detached_at = time.monotonic()
-            self._pace.stop()
-            self._outbox.clear()
-
-    def resend(self, last_serial: int) -> None:
-        """Queue again what a resumed socket has not seen behind a serial: media, and receipts."""
-        with self._lock:
-            self._outbox.extend(sent.content for sent in self._sent if sent.serial > last_serial)
-        self._news.set()
+            connection.open = False
+            if self._connection is connection:
+                self._connection = None
+                self.detached_at = time.monotonic()
+                self._pace.stop()
 
     def control(self, control: Control) -> None:
         """Take a control: what changes the stream waits for the next chunk, the rest is done at once.
@@ -124,10 +231,8 @@ class LiveSession:
         """
         if control.type == "ack":
             with self._lock:
-                self._pace.acknowledge(control.fields["chunk"])
-                shown = self._pace.shown
-                while self._sent and self._sent[0].chunk < shown:
-                    self._sent.popleft()
+                self._acknowledge(control.fields["chunk"])
+            self.tokens.acknowledge(control.fields["chunk"])
         elif control.type in ("pause", "play"):
             with self._lock:
                 self._paused = control.type == "pause"
@@ -144,23 +249,46 @@ class LiveSession:
         self._wake()
 
     def tell(self, text: str) -> None:
-        """Queue a JSON message; only the event loop's thread calls it."""
+        """Send a JSON message to the socket, if there is one; only the event loop's thread calls it."""
         with self._lock:
-            self._outbox.append(text)
-        self._news.set()
+            connection = self._connection
+            if connection is None or not connection.open:
+                return
+            connection.outbox.append(text)
+        connection.news.set()
 
-    async def messages(self) -> list[str | bytes]:
-        """Wait for messages to send, and return all that wait."""
-        await self._news.wait()
-        self._news.clear()
+    def finish(self, error: ServeError) -> None:
+        """End: no chunk is made any more, and the socket closes with this error. Any thread; the first call counts."""
         with self._lock:
-            waiting = list(self._outbox)
-            self._outbox.clear()
-        return waiting
+            self.end = self.end or error
+            connection = self._connection
+            if connection is not None and connection.end is None:
+                connection.end = self.end
+        if connection is not None:
+            self._loop.call_soon_threadsafe(connection.news.set)
 
-    def stop_sending(self) -> None:
-        """Wake whoever waits for messages: the session has ended."""
-        self._news.set()
+    def hold(self, held: bool = True) -> None:
+        """Make no chunk until it is let go again."""
+        with self._lock:
+            self._held = held
+        self._wake()
+
+    @property
+    def settled(self) -> bool:
+        """Whether all chunks that were made are coded, and no snapshot is being written."""
+        with self._lock:
+            return not self._jobs and not self._saving
+
+    @property
+    def made_chunks(self) -> int:
+        """How many chunks the device has made."""
+        return self._made
+
+    def snapshot_done(self) -> None:
+        """The last capture is written, or will not be."""
+        with self._lock:
+            self._saving = False
+        self._wake()
 
     def facts(self) -> dict[str, object]:
         """Return what the session's object in HTTP answers holds."""
@@ -174,11 +302,92 @@ class LiveSession:
                 "attached": self.detached_at is None,
             }
 
+    def _acknowledge(self, chunk: int) -> None:
+        """Note, with the lock held, that the viewer has shown all chunks up to this one."""
+        self._pace.acknowledge(chunk)
+        while self._sent and self._sent[0].chunk < self._pace.shown:
+            self._sent.popleft()
+
+    def _acknowledge_seen(self, last_serial: int) -> None:
+        """Note, with the lock held, that the viewer has all chunks whose media have no later serial."""
+        lacked = (
+            sent.chunk for sent in self._sent if isinstance(sent.content, bytes) and sent.serial > last_serial
+        )
+        self._acknowledge(next(lacked, self._pace.chunks) - 1)
+
     # -- the device's thread -----------------------------------------------------------------------------------
 
     def open(self, pool: Any) -> None:
         """Take a row of the pool; raises what that raises."""
         self._row = self.content.open(pool, self.name, self.tenant)
+
+    def reopen(self, pool: Any, state: Mapping[str, Any], messages: Sequence[bytes], row: memoryview) -> None:
+        """Take a row of the pool, and go on from a capture. Any thread may call it: other sessions go on meanwhile.
+
+        Raises
+        ------
+        SekoRuntimeError
+            What the pool raises, such as a SnapshotError for a snapshot of another artifact.
+        KeyError, TypeError, ValueError
+            If the state is none.
+        """
+        told = state["sent"]
+        if len(told) != len(messages):
+            raise ValueError("the messages are not those that the state tells of")
+        self._sent.extend(
+            _Sent(int(chunk), int(serial), content.decode() if is_text else content)
+            for (chunk, serial, is_text), content in zip(told, messages, strict=True)
+        )
+        pace = self._pace
+        pace.chunks, pace.frames, pace.last_frames = (
+            int(state[key]) for key in ("chunks", "frames", "last_frames")
+        )
+        pace.shown, pace.late, pace.due_chunks = (int(state[key]) for key in ("shown", "late", "due"))
+        pace.stop()
+        self._made, self._serial, self._paused = pace.chunks, int(state["serial"]), bool(state["paused"])
+        self._applied = [str(name) for name in state["applied"]]
+        self._reopened = True
+        restored = pool.restore(row, name=self.name, tenant=self.tenant)
+        try:
+            self.content.load(restored, state["content"])
+        except BaseException:
+            restored.close()
+            raise
+        self._row = restored
+
+    def capture(self) -> Capture:
+        """Return the session as it is between two chunks, when it is settled; controls that wait are applied before.
+
+        Raises
+        ------
+        SekoRuntimeError
+            If the row cannot be stored.
+        """
+        row = self._row
+        if row is None:
+            raise ServeError("conflict", "the session has no row")
+        self._apply_waiting(row)
+        snapshot = row.snapshot()
+        with self._lock:
+            self._unsaved, self._saving = 0, True
+            pace, sent = self._pace, list(self._sent)
+            state = {
+                "chunks": pace.chunks,
+                "frames": pace.frames,
+                "last_frames": pace.last_frames,
+                "shown": pace.shown,
+                "late": pace.late,
+                "due": pace.due_chunks,
+                "serial": self._serial,
+                "paused": self._paused,
+                "applied": list(self._applied),
+                "sent": [[entry.chunk, entry.serial, isinstance(entry.content, str)] for entry in sent],
+                "content": self.content.state(),
+            }
+        messages = [
+            entry.content.encode() if isinstance(entry.content, str) else entry.content for entry in sent
+        ]
+        return Capture(state, messages, snapshot)
 
     def close(self) -> None:
         """Free the row; a second call does nothing."""
@@ -190,13 +399,17 @@ class LiveSession:
         """Return whether its next chunk may be made now, or controls wait that may make it so."""
         starved = self.content.starved()
         with self._lock:
+            # What needs all chunks coded waits for it; otherwise one is coded while the next one is made.
+            alone = self._snapshot_due() or any(control.type in _BEGINS_ANEW for control in self._waiting)
             return (
                 self.end is None
                 and self._row is not None
-                and self.detached_at is None
+                and self._connection is not None
+                and self._connection.open
                 and not self._paused
-                and not self._jobs
-                and self._pace.may_run()
+                and not self._held
+                and len(self._jobs) < (1 if alone else MAX_JOBS)
+                and self._pace.may_run(self._uncounted)
                 and (bool(self._waiting) or not starved)
             )
 
@@ -204,7 +417,7 @@ class LiveSession:
         """Return when the viewer needs the next chunk; None if it plays nothing."""
         with self._lock:
             playing = self.detached_at is None and not self._paused and self.end is None
-            return self._pace.due(0.0) if playing and self._pace.begun is not None else None
+            return self._pace.due(0.0, self._uncounted) if playing and self._pace.begun is not None else None
 
     def request(self, now: float) -> RowSession | None:
         """Apply the controls that wait, ask for the next chunk, and return the pool's session.
@@ -214,17 +427,18 @@ class LiveSession:
         row = self._row
         if row is None:
             raise ServeError("conflict", "the session has no row")
+        self._apply_waiting(row)
         with self._lock:
-            waiting, due = list(self._waiting), self._pace.due(now)
-            self._waiting.clear()
-        for control in waiting:
+            due, wants_snapshot = (
+                self._pace.due(now, self._uncounted),
+                self._snapshot_due() and not self._jobs,
+            )
+        if wants_snapshot and self._save is not None:
             try:
-                self.content.apply(row, control)
-            except (SekoRuntimeError, ServeError) as error:
-                text = error.message if isinstance(error, ServeError) else str(error)
-                self._post(message("rejected", id=control.id, code="bad_request", message=text))
-            else:
-                self._applied.append(control.id)
+                self._save(self, self.capture())
+            except SekoRuntimeError as error:
+                _LOG.warning("sessions of this artifact cannot be saved: %s", type(error).__name__)
+                self._every = 0
         if self.content.starved():
             return None
         self.content.ask(row, due)
@@ -235,7 +449,10 @@ class LiveSession:
         applied, self._applied = self._applied, []
         piece = self.content.made(chunk)
         with self._lock:
-            self._jobs.append((self._pace.chunks, piece, applied, now))
+            self._jobs.append((self._made, piece, applied, now))
+            self._made += 1
+            self._unsaved += 1
+            self._uncounted += 1
             begin = not self._encoding
             self._encoding = True
         if begin:
@@ -244,9 +461,25 @@ class LiveSession:
     def failed(self, error: Exception) -> None:
         """End: a chunk cannot be made."""
         _LOG.error("session %s ended: %s", self.name, type(error).__name__)
-        self.end = ServeError("internal", "a chunk of this session could not be made; open another session")
         self.close()
-        self._post(message("error", **self.end.body()))
+        self.finish(ServeError("internal", "a chunk of this session could not be made"))
+
+    def _snapshot_due(self) -> bool:
+        return 0 < self._every <= self._unsaved and not self._saving
+
+    def _apply_waiting(self, row: RowSession) -> None:
+        with self._lock:
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        for control in waiting:
+            try:
+                self.content.apply(row, control)
+            except (SekoRuntimeError, ServeError) as error:
+                text = error.message if isinstance(error, ServeError) else str(error)
+                with self._lock:
+                    self._deliver([message("rejected", id=control.id, code="bad_request", message=text)])
+            else:
+                self._applied.append(control.id)
 
     # -- a worker ----------------------------------------------------------------------------------------------
 
@@ -264,6 +497,8 @@ class LiveSession:
                 self.failed(error)
             with self._lock:
                 self._jobs.popleft()
+                if self.end is not None:
+                    self._jobs.clear()
             self._wake()
 
     def _encode(self, number: int, piece: Piece, applied: list[str], made_at: float) -> None:
@@ -271,12 +506,18 @@ class LiveSession:
         with self._lock:
             first, due_before = self._pace.frames, self._pace.due_chunks
             lateness = self._pace.made(units, time.monotonic())
+            self._uncounted -= 1
+            went_back, self._went_back = self._went_back, False
             self._metrics.chunks.inc()
             self._metrics.due_chunks.inc(self._pace.due_chunks - due_before)
             self._metrics.late_chunks.inc(lateness > 0)
         sent = [_Sent(number, self._serial, message("applied", id=name, chunk=number)) for name in applied]
+        begun = set() if went_back else set(Codec)
         for media in piece.encode(number, first):
-            sent.append(_Sent(number, self._serial, replace(media, serial=self._serial).pack()))
+            anew = media.discontinuity or media.codec not in begun
+            begun.add(media.codec)
+            numbered = replace(media, serial=self._serial, discontinuity=anew)
+            sent.append(_Sent(number, self._serial, numbered.pack()))
             self._serial += 1
         now = time.monotonic()
         self._metrics.encode.observe(now - made_at)
@@ -288,11 +529,11 @@ class LiveSession:
         sent.append(_Sent(number, self._serial, message("chunk", chunk=number, **numbers)))
         with self._lock:
             self._sent.extend(sent)
-        self._post(*(entry.content for entry in sent))
+            self._deliver(entry.content for entry in sent)
 
-    def _post(self, *messages: str | bytes) -> None:
-        """Queue messages from another thread."""
-        with self._lock:
-            if self.detached_at is None:
-                self._outbox.extend(messages)
-        self._loop.call_soon_threadsafe(self._news.set)
+    def _deliver(self, messages: Iterable[str | bytes]) -> None:
+        """Queue messages from another thread, with the lock held."""
+        connection = self._connection
+        if connection is not None and connection.open:
+            connection.outbox.extend(messages)
+            self._loop.call_soon_threadsafe(connection.news.set)

@@ -13,7 +13,8 @@ from seko_runtime.video.conditioning.voice import RATE, AudioWindows
 from seko_runtime.video.contract import picture_input
 from seko_serve.errors import ServeError
 from seko_serve.live.camera import ViewersCamera
-from seko_serve.live.content import Opening
+from seko_serve.live.content import Opening, array_tables, arrays_of
+from seko_serve.live.track import SoundTrack
 from seko_serve.live.voice import ViewersVoice, pcm_samples
 from seko_serve.media import sound, video
 from seko_serve.protocol import Codec, Control, Media
@@ -52,6 +53,14 @@ def needs_picture(manifest: VideoManifest) -> bool:
     return picture_place(manifest) == "reference" or (spec is not None and spec.default == "required")
 
 
+def opening_picture(manifest: VideoManifest) -> NDArray[np.uint8] | None:
+    """Return a black picture where an artifact opens no session without one."""
+    stream = manifest.workload.stream
+    if not needs_picture(manifest):
+        return None
+    return np.zeros((stream.height, stream.width, 3), np.uint8)
+
+
 class VideoContent:
     """The video of one session; see `Content` for its methods.
 
@@ -83,6 +92,16 @@ class VideoContent:
         """Video frames that the viewer shows a second."""
         return self.opening.fps
 
+    @property
+    def savable(self) -> bool:
+        """Whether a snapshot can hold it: it can."""
+        return True
+
+    @property
+    def period_s(self) -> float:
+        """Seconds in which the viewer plays one chunk."""
+        return self._table.chunk_frames / self.opening.fps
+
     # -- the event loop ----------------------------------------------------------------------------------------
 
     def check(self, control: Control) -> None:
@@ -112,7 +131,7 @@ class VideoContent:
         if not heard:
             self.sound = None
         elif self.sound is None or self.sound.codec is not heard[0]:
-            self.sound = SoundTrack(heard[0], RATE // self.manifest.workload.stream.fps)
+            self.sound = SoundTrack(heard[0], RATE)
 
     def ready(self, codecs: Sequence[Codec]) -> dict[str, object]:
         """Return size, rate, codecs and inputs."""
@@ -187,18 +206,23 @@ class VideoContent:
         return VideoPiece(self, result, heard)
 
     def state(self) -> dict[str, Any]:
-        """Return camera and voice; the inputs of a chunk that was asked for and not made are among them."""
+        """Return opening, camera and voice, and the inputs of a chunk that was asked for and not made."""
         return {
+            "opening": self.opening.state(),
+            "asked": self._asked,
+            "inputs": array_tables(self._inputs or {}) if self._asked else {},
             "camera": None if self._camera is None else self._camera.state(),
             "voice": None if self._voice is None else self._voice.state(),
         }
 
     def load(self, row: Session, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
+        self._asked, self._inputs = bool(state["asked"]), arrays_of(state["inputs"]) or None
         if self._camera is not None:
             self._camera.load(state["camera"])
         if self._voice is not None:
             self._voice.load(row, state["voice"])
+            self._voice.asked = self._asked
 
     def _restart(self, row: Session, seed: int | None) -> None:
         picture = self.opening.image if picture_place(self.manifest) == "image" else None
@@ -207,52 +231,6 @@ class VideoContent:
             self._camera.reset()
         if self._voice is not None:
             self._voice.begin(row)
-
-
-class SoundTrack:
-    """The sound of one viewer, coded in order, in packets whose times are those of the video's clock.
-
-    Parameters
-    ----------
-    codec : Codec
-        The packets'.
-    frame_samples : int
-        Samples, at the voice's rate, to a video frame.
-    """
-
-    def __init__(self, codec: Codec, frame_samples: int) -> None:
-        self.codec, self._frame_samples = codec, frame_samples
-        self._encoder = sound.ENCODERS[codec](RATE)
-        self._position: int | None = (
-            None  # sample of the session with which the next packet begins, at its rate
-        )
-
-    def encode(self, samples: NDArray[np.float32], number: int, first_frame: int) -> list[Media]:
-        """Return the packets that are complete with the samples of a chunk whose video begins with a frame."""
-        encoder = self._encoder
-        begun = self._position is not None
-        rate = encoder.packet_rate
-        if self._position is None:
-            self._position = first_frame * self._frame_samples * rate // RATE
-        media = []
-        for payload, count in encoder.encode(samples):
-            pts = self._position * video.MICROSECONDS // rate
-            media.append(
-                Media(
-                    self.codec,
-                    0,
-                    number,
-                    self._position,
-                    pts,
-                    count,
-                    payload,
-                    key=True,
-                    discontinuity=not begun,
-                )
-            )
-            self._position += count
-            begun = True
-        return media
 
 
 class VideoPiece:
@@ -272,7 +250,11 @@ class VideoPiece:
         encoder, track = self._content.frames, self._content.sound
         if encoder is None or self._frames is None:
             raise RuntimeError("a chunk was made for a session that nobody watches")
-        media = [] if track is None or self._heard is None else track.encode(self._heard, number, first)
+        media = (
+            []
+            if track is None or self._heard is None
+            else track.encode(self._heard, number, first * RATE // encoder.fps)
+        )
         for offset, frame in enumerate(self._frames):
             packet = encoder.encode(frame)
             media.append(

@@ -61,7 +61,23 @@ class ApiKeys:
             raise ServeError(
                 "unauthorized", "the header Authorization has no known key: send Bearer and the key"
             )
-        return f"key-{key_digest[:16]}"
+        return _tenant(key_digest)
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """All tenants that there can be."""
+        return frozenset(map(_tenant, self._digests)) or frozenset({ANYONE})
+
+
+def _tenant(key_digest: str) -> str:
+    return f"key-{key_digest[:16]}"
+
+
+def private_bytes(file: Path, option: str) -> bytes:
+    """Return the content of a file that only its owner may read; ValueError if others may too."""
+    if file.stat().st_mode & 0o077:
+        raise ValueError(f"{option} {file.name} may be read by other users; give it mode 0600")
+    return file.read_bytes()
 
 
 def read_keys(
@@ -76,9 +92,8 @@ def read_keys(
     """
     keys = [*from_command_line]
     if file is not None:
-        if file.stat().st_mode & 0o077:
-            raise ValueError(f"--api-key-file {file.name} may be read by other users; give it mode 0600")
-        keys += [line.strip() for line in file.read_text().splitlines() if line.strip()]
+        content = private_bytes(file, "--api-key-file").decode()
+        keys += [line.strip() for line in content.splitlines() if line.strip()]
     if environment.get(ENVIRONMENT):
         keys.append(environment[ENVIRONMENT])
     return keys

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from seko_serve.errors import ServeError
 from seko_serve.security.keys import digest
 
 TICKET_S = 30.0
+MOST_TOKENS = 4  # of a session that a client may hold
 _BYTES = 24
 
 
@@ -54,31 +55,44 @@ class Tickets:
             )
 
 
-class ResumeToken:
-    """The token with which a dropped socket comes back. Each use gives the next one."""
+class ResumeTokens:
+    """The tokens with which a dropped socket comes back: the newest, and those before it that a client may still hold.
 
-    def __init__(self) -> None:
-        self._hashed = ""
+    Parameters
+    ----------
+    hashes : iterable of str
+        SHA-256 of each, the newest last, as a record of the session has them.
+    """
 
-    @classmethod
-    def of_hash(cls, hashed: str) -> ResumeToken:
-        """Return the token of which a snapshot keeps the hash."""
-        token = cls()
-        token._hashed = hashed
-        return token
+    def __init__(self, hashes: Iterable[str] = ()) -> None:
+        self._issued = [(hashed, -1) for hashed in hashes]  # with the chunk that follows each
 
     @property
-    def hashed(self) -> str:
-        """SHA-256 of the token; empty before the first `rotate`."""
-        return self._hashed
+    def hashes(self) -> tuple[str, ...]:
+        """SHA-256 of each token, the newest last."""
+        return tuple(hashed for hashed, _ in self._issued)
 
-    def rotate(self) -> str:
-        """Return a new token; the one before ends."""
+    def rotate(self, next_chunk: int) -> str:
+        """Return a new token. The one before ends once the client has shown a chunk that was made after this.
+
+        Parameters
+        ----------
+        next_chunk : int
+            Number of the chunk that is made next.
+        """
         token = secrets.token_urlsafe(_BYTES)
-        self._hashed = digest(token)
+        self._issued = [*self._issued, (digest(token), next_chunk)][-MOST_TOKENS:]
         return token
 
+    def acknowledge(self, chunk: int) -> None:
+        """End the tokens before the one that the client has: it has shown this chunk."""
+        while len(self._issued) > 1 and self._issued[1][1] <= chunk:
+            del self._issued[0]
+
     def check(self, token: str) -> None:
-        """Raise a ServeError unless this is the token."""
-        if not self._hashed or not hmac.compare_digest(digest(token), self._hashed):
+        """Raise a ServeError unless this is one of the tokens; those before it end."""
+        hashed = digest(token)
+        matches = [hmac.compare_digest(hashed, known) for known, _ in self._issued]
+        if not any(matches):
             raise ServeError("unauthorized", "the resume token is not this session's newest")
+        self._issued = self._issued[matches.index(True) :]

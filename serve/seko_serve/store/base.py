@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Protocol
 
+Content = bytes | bytearray | memoryview
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,119}")
 
 
@@ -13,14 +15,14 @@ class StoreError(Exception):
 
 
 class ExistsError(StoreError):
-    """A name was written before: another process has this session."""
+    """A name was written before."""
 
 
 class Store(Protocol):
-    """Files by name. A name is written once: whoever is second has lost the session to the first."""
+    """Files by name. A name is written once."""
 
-    def put(self, name: str, content: bytes) -> None:
-        """Write a file that appears whole or not at all.
+    def put(self, name: str, pieces: Sequence[Content]) -> None:
+        """Write a file of these pieces, which appears whole or not at all.
 
         Raises
         ------
@@ -30,7 +32,7 @@ class Store(Protocol):
             If it cannot be written.
         """
 
-    def get(self, name: str) -> bytes | None:
+    def get(self, name: str) -> Content | None:
         """Return a file's content, or None if there is none; StoreError if it cannot be read."""
 
     def delete(self, name: str) -> None:

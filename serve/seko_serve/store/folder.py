@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from seko_serve.store.base import ExistsError, StoreError, checked_name
+from seko_serve.store.base import Content, ExistsError, StoreError, checked_name
 
 
 class FolderStore:
@@ -34,14 +36,15 @@ class FolderStore:
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise StoreError("others may use the folder of snapshots; give it mode 0700")
 
-    def put(self, name: str, content: bytes) -> None:
+    def put(self, name: str, pieces: Sequence[Content]) -> None:
         """Write a file; see `Store.put`. It is on the disk when this returns."""
         target = self._folder / checked_name(name)
         try:
             descriptor, temporary = tempfile.mkstemp(prefix=".writing-", dir=self._folder)  # of mode 0600
             try:
                 with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
+                    for piece in pieces:
+                        file.write(piece)
                     file.flush()
                     os.fsync(file.fileno())
                 os.link(temporary, target)  # unlike a renaming, it fails where the name is taken
@@ -53,7 +56,7 @@ class FolderStore:
         except OSError as fault:
             raise StoreError(f"{name} cannot be written: {fault.strerror}") from fault
 
-    def get(self, name: str) -> bytes | None:
+    def get(self, name: str) -> Content | None:
         """Return a file's content; see `Store.get`."""
         try:
             return (self._folder / checked_name(name)).read_bytes()
@@ -70,6 +73,21 @@ class FolderStore:
             self._sync()
         except OSError as fault:
             raise StoreError(f"{name} cannot be removed: {fault.strerror}") from fault
+
+    def remove_older(self, seconds: float, keep: Collection[str]) -> None:
+        """Remove files that were written longer ago, but none whose name begins with one of ``keep`` and a dot.
+
+        What a process that was killed had half written is among them.
+        """
+        oldest = time.time() - seconds
+        try:
+            for file in self._folder.iterdir():
+                if file.name.partition(".")[0] not in keep and file.lstat().st_mtime < oldest:
+                    file.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return  # another thread was faster; the next look removes the rest
+        except OSError as fault:
+            raise StoreError(f"old snapshots cannot be removed: {fault.strerror}") from fault
 
     def _sync(self) -> None:
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,0 +1,52 @@
+"""Measures a pool's calls before anybody watches, so that admission knows how long they take."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from seko_runtime import Pool
+from seko_runtime.errors import SekoRuntimeError
+from seko_serve.live.content import Opening
+from seko_serve.live.device import ServedPool
+from seko_serve.live.video import VideoContent, opening_picture
+
+LONGEST_S = 30.0  # a device that is slower is measured further by its first sessions
+FAR = 1e9  # due: nobody waits, so calls are as full as they can be
+_LOG = logging.getLogger("seko_serve")
+
+
+def calibrate(pool: ServedPool) -> None:
+    """Run the pool's calls until all buckets and full caches were measured; its `call_times` have the results.
+
+    What the artifact takes from a viewer is replaced by zeros and silence. If it refuses them, nothing is measured.
+    """
+    if not isinstance(pool, Pool):  # speech: its first sessions measure it
+        return
+    manifest = pool.manifest
+    stream, buckets = (
+        manifest.workload.stream,
+        (pool.capacity,) if manifest.pool is None else manifest.pool.buckets,
+    )
+    opening = Opening(
+        None if manifest.workload.text is None else "", 0, float(stream.fps), image=opening_picture(manifest)
+    )
+    rows = min(buckets[-1], pool.capacity)
+    contents = [VideoContent(manifest, opening) for _ in range(rows)]
+    sessions, began = [], time.monotonic()
+    try:
+        for number, content in enumerate(contents):
+            sessions.append(content.open(pool, f"calibration-{number}", "calibration"))
+        filling = -(-stream.cache_frames // stream.chunk_frames)
+        for count in [*[rows] * (filling + 1), *reversed([bucket for bucket in buckets if bucket < rows])]:
+            if time.monotonic() - began > LONGEST_S:
+                break
+            for content, session in zip(contents[:count], sessions[:count], strict=True):
+                content.ask(session, FAR)
+            for session, chunk in pool.serve_next():
+                contents[sessions.index(session)].made(chunk)
+    except SekoRuntimeError as error:
+        _LOG.warning("calls are not measured before the first session: %s", type(error).__name__)
+    finally:
+        for session in sessions:
+            session.close()

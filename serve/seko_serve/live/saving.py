@@ -1,0 +1,192 @@
+"""Live sessions on their way to the store and back: snapshots beside the chunks, resume tokens, and what is old."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from seko_runtime.errors import SekoRuntimeError
+from seko_serve.errors import ServeError
+from seko_serve.live.session import Capture, LiveSession
+from seko_serve.metrics import Metrics
+from seko_serve.settings import Settings
+from seko_serve.store.base import Store, StoreError
+from seko_serve.store.folder import FolderStore
+from seko_serve.store.objects import ObjectStore
+from seko_serve.store.saved import Record, Saved, SavedSessions
+
+WRITERS = 2  # threads that write snapshots
+OLD_S = 60.0  # between two looks for files that are too old
+ResultT = TypeVar("ResultT")
+_LOG = logging.getLogger("seko_serve")
+
+
+@dataclass
+class _Kept:
+    """A live session's newest record; the lock orders the writes of its records."""
+
+    record: Record | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    forgotten: bool = False
+
+
+class Saving:
+    """The snapshots of a server's sessions. The event loop's thread calls it, except for `captured`.
+
+    Parameters
+    ----------
+    settings : Settings
+        The server's.
+    metrics : Metrics
+        Its figures.
+
+    Raises
+    ------
+    StoreError
+        If the store cannot be opened.
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        store = _store(settings.snapshots)
+        self._store, self._keep_s, self._metrics = store, settings.snapshot_keep_s, metrics
+        self._saved = None if store is None else SavedSessions(store, settings.snapshot_key)
+        self._kept: dict[str, _Kept] = {}
+        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="seko-save")
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._looked_at = float("-inf")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether sessions are saved at all."""
+        return self._saved is not None
+
+    def begin(self, session: LiveSession, record: Record | None = None) -> None:
+        """Look after a session, which may go on from a record."""
+        self._kept[session.name] = _Kept(record)
+
+    def drop(self, session: LiveSession) -> None:
+        """Look after a session no more; what is saved of it stays."""
+        self._kept.pop(session.name, None)
+
+    def captured(self, session: LiveSession, capture: Capture, loop: asyncio.AbstractEventLoop) -> None:
+        """Write a capture beside the chunks; the device's thread calls it."""
+
+        def begin() -> None:
+            task = loop.create_task(self._write_or_note(session, capture))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        loop.call_soon_threadsafe(begin)
+
+    async def write(self, session: LiveSession, capture: Capture) -> None:
+        """Write a capture; StoreError or SekoRuntimeError if it cannot be. The snapshot before is there then."""
+        try:
+            kept, saved = self._kept.get(session.name), self._saved
+            if kept is None or saved is None:
+                return
+            row = await self._run(capture.row.blocks)
+            state = {**capture.state, "period_s": session.content.period_s}
+            name = await self._run(lambda: saved.put(session.name, Saved(state, capture.messages, row)))
+            async with kept.lock:
+                if kept.forgotten:
+                    await self._run(lambda: saved.discard(name))
+                    return
+                hashes = session.tokens.hashes
+                record = Record(session.name, session.tenant, hashes, name, session.content.period_s)
+                try:
+                    kept.record = await self._run(lambda: saved.commit(kept.record, record))
+                except StoreError:
+                    await self._run(lambda: saved.discard(name))
+                    raise
+            self._metrics.snapshots.labels("written").inc()
+        except (StoreError, SekoRuntimeError):
+            self._metrics.snapshots.labels("failed").inc()
+            raise
+        finally:
+            session.snapshot_done()
+
+    async def token(self, session: LiveSession) -> str:
+        """Return the session's next resume token, which also a process after this one takes."""
+        kept, saved = self._kept.get(session.name), self._saved
+        if kept is None or saved is None:
+            return session.tokens.rotate(session.made_chunks)
+        async with kept.lock:
+            token = session.tokens.rotate(session.made_chunks)
+            record = kept.record
+            if record is not None and not kept.forgotten:
+                following = replace(record, tokens=session.tokens.hashes)
+                try:
+                    kept.record = await self._run(lambda: saved.commit(record, following))
+                except StoreError as error:
+                    _LOG.error("session %s: its new token is not saved: %s", session.name, error)
+        return token
+
+    async def find(self, name: str) -> Record | None:
+        """Return the record of a saved session; ServeError if it cannot be read."""
+        saved = self._saved
+        if saved is None:
+            return None
+        try:
+            return await self._run(lambda: saved.find(name))
+        except StoreError as error:
+            _LOG.error("a saved session cannot be read: %s", error)
+            raise ServeError("lost", "the saved session is damaged") from None
+
+    def read(self, record: Record) -> Saved:
+        """Return a snapshot; any thread may call it. StoreError if it cannot be read."""
+        if self._saved is None:
+            raise StoreError("there is no store")
+        return self._saved.read(record)
+
+    async def forget(self, name: str, record: Record | None = None) -> None:
+        """Remove what is saved of a session."""
+        saved, kept = self._saved, self._kept.get(name, _Kept(record))
+        if saved is None:
+            return
+        kept.forgotten = True
+        async with kept.lock:
+            found = kept.record
+            try:
+                if found is not None:
+                    await self._run(lambda: saved.forget(found))
+            except StoreError as error:
+                _LOG.error("a saved session cannot be removed: %s", error)
+
+    async def remove_old(self, live: Iterable[str]) -> None:
+        """Remove from a folder what is older than it is kept, now and then."""
+        store, now = self._store, time.monotonic()
+        if not isinstance(store, FolderStore) or now - self._looked_at < OLD_S:
+            return
+        self._looked_at, names = now, set(live)
+        try:
+            await self._run(lambda: store.remove_older(self._keep_s, names))
+        except StoreError as error:
+            _LOG.error("%s", error)
+
+    async def stop(self) -> None:
+        """Wait for what is being written, and end the threads."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._writers.shutdown()
+
+    async def _write_or_note(self, session: LiveSession, capture: Capture) -> None:
+        try:
+            await self.write(session, capture)
+        except (StoreError, SekoRuntimeError) as error:
+            _LOG.error("session %s is not saved: %s", session.name, error)
+
+    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._writers, work)
+
+
+def _store(chosen: str | None) -> Store | None:
+    """Return the store of a setting: a URL's, a folder's, or none."""
+    if chosen is None:
+        return None
+    return ObjectStore(chosen) if "://" in chosen else FolderStore(Path(chosen))

@@ -1,0 +1,72 @@
+"""Snapshots in an object store: S3 and what speaks as it does, through `obstore`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from seko_serve.store.base import Content, ExistsError, StoreError, checked_name
+
+
+class ObjectStore:
+    """Objects of one bucket, below a prefix.
+
+    Objects that nobody deletes, such as those of a process that was killed and never started again, are the business
+    of the bucket's own lifecycle rule.
+
+    Parameters
+    ----------
+    url : str
+        Such as ``s3://bucket/prefix``. Credentials, region and endpoint come from the environment, by the names that
+        AWS gives them.
+    options : mapping, optional
+        Further options of `obstore.store.from_url`.
+
+    Raises
+    ------
+    StoreError
+        If obstore is not installed, or does not know such a store.
+    """
+
+    def __init__(self, url: str, **options: Any) -> None:
+        try:
+            import obstore
+            from obstore.exceptions import AlreadyExistsError, BaseError
+        except ImportError as fault:
+            raise StoreError(
+                "snapshots in an object store need obstore: pip install seko-serve[s3]"
+            ) from fault
+        self._library, self._exists, self._fault = obstore, AlreadyExistsError, BaseError
+        try:
+            self._store = obstore.store.from_url(url, **options)
+        except (BaseError, ValueError) as fault:
+            raise StoreError(f"the object store cannot be opened: {type(fault).__name__}") from fault
+
+    def put(self, name: str, pieces: Sequence[Content]) -> None:
+        """Write an object; see `Store.put`. One request, as only that can be refused where the name is taken."""
+        try:
+            self._library.put(
+                self._store, checked_name(name), b"".join(pieces), mode="create", use_multipart=False
+            )
+        except self._exists:
+            raise ExistsError(f"{name} was written before") from None
+        except (self._fault, OSError) as fault:
+            raise StoreError(f"{name} cannot be written: {type(fault).__name__}") from fault
+
+    def get(self, name: str) -> Content | None:
+        """Return an object's content; see `Store.get`."""
+        try:
+            return memoryview(self._library.get(self._store, checked_name(name)).bytes())
+        except FileNotFoundError:
+            return None
+        except (self._fault, OSError) as fault:
+            raise StoreError(f"{name} cannot be read: {type(fault).__name__}") from fault
+
+    def delete(self, name: str) -> None:
+        """Remove an object; see `Store.delete`."""
+        try:
+            self._library.delete(self._store, checked_name(name))
+        except FileNotFoundError:
+            return
+        except (self._fault, OSError) as fault:
+            raise StoreError(f"{name} cannot be removed: {type(fault).__name__}") from fault

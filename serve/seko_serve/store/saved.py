@@ -1,0 +1,230 @@
+"""Saved sessions: of each a snapshot, and a small record that names it, whose session it is, and who may reopen it.
+
+A record is written in two slots in turn: the older one is removed before its place is taken, so that at every moment a
+whole one is there. A snapshot's name is new each time. It is removed once a record names its successor.
+
+A session's files are ``ID.record0``, ``ID.record1`` and ``ID.snapshot-NUMBER``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from seko_serve.store.base import Content, Store, StoreError
+
+SESSION = re.compile(r"[0-9a-f]{16}")
+CHECK_BYTES = 32
+_LENGTH_BYTES = 8
+MAX_HEAD_BYTES = 256 << 20  # with a picture and a voice
+_SHORT = 256  # letters of an entry of a record
+
+
+@dataclass(frozen=True)
+class Record:
+    """A session that can be reopened.
+
+    Parameters
+    ----------
+    session : str
+        Its id.
+    tenant : str
+        Whose it is.
+    tokens : tuple of str
+        SHA-256 of each resume token that opens it.
+    snapshot : str
+        Name of the snapshot's file.
+    period_s : float
+        Seconds in which the viewer plays a chunk.
+    number : int
+        Rises by one with each record of the session.
+    """
+
+    session: str
+    tenant: str
+    tokens: tuple[str, ...]
+    snapshot: str
+    period_s: float
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The content of a snapshot's file.
+
+    Parameters
+    ----------
+    state : mapping
+        The server's part: what JSON can hold.
+    messages : sequence of bytes-like
+        Messages that the viewer may lack.
+    row : sequence of bytes-like
+        Pieces of the runtime's snapshot, which has a check of its own.
+    """
+
+    state: Mapping[str, Any]
+    messages: Sequence[Content]
+    row: Sequence[Content]
+
+
+def new_session() -> str:
+    """Return a new id of a session."""
+    return secrets.token_hex(8)
+
+
+class SavedSessions:
+    """The saved sessions of a store. Different sessions may be written by several threads, one by one thread at a time.
+
+    Parameters
+    ----------
+    store : Store
+        Where the files are.
+    key : bytes, optional
+        Where others may write to the store: files end in a code that only this key makes, and others are refused.
+    """
+
+    def __init__(self, store: Store, key: bytes | None = None) -> None:
+        self._store, self._key = store, key
+
+    def find(self, session: str) -> Record | None:
+        """Return the newest record of a session, or None; StoreError if there are only damaged ones."""
+        if not SESSION.fullmatch(session):
+            return None
+        newest, fault = None, None
+        for slot in range(2):
+            content = self._store.get(f"{session}.record{slot}")
+            try:
+                record = None if content is None else self._record(bytes(content), session)
+            except StoreError as error:
+                fault = error
+                continue
+            if record is not None and (newest is None or record.number > newest.number):
+                newest = record
+        if newest is None and fault is not None:
+            raise fault
+        return newest
+
+    def put(self, session: str, saved: Saved) -> str:
+        """Write a snapshot, and return its name; StoreError if it cannot be written."""
+        name = f"{session}.snapshot-{secrets.token_hex(4)}"
+        self._store.put(name, self._pieces(saved))
+        return name
+
+    def commit(self, before: Record | None, record: Record) -> Record:
+        """Write the record that follows; the snapshot before is removed if it names another.
+
+        Parameters
+        ----------
+        before : Record or None
+            What the last call returned, or `find`.
+        record : Record
+            The next one; its number is set here.
+
+        Raises
+        ------
+        StoreError
+            If it cannot be written; the record before is still there then.
+        """
+        written = replace(record, number=0 if before is None else before.number + 1)
+        content = json.dumps(asdict(written)).encode()
+        name = f"{written.session}.record{written.number % 2}"
+        self._store.delete(name)
+        self._store.put(name, [self._check(content), content])
+        if before is not None and before.snapshot != written.snapshot:
+            self.discard(before.snapshot)
+        return written
+
+    def discard(self, snapshot: str) -> None:
+        """Remove a snapshot that no record names; if that fails, it is removed with what is old."""
+        with suppress(StoreError):
+            self._store.delete(snapshot)
+
+    def read(self, record: Record) -> Saved:
+        """Return a snapshot; StoreError if it is gone or damaged. The runtime checks its own part."""
+        content = self._store.get(record.snapshot)
+        if content is None:
+            raise StoreError(f"{record.snapshot} is gone")
+        view = memoryview(content)
+        size = int.from_bytes(view[:_LENGTH_BYTES], "little")
+        head, rest = (
+            view[_LENGTH_BYTES : _LENGTH_BYTES + size],
+            view[_LENGTH_BYTES + size + CHECK_BYTES :],
+        )
+        if size > MAX_HEAD_BYTES or len(head) != size or not rest:
+            raise StoreError(f"{record.snapshot} is no snapshot of a session")
+        table = _json(bytes(head), record.snapshot)
+        sizes = table.get("messages")
+        state = table.get("state")
+        if not isinstance(state, dict) or not isinstance(sizes, list):
+            raise StoreError(f"{record.snapshot} is no snapshot of a session")
+        messages, at = [], 0
+        for length in sizes:
+            if type(length) is not int or not 0 <= length <= len(rest) - at:
+                raise StoreError(f"{record.snapshot} is shorter than it says")
+            messages.append(rest[at : at + length])
+            at += length
+        row = rest[at:]
+        check = view[_LENGTH_BYTES + size : _LENGTH_BYTES + size + CHECK_BYTES]
+        if not hmac.compare_digest(bytes(check), self._check(head, *messages, row[-CHECK_BYTES:])):
+            raise StoreError(f"{record.snapshot} is damaged, or was written with another key")
+        return Saved(state, messages, [row])
+
+    def forget(self, record: Record) -> None:
+        """Remove a session's files; what is not there is no fault."""
+        for name in (f"{record.session}.record0", f"{record.session}.record1", record.snapshot):
+            self._store.delete(name)
+
+    def _record(self, content: bytes, session: str) -> Record:
+        check, content = content[:CHECK_BYTES], content[CHECK_BYTES:]
+        if not hmac.compare_digest(check, self._check(content)):
+            raise StoreError(f"the record of {session} is damaged, or was written with another key")
+        table = _json(content, session)
+        texts = [table.get(name) for name in ("session", "tenant", "snapshot")]
+        tokens, number, period_s = (table.get(name) for name in ("tokens", "number", "period_s"))
+        right = (
+            all(isinstance(text, str) and len(text) < _SHORT for text in texts)
+            and isinstance(tokens, list)
+            and all(isinstance(token, str) for token in tokens)
+            and type(number) is int
+            and isinstance(period_s, float)
+        )
+        if not right or texts[0] != session or not str(texts[2]).startswith(f"{session}.snapshot-"):
+            raise StoreError(f"the record of {session} is none of it")
+        return Record(
+            session, str(texts[1]), tuple(tokens or ()), str(texts[2]), float(period_s or 0), int(number or 0)
+        )
+
+    def _pieces(self, saved: Saved) -> list[Content]:
+        table = {"state": saved.state, "messages": [len(message) for message in saved.messages]}
+        head = json.dumps(table, separators=(",", ":"), allow_nan=False).encode()
+        if len(head) > MAX_HEAD_BYTES:
+            raise StoreError(
+                f"the server's part of a snapshot has {len(head)} bytes, at most {MAX_HEAD_BYTES}"
+            )
+        end = b"".join(bytes(piece[-CHECK_BYTES:]) for piece in saved.row[-CHECK_BYTES:])[-CHECK_BYTES:]
+        check = self._check(head, *saved.messages, end)
+        return [len(head).to_bytes(_LENGTH_BYTES, "little"), head, check, *saved.messages, *saved.row]
+
+    def _check(self, *pieces: Content) -> bytes:
+        """Return the code of some bytes: with the key, or SHA-256."""
+        running = hashlib.sha256() if self._key is None else hmac.new(self._key, digestmod=hashlib.sha256)
+        for piece in pieces:
+            running.update(piece)
+        return running.digest()
+
+
+def _json(content: bytes, name: str) -> dict[str, Any]:
+    try:
+        table = json.loads(content)
+    except (ValueError, RecursionError):
+        table = None
+    if not isinstance(table, dict):
+        raise StoreError(f"{name} is no JSON object")
+    return table

@@ -1,0 +1,358 @@
+"""Sessions that outlive their socket, their row and their process: not a frame is lost, changed or shown to others."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seko_serve.client import AsyncClient
+from seko_serve.errors import ServeError
+from seko_serve.protocol import Media
+from seko_serve.store.base import StoreError
+from seko_serve.store.folder import FolderStore
+from tests.runtime import toy_pool
+
+from .conftest import Running, Starter
+from .test_server import PROMPT, alone, http, pictures, run, watch
+from .toys import world_opener
+
+
+def folder(tmp_path: Path) -> dict[str, Any]:
+    """The setting of a store in a folder of the test."""
+    return {"snapshots": str(tmp_path / "store")}
+
+
+async def to_the_end(client: AsyncClient) -> tuple[list[Media], ServeError]:
+    """Take what comes until the server ends the socket."""
+    media = []
+    try:
+        async for received in client.messages():
+            if isinstance(received, Media):
+                media.append(received)
+    except ServeError as end:
+        return media, end
+    raise AssertionError("the socket closed without a word")
+
+
+async def gone(server: Running, client: AsyncClient) -> None:
+    """Wait until the session has no row."""
+    while client._id in server.manager.sessions:
+        await asyncio.sleep(0.02)
+
+
+async def idle(server: Running) -> None:
+    """Wait until nothing is coded or written."""
+    await asyncio.sleep(0.1)
+    while not all(session.settled for session in server.manager.sessions.values()):
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("watching", [True, False])
+def test_after_a_stop_the_same_token_goes_on_without_a_frame_lost_or_twice(
+    start: Starter, tmp_path: Path, watching: bool
+) -> None:
+    first = start(**folder(tmp_path))
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 3)
+        if watching:
+            stopping = asyncio.create_task(asyncio.to_thread(first.stop))
+            rest, end = await to_the_end(client)
+            media += rest
+            assert (end.kind.code, end.kind.close, end.kind.retryable) == ("stopping", 1012, True)
+            assert end.retry_after is not None
+            await stopping
+        else:
+            await client.drop()
+            await asyncio.to_thread(first.stop)
+        second = start(**folder(tmp_path))
+        client._url = second.url
+        await client.resume()
+        more, _ = await watch(client, 3)
+        together = media + more
+        assert [one.serial for one in together] == list(range(len(together)))
+        assert np.array_equal(pictures(together), alone(12, {0: PROMPT})[: len(together)])
+
+    run(test, first)
+
+
+def test_keys_that_are_held_stay_held_across_a_stop(start: Starter, tmp_path: Path) -> None:
+    first, undisturbed = start(world_opener, **folder(tmp_path)), start(world_opener)
+
+    async def steered(client: AsyncClient) -> list[Media]:
+        await client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 2, acknowledge=False)  # the next chunk waits for that
+        await client.send("keys", held=["KeyW", "KeyL"])
+        async for received in client.messages():
+            if isinstance(received, dict) and received["type"] == "received":
+                break
+        await client.acknowledge(1)
+        more, _ = await watch(client, 2)
+        return media + more
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = new_client()
+        media = await steered(client)
+        await client.drop()
+        await asyncio.to_thread(first.stop)
+        client._url = start(world_opener, **folder(tmp_path)).url
+        await client.resume()
+        media += (await watch(client, 4))[0]
+        async with AsyncClient(undisturbed.url) as other:
+            expected = await steered(other)
+            expected += (await watch(other, 4))[0]
+        assert [one.payload for one in media[: len(expected)]] == [
+            one.payload for one in expected[: len(media)]
+        ]
+
+    run(test, first)
+
+
+def test_after_a_kill_the_last_snapshot_goes_on_with_the_bytes_of_the_undisturbed_stream(
+    start: Starter, tmp_path: Path
+) -> None:
+    first = start(**folder(tmp_path), snapshot_every=2)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 5)
+        while len(list((tmp_path / "store").glob("*.record*"))) < 2:
+            media += (await watch(client, 1))[0]
+        await idle(first)
+        shutil.copytree(tmp_path / "store", tmp_path / "left")  # as a process that is killed leaves it
+        more, _ = await watch(client, 3)
+        media += more
+        second = start(snapshots=str(tmp_path / "left"), snapshot_every=2)
+        client._url = second.url
+        await client.resume()
+        again, _ = await watch(client, 6)
+        expected = alone(max(media[-1].chunk, again[-1].chunk) + 1, {0: PROMPT})
+        for one in (*media, *again):
+            assert np.array_equal(pictures([one])[0], expected[one.first])
+        assert again[0].serial == media[-1].serial + 1
+        assert [one.serial for one in again] == list(range(again[0].serial, again[0].serial + len(again)))
+        assert again[0].first <= media[-1].first  # what was shown since the snapshot comes again
+        assert [one.discontinuity for one in again].count(True) == 1
+        assert again[0].discontinuity
+
+    run(test, first)
+
+
+def test_h264_begins_with_a_key_frame_after_a_stop(start: Starter, tmp_path: Path) -> None:
+    first = start(**folder(tmp_path))
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["h264"], prompt=PROMPT)
+        media, _ = await watch(client, 3)
+        stopping = asyncio.create_task(asyncio.to_thread(first.stop))
+        rest, _ = await to_the_end(client)
+        await stopping
+        client._url = start(**folder(tmp_path)).url
+        await client.resume()
+        more, _ = await watch(client, 2)
+        assert more[0].key
+        assert not any(one.key for one in (media + rest)[1:])
+        assert more[0].first == (media + rest)[-1].first + 1
+
+    run(test, first)
+
+
+def test_a_viewer_that_is_gone_for_the_lease_frees_its_row_and_can_come_back(
+    start: Starter, tmp_path: Path
+) -> None:
+    server = start(**folder(tmp_path), lease_s=0.3, max_sessions=1)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 2)
+        await client.drop()
+        await gone(server, client)
+        url = f"{server.url}/v1/sessions/{client._id}"
+        assert http(url)[1]["state"] == "saved"
+        assert http(url, "PATCH", {"paused": True})[0] == 409
+        assert http(f"{server.url}/ready")[1]["free"] == 1
+        other = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+        with pytest.raises(ServeError, match="no row is free") as full:
+            await client.resume()
+        assert (full.value.kind.close, full.value.retry_after) == (1013, 1.0)
+        await other.close()
+        await gone(server, other)
+        await client.resume()
+        more, _ = await watch(client, 3)
+        assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
+
+    run(test, server)
+
+
+def test_what_was_ended_is_saved_nowhere(start: Starter, tmp_path: Path) -> None:
+    server = start(**folder(tmp_path), snapshot_every=1, lease_s=0.3)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        closed = await new_client().open(prompt=PROMPT)
+        await watch(closed, 4)
+        await closed.close()
+        saved = await new_client().open(prompt=PROMPT)
+        await watch(saved, 4)
+        await saved.drop()
+        await gone(server, saved)
+        assert http(f"{server.url}/v1/sessions/{saved._id}", "DELETE")[0] == 204
+        for client in (closed, saved):
+            await gone(server, client)
+            assert http(f"{server.url}/v1/sessions/{client._id}")[0] == 404
+            with pytest.raises(ServeError, match="no such session"):
+                await client.resume()
+        await asyncio.to_thread(server.stop)
+        assert list((tmp_path / "store").iterdir()) == []
+
+    run(test, server)
+
+
+def test_a_token_opens_its_own_session_alone_and_its_key_must_still_be_one(
+    start: Starter, tmp_path: Path
+) -> None:
+    keys = ("a-key-of-the-first-tenant", "a-key-of-the-second-tenant")
+    first = start(**folder(tmp_path), keys=keys)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        clients = []
+        for key in keys:
+            client = new_client()
+            client._key = key
+            await client.open(prompt=PROMPT)
+            await watch(client, 2)
+            clients.append(client)
+        await asyncio.to_thread(first.stop)
+        second = start(**folder(tmp_path), keys=keys[:1])
+        for client in clients:
+            client._url = second.url
+        mine, other = clients
+        own = mine._resume
+        mine._resume = other._resume
+        with pytest.raises(ServeError, match="resume token"):
+            await mine.resume()
+        mine._resume = own
+        await mine.resume()
+        await watch(mine, 1)
+        with pytest.raises(ServeError, match="key that opened") as refused:
+            await other.resume()
+        assert refused.value.kind.code == "forbidden"
+        stored = b"".join(file.read_bytes() for file in (tmp_path / "store").iterdir())
+        for secret in (own, mine._resume, other._resume, *keys, PROMPT):
+            assert f'"{secret}"'.encode() not in stored
+
+    run(test, first)
+
+
+@pytest.mark.parametrize("fault", ["damaged", "cut", "another artifact", "gone"])
+def test_a_snapshot_that_cannot_be_read_is_lost_and_takes_no_row(
+    start: Starter, tmp_path: Path, fault: str
+) -> None:
+    first = start(**folder(tmp_path))
+
+    def other_digest() -> Any:
+        return toy_pool.open_pool(digest="f" * 64)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(prompt=PROMPT)
+        await watch(client, 2)
+        await asyncio.to_thread(first.stop)
+        (file,) = (tmp_path / "store").glob("*.snapshot-*")
+        content = bytearray(file.read_bytes())
+        if fault == "damaged":
+            content[-100] ^= 1
+            file.write_bytes(content)
+        elif fault == "cut":
+            file.write_bytes(content[:-1000])
+        elif fault == "gone":
+            file.unlink()
+        second = (
+            start(other_digest, **folder(tmp_path))
+            if fault == "another artifact"
+            else start(**folder(tmp_path))
+        )
+        client._url = second.url
+        with pytest.raises(ServeError) as lost:
+            await client.resume()
+        assert lost.value.kind.code == "lost"
+        assert second.manager.admission.free == second.manager.capacity
+        async with AsyncClient(second.url) as other:
+            await watch(await other.open(prompt=PROMPT), 1)
+
+    run(test, first)
+
+
+def test_a_full_disk_stops_no_stream_and_the_snapshot_before_stays(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start(**folder(tmp_path), snapshot_every=1)
+    real, full = FolderStore.put, [False]
+
+    def put(store: FolderStore, name: str, pieces: Any) -> None:
+        if full[0]:
+            raise StoreError("No space left on device")
+        real(store, name, pieces)
+
+    monkeypatch.setattr(FolderStore, "put", put)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 4)
+        while not list((tmp_path / "store").glob("*.record*")):
+            more, _ = await watch(client, 1)
+            media += more
+        full[0] = True
+        failed = server.manager.device.metrics.snapshots.labels("failed")
+        while not failed._value.get():
+            more, _ = await watch(client, 1)
+            media += more
+        assert np.array_equal(pictures(media), alone(media[-1].chunk + 1, {0: PROMPT}))
+        assert len(list((tmp_path / "store").glob("*.snapshot-*"))) == 1
+        assert await server.manager.saving.find(client._id) is not None
+
+    run(test, server)
+
+
+def test_another_socket_with_the_token_takes_over(start: Starter) -> None:
+    """As a client does whose network was lost without the server's knowledge."""
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 2)
+        again = new_client()
+        again._id, again._codecs, again._resume = client._id, client._codecs, client._resume
+        again._serial = client._serial
+        await again.resume()
+        more, _ = await watch(again, 3)
+        _, end = await to_the_end(client)
+        assert end.kind.code == "conflict"
+        assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
+        with pytest.raises(ServeError, match="resume token"):
+            await client.resume()
+
+    run(test, server)
+
+
+def test_what_a_lost_socket_has_not_acknowledged_stops_no_stream(start: Starter) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 2, acknowledge=False)
+        await client.drop()
+        await client.resume()
+        async for received in client.messages():
+            if isinstance(received, Media):
+                media.append(received)
+            elif received["type"] == "chunk" and received["chunk"] == 3:
+                break
+        assert np.array_equal(pictures(media), alone(6, {0: PROMPT})[: len(media)])
+
+    run(test, server)

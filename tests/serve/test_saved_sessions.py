@@ -1,0 +1,159 @@
+"""Saved sessions: at every moment one whole record, and nothing damaged or foreign is taken for a session."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seko_serve.store.base import Content, StoreError
+from seko_serve.store.folder import FolderStore
+from seko_serve.store.saved import Record, Saved, SavedSessions, new_session
+
+KEY = b"k" * 32
+SAVED = Saved({"chunk": 3}, [b"", b"message"], [b"row", b" of the runtime"])
+
+
+class Memory:
+    """A store that fails before a chosen change, as a disk does that is full, or a process that is killed."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.changes_left = 1_000
+
+    def put(self, name: str, pieces: list[Content]) -> None:
+        self._change()
+        assert name not in self.files
+        self.files[name] = b"".join(pieces)
+
+    def get(self, name: str) -> Content | None:
+        return self.files.get(name)
+
+    def delete(self, name: str) -> None:
+        self._change()
+        self.files.pop(name, None)
+
+    def _change(self) -> None:
+        if self.changes_left == 0:
+            raise StoreError("planted")
+        self.changes_left -= 1
+
+
+def kept(
+    saved: SavedSessions,
+    before: Record | None,
+    session: str,
+    content: Saved,
+    tokens: tuple[str, ...] = ("a",),
+) -> Record:
+    """Write a snapshot and the record that names it, as the server does."""
+    name = saved.put(session, content)
+    try:
+        return saved.commit(before, Record(session, "tenant", tokens, name, 0.5))
+    except StoreError:
+        saved.discard(name)
+        raise
+
+
+def read(saved: SavedSessions, session: str) -> tuple[Record, int, list[bytes], bytes]:
+    record = saved.find(session)
+    assert record is not None
+    found = saved.read(record)
+    return record, found.state["chunk"], [bytes(one) for one in found.messages], b"".join(found.row)
+
+
+def test_what_was_saved_is_read_again_and_forgotten(tmp_path: Path) -> None:
+    saved, session = SavedSessions(FolderStore(tmp_path / "store"), KEY), new_session()
+    assert saved.find(session) is None
+    first = kept(saved, None, session, SAVED)
+    second = kept(saved, first, session, Saved({"chunk": 4}, [], [b"row"]), ("a", "b"))
+    third = saved.commit(second, replace(second, tokens=("c",)))
+    record, chunk, messages, row = read(saved, session)
+    assert (record, chunk, messages, row) == (third, 4, [], b"row")
+    assert record.tokens == ("c",)
+    assert len(list((tmp_path / "store").iterdir())) == 3  # two records and one snapshot
+    saved.forget(record)
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+@given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 6))
+def test_a_fault_at_any_change_leaves_the_session_before_or_after(faults: list[int], last: int) -> None:
+    store, session = Memory(), new_session()
+    saved, record = SavedSessions(store), None
+    written = -1
+    for number, fault in enumerate([*faults, last]):
+        store.changes_left = fault
+        try:
+            record = kept(saved, record, session, Saved({"chunk": number}, [b"m"], [b"r"]))
+            written = number
+        except StoreError:
+            pass
+        found = SavedSessions(store).find(session)
+        store.changes_left = 1_000
+        if found is None:
+            assert written == -1
+            continue
+        chunk = saved.read(found).state["chunk"]
+        assert chunk in (written, number)
+        record, written = found, chunk  # as a process that begins anew finds it
+
+
+@pytest.mark.parametrize("file", ["record", "snapshot"])
+@given(st.data())
+def test_no_changed_byte_goes_unseen(file: str, data: st.DataObject) -> None:
+    store, session = Memory(), new_session()
+    saved = SavedSessions(store)
+    kept(saved, None, session, SAVED)
+    (name,) = [name for name in store.files if file in name]
+    content = bytearray(store.files[name])
+    # The runtime checks its own part: here only the end of it is bound to the rest.
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    store.files[name] = bytes(content)
+    with pytest.raises(StoreError):
+        read(saved, session)
+
+
+@given(st.binary(max_size=300))
+def test_what_is_no_snapshot_is_refused(content: bytes) -> None:
+    store, session = Memory(), new_session()
+    saved = SavedSessions(store)
+    record = kept(saved, None, session, SAVED)
+    store.files[record.snapshot] = content
+    with pytest.raises(StoreError):
+        saved.read(record)
+    store.files[f"{session}.record0"] = content
+    with pytest.raises(StoreError):
+        saved.find(session)
+
+
+def test_only_the_key_that_wrote_it_reads_it_and_parts_cannot_be_exchanged() -> None:
+    store = Memory()
+    saved, sessions = SavedSessions(store, KEY), [new_session(), new_session()]
+    records = [
+        kept(saved, None, session, Saved({"chunk": 0}, [], [session.encode() * 4])) for session in sessions
+    ]
+    for other in (SavedSessions(store), SavedSessions(store, b"o" * 32)):
+        with pytest.raises(StoreError, match="another key"):
+            other.find(sessions[0])
+        with pytest.raises(StoreError, match="another key"):
+            other.read(records[0])
+    first, second = (store.files[record.snapshot] for record in records)
+    store.files[records[0].snapshot] = first[:-64] + second[-64:]
+    with pytest.raises(StoreError, match="damaged"):
+        saved.read(records[0])
+    store.files[f"{sessions[0]}.record0"] = store.files[f"{sessions[1]}.record0"]
+    with pytest.raises(StoreError, match="none of it"):
+        saved.find(sessions[0])
+
+
+@pytest.mark.parametrize("session", ["", "..", "a/b", "A" * 16, "g" * 16, "0" * 15, "0" * 17])
+def test_what_is_no_id_of_a_session_is_not_looked_up(session: str) -> None:
+    class Untouched(Memory):
+        def get(self, name: str) -> Content | None:
+            raise AssertionError(name)
+
+    assert SavedSessions(Untouched()).find(session) is None
