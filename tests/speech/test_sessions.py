@@ -520,5 +520,12 @@ def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pyt
         made += [pool.step([first, second])[0], pool.step([first])[0]]
         assert pool._rows.launches == launches + 6
         same([one for one in made if one is not None], said_alone("hallo", seed=1)[:3])
+        sound_in = np.arange(1, 12, dtype=np.float32) / 8
+        second.voice = voice = pool.encode_voice(sound_in, continued=sound_in, text="no")
+        sound = second.speak("aa")  # with a lead-in, while the first speaks on
+        made = [next(sound)]
+        same(list(first.sound()), said_alone("hallo", seed=1)[3:])
+        first.snapshot().blocks()
+        same([*made, *sound], said_alone("aa", voice, seed=2))
         first.close()
         second.close()

@@ -264,7 +264,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
                         Waiting(request.due, variant)
                         for (_, _, request), variant in zip(asked, variants, strict=True)
                     ],
-                    {variant: self.call_times.expected(variant) for variant in variants},
+                    {variant: self.call_times.expected(variant) for variant in set(variants)},
                     began if now is None else now,
                 )
             if call is None:
