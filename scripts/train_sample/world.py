@@ -112,7 +112,7 @@ def render(worlds: Worlds, views: Tensor) -> Tensor:
         [B, 3, T, 96, 96] float32 in -1..1.
     """
     device = views.device
-    right, ahead, yaw, zoom = (row[..., None, None] for row in views.float().unbind(-1))  # each [B, T, 1, 1]
+    right, ahead, yaw, zoom = (channel[..., None, None] for channel in views.float().unbind(-1))  # each [B, T, 1, 1]
     grid = torch.arange(SIDE, device=device) + 0.5 - SIDE / 2
     x, y = grid / zoom, -grid[:, None] / zoom  # right and ahead of the camera, in the world's pixels
 
@@ -186,9 +186,9 @@ def views_of(poses: Tensor) -> Tensor:
         poses.new_zeros(len(poses), 3),
     )
     states = []
-    for row in poses.unbind(1):
-        place = place + (turn @ row[:, :, 3:]).squeeze(-1)
-        turn = turn @ row[:, :, :3]
+    for pose in poses.unbind(1):
+        place = place + (turn @ pose[:, :, 3:]).squeeze(-1)
+        turn = turn @ pose[:, :, :3]
         yaw = torch.atan2(-turn[:, 2, 0], turn[:, 0, 0])
         pitch = torch.asin(-turn[:, 1, 2].clamp(-1, 1))
         states.append(torch.stack((STEP * place[:, 0], STEP * place[:, 2], yaw, pitch), -1))
