@@ -112,7 +112,8 @@ def render(worlds: Worlds, views: Tensor) -> Tensor:
         [B, 3, T, 96, 96] float32 in -1..1.
     """
     device = views.device
-    right, ahead, yaw, zoom = (channel[..., None, None] for channel in views.float().unbind(-1))  # each [B, T, 1, 1]
+    # each [B, T, 1, 1]
+    right, ahead, yaw, zoom = (channel[..., None, None] for channel in views.float().unbind(-1))
     grid = torch.arange(SIDE, device=device) + 0.5 - SIDE / 2
     x, y = grid / zoom, -grid[:, None] / zoom  # right and ahead of the camera, in the world's pixels
 
