@@ -11,8 +11,8 @@ export class Refusal extends Error {
   }
 }
 
-export async function request(base, path, key, body) {
-  const headers = { ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
+export async function request(base, path, key, body, more = {}) {
+  const headers = { ...more, ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
   const answer = await fetch(new URL(path, base), {
     method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body),
   });
@@ -21,15 +21,36 @@ export async function request(base, path, key, body) {
   return table;
 }
 
+const rest = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
+
+/** Open by `attempt(place)`; where all places are taken, wait in the line for as long as `wanted` says so. */
+export async function admitted(attempt, say, wanted) {
+  let place = "join";
+  for (;;) {
+    try {
+      return await attempt(place);
+    } catch (error) {
+      if (error.code !== "full" || !error.retryAfter) throw error;
+      place = error.facts?.queue_token ?? place;
+      const line = error.facts?.place ? ` You are number ${error.facts.place} in line.` : "";
+      for (let left = Math.ceil(error.retryAfter); left > 0 && wanted(); left -= 1) {
+        say(`All places are taken.${line} Trying again in ${left} s`, "error");
+        await rest(1000);
+      }
+      if (!wanted()) return undefined;
+    }
+  }
+}
+
 export class Connection extends EventTarget {
   constructor(base, key, buffer = 1) {
     super();
     Object.assign(this, { base, key, buffer, controls: 0, ended: false, serial: undefined, lostAt: undefined });
   }
 
-  async open(session, hello) {
+  async open(session, hello, place) {
     this.hello = hello;
-    const opened = await request(this.base, "v1/sessions", this.key, session);
+    const opened = await request(this.base, "v1/sessions", this.key, session, { "seko-queue": place });
     this.id = opened.id;
     this.leaseMs = opened.lease_s * 1000;
     this.connect(`seko.ticket.${opened.ticket}`);

@@ -1,5 +1,5 @@
 // The page of a model that speaks: what is typed goes to the server as it is written, and is heard as it comes.
-import { Connection, request } from "./connection.js";
+import { Connection, admitted, request } from "./connection.js";
 import { save as saveFile } from "./recorder.js";
 import { Sound, playable } from "./sound.js";
 import { dataUrl } from "./uploads.js";
@@ -13,7 +13,7 @@ const BARS = 160;
 let model, connection, sound, voice, begun = false;
 let sent = ""; // of the text: what the server has
 let written; // when the piece was sent whose sound has not come
-let samples = 0, started = false;
+let samples = 0, started = false, attempts = 0;
 const waiting = []; // chunks that came and were not heard: { chunk, end } in microseconds
 const bars = [];
 
@@ -53,22 +53,25 @@ async function start() {
     ...(voice && { voice, ...(words && { voice_text: words }) }),
   };
   say("Opening");
-  const mine = new Connection(base, find("key").value, BUFFER);
-  connection = mine;
-  [sent, samples, started, begun] = ["", 0, false, false];
-  mine.addEventListener("media", ({ detail: { media } }) => { if (mine === connection) heard(media); });
-  mine.addEventListener("told", ({ detail }) => { if (mine === connection) told(detail); });
-  mine.addEventListener("lost", ({ detail }) => {
-    if (mine !== connection) return;
-    if (detail.ended) ended();
-    else say("The connection was lost. Trying again", "error");
-  });
-  try {
-    await mine.open(session, { codecs: [], audio });
-  } catch (error) {
-    connection = undefined;
-    throw error;
-  }
+  const attempt = ++attempts;
+  await admitted(async (place) => {
+    const mine = new Connection(base, find("key").value, BUFFER);
+    connection = mine;
+    [sent, samples, started, begun] = ["", 0, false, false];
+    mine.addEventListener("media", ({ detail: { media } }) => { if (mine === connection) heard(media); });
+    mine.addEventListener("told", ({ detail }) => { if (mine === connection) told(detail); });
+    mine.addEventListener("lost", ({ detail }) => {
+      if (mine !== connection) return;
+      if (detail.ended) ended();
+      else say("The connection was lost. Trying again", "error");
+    });
+    try {
+      await mine.open(session, { codecs: [], audio }, place);
+    } catch (error) {
+      if (connection === mine) connection = undefined;
+      throw error;
+    }
+  }, say, () => attempt === attempts);
 }
 
 function ended() {
