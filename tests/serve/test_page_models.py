@@ -19,8 +19,8 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 import torch
-from seko_export.families.voxcpm2.random_files import write_random_voxcpm2
 
+from seko_export.families.voxcpm2.random_files import write_random_voxcpm2
 from tests.shared import made_once
 from tests.voxcpm2.models import PLAIN
 from tests.voxcpm2.test_sessions import opened as opened_speech
