@@ -1,7 +1,8 @@
-// A session and its socket: opens, sends controls, comes back after a lost socket until the lease is over.
+// A session and its socket: opens, sends controls, comes back after a lost socket.
 import { packVoice, parseMedia } from "./protocol.js";
 
 const FIRST_RETRY_MS = 200, LONGEST_RETRY_MS = 4000;
+const GIVE_UP_MS = 600_000; // a session that has no row any more is saved, and the server says so if it is not
 
 /** An error that the server told: its code, and the seconds after which to try again. */
 export class Refusal extends Error {
@@ -52,7 +53,6 @@ export class Connection extends EventTarget {
     this.hello = hello;
     const opened = await request(this.base, "v1/sessions", this.key, session, { "seko-queue": place });
     this.id = opened.id;
-    this.leaseMs = opened.lease_s * 1000;
     this.connect(`seko.ticket.${opened.ticket}`);
   }
 
@@ -90,7 +90,7 @@ export class Connection extends EventTarget {
   lost(socket) {
     if (socket !== this.socket) return;
     this.lostAt ??= performance.now();
-    const gone = this.ended || !this.resume || performance.now() - this.lostAt > this.leaseMs;
+    const gone = this.ended || !this.resume || performance.now() - this.lostAt > GIVE_UP_MS;
     this.dispatchEvent(new CustomEvent("lost", { detail: { ended: gone } }));
     if (gone) return;
     const serial = this.serial ?? 0;
