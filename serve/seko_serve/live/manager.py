@@ -21,6 +21,7 @@ from seko_serve.live.device import Device
 from seko_serve.live.saving import Saving
 from seko_serve.live.session import Capture, LiveSession
 from seko_serve.live.video import VideoContent
+from seko_serve.protocol import JOIN
 from seko_serve.security.keys import ApiKeys, digest
 from seko_serve.security.tokens import ResumeTokens, Tickets
 from seko_serve.settings import Settings
@@ -32,7 +33,6 @@ ENCODERS = 4  # threads that encode
 DRAIN_S = 60.0  # in which all sessions are saved when the server stops
 CLOSING_S = 5.0  # in which their sockets close
 SETTLE_S = 0.01  # between two looks whether a session's chunks are coded
-JOIN = "join"  # in place of a queue token: for a place in the queue
 AGAIN_S = 2.0  # after which a client comes back to a server that starts again
 _LOG = logging.getLogger("seko_serve")
 
