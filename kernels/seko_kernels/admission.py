@@ -1,7 +1,9 @@
-"""Check that an attention kernel is right on this GPU, before its tiles enter a table of tuned ones.
+"""Admission of attention kernels: a check that a kernel's results are right on this GPU, before its tile sizes enter
+the table of tuned ones.
 
-Triton compiles some tile sizes to kernels that give wrong numbers without an error (docs/LOG.md). So tiles are used
-only after they passed this check on the GPU that they are for. Opening an artifact never runs it.
+Triton compiles some tile sizes to kernels that give wrong numbers without an error (docs/LOG.md). Tile sizes are
+therefore used only after they passed this check on the GPU for which they are meant. Opening an artifact never runs
+the check.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from seko_kernels.hopper_attention import KEY_GROUP
 from seko_kernels.tuned import AttentionTiles
 
 SAME_DTYPE_FACTOR = 2.0  # FlashAttention's rule: at most twice the error of the same-dtype torch computation
-RUNS = 3  # a race between warps shows as runs that differ
+RUNS = 3  # number of runs: a race between warps shows as results that differ
 
 
 Arguments = tuple[Tensor, ...]
@@ -43,7 +45,7 @@ class Admission:
     Parameters
     ----------
     error : float
-        Relative error in the 2-norm against float32 attention on the same numbers, of the row closest to its bound.
+        Relative error in the 2-norm against float32 attention on the same inputs, for the row closest to its bound.
     bound : float
         The largest error that is allowed for that row.
     refusal : str
@@ -66,7 +68,7 @@ def admit(
     Parameters
     ----------
     tiles : AttentionTiles or None
-        None: check the tiles that the op picks by itself.
+        The tile sizes to check; None for those that the op chooses by itself.
     head_dim : int
         D.
     device : str
@@ -77,7 +79,8 @@ def admit(
     Returns
     -------
     Admission
-        With a refusal where it does not compile or run, differs between runs, gives NaN, or is too far off.
+        The result, with a refusal if the kernel does not compile or run, differs between runs, returns NaN, or
+        exceeds its error bound.
     """
     unit = KEY_GROUP if tiles and tiles.specialised else 1
 
@@ -111,7 +114,7 @@ class Prepared(NamedTuple):
     run : callable
         Computes the attention, ``[B, T, H * D]``.
     truth, rounded : Tensor
-        The float32 result, and the result in the kernel's dtypes, whose error sets the bound.
+        The float32 result, and the result computed with the kernel's roundings, whose error sets the bound.
     """
 
     run: Callable[[], Tensor]
@@ -133,7 +136,7 @@ def _judge(
                 runs.append(run())
             if device == "cuda":
                 torch.cuda.synchronize()
-        except Exception as fault:  # whatever a compiler raises: it is the finding
+        except Exception as fault:  # any exception of a compiler is the result of the check
             lines = str(fault).strip().splitlines() or [""]
             return Admission(
                 float("nan"), float("nan"), f"{case.name}: {type(fault).__name__}: {lines[0][:200]}"
@@ -143,7 +146,7 @@ def _judge(
         for row in range(len(case.valid_tokens)):
             error = distance(runs[0][row], truth[row])
             bound = SAME_DTYPE_FACTOR * distance(rounded[row], truth[row])
-            if not error <= bound:  # NaN too
+            if not error <= bound:  # also true if the error is NaN
                 refusal = f"{case.name}, row {row}: error {error:.4g} is above {bound:.4g}"
                 return Admission(error, bound, refusal)
             if worst is None or error * worst.bound > worst.error * bound:
@@ -159,14 +162,15 @@ def _prepared(
     head_dim: int,
     device: str,
 ) -> tuple[Arguments, Tensor, Tensor]:
-    """Return arguments and both expected results of a case. They are cached, because they take longer than the
-    kernel.
+    """Return arguments and both expected results of a case. The results are cached, because computing them takes
+    longer than the kernel.
     """
     arguments = make(case, head_dim, device)
     return arguments, *expect(*arguments)
 
 
 def _leave_nan_behind(case: Case, head_dim: int, device: str) -> None:
-    """Free memory of the output's size filled with NaN, so that elements that no kernel wrote are noticed."""
+    """Allocate memory of the output's size, fill it with NaN and free it, so that output elements that the kernel
+    does not write are noticed."""
     shape = (len(case.valid_tokens), case.query_tokens, case.heads * head_dim)
     torch.full(shape, float("nan"), dtype=torch.bfloat16, device=device)

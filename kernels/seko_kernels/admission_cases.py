@@ -16,28 +16,29 @@ NAN_BYTE = 0x7F
 
 @dataclass(frozen=True)
 class Case:
-    """One attention to check: its sizes, what makes it hard, and how many past tokens each row has."""
+    """A test case of attention: its sizes, its difficulty, and the number of cached tokens of each row."""
 
     name: str
     query_tokens: int
     heads: int
     cache_tokens: int
     valid_tokens: tuple[int, ...]
-    key_offset: float = 0.0  # added along each query's mean direction: scores far from 0
+    key_offset: float = 0.0  # added along each query's mean direction, to move scores far from 0
     outliers: bool = False
 
 
 def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
-    """Yield the cases; `full` adds cases of that size (heads, query tokens, cache tokens).
+    """Yield the test cases; `full` adds cases of that size (heads, query tokens, cache tokens).
 
-    The small sizes are no multiples of 16, as in most presets: Triton compiles a kernel of its own for those.
+    The small sizes are no multiples of 16, as in most presets, because Triton compiles a separate kernel for such
+    sizes.
     """
     heads = full[0] if full else 2
     yield Case("whole tiles", 200, heads, 1000, (768,))
     yield Case("no size a multiple of a tile", 200, heads, 1000, (1000,))
     yield Case("rows of different fill", 130, heads, 1500, (1, 777, 1500, 256))
     yield Case("an empty row", 60, heads, 300, (0, 300))
-    # Scores of -60 and less: a masked place whose score counted as 0 would take all the weight.
+    # Scores of -60 and less: a masked position whose score counted as 0 would get all the weight.
     yield Case("scores far below zero", 130, heads, 700, (523,), key_offset=-8.0 * head_dim**0.5)
     yield Case("outlier channels", 130, heads, 700, (523,), outliers=True)
     if full is not None:
@@ -49,8 +50,8 @@ def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
 def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
     """Return seeded arguments of `fused_reference.attention_fp8`, with NaN behind the valid tokens and uneven scales.
 
-    The chunk's own values have an engine's strides. q and the chunk's own tokens are bfloat16 on CUDA, float32 on
-    a CPU.
+    The values of the chunk's own tokens are strided as in an engine. q and the chunk's own tokens are bfloat16 on
+    CUDA, float32 on a CPU.
     """
     generator = torch.Generator(device).manual_seed(case.query_tokens + case.cache_tokens)
     batch, heads = len(case.valid_tokens), case.heads
@@ -67,7 +68,7 @@ def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
     valid = torch.tensor(case.valid_tokens, device=device)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     codes, k_scale = int8_tiles(k, largest_of_tiles(k))
-    # So that the scale of another tile is seen.
+    # Tiles get different scales, so that using the scale of a wrong tile is noticed.
     k_scale = k_scale * (torch.rand(k_scale.shape, generator=generator, device=device) + 0.5)
     v = e4m3_cast(v)
     for row, filled in enumerate(case.valid_tokens):
@@ -89,7 +90,7 @@ def expected(
     k_own: Tensor,
     v_own: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention in float32, and the same with the roundings that the kernel makes.
+    """Return the attention in float32, and the attention with the roundings that the kernel makes.
 
     Queries of cached tokens are rounded to int8. Probabilities, scaled to 256 at a row's maximum, are rounded to e4m3
     for cached tokens and to q's dtype for own tokens. The result is rounded to bfloat16. One head and
@@ -130,7 +131,8 @@ def _made_hard(
     keys: tuple[Tensor, ...],
     values: tuple[Tensor, ...],
 ) -> tuple[Tensor, ...]:
-    """Return queries and keys [..., H, D] as the case has them; outlier channels of values [..., D] come in place."""
+    """Return queries and keys [..., H, D] with the case's difficulty; outlier channels are written into values [...,
+    D] in place."""
     if case.key_offset:
         direction = normal(*q.shape[2:])
         direction = direction / direction.norm(dim=-1, keepdim=True)
@@ -148,7 +150,7 @@ def _made_hard(
 def make_case_bf16(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
     """Return the arguments of `fused_reference.attention_bf16`: seeded, NaN behind the valid tokens.
 
-    As in a cache, the case's own tokens follow its past tokens. bfloat16 on CUDA, float32 on a CPU.
+    As in a cache, the case's own tokens follow its cached tokens. Tensors are bfloat16 on CUDA, float32 on a CPU.
     """
     generator = torch.Generator(device).manual_seed(case.query_tokens + case.cache_tokens)
     batch, tokens = len(case.valid_tokens), case.cache_tokens + case.query_tokens
@@ -168,7 +170,7 @@ def make_case_bf16(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]
 
 
 def expected_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the attention in float32, and the same with probabilities and result rounded to bfloat16.
+    """Return the attention in float32, and the attention with probabilities and result rounded to bfloat16.
 
     One head and row at a time, to bound memory.
 
@@ -189,7 +191,7 @@ def expected_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> tupl
 
 
 def _softmax_parts(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probabilities before normalisation, and their sum."""
+    """Return unnormalised softmax probabilities, and their sum."""
     weights = torch.exp(scores - scores.amax(-1, keepdim=True))
     return weights, weights.sum(-1, keepdim=True)
 

@@ -20,15 +20,15 @@ from seko_kernels.triton.attention_fp8 import attention_fp8_kernel
 from seko_kernels.tuned import AttentionTiles, shape_class, tiles_for
 from seko_kernels.waves import Waves, cut
 
-# Columns of a transposed V scratch are a multiple of this, so that they end with a tile of keys. A descriptor's rows
-# must begin on 16 bytes, and on a whole cache line, as here, they cost no second one.
+# The number of columns of a transposed V scratch is a multiple of this, so that the last tile of keys is whole. Rows
+# of a tensor descriptor must begin at multiples of 16 bytes; beginning at a cache line saves loading a second line.
 COLUMN_UNIT = KEY_TILE
-DESCRIPTOR_UNIT = 8  # bfloat16 numbers between two rows of a descriptor: 16 bytes
-SMALLEST_HEAD_DIM = 32  # of an fp8 matrix instruction
+DESCRIPTOR_UNIT = 8  # the stride of a descriptor's rows is a multiple of so many bfloat16 numbers (16 bytes)
+SMALLEST_HEAD_DIM = 32  # smallest head_dim for an fp8 matrix instruction
 
 
 class OwnTokens(NamedTuple):
-    """Keys and values of the chunk that is being denoised, not quantised.
+    """Unquantised keys and values of the chunk that is being denoised.
 
     Parameters
     ----------
@@ -43,18 +43,19 @@ class OwnTokens(NamedTuple):
 
 
 def v_columns(tokens: int) -> int:
-    """Return how many columns a transposed V scratch for `tokens` tokens has."""
+    """Return the number of columns of a transposed V scratch for `tokens` tokens."""
     return -(-tokens // COLUMN_UNIT) * COLUMN_UNIT
 
 
 def scratch_tokens(tokens: int) -> int:
-    """Return how many places a scratch has for `tokens` past tokens: so many that every kernel can read it."""
+    """Return the number of token positions of a scratch for `tokens` cached tokens, padded so that every kernel can
+    read it."""
     group = hopper_attention.KEY_GROUP
     return -(-tokens // group) * group
 
 
 def key_tiles(tokens: int) -> int:
-    """Return how many scales the keys of `tokens` tokens have: one for each tile of `KEY_TILE`."""
+    """Return the number of scales for the keys of `tokens` tokens: one for each tile of `KEY_TILE` tokens."""
     return v_columns(tokens) // KEY_TILE
 
 
@@ -70,13 +71,14 @@ def attention_fp8(
 ) -> Tensor:
     """Attend to the cached tokens in 8 bits and to the chunk's own tokens unquantised (docs/adr/0006).
 
-    The past of row b is its first ``valid_tokens[b] - T`` keys; bytes behind them are never used. Past keys are int8,
-    with one scale for each head and tile of `KEY_TILE` tokens; queries are rounded to int8 by row. Past values are
-    e4m3. Keys and queries in e4m3, with its three bits of mantissa, visibly cost picture quality.
+    The cached tokens of row b are its first ``valid_tokens[b] - T`` keys; bytes after them are never used. Cached
+    keys are int8, with one scale for each head and tile of `KEY_TILE` tokens; queries are rounded to int8 by row.
+    Cached values are e4m3. Keys and queries in e4m3, with three bits of mantissa, would visibly reduce picture
+    quality.
 
-    K is token-major like the cache, so expanding copies whole rows, and a tile of one head still suits a tensor
-    descriptor (rows of D bytes, D a multiple of 32). V is transposed because the fp8 matrix instruction takes its
-    second factor only in that order.
+    K is token-major like the cache, so that expanding the cache copies whole rows; a tile of one head still fits a
+    tensor descriptor (rows of D bytes, D a multiple of 32). V is transposed because the fp8 matrix instruction takes
+    its second operand only in that order.
 
     Parameters
     ----------
@@ -91,11 +93,11 @@ def attention_fp8(
     v_scale : Tensor
         ``[H]`` float32, powers of two: a value is its e4m3 number times its head's scale.
     valid_tokens : Tensor
-        ``[B]`` int64 on the device, from T to N + T; includes the T own tokens.
+        ``[B]`` int64 on the device, from T to N + T: number of valid tokens, including the T own tokens.
     own : OwnTokens
         Keys and values of the queries' own tokens.
     tiles : AttentionTiles, optional
-        Default: chosen by `tuned`. Only `admission` and benchmarks pass it.
+        Tile sizes; default: chosen by `tuned`. Only `admission` and benchmarks pass them.
 
     Returns
     -------

@@ -24,7 +24,7 @@ from seko_kernels.waves import Waves, cut
 
 
 def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
-    """Attend to the first ``valid_tokens[b]`` keys of each row; bytes behind them are never used.
+    """Attend to the first ``valid_tokens[b]`` keys of each row; bytes after them are never used.
 
     Parameters
     ----------

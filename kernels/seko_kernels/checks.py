@@ -11,7 +11,7 @@ FP8_ARCH = (8, 9)  # the first compute capability with e4m3 numbers
 
 
 def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
-    """Refuse a tensor that is not contiguous, of this shape and one of these dtypes.
+    """Raise an error unless a tensor is contiguous and has this shape and one of these dtypes.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def expect_fp8(device: torch.device) -> tuple[int, int]:
     Raises
     ------
     KernelsError
-        If it is older than sm_89.
+        If the device is older than sm_89.
     """
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_ARCH:

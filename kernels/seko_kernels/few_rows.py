@@ -19,13 +19,13 @@ from seko_kernels import few_rows_reference as reference
 from seko_kernels.checks import expect, expect_dims, expect_fp8
 from seko_kernels.errors import KernelsError
 from seko_kernels.fused_reference import FP8
-from seko_kernels.ops import takes_kernels
+from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
 from seko_kernels.triton.few_rows import few_rows_kernel
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-FEW_ROWS = 64
+FEW_ROWS = 32
 TICKETS = 512
-_PROGRAMS = 264  # of a launch, about: two for each multiprocessor of a large GPU
+_PROGRAMS = 132  # multiprocessors of a large GPU
+_CHANNELS, _PRODUCTS = 16, 256  # of a program, and of a turn
 
 
 class Weight(NamedTuple):
@@ -51,21 +51,22 @@ class RowTiles(NamedTuple):
     products: int
     splits: int
     warps: int = 4
-    stages: int = 3
-    prefetch: bool = True
+    stages: int = 4
 
     @classmethod
-    def of(cls, rows: int, outer: int, inner: int, *, shared: bool) -> RowTiles:
+    def of(cls, rows: int, outer: int, inner: int, *, gated: bool, shared: bool) -> RowTiles:
         """Return the tiles for `rows` rows, `outer` output channels and sums of `inner` products.
 
-        A sum is shared by several programs where `shared` allows it and there would be few programs without.
+        A sum is shared by several programs where `shared` allows it and there would be fewer than the GPU has
+        multiprocessors. With as few, each takes more at a turn. `scripts/bench/voxcpm2_kernels.py` compares tiles.
         """
-        block = min(max(16, triton.next_power_of_2(rows)), 64)
-        products = min(256 if block < 64 else 128, max(64, triton.next_power_of_2(inner)))
-        programs, splits = triton.cdiv(outer, 16) * triton.cdiv(rows, block), 1
-        while shared and programs * splits * 2 <= _PROGRAMS and inner >= 2 * splits * products:
+        block = max(16, triton.next_power_of_2(rows))
+        programs, splits = triton.cdiv(outer, _CHANNELS), 1
+        while shared and programs * splits * 2 <= _PROGRAMS and inner >= 2 * splits * _PRODUCTS:
             splits *= 2
-        return cls(block, 16, products, splits)
+        few = programs * splits <= _PROGRAMS and inner >= 2 * splits * 2 * _PRODUCTS
+        products = min(_PRODUCTS * (1 + few), max(64, triton.next_power_of_2(inner)))
+        return cls(block, _CHANNELS, products, splits, stages=3 if gated else 4)
 
 
 def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> tuple[Tensor, Tensor]:
@@ -74,11 +75,11 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> t
     Parameters
     ----------
     x : Tensor
-        ``[..., in]`` bfloat16, float16 or float32, contiguous.
+        ``[..., in]`` bfloat16 or float32, contiguous.
     norm_weight : Tensor
         ``[in]`` of x's dtype.
     eps : float
-        Epsilon of the norm, which rounds to x's dtype before it multiplies by its weight.
+        Epsilon of the norm. The kernel rounds once, behind the weight; torch's ops also before it.
     weight : Weight
         ``[out, in]``.
 
@@ -150,7 +151,7 @@ def _linear(
     values, scale = weight
     expect_dims("weight", values, 2, "[out, in]")
     outer, inner = values.shape
-    expect("x", x, (*x.shape[:-1], inner), *DTYPES)
+    expect("x", x, (*x.shape[:-1], inner), *FLOAT_DTYPES)
     expect("weight", values, (outer, inner), x.dtype if scale is None else FP8)
     expect("tickets", tickets, (TICKETS,), torch.int32)
     if scale is not None:
@@ -194,7 +195,7 @@ def _few_rows_cuda(
         wrap_triton(few_rows_kernel),
         *(x, norm_weight, weight, scale, hidden, out, tickets),
         *(eps, branch_scale, gated, makes_tickets),
-        RowTiles.of(rows, outer, inner, shared=hidden is not None),
+        RowTiles.of(rows, outer, inner, gated=gated, shared=hidden is not None),
     )
     return out
 
@@ -252,6 +253,5 @@ def launch_few_rows(
         BK=tiles.products,
         SLICES=tiles.warps,
         STAGES=tiles.stages,
-        PREFETCH=tiles.prefetch and norm_weight is not None,
         num_warps=tiles.warps,
     )

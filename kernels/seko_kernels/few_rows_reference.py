@@ -69,13 +69,29 @@ def decode_attention(
 
     Reads as many places behind a row's first as the cache has, clamped to the row's own; what lies in others is unused.
     """
+    _, kv_heads, head_dim = k_cache.shape
+    heads = qkv.shape[-1] // head_dim - 2 * kv_heads
+    _, k, v = split_heads(qkv, heads, kv_heads)
+    k_cache.index_copy_(0, write_index, k if cos is None or sin is None else rotate(k, cos, sin))
+    v_cache.index_copy_(0, write_index, v)
+    return attended(qkv, cos, sin, k_cache, v_cache, starts, positions)
+
+
+def attended(
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    starts: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """`decode_attention` over a cache that holds the token's own keys and values already."""
     places, kv_heads, head_dim = k_cache.shape
     heads = qkv.shape[-1] // head_dim - 2 * kv_heads
-    q, k, v = split_heads(qkv, heads, kv_heads)
+    q, _, _ = split_heads(qkv, heads, kv_heads)
     if cos is not None and sin is not None:
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    k_cache.index_copy_(0, write_index, k)
-    v_cache.index_copy_(0, write_index, v)
+        q = rotate(q, cos, sin)
     read = torch.arange(places, device=qkv.device)
     index = (starts[:, None] + torch.minimum(read, positions[:, None])).flatten()
     shape = (len(qkv), places)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -12,17 +12,22 @@ from torch.library import triton_op, wrap_triton
 from seko_kernels import few_rows_reference as reference
 from seko_kernels.checks import expect, expect_dims
 from seko_kernels.errors import KernelsError
-from seko_kernels.few_rows import DTYPES, TICKETS
-from seko_kernels.ops import takes_kernels
+from seko_kernels.few_rows import TICKETS
+from seko_kernels.formats import FP4, INT8, NUMBER_FORMATS, NumberFormat
+from seko_kernels.kv_ops import kv_expand, kv_write
+from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
 from seko_kernels.parts import softmax_scale
 from seko_kernels.triton.few_tokens import decode_attention_kernel, local_attention_kernel
 
 LOCAL_TOKENS = 64  # that one program holds
-LOCAL_WARPS = 4
+LOCAL_WARPS = 1
 DECODE_WARPS = 4
 DECODE_TURN = 64  # positions
+# The factor of all steps of a quantised cache, which are e4m3 numbers themselves: with it a group's largest magnitude
+# may be from 2**-7 to 160 without a loss of digits. Nothing is calibrated.
+STEP_FACTORS = {INT8.name: 2.0**-8, FP4.name: 2.0**-4}
 _LEAST = 16  # side of a tensor core's operand
-_PROGRAMS = 264
+_PROGRAMS = 132  # multiprocessors of a large GPU
 _MOST_PARTS = 16
 
 
@@ -32,7 +37,7 @@ def local_attention(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads:
     Parameters
     ----------
     qkv : Tensor
-        ``[B, T, (heads + 2 * kv_heads) * D]`` bfloat16, float16 or float32, contiguous; at most 64 tokens on CUDA.
+        ``[B, T, (heads + 2 * kv_heads) * D]`` bfloat16 or float32, contiguous; at most 64 tokens on CUDA.
     cos, sin : Tensor
         ``[T, D]`` float32, whose halves are the same numbers.
     heads, kv_heads : int
@@ -51,7 +56,7 @@ def local_attention(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads:
     expect_dims("qkv", qkv, 3, "[batch, tokens, heads of q, k and v]")
     _, tokens, _ = qkv.shape
     head_dim = _head_dim(qkv, heads, kv_heads)
-    expect("qkv", qkv, tuple(qkv.shape), *DTYPES)
+    expect("qkv", qkv, tuple(qkv.shape), *FLOAT_DTYPES)
     for name, table in (("cos", cos), ("sin", sin)):
         expect(name, table, (tokens, head_dim), torch.float32)
     if not takes_kernels(qkv, cos, sin):
@@ -78,7 +83,7 @@ def decode_attention(
     Parameters
     ----------
     qkv : Tensor
-        ``[B, (H + 2 * K) * D]`` bfloat16, float16 or float32, contiguous.
+        ``[B, (H + 2 * K) * D]`` bfloat16 or float32, contiguous.
     cos, sin : Tensor or None
         ``[B, D]`` float32, whose halves are the same numbers; None: no rotation.
     k_cache, v_cache : Tensor
@@ -99,39 +104,122 @@ def decode_attention(
     KernelsError
         If a tensor is not as above.
     """
-    expect_dims("qkv", qkv, 2, "[batch, heads of q, k and v]")
     expect_dims("k_cache", k_cache, 3, "[places, heads, head_dim]")
-    batch, width = qkv.shape
     _, kv_heads, head_dim = k_cache.shape
-    heads = width // head_dim - 2 * kv_heads
-    if _head_dim(qkv, heads, kv_heads) != head_dim:
-        raise KernelsError(f"qkv has {width} channels, no whole heads of {head_dim} beside {kv_heads} twice")
-    expect("qkv", qkv, (batch, width), *DTYPES)
+    _checked_heads(qkv, kv_heads, head_dim)
     expect("k_cache", k_cache, tuple(k_cache.shape), qkv.dtype)
     expect("v_cache", v_cache, tuple(k_cache.shape), qkv.dtype)
-    expect("tickets", tickets, (TICKETS,), torch.int32)
-    for name, index in (("starts", starts), ("positions", positions), ("write_index", write_index)):
-        expect(name, index, (batch,), torch.int64)
-    if (cos is None) != (sin is None):
-        raise KernelsError("cos and sin must both be tables or both be None")
-    for name, table in (("cos", cos), ("sin", sin)):
-        if table is not None:
-            expect(name, table, (batch, head_dim), torch.float32)
+    _check_decode(qkv, cos, sin, (starts, positions, write_index), tickets, head_dim)
     if not takes_kernels(qkv, k_cache, v_cache, starts, positions, write_index, tickets):
         return reference.decode_attention(qkv, cos, sin, k_cache, v_cache, starts, positions, write_index)
-    if batch * kv_heads > TICKETS:
-        raise KernelsError(
-            f"{batch} rows of {kv_heads} heads need as many tickets, expected {TICKETS} at most"
-        )
     arguments = (qkv, cos, sin, k_cache, v_cache, starts, positions, write_index, tickets)
     attended: Tensor = _decode_attention_cuda(*arguments)
     return attended
+
+
+class QuantisedCache(NamedTuple):
+    """Keys or values in a number format, as `kv_write` stores them.
+
+    Parameters
+    ----------
+    form : NumberFormat
+        One of `STEP_FACTORS`.
+    codes, scales : Tensor
+        ``[S, *form.codes_shape]``, ``[S, *form.scales_shape]``.
+    """
+
+    form: NumberFormat
+    codes: Tensor
+    scales: Tensor
+
+    def write(self, x: Tensor, index: Tensor) -> None:
+        """Store tokens ``x`` ``[T, K, D]`` at places ``index`` ``[T]`` int64, in place."""
+        kv_write(self.form, x, index, self.codes, self.scales, self._factors())
+
+    def read(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the tokens at some places, ``[T, K, D]``."""
+        codes, scales = (stored.index_select(0, index) for stored in (self.codes, self.scales))
+        return kv_expand(self.form, codes, scales, self._factors(), dtype)
+
+    def _factors(self) -> Tensor:
+        factor = STEP_FACTORS[self.form.name]
+        return torch.full((self.codes.shape[1],), factor, dtype=torch.float32, device=self.codes.device)
+
+
+def quantised_decode_attention(
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    keys: QuantisedCache,
+    values: QuantisedCache,
+    starts: Tensor,
+    positions: Tensor,
+    tickets: Tensor,
+) -> Tensor:
+    """Return `decode_attention` over a quantised cache, which holds the token's own keys and values already.
+
+    Parameters and errors as of `decode_attention`; both caches are of one format.
+    """
+    form, (codes, scales) = keys.form, keys[1:]
+    places, kv_heads, _ = codes.shape
+    head_dim = _checked_heads(qkv, kv_heads, codes.shape[2] * 8 // form.code_bits)
+    if form.name not in STEP_FACTORS or values.form is not form:
+        raise KernelsError(
+            f"keys are {form.name} and values {values.form.name}, expected both of {', '.join(STEP_FACTORS)}"
+        )
+    for name, cache in (("keys", keys), ("values", values)):
+        expect(
+            f"{name}' codes", cache.codes, (places, *form.codes_shape(kv_heads, head_dim)), form.code_dtype
+        )
+        expect(f"{name}' scales", cache.scales, (places, *form.scales_shape(kv_heads, head_dim)), torch.uint8)
+    _check_decode(qkv, cos, sin, (starts, positions), tickets, head_dim)
+    if not takes_kernels(qkv, codes, scales, starts, positions, tickets):
+        index = torch.arange(places, device=qkv.device)
+        whole = (cache.read(index, qkv.dtype) for cache in (keys, values))
+        k, v = whole
+        return reference.attended(qkv, cos, sin, k, v, starts, positions)
+    found: Tensor = _quantised_decode_cuda(
+        *(qkv, cos, sin, codes, scales, values.codes, values.scales, starts, positions, tickets), form.name
+    )
+    return found
 
 
 def decode_parts(batch: int, kv_heads: int) -> int:
     """Into how many parts the positions of each row are cut, which depends on the size of the call alone."""
     wanted = _PROGRAMS // (batch * kv_heads)
     return max(1, min(_MOST_PARTS, 1 << max(0, wanted.bit_length() - 1)))
+
+
+def _checked_heads(qkv: Tensor, kv_heads: int, head_dim: int) -> int:
+    """Return the channels of a head, or refuse what are no whole heads."""
+    expect_dims("qkv", qkv, 2, "[batch, heads of q, k and v]")
+    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    if _head_dim(qkv, heads, kv_heads) != head_dim:
+        raise KernelsError(
+            f"qkv has {qkv.shape[1]} channels, no whole heads of {head_dim} beside {kv_heads} twice"
+        )
+    return head_dim
+
+
+def _check_decode(
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    indices: tuple[Tensor, ...],
+    tickets: Tensor,
+    head_dim: int,
+) -> None:
+    """Refuse tensors of a decode attention, but for its caches, that are not as it says."""
+    batch, _ = qkv.shape
+    expect("qkv", qkv, tuple(qkv.shape), *FLOAT_DTYPES)
+    expect("tickets", tickets, (TICKETS,), torch.int32)
+    for name, index in zip(("starts", "positions", "write_index"), indices, strict=False):
+        expect(name, index, (batch,), torch.int64)
+    if (cos is None) != (sin is None):
+        raise KernelsError("cos and sin must both be tables or both be None")
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table is not None:
+            expect(name, table, (batch, head_dim), torch.float32)
 
 
 def _head_dim(qkv: Tensor, heads: int, kv_heads: int) -> int:
@@ -168,6 +256,28 @@ def _decode_attention_cuda(
     parts = decode_parts(len(qkv), k_cache.shape[1])
     arguments = (qkv, cos, sin, k_cache, v_cache, starts, positions, write_index, tickets)
     return launch_decode_attention(wrap_triton(decode_attention_kernel), *arguments, parts)
+
+
+@triton_op("seko::quantised_decode_attention", mutates_args={"tickets"})
+def _quantised_decode_cuda(
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    k_codes: Tensor,
+    k_scales: Tensor,
+    v_codes: Tensor,
+    v_scales: Tensor,
+    starts: Tensor,
+    positions: Tensor,
+    tickets: Tensor,
+    form: str,
+) -> Tensor:
+    parts = decode_parts(len(qkv), k_codes.shape[1])
+    arguments = (qkv, cos, sin, k_codes, v_codes, starts, positions, starts, tickets)
+    quantised = (NUMBER_FORMATS[form], k_scales, v_scales)
+    return launch_decode_attention(
+        wrap_triton(decode_attention_kernel), *arguments, parts, quantised=quantised
+    )
 
 
 def launch_local_attention(
@@ -209,10 +319,21 @@ def launch_decode_attention(
     parts: int,
     turn: int = DECODE_TURN,
     warps: int = DECODE_WARPS,
+    quantised: tuple[NumberFormat, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Launch `decode_attention_kernel`, wrapped for an op or as it is, in some parts of a row's positions."""
+    """Launch `decode_attention_kernel`, wrapped for an op or as it is, in some parts of a row's positions.
+
+    ``quantised`` are the format of codes, which the caches hold then, and the scales of keys and of values.
+    """
     batch, width = qkv.shape
-    _, kv_heads, head_dim = k_cache.shape
+    kv_heads, head_dim = k_cache.shape[1:]
+    form, k_scales, v_scales = quantised or (None, k_cache, v_cache)  # which are not read then
+    if form is not None:
+        head_dim = head_dim * 8 // form.code_bits
+    if batch * kv_heads > TICKETS:
+        raise KernelsError(
+            f"{batch} rows of {kv_heads} heads need as many tickets, expected {TICKETS} at most"
+        )
     heads = width // head_dim - 2 * kv_heads
     group, block = _block(heads // kv_heads), _block(head_dim)
     out = torch.empty((batch, heads * head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -224,6 +345,8 @@ def launch_decode_attention(
         sums if sin is None else sin,
         k_cache,
         v_cache,
+        k_scales,
+        v_scales,
         starts,
         positions,
         write_index,
@@ -236,6 +359,9 @@ def launch_decode_attention(
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         ROPE=cos is not None,
+        BITS=0 if form is None else form.code_bits,
+        GROUP=1 if form is None else form.group,
+        GLOBAL_SCALE=1.0 if form is None else STEP_FACTORS[form.name],
         SPLITS=parts,
         BG=group,
         BN=turn,

@@ -11,7 +11,8 @@ import torch
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # magnitude of codes 0..7; bit 3 is the sign
 E2M1_MAX = 6.0
-# Midpoints between neighbours, each with whether a tie goes up: it does where the upper code is even.
+# Midpoints between neighbouring magnitudes, each with a flag for rounding a tie up, which is set where the upper code
+# is even.
 E2M1_STEPS = (
     (0.25, False),
     (0.75, True),
@@ -31,41 +32,47 @@ E4M3_SUBNORMAL_STEP = 2.0**-9
 # --- NVFP4: e2m1 codes, one e4m3 scale per block of channels, one fp32 power of two per head
 
 NVFP4_BLOCK = 16  # channels that share a scale byte
-# The code that a block's largest magnitude may fall on. 4 leaves no gap below the top (e2m1 has no 5), 6 uses the
-# whole range; each block takes the one whose squared error is less, 6 where they are equal ("four over six").
+# Magnitudes to which a block's largest number may be scaled ("four over six"). With 4 there is no gap below the
+# largest code (e2m1 has no 5); 6 uses the whole range. Each block takes the one with the smaller squared error, 6 if
+# both are equal.
 NVFP4_TOPS = (6.0, 4.0)
-# The two errors are compared in whole numbers, so that no order of summation can change the choice: parts of the
-# power of two at or below the block's largest magnitude. 16 squares of them stay far below 2**31.
+# The two errors are compared as integers, so that the choice does not depend on the order of summation. The unit is a
+# part of the power of two at or below the block's largest magnitude; the sum of 16 squares stays far below 2**31.
 NVFP4_ERROR_PARTS = 1024.0
-# A calibrated head's largest block gets a scale of at most this: 8 times more than the calibration saw still
-# fits below E4M3_MAX.
+# Largest scale of a block in a calibrated head, 56: numbers 8 times larger than in the calibration still have a scale
+# below E4M3_MAX.
 NVFP4_CALIBRATED_SCALE = 56.0
-# Exponents a global scale may have. Within them no product of the format's arithmetic is subnormal or
-# overflows in fp32, so a CPU that flushes subnormals to zero gives the same bytes.
+# Exponents that a global scale may have. Within this range no product of the format's arithmetic is subnormal or
+# overflows in fp32, so that a CPU that flushes subnormals to zero computes the same bytes.
 NVFP4_GLOBAL_EXPONENTS = (-100, 100)
 
-# --- groups of integers: one e4m3 step a group, times the head's power of two
+# --- integer formats with groups: each group has an e4m3 step, times the head's power of two
 
 INTEGER_GROUP = (
-    32  # channels of one token and head that share a step: a write never touches another token's codes
+    # size of a group: channels of one token and head that share a step, so that writing a token never changes
+    # another token's codes
+    32
 )
-# Channels of one token and head that a Walsh-Hadamard transform mixes. It leaves no channel larger than the others by
-# its nature, so that one step serves all of them.
+# Number of channels of one token and head that a Walsh-Hadamard transform mixes. After the transform no channel is
+# systematically larger than the others, so that one step is good for all.
 HADAMARD_CHANNELS = 128
-# The transform's matrix of 1 and -1 is its own inverse but for the factor 1/128. A write and a read multiply by a power
-# of two each, which rounds nothing; 1/sqrt(128), the normalised transform's factor, would.
+# Factors of the transform when writing and reading. The matrix of 1 and -1 is its own inverse except for the factor
+# 1/128, which is split into two powers of two, because these are exact; 1/sqrt(128), the factor of the normalised
+# transform, would round.
 HADAMARD_WRITE_FACTOR, HADAMARD_READ_FACTOR = 2.0**-4, 2.0**-3
 
-# --- the 8-bit scratch that attention reads: int8 keys, one fp32 scale per tile of places and head
+# --- the 8-bit scratch that attention reads: int8 keys with an fp32 scale for each tile of tokens and head
 
 KEY_TILE = (
-    128  # places; a tile of the attention's keys lies in one of them, so a tile's scores have one factor
+    # tokens that share a key scale; every tile of the attention kernel lies within one such group, so that its
+    # scores have one factor
+    128
 )
 
-# --- keys stored before RoPE: what a read multiplies
+# --- keys stored before RoPE: precision of the factors when they are read
 
-# Significant bits of a key and of a cosine or sine before they are multiplied: their product is then exact in fp32
-# (24 bits), so a compiler that fuses product and sum gives the same bits as one that does not.
+# Significant bits to which a key, and a cosine or sine, are rounded before they are multiplied. The product is then
+# exact in fp32 (24 bits), so that fused and separate multiply and add give the same bits.
 ROTARY_FACTOR_BITS = 12
 
 
@@ -137,11 +144,12 @@ class NumberFormat:
     group : int
         Channels that share a step; 0: the format has no groups.
     zero_points : bool
-        Whether a group also stores the code of 0, so that its range need not be symmetric.
+        Whether each group also stores the code of 0 (a zero point), so that its range need not be symmetric.
     rotated : bool
         Whether a Walsh-Hadamard transform is applied to each group before rounding, and undone when it is read.
     e2m1 : bool
-        Whether codes are e2m1 numbers in NVFP4's blocks; else they are integers, or fp8 where there are no groups.
+        Whether codes are e2m1 numbers in NVFP4's blocks; otherwise they are integers, or fp8 if the format has no
+        groups.
     """
 
     name: str
@@ -155,12 +163,12 @@ class NumberFormat:
 
     @property
     def most(self) -> int:
-        """Largest code of an integer format: of either sign, or above a zero point."""
+        """Largest code of an integer format: in magnitude, or above the zero point."""
         return int(2**self.code_bits - 1 if self.zero_points else 2 ** (self.code_bits - 1) - 1)
 
     @property
     def unit(self) -> int:
-        """Channels that a kernel handles together; head_dim is a multiple of it."""
+        """Number of channels that a kernel handles together, of which head_dim is a multiple."""
         return self.group or NVFP4_BLOCK
 
     @property

@@ -1,7 +1,7 @@
 """Reference implementation of the fused and fp8 ops in plain torch: what each kernel must compute.
 
 Everything is computed in float32 and rounded once when a result is stored; fp8 results have the bytes of `e4m3_cast`.
-fp8 tensors have one power of two for each head as scale, so multiplying by it is exact.
+The scale of an fp8 tensor is a power of two for each head, so that multiplying by the scale is exact.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from seko_kernels.formats import E2M1_MAX, E4M3_MAX, KEY_TILE, NVFP4_BLOCK
 from seko_kernels.reference import e2m1_decode, e4m3_decode, nvfp4_decode, round_factor, unpacked
 
 FP8 = torch.float8_e4m3fn
-LEAST_ROW_SCALE = 2.0**-100  # of a row of zeros: its inverse is finite
-INT8_MAX, INT8_BITS = 127, 7  # of either sign
-# An NVFP4 number is at most 6 * 448 times its head's global scale, which is at most 336 in units of eight of them.
+LEAST_ROW_SCALE = 2.0**-100  # least scale, for a row of zeros, so that its inverse is finite
+INT8_MAX, INT8_BITS = 127, 7  # largest int8 code, of either sign
+# The fp8 scale is 8 global scales: an NVFP4 number is at most 6 * 448 global scales of its head, which is 336 in this
+# unit and fits e4m3.
 FP8_SCALE_OF_GLOBAL = 8.0
 
 
@@ -42,7 +43,7 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
         ``[...]`` float32, powers of two, so that the quotient is exact; a number is its code times its row's scale.
     """
     amax = x.abs().amax(-1).clamp(min=LEAST_ROW_SCALE)
-    _, exponent = torch.frexp(amax)  # amax = m * 2**exponent, m from 0.5 up to 1
+    _, exponent = torch.frexp(amax)  # amax = m * 2**exponent with 0.5 <= m < 1
     scale = torch.ldexp(torch.ones_like(amax), exponent - INT8_BITS)
     codes = (x / scale.unsqueeze(-1)).round().clamp(-INT8_MAX, INT8_MAX)
     return codes.to(torch.int8), scale
@@ -97,8 +98,8 @@ def key_codes(
     With ``i = 1 / key_scale`` of its tile, a key's number is ``x = fma(e2m1(code), s, m)`` with a block's
     ``s = fp16(e4m3(scale) * (global_scale * i))`` and ``m = fp16(mean * i)``, and a pair of them becomes
     ``fma(x_even, cos, -fp16(x_odd * sin))`` and ``fma(x_even, sin, fp16(x_odd * cos))``, cosine and sine in fp16; a
-    code is the nearest whole number, ties to even. All operations are those of fp16 (an fma rounds once), so a byte is
-    the same wherever it is made. Keys that are not turned are the nearest whole numbers to ``e2m1(code) * s``.
+    code is the nearest whole number, ties to even. All operations are fp16 operations (an fma rounds once), so that
+    every device computes the same bytes. Keys without rotation are the nearest whole numbers to ``e2m1(code) * s``.
 
     Parameters
     ----------
@@ -114,7 +115,7 @@ def key_codes(
     Returns
     -------
     Tensor
-        ``[B, P, H, D]`` int8; where `key_scale` is of a bound by `key_bounds`, none was above 127.
+        ``[B, P, H, D]`` int8. If `key_scale` comes from a bound of `key_bounds`, no code had to be clamped to 127.
     """
     inverse = _inverse_scale_per_token(key_scale, codes.shape[1])
     factor = e4m3_decode(scales) * (global_scale * inverse)[..., None]
@@ -136,7 +137,8 @@ def _fp16(x: Tensor) -> Tensor:
 
     Torch's own cast rounds to fp32 first, and its compiler removes a cast to fp16 and back.
     """
-    power = (x.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)  # of two, not above the number
+    # largest power of two that is not above the number
+    power = (x.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
     step = (power * 2.0**-10).clamp(min=2.0**-24)
     return (x / step).round() * step
 
@@ -162,15 +164,15 @@ def largest_of_tiles(k: Tensor) -> Tensor:
 def key_bounds(scales: Tensor, live: Tensor, global_scale: Tensor, mean: Tensor | None) -> Tensor:
     """Return an upper bound of the key magnitudes in each tile, from their scale bytes alone.
 
-    A block's numbers are at most ``r = 6 * e4m3(byte) * global_scale``, so a pair of channels of keys that get a mean m
-    back lies within ``a = |m_even| + r`` and ``b = |m_odd| + r``, and turned by any angle within ``hypot(a, b)``. In
-    place of that root stand two chords, exact where a or b is 0 and 3 % above it at most: with t = max(a, b) and
-    s = min(a, b), ``max(t + s / 4, 53 / 64 * t + 19 / 32 * s)``. With a and b rounded to 12 bits, like all that a
-    rotation multiplies, each product is exact and each sum rounds once, fused or not; a maximum has no order. So every
-    program that computes a tile's bound finds the same bits.
+    A block's numbers are at most ``r = 6 * e4m3(byte) * global_scale``, so a pair of channels, to which a mean m is
+    added, lies within ``a = |m_even| + r`` and ``b = |m_odd| + r``, and after rotation by any angle within ``hypot(a,
+    b)``. The root is replaced by two chords, which are exact if a or b is 0 and at most 3 % too large: with t =
+    max(a, b) and s = min(a, b), ``max(t + s / 4, 53 / 64 * t + 19 / 32 * s)``. With a and b rounded to 12 bits, like
+    all factors of a rotation, each product is exact and each sum rounds once, fused or not; a maximum does not depend
+    on the order. Every program that computes a tile's bound therefore gets the same bits.
 
-    The roundings of `key_codes` and of a and b add up to less than 1/300, which int8 has room for: a bound is divided
-    by 127, and a code is rounded to more only from 127.5 on.
+    The rounding errors of `key_codes` and of a and b add up to less than 1/300. They cannot exceed int8's range: a
+    bound is divided by 127, and only numbers from 127.5 on would be rounded to a larger code.
 
     Parameters
     ----------
@@ -188,7 +190,7 @@ def key_bounds(scales: Tensor, live: Tensor, global_scale: Tensor, mean: Tensor 
     Tensor
         ``[B, H, tiles]`` float32.
     """
-    # Bytes without sign rise with their numbers.
+    # e4m3 bytes without sign have the order of their numbers.
     byte = by_tiles(torch.where(live[:, :, None, None], scales, 0)).amax(2)  # [B, tiles, H, D/16]
     r = e4m3_decode(byte) * (E2M1_MAX * global_scale)[:, None]
     if mean is not None:
@@ -237,7 +239,7 @@ def attention_fp8(
     """
     tokens, head_dim = k.shape[1], k.shape[3]
     live = torch.arange(tokens, device=k.device) < (valid_tokens - q.shape[1])[:, None]  # [B, N]
-    # Bytes never written may be NaN.
+    # Bytes that were never written may be NaN.
     scale = torch.where(live[:, None, :], scale_per_token(k_scale, tokens), 0.0)  # [B, H, N]
     values = torch.where(live[:, None, None, :], v_t[..., :tokens].float(), 0.0)  # [B, H, D, N]
     codes, q_scale = int8_rows(q.float())
@@ -284,7 +286,7 @@ def _weighted(scores: Tensor, values: Tensor) -> Tensor:
 
 
 def fp8_scale(global_scale: Tensor) -> Tensor:
-    """Return the fp8 scale ``[H]`` for heads with these NVFP4 global scales; no number saturates with it."""
+    """Return the fp8 scale ``[H]`` of heads with these NVFP4 global scales, with which no number saturates."""
     return global_scale * FP8_SCALE_OF_GLOBAL
 
 
@@ -385,8 +387,8 @@ def layer_norm(x: Tensor, eps: float) -> Tensor:
 
 
 def of_frames(modulation: Tensor, layer_modulation: Tensor, which: int, tokens: int) -> Tensor:
-    """Return row `which` of ``modulation [B, F, 6, d] + layer_modulation [6, d]``, repeated for each token: ``[B, T,
-    d]``.
+    """Return entry `which` of the six in ``modulation [B, F, 6, d] + layer_modulation [6, d]``, repeated for each
+    token: ``[B, T, d]``.
     """
     row = modulation[:, :, which] + layer_modulation[which]
     return row.repeat_interleave(tokens // modulation.shape[1], dim=1)

@@ -1,6 +1,6 @@
 # ruff: noqa: N803, ARG001 - the outline has all of the kernel's parameters, in capitals
-"""Hopper's 8-bit attention: its outline for torch's compiler (see `outlines`), and which scratches its Gluon kernel
-can read.
+"""The 8-bit attention for Hopper: its outline for torch's compiler (see `outlines`), and the scratch sizes that its
+Gluon kernel can read.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ import triton.language as tl
 
 from seko_kernels.outlines import gluon_fault, outline
 
-QUERIES = 192  # of a program
-KEY_GROUP = 16  # tokens whose order among themselves a tile changes: a scratch holds a multiple of them
+QUERIES = 192  # queries of a program
+# tokens within which a tile permutes: the number of tokens in a scratch is a multiple of this
+KEY_GROUP = 16
 HEAD_DIM = 128
-OWN_KEYS = 128  # of a tile, which has two stages of the ring: bf16 takes twice the memory
-STAGES = 4  # of the ring: 128 KiB of 227
-WARPS = 4  # Gluon's number of warps, which fetch; the three other warpgroups come on top
+# own keys of a tile, which takes two stages of the ring buffer, since bf16 needs twice the memory
+OWN_KEYS = 128
+STAGES = 4  # stages of the ring buffer, which takes 128 KiB of the 227 KiB of shared memory
+# warps of the loading warpgroup, which Gluon calls num_warps; the three other warpgroups are added
+WARPS = 4
 RUNTIME_INTS = (
     "query_tokens",
     "cache_tokens",
@@ -55,7 +58,8 @@ def attention_hopper_outline(  # type: ignore[no-untyped-def]
     OWN_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Outline of `gluon.attention_fp8.attention_hopper_kernel`: same reads and writes, never compiled itself."""
+    """Outline of `gluon.attention_fp8.attention_hopper_kernel`: it reads and writes the same tensors, and is never
+    compiled itself."""
     x = tl.load(Q).to(tl.float32) + tl.load(K).to(tl.float32) + tl.load(K_SCALE) + tl.load(V_T).to(tl.float32)
     x += tl.load(K_OWN).to(tl.float32) + tl.load(V_OWN).to(tl.float32) + tl.load(V_SCALE)
     x += tl.load(VALID_TOKENS).to(tl.float32)
@@ -65,5 +69,5 @@ def attention_hopper_outline(  # type: ignore[no-untyped-def]
 
 
 def takes(head_dim: int, cache_tokens: int) -> bool:
-    """Return whether the kernel is available and can read a scratch of this many tokens."""
+    """Return whether the Gluon kernel is available and can read a scratch of ``past_tokens`` tokens."""
     return gluon_fault() is None and head_dim == HEAD_DIM and cache_tokens % KEY_GROUP == 0

@@ -1,6 +1,6 @@
 # ruff: noqa: N803, ARG001 - the outline has all of the kernel's parameters, in capitals
-"""Hopper's 16-bit attention: its outline for torch's compiler (see `outlines`), and which sizes its Gluon kernel
-takes.
+"""The 16-bit attention for Hopper: its outline for torch's compiler (see `outlines`), and the sizes that its Gluon
+kernel takes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from seko_kernels.outlines import outline
 
 ARCH = "sm_90"
 HEAD_DIM = 128
-QUERIES = 128  # of a program
-KEYS = 128  # of a tile
-STAGES = 2  # of the ring: 128 KiB of 227
-WARPS = 4  # Gluon's number of warps, which fetch; the two other warpgroups come on top
+QUERIES = 128  # queries of a program
+KEYS = 128  # keys of a tile
+STAGES = 2  # stages of the ring buffer, which takes 128 KiB of the 227 KiB of shared memory
+WARPS = 4  # warps of the loading warpgroup, which Gluon calls num_warps; the two other warpgroups are added
 RUNTIME_INTS = (
     "query_tokens",
     "cache_tokens",
@@ -47,7 +47,8 @@ def attention_bf16_outline(  # type: ignore[no-untyped-def]
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Outline of `gluon.attention_bf16.attention_bf16_kernel`: same reads and writes, never compiled itself."""
+    """Outline of `gluon.attention_bf16.attention_bf16_kernel`: it reads and writes the same tensors, and is never
+    compiled itself."""
     x = tl.load(Q).to(tl.float32) + tl.load(K).to(tl.float32) + tl.load(V).to(tl.float32)
     x += tl.load(VALID_TOKENS).to(tl.float32)
     tl.store(OUT, x.to(OUT.dtype.element_ty))

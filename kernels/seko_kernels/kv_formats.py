@@ -1,7 +1,7 @@
-"""The protocol of a KV-cache format, and the exact format. Quantised formats: `lossy_kv`; names: `kv_schemes`.
+"""The interface of KV-cache formats, and the exact format. Quantised formats are in `lossy_kv`, names in
+`kv_schemes`.
 
-A format works on the caches of **one layer**, flat over tokens: ``[N, *token_shape]``, where N counts the tokens of
-all batch rows.
+A format works on the caches of **one layer**, ``[N, *token_shape]``, where N is the number of tokens of all rows.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ EXACT_SCHEMES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class ChannelStatistics:
-    """Statistics of the keys or the values of one layer, each ``[H, D]`` float32; input of a calibration.
+    """Statistics of the keys or the values of one layer for the calibration, each ``[H, D]`` float32.
 
     Parameters
     ----------
     lowest, highest, mean : Tensor
-        Minimum, maximum and mean of each channel over the tokens that were seen.
+        Minimum, maximum and mean of each channel over the calibration's tokens.
 
     Raises
     ------
     KernelsError
-        If they are not of one shape with two axes; if they are not float32 and finite, or a lowest number is above the
-        highest.
+        If the tensors do not have the same shape with two axes, are not float32 and finite, or a minimum is above the
+        maximum.
     """
 
     lowest: Tensor
@@ -72,7 +72,7 @@ class KvFormat(Protocol):
 
     @property
     def exact(self) -> tuple[bool, bool]:
-        """Whether keys, and whether values, are read exactly as they were written."""
+        """Pair of flags: whether keys, and whether values, are read exactly as they were written."""
 
     @property
     def read_in_8_bits(self) -> bool:
@@ -113,8 +113,8 @@ class KvFormat(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return keys (after RoPE) and values of every cached token, ``[N, H, D]`` each, as `dtype`, for attention.
 
-        ``key_rotary`` holds the tables ``slot_rotary`` and ``patch_rotary`` of `kv_tables.KeyTables` where
-        `keys_before_rope` is true, else nothing.
+        ``key_rotary`` has the tables ``slot_rotary`` and ``patch_rotary`` of `kv_tables.KeyTables` if
+        `keys_before_rope` is true; otherwise it is empty.
         """
 
     def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
@@ -125,7 +125,7 @@ class KvFormat(Protocol):
 
 @dataclass(frozen=True)
 class ExactKv:
-    """Keys and values as the model computes them.
+    """The exact format: keys and values in the model's dtype.
 
     Parameters
     ----------
@@ -167,12 +167,12 @@ class ExactKv:
 
     @property
     def exact(self) -> tuple[bool, bool]:
-        """Both are exact, except keys that are rotated when they are read."""
+        """Keys and values are exact, except that keys stored before RoPE are rotated when they are read."""
         return not self.before_rope, True
 
     @property
     def read_in_8_bits(self) -> bool:
-        """False: there are no codes to read."""
+        """False, because the format has no codes."""
         return False
 
     @property

@@ -1,4 +1,5 @@
-"""Ops that write and expand a cache of any `NumberFormat`: checks, then Triton (CUDA) or the reference (CPU)."""
+"""Ops that write and expand a cache of any `NumberFormat`: they check arguments and call Triton (CUDA) or the
+reference (CPU)."""
 
 from __future__ import annotations
 
@@ -38,13 +39,13 @@ def kv_write(
     form : NumberFormat
         One of `NUMBER_FORMATS`; `kv_reference.encode` has the formulas.
     x : Tensor
-        ``[T, H, D]`` float32 or bfloat16, finite; needs no copy if its channels are contiguous.
+        ``[T, H, D]`` float32 or bfloat16, finite; copied unless its channels are contiguous.
     token_index : Tensor
-        ``[T]`` int64, distinct, in ``[0, N)``. The CUDA kernel skips tokens outside.
+        ``[T]`` int64, distinct, in ``[0, N)``. The CUDA kernel skips indices outside this range.
     codes : Tensor
         ``[N, *form.codes_shape]`` of ``form.code_dtype``, contiguous; mutated.
     scales : Tensor or None
-        ``[N, *form.scales_shape]`` uint8, contiguous; mutated. None where the format has no groups.
+        ``[N, *form.scales_shape]`` uint8, contiguous; mutated. None if the format has no groups.
     global_scale : Tensor
         ``[H]`` float32, powers of two (see `reference.global_scale`).
     mean : Tensor, optional
@@ -53,8 +54,8 @@ def kv_write(
     Raises
     ------
     KernelsError
-        If shapes disagree, D is no multiple of the format's unit, or a cache is not contiguous; if a dtype is not the
-        one above; if the tensors are on different devices, or on one that is neither CPU nor CUDA.
+        If shapes disagree, D is no multiple of the format's unit, a cache is not contiguous, a dtype is not as above,
+        or the tensors are on different devices or on one that is neither CPU nor CUDA.
     """
     heads, head_dim = _check_written(x, token_index)
     _check_cache(form, codes, scales, global_scale, heads, head_dim)
@@ -85,9 +86,9 @@ def kv_expand(
     keys: KeyTables | None = None,
     apart: SinkApart | None = None,
 ) -> Tensor:
-    """Expand a cache. For keys stored before RoPE, add the mean that the write subtracted, and rotate.
+    """Expand a cache to numbers. To keys stored before RoPE, add the mean that the write subtracted, and rotate them.
 
-    Bytes that were never written (zeros) expand to 0, or to the rotated mean.
+    Tokens that were never written (zero bytes) expand to 0, or to the rotated mean.
 
     Parameters
     ----------
@@ -98,7 +99,7 @@ def kv_expand(
     keys : KeyTables, optional
         The keys' mean and rotary tables.
     apart : SinkApart, optional
-        For a cache without the sink: leaves room for the sink's tokens at the start of each row.
+        For a cache without the sink: the result has room for the sink's tokens at the start of each row.
 
     Returns
     -------
@@ -163,7 +164,7 @@ def _kv_write_cuda(
     if x.stride(2) != 1:
         x = x.contiguous()
     units, tile = tokens * heads * head_dim // form.unit, KV_WRITE_NUMBERS // form.unit
-    # A pointer that a variant does not read still needs a tensor: a scale stands in.
+    # Arguments that a variant of the kernel does not read still need a tensor: the scale is passed.
     wrap_triton(kv_write_kernel)[((units + tile - 1) // tile,)](
         x,
         token_index,
@@ -281,7 +282,7 @@ def _check_written(x: Tensor, token_index: Tensor) -> tuple[int, int]:
 def _check_cache(
     form: NumberFormat, codes: Tensor, scales: Tensor | None, global_scale: Tensor, heads: int, head_dim: int
 ) -> None:
-    """Refuse a cache that is not one layer's ``[N, heads, head_dim]`` in the format's bytes."""
+    """Raise an error unless the cache tensors have the format's shapes and dtypes for one layer of N tokens."""
     if head_dim < form.unit or head_dim % form.unit:
         raise KernelsError(
             f"head_dim {head_dim} is no multiple of {form.unit}, what {form.name} takes together"

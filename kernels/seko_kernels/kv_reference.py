@@ -1,7 +1,9 @@
-"""Reference of the quantised caches in plain torch: the kernels give equal bytes. NVFP4's formulas are in `reference`.
+"""Reference implementation of quantised caches in plain torch, byte for byte equal to the kernels. NVFP4's formulas
+are in `reference`.
 
-Static arithmetic that `torch.export` traces. Every step is exact in fp32, rounds at a stated place, or is corrected
-to the exact result. So eager torch, a compiled CPU engine and the Triton kernels give equal bytes.
+The arithmetic is static, so that `torch.export` can trace it. Every step is exact in fp32, rounds at a stated place,
+or is corrected to the exact result. Therefore eager torch, a compiled CPU engine and the Triton kernels give equal
+bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ def encode(
     if not form.group:
         bits = e4m3_encode((x.abs() * global_scale.reciprocal()[:, None]).clamp(max=E4M3_MAX))
         return bits.to(torch.int8) * torch.where(x < 0, -1, 1).to(torch.int8), None
-    groups = x.unflatten(-1, (-1, form.group))  # [T, H, D/32, 32]; rotated ones are of 128
+    # [T, H, D/32, 32]; groups of rotated formats have 128 channels
+    groups = x.unflatten(-1, (-1, form.group))
     if form.rotated:
         groups = hadamard(groups * HADAMARD_WRITE_FACTOR)
     g = global_scale[:, None]  # [H, 1]
@@ -74,15 +77,15 @@ def encode(
 def decode(
     form: NumberFormat, codes: Tensor, scales: Tensor | None, global_scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Expand what `encode` made. NVFP4 and fp8 are exact in both dtypes; integers are exact in float32 and rounded
-    once to bfloat16.
+    """Expand codes and scales of `encode`. NVFP4 and fp8 are exact in both dtypes; integers are exact in float32 and
+    rounded once to bfloat16.
 
     Rotated int4 is ``hadamard((code - zero) * step) / 8``. Each of the seven additions rounds to float32.
 
     Parameters
     ----------
     form, codes, scales, global_scale
-        As `encode` takes and gives them, of N tokens.
+        Arguments and results of `encode`, for N tokens.
     dtype : torch.dtype
         float32 or bfloat16.
 
@@ -113,8 +116,9 @@ def decode(
 def hadamard(x: Tensor) -> Tensor:
     """Apply the Walsh-Hadamard transform (Sylvester's matrix) to the last axis, a power of two long, in float32.
 
-    Butterflies ``(a + b, a - b)`` of numbers 1, 2, 4, … apart, in this order, each rounding once. The order is part
-    of the format: a matrix product would leave the order of summation open, and with it the bytes.
+    The transform consists of butterflies ``(a + b, a - b)`` of numbers at distances 1, 2, 4, …, in this order, each
+    of which rounds once. The order is part of the format: a matrix product would not fix the order of summation, and
+    so not the bytes.
     """
     apart = 1
     while apart < x.shape[-1]:
@@ -127,7 +131,8 @@ def hadamard(x: Tensor) -> Tensor:
 def e4m3_above(x: Tensor) -> Tensor:
     """Return the bits of the smallest e4m3 number >= `x` (float32, >= 0), at most 448, as uint8.
 
-    If the nearest one is 0, the result is 0, so that nothing depends on numbers that a GPU may flush to zero.
+    If the nearest e4m3 number is 0, the result is 0, so that the result does not depend on numbers that a GPU may
+    flush to zero.
     """
     nearest_byte = e4m3_encode(x)
     short = (e4m3_decode(nearest_byte) < x) & (nearest_byte > 0) & (nearest_byte < LARGEST_STEP_BYTE)

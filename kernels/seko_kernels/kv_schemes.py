@@ -1,4 +1,4 @@
-"""KV schemes by their command-line names, and the format that each stands for."""
+"""KV schemes by their command-line names, and the format for each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KvScheme:
     Raises
     ------
     KvSchemeError
-        If there is no such scheme, or an exact cache is to have an exact sink.
+        If there is no such scheme, or an exact sink is requested for an exact cache.
     """
 
     keys: str

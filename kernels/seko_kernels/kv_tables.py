@@ -1,4 +1,4 @@
-"""Records of tensors that expanding a cache needs: rotary tables of the keys, and the room for a separate sink."""
+"""Arguments of expanding a cache: rotary tables of the keys, and the room for a separate sink."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KeyTables(NamedTuple):
     slot_rotary : Tensor
         ``[slots, A, 2]`` float32, contiguous: cosine and sine of the first A pairs of channels, by slot.
     patch_rotary : Tensor
-        ``[n, D // 2 - A, 2]`` float32, contiguous: of the other pairs, by patch of a latent frame.
+        ``[n, D // 2 - A, 2]`` float32, contiguous: cosine and sine of the other pairs, by patch of a latent frame.
     """
 
     mean: Tensor
@@ -28,7 +28,7 @@ class KeyTables(NamedTuple):
     patch_rotary: Tensor
 
     def check(self, tokens: int, heads: int, head_dim: int) -> None:
-        """Refuse tables that do not have one cosine and sine for each token and channel pair.
+        """Raise an error unless the tables have a cosine and sine for each token and channel pair.
 
         Raises
         ------
@@ -52,14 +52,15 @@ class KeyTables(NamedTuple):
 
 
 class SinkApart(NamedTuple):
-    """A cache without the sink, which is stored separately: expanding leaves room for it at the start of each row.
+    """Layout of a cache whose sink is stored separately: the expanded result has room for the sink at the start of
+    each row.
 
     Parameters
     ----------
     row_tokens : int
         Tokens of a row in the cache to expand.
     left_out : int
-        Tokens of the sink, for which room is left.
+        Tokens of the sink, for which the result has room.
     """
 
     row_tokens: int

@@ -1,7 +1,7 @@
-"""A quantised KV cache: keys and values each in a format of their own, optionally with an exact sink.
+"""Quantised KV caches: keys and values each have a format, and the sink may be exact.
 
-Keys are stored before RoPE, minus a calibrated mean. Before RoPE most of a key is the same in every token of a head;
-without that constant part the same bits store the rest more finely (docs/adr/0005).
+Keys are stored before RoPE, minus a calibrated mean. Before RoPE, a large part of a key is equal for all tokens of a
+head; without this constant part the same number of bits stores the rest more precisely (docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from seko_kernels.kv_tables import KeyTables, SinkApart
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Tokens of one row's cache: the sink, the ring behind it, and the chunk, which is written at once.
+    """Numbers of tokens of one row's cache: of the sink, of the ring after it, and of a chunk, which is written at
+    once.
 
     Parameters
     ----------
@@ -49,7 +50,7 @@ class LossyKv:
     heads, head_dim : int
         Attention heads and channels of each.
     keys, values : NumberFormat or None
-        None: exact. Exact keys are stored after RoPE, unless ``before_rope``.
+        Formats of keys and values; None for exact ones. Exact keys are stored after RoPE, unless ``before_rope``.
     dtype : torch.dtype or None
         The model's dtype; needed if any part is exact.
     exact_sink : RowLayout or None
@@ -63,7 +64,8 @@ class LossyKv:
     KernelsError
         If a size is not positive, or head_dim is no multiple of a format's unit.
     KvSchemeError
-        If neither is quantised, ``dtype`` is missing, or the sink is to be exact and there is none.
+        If neither keys nor values are quantised, ``dtype`` is missing, or an exact sink is requested and the layout
+        has no sink.
     """
 
     heads: int
@@ -92,8 +94,8 @@ class LossyKv:
 
     @property
     def name(self) -> str:
-        """The manifest's name of the format. Plain ``fp4`` there is the first such format: keys after RoPE, no mean,
-        top 6 only.
+        """The format's name in the manifest. The plain name ``fp4`` is an older format there: keys after RoPE, no
+        mean, top 6 only.
         """
         keys = (self.keys.name if self.keys else "exact") + "-before-rope" * self.keys_before_rope
         values = self.values.name if self.values else "exact"
@@ -145,7 +147,7 @@ class LossyKv:
 
     @property
     def bits_per_number(self) -> float:
-        """Mean over keys and values, sink and ring."""
+        """Stored bits for each number: mean over keys and values, sink and ring."""
         whole = 0 if self.dtype is None else self.dtype.itemsize * 8
         share = 0.0
         if self.exact_sink is not None:
@@ -204,7 +206,7 @@ class LossyKv:
         Raises
         ------
         KernelsError
-            If they are not of this format's channels.
+            If the statistics do not fit the format's heads and channels.
         """
         check_statistics(k, v, self.heads, self.head_dim)
         constants = {}
@@ -226,7 +228,7 @@ class LossyKv:
 
     @property
     def _dtype(self) -> torch.dtype:
-        if self.dtype is None:  # __post_init__ refused it
+        if self.dtype is None:  # unreachable: __post_init__ raises an error
             raise KvSchemeError("a part of the cache is stored as it is: name the model's dtype")
         return self.dtype
 
@@ -269,7 +271,7 @@ class LossyKv:
 
 
 def _slots_of(layout: RowLayout, table: Tensor, frame_tokens: int, *, sink: bool) -> Tensor:
-    """Return the rows of a table [B * cache slots, ...] that belong to the sinks' slots, or to the rings'."""
+    """Return the entries of a table [B * cache slots, ...] for slots of the sinks, or of the rings."""
     first = layout.sink_tokens // frame_tokens
     by_row: Tensor = table.unflatten(0, (-1, layout.cache_tokens // frame_tokens))
     part = by_row.narrow(1, 0, first) if sink else by_row.narrow(1, first, by_row.shape[1] - first)
@@ -279,7 +281,7 @@ def _slots_of(layout: RowLayout, table: Tensor, frame_tokens: int, *, sink: bool
 def _ring_index(layout: RowLayout, token_index: Tensor) -> Tensor:
     """Return the token indices in a cache that holds only the rings.
 
-    Sink tokens are sent to the last slots of the ring. Nothing reads them: while the sink is being filled the ring is
+    Sink tokens are written to the last slots of the ring, where nothing reads them: while the sink fills, the ring is
     empty, and every slot is written before it is read.
     """
     row, place = token_index // layout.cache_tokens, token_index % layout.cache_tokens
@@ -289,8 +291,8 @@ def _ring_index(layout: RowLayout, token_index: Tensor) -> Tensor:
 def _write_sink(layout: RowLayout, sink: Tensor, token_index: Tensor, x: Tensor) -> None:
     """Store the tokens that belong to the sink, in place.
 
-    Static shapes allow no skipped index, so every other token rewrites its row's first sink token with the same
-    bytes.
+    With static shapes no index can be skipped, so each token that is not in the sink writes its row's first sink
+    token again, with the same bytes.
     """
     tokens = layout.chunk_tokens
     row, place = (

@@ -12,7 +12,7 @@ from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import takes_kernels
 from seko_kernels.rows import Rows
 
-MATRIX_UNIT = 16  # both sides of an fp8 matrix must be a multiple of it
+MATRIX_UNIT = 16  # both sides of an fp8 matrix must be multiples of this
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     Raises
     ------
     KernelsError
-        If it is no matrix, or a side is no multiple of 16.
+        If the weight is no matrix, or a side is no multiple of 16.
     """
     expect_dims("weight", weight, 2, "[out, in]")
     if weight.shape[0] % MATRIX_UNIT or weight.shape[1] % MATRIX_UNIT:

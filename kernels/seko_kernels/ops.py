@@ -1,8 +1,8 @@
 """Dispatch of an op: to its Triton kernel (CUDA), to its reference (CPU), or to a caller's function.
 
-An op checks its tensors first; the device at trace time decides. Its CUDA half is a `torch.library.triton_op`,
-which AOTInductor compiles into its package; an ordinary custom op would be opaque and need this module at run time.
-The CPU half is plain torch and compiles like the rest of the model.
+An op checks its tensors first; the device at trace time decides between kernel and reference. The kernel is a
+`torch.library.triton_op`, which AOTInductor compiles into its package; an ordinary custom op would be opaque to the
+compiler and need this module at run time. The reference is plain torch and is compiled like the rest of the model.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _STAND_INS: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("seko_stan
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Use the reference on CUDA too, inside this context.
+    """Context in which ops use the reference on CUDA, too.
 
-    For exported programs that are opened where this package is missing: they may contain none of its ops. The bytes
-    are the same; torch's compiler fuses what it can.
+    It is for exported programs that are opened where this package is not installed, which must not contain its ops.
+    The results are equal byte for byte, and torch's compiler fuses the operations.
     """
     token = _PLAIN.set(True)
     try:
@@ -49,16 +49,17 @@ def takes_kernels(*tensors: Tensor) -> bool:
 
 @contextmanager
 def stand_ins(by_name: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Inside this context, call the caller's functions instead of ops, after the ops' own checks.
+    """Context in which the caller's functions are called instead of ops, after the ops' own checks.
 
-    For graphs in another language that represent an op as one node. A stand-in writes nothing in place.
+    It is for graphs in another language, such as ONNX, that represent an op as one node. The functions write nothing
+    in place.
 
     Parameters
     ----------
     by_name : Mapping[str, Callable]
         ``nvfp4_write`` and ``fp8_expand`` take the op's tensors and return whole new ones of what the op writes.
         ``nvfp4_expand`` and ``nvfp4_expand_keys`` take codes, scales, global scale, the keys' mean and rotary tables,
-        and the dtype. Others are called as the op is.
+        and the dtype. Other functions have the arguments and results of their op.
     """
     token = _STAND_INS.set(by_name)
     try:

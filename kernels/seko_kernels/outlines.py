@@ -1,7 +1,8 @@
-"""Gluon kernels as torch's compiler sees them: an outline, which is a Triton kernel with the same parameters.
+"""Outlines: Triton kernels with the parameters of Gluon kernels, which stand for these in front of torch's compiler.
 
-Torch's compiler learns from a kernel's Triton IR which tensors it writes, and it does not know Gluon. So it is shown
-an outline that reads and writes the same tensors; `gluon_twin` substitutes the Gluon kernel before compilation.
+Torch's compiler derives from a kernel's Triton IR which tensors the kernel writes, and does not support Gluon. It
+therefore gets an outline that reads and writes the same tensors; `gluon_twin` substitutes the Gluon kernel before
+compilation.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from triton.runtime.jit import JITFunction
 
 from seko_kernels.errors import KernelsError
 
-# Each outline's Gluon kernel and its module. Named here, not imported: a triton may be without Gluon.
+# Name of the Gluon kernel and its module for each outline. The modules are not imported here, because a triton
+# release may lack Gluon.
 TWINS = {
     "attention_hopper_outline": ("seko_kernels.gluon.attention_fp8", "attention_hopper_kernel"),
     "attention_bf16_outline": ("seko_kernels.gluon.attention_bf16", "attention_bf16_kernel"),
@@ -47,7 +49,7 @@ def gluon_twin(source: Any) -> Any | None:
     Returns
     -------
     GluonASTSource or None
-        With the same signature, constants and attributes.
+        The Gluon source with the same signature, constants and attributes.
 
     Raises
     ------

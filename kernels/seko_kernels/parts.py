@@ -13,18 +13,18 @@ from torch.library import wrap_triton
 from seko_kernels.triton.attention_fp8 import COMBINE_WARPS, attention_combine_kernel
 
 SPLITS = range(2, 17)
-# Of `waves.cut`, where the parts run in the launch of the whole tiles: what a wave of them costs besides its keys.
+# Argument of `waves.cut` if parts and whole tiles share one launch: fixed cost of a wave of parts, in keys.
 WAVE_OF_PARTS_KEYS = 1600
 
 
 def softmax_scale(head_dim: int) -> float:
-    """Return the factor of the scores for a softmax in powers of two."""
+    """Return the factor of attention scores for a softmax with base 2: ``D ** -0.5 * log2(e)``."""
     scale: float = head_dim**-0.5 * math.log2(math.e)
     return scale
 
 
 class Parts(NamedTuple):
-    """Output of programs that see only a part of the keys.
+    """Output buffers of programs that attend to only a part of the keys.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, whole: Tensor, tokens: int, splits: int) -> Parts:
-        """Allocate the parts of an attention whose result is ``whole`` ``[B, T, H, D]``."""
+        """Allocate the output buffers of parts for an attention with the result ``whole`` ``[B, T, H, D]``."""
         batch, _, heads, head_dim = whole.shape
         rows = (batch * splits, max(tokens, 1))
         out = torch.empty((*rows, heads, head_dim), dtype=whole.dtype, device=whole.device)
@@ -51,7 +51,8 @@ class Parts(NamedTuple):
         return cls(out, lse, tokens, splits)
 
     def programs(self, whole_tokens: int, tile: int, batch: int, heads: int) -> tuple[int, tuple[int, ...]]:
-        """Return how many programs a launch has, whole tiles and parts together, and the kernel's last int arguments.
+        """Return the number of programs in a launch, of whole tiles and parts together, and the kernel's last int
+        arguments.
 
         Parameters
         ----------
@@ -68,7 +69,8 @@ class Parts(NamedTuple):
         return whole + rest_tiles * heads * batch * self.splits, ints
 
     def combine(self, whole: Tensor) -> None:
-        """Combine the parts into the last queries of ``whole`` ``[B, T, H, D]``, if there are any."""
+        """Combine the parts into the results of the last queries of ``whole`` ``[B, T, H, D]``, if any queries are
+        split."""
         batch, query_tokens, heads, head_dim = whole.shape
         if not self.tokens:
             return
@@ -87,7 +89,7 @@ class Parts(NamedTuple):
 
 
 def use_torchs_memory() -> None:
-    """Let Triton allocate its tensor descriptors through torch. A compiled engine has an allocator of its own."""
+    """Make Triton allocate memory for tensor descriptors through torch. A compiled engine has its own allocator."""
     triton.set_allocator(_descriptor_memory)
 
 

@@ -1,4 +1,5 @@
-"""Plugins compiled to PTX: exactly the arguments that TensorRT passes, and no paths of the build box. Needs no GPU.
+"""Compilation of plugins to PTX, with exactly the arguments that TensorRT passes, and without paths of the build
+machine. Needs no GPU.
 
 Plans carry the PTX; tests launch it through the CUDA driver.
 """
@@ -18,15 +19,19 @@ from seko_kernels.plugins import Plugin
 
 WARP_THREADS = 32
 HIDDEN_PARAMETERS = (
-    2  # that Triton 3.6 puts behind a kernel's own: global scratch memory, and that of its profiler
+    # number of parameters that Triton 3.6 adds after a kernel's own: global scratch memory, and the profiler's
+    # memory
+    2
 )
-SCRATCH_ALIGNMENT = 256  # of the workspace that TensorRT gives a plugin
-ALIGNED = 16  # scalars that are multiples of it are compiled as such, as Triton's own launcher does
-SCALAR = "i32"  # the one kind of scalar that a plugin hands to its kernel
+SCRATCH_ALIGNMENT = 256  # alignment in bytes of the workspace that TensorRT gives a plugin
+# scalars that are multiples of this are compiled with that property, as in Triton's own launcher
+ALIGNED = 16
+SCALAR = "i32"  # dtype of all scalars that a plugin passes to its kernel
 # PTX by the first compute capability, low so that old drivers take it: 8.4 came with CUDA 12.4 (driver 550); 8.7, the
 # first that knows sm_120, with 12.8 (570); 8.8, the first that knows sm_121, with 12.9 (575). From sm_90 on, kernels
-# make tensor maps. Below 8.6 (CUDA 12.7, driver 565) Triton writes their strides in units of 16 bytes, for assemblers
-# of that time; newer ones and newer drivers read bytes in any version, so such a kernel reads and writes elsewhere.
+# make tensor maps. For PTX versions below 8.6 (CUDA 12.7, driver 565) Triton writes strides of tensor maps in units
+# of 16 bytes; newer assemblers and drivers read the strides as bytes in any PTX version, so that such a kernel would
+# access wrong addresses.
 PTX_VERSIONS = {0: 84, 90: 86, 100: 87, 121: 88}
 
 _POINTERS = {
@@ -48,8 +53,8 @@ class PluginKernel:
     name : str
         Name of the entry in the PTX.
     ptx : str
-        Takes exactly the inputs' pointers, the scalars, the outputs' pointers and, with `scratch_bytes`, a pointer to
-        scratch memory, in this order.
+        The PTX text. The entry takes exactly the inputs' pointers, the scalars, the outputs' pointers and, with
+        `scratch_bytes`, a pointer to scratch memory, in this order.
     threads : int
         Threads per block, along x.
     shared_bytes : int
@@ -97,7 +102,7 @@ def compile_plugin(
     names = plugin.entry.arg_names
     kinds = [*pointers, *[SCALAR] * len(scalars), *results, *["constexpr"] * len(constants)]
     signature = dict(zip(names, kinds, strict=True))
-    # TensorRT's addresses are aligned to 256 bytes, and every integer is known.
+    # TensorRT's addresses are aligned to 256 bytes, and all integers are known at compile time.
     numbers = dict(enumerate(scalars, len(pointers)))
     aligned = {
         (place,): [["tt.divisibility", ALIGNED]]
@@ -106,7 +111,7 @@ def compile_plugin(
     }
     source = ASTSource(fn=plugin.entry, signature=signature, constexprs=constants, attrs=aligned)
     with triton.knobs.compilation.scope():
-        triton.knobs.compilation.disable_line_info = True  # paths of the build box
+        triton.knobs.compilation.disable_line_info = True  # debug lines contain paths of the build machine
         compiled = triton.compile(
             source,
             target=GPUTarget("cuda", arch, WARP_THREADS),
@@ -132,8 +137,8 @@ def compile_plugin(
 def without_hidden_parameters(ptx: str, kernel: str, wanted: int, hidden: int = HIDDEN_PARAMETERS) -> str:
     """Return PTX whose entry takes only its first ``wanted`` parameters.
 
-    Triton's launcher passes ``hidden`` more, which these kernels never read. TensorRT passes none, so the driver would
-    read past the end of its argument list.
+    Triton's launcher passes ``hidden`` further arguments, which these kernels never read. TensorRT does not pass
+    them, so the driver would read past the end of TensorRT's argument list.
 
     Raises
     ------

@@ -1,6 +1,7 @@
-"""The kernels as TensorRT plugins: tensors, aliases, and launch sizes as functions of shapes. Imports no TensorRT.
+"""Descriptions of kernels as TensorRT plugins: tensors, aliases, and launch sizes as functions of shapes. Imports no
+TensorRT.
 
-`plugin_ptx` compiles one; `seko_export.backends.tensorrt_plans.kernels` writes them into plans.
+`plugin_ptx` compiles a plugin; `seko_export.backends.tensorrt_plans.kernels` writes plugins into plans.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from seko_kernels.triton.kv_write import KV_WRITE_NUMBERS, KV_WRITE_WARPS
 from seko_kernels.triton.nvfp4_expand import EXPAND_TILE, EXPAND_WARPS
 from seko_kernels.tuned import SAFE
 
-# Blocks of NVFP4 that a program writes, and expands of keys.
+# NVFP4 blocks per program, for writing a cache and for expanding keys.
 WRITE_TILE, EXPAND_KEYS_TILE = KV_WRITE_NUMBERS // NVFP4_BLOCK, KV_EXPAND_NUMBERS // NVFP4_BLOCK
-NAMESPACE = "seko"  # of the plugins, as of the functions of the ONNX form that they stand for
+NAMESPACE = "seko"  # namespace of the plugins, equal to that of the ONNX functions that they replace
 
-Size = Any  # an int, or TensorRT's expression of one: it has +, * and // with numbers on the right
+# an int, or a TensorRT expression of a dimension, which supports +, * and // with a number on the right
+Size = Any
 Shapes = Mapping[str, Sequence[Size]]
 CeilDiv = Callable[[Size, int], Size]
 
@@ -61,7 +63,7 @@ class PluginOutput:
     shape : callable
         Computes the shape from the inputs' shapes.
     alias : str or None
-        The input that it is written into in place, if any.
+        Name of the input into which the output is written in place, if any.
     """
 
     name: str
@@ -72,16 +74,17 @@ class PluginOutput:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A function of the ONNX form that is implemented by one kernel.
+    """A TensorRT plugin: an ONNX function that is implemented by one kernel.
 
-    A plan calls all one-byte dtypes int8: TensorRT hands plugins no unsigned bytes and converts no e4m3 for them.
+    A plan declares all one-byte dtypes as int8, because TensorRT passes plugins no unsigned bytes and does not
+    convert e4m3 for them.
 
     Parameters
     ----------
     name : str
         Name of the function.
     inputs : mapping of str to str
-        Dtypes by name, in order. ``float`` stands for the dtype that the engine computes in.
+        Dtypes of the inputs by name, in order. ``float`` stands for the dtype in which the engine computes.
     outputs : tuple of PluginOutput
         The outputs, in order.
     entry : triton kernel
@@ -215,7 +218,7 @@ def gaussian(latent_shape: tuple[int, int, int]) -> Plugin:
 def fp8_expand() -> Plugin:
     """Expand the cached tokens of an FP4 cache to 8 bits, without the slots that the chunk writes.
 
-    It reads none of the bytes that a write of the same chunk changes, so it does not matter which of the two is first.
+    The kernel reads no byte that a write of the same chunk changes, so expanding and writing may run in either order.
     """
 
     def shapes_of(shapes: Shapes) -> dict[str, tuple[int, ...]]:
@@ -264,9 +267,10 @@ def fp8_expand() -> Plugin:
 
 
 def attention_fp8() -> Plugin:
-    """Attend to the cached tokens in 8 bits, as `fp8_expand` gives it, and to the chunk's own tokens unquantised.
+    """Attend to cached tokens in the 8-bit form of `fp8_expand`, and to the chunk's own tokens unquantised.
 
-    Its tiles are those that compile without spills on every GPU with fp8; none were measured on the GPUs of plans.
+    The tile sizes are those that compile without register spills on every GPU with fp8; no tile sizes were measured
+    on the GPUs of TensorRT plans.
     """
 
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:

@@ -45,7 +45,8 @@ def qk_norm_rope(
     cos, sin : Tensor
         ``[B, T, D // 2]`` float32.
     write_slots : Tensor
-        ``[B, F]`` int64, ``T = F * frame_tokens``. The CUDA kernel skips tokens outside the cache.
+        ``[B, F]`` int64, slot of each latent frame, with ``T = F * frame_tokens``. The CUDA kernel skips tokens
+        outside the cache.
     frame_tokens : int
         Tokens of a slot.
     eps : float
@@ -53,7 +54,7 @@ def qk_norm_rope(
     k_out : Tensor
         ``[B, N, H, D]`` of qkv's dtype, contiguous; mutated.
     plain_keys : str
-        Keys to return as well: ``"none"``, ``"rotated"`` or ``"before_rope"``, depending on the KV format.
+        Unquantised keys to return: ``"none"``, ``"rotated"`` or ``"before_rope"``, depending on the KV format.
 
     Returns
     -------
@@ -127,7 +128,7 @@ def _qk_norm_rope_cuda(
         write_slots,
         q,
         k_out,
-        keys if plain else qkv,  # not written then; a tensor must stand there
+        keys if plain else qkv,  # an argument that the kernel does not write, but that needs a tensor
         tokens,
         cache_tokens,
         EPS=eps,

@@ -1,9 +1,9 @@
-"""Reference of the NVFP4 format in plain torch: the kernels give equal bytes.
+"""Reference implementation of the NVFP4 format in plain torch, byte for byte equal to the kernels.
 
 Everything here is static torch arithmetic, so that `torch.export` traces it and a CPU engine is compiled
 from it. Every step is exact in fp32 or rounds at one stated place; therefore eager torch, a compiled CPU
-engine and the Triton kernels give equal bytes. Tables are unrolled instead of looked up: a table would
-become one more weight.
+engine and the Triton kernels give equal bytes. Lookup tables are unrolled into operations, because a table would
+become a further weight of the engine.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ def nvfp4_encode(x: Tensor, global_scale: Tensor, mean: Tensor | None = None) ->
     Four over six: a block tries both tops of `NVFP4_TOPS` and keeps the one with the smaller squared error, 6 where
     they are equal. The errors are compared in whole parts of the block's power of two (`nvfp4_error`).
 
-    Codes are found by comparing ``|x|`` with midpoint times scale. That product is exact in fp32 (a midpoint
-    has at most 3 significant bits, an e4m3 scale 4, ``g`` is a power of two), so the result is the exact
-    nearest value, ties to the even code, which a division would not give. In a block whose scale is 0 every
-    code is 0.
+    Codes are found by comparing ``|x|`` with midpoint times scale. That product is exact in fp32 (a midpoint has at
+    most 3 significant bits, an e4m3 scale 4, ``g`` is a power of two), so the result is the exact nearest value, ties
+    to the even code. A division would not be exact. In a block whose scale is 0 every code is 0.
 
     Parameters
     ----------
@@ -74,7 +73,8 @@ def nvfp4_encode(x: Tensor, global_scale: Tensor, mean: Tensor | None = None) ->
 
 
 def _nvfp4_round(magnitude: Tensor, scale: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes without sign, int32 ``[..., 16]``, and scale bytes ``[...]`` for wanted scales ``[...]`` over g."""
+    """Return codes without sign, int32 ``[..., 16]``, and scale bytes ``[...]``; `wanted` are the ideal scales
+    ``[...]`` divided by g."""
     scales = e4m3_encode(scale)
     step = (e4m3_decode(scales) * g)[..., None]  # fp32, exact
     codes = torch.zeros(magnitude.shape, dtype=torch.int32, device=magnitude.device)
@@ -88,9 +88,9 @@ def nvfp4_error(magnitude: Tensor, codes: Tensor, scales: Tensor, g: Tensor) -> 
     """Return the squared error of blocks as integers, in units of the power of two at or below each block's largest
     magnitude.
 
-    Every step is exact or rounds to the nearest whole number, and the sum is over integers. So any order of summation
-    chooses the same of two scales. A code's value is a whole number of units, unless the scale saturated; then both
-    tops have the same scale and the same error.
+    Every step is exact or rounds to the nearest whole number, and integers are summed, so the choice between two
+    scales does not depend on the order of summation. A code's value is a whole number of units, unless the scale
+    saturated; in that case both scales and errors are equal.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def nvfp4_decode_keys(
     odd * sin, even * sin + odd * cos)``. Their products are exact, so there is one rounding to fp32, fused or not.
 
     A token's angles come from two small tables: the first pairs of a head depend on its slot (time), the others on
-    its patch (height, width). One table as long as the cache is not needed.
+    its patch (height, width). So no table as long as the cache is needed.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def nvfp4_decode_keys(
     slot_rotary : Tensor
         ``[slots, A, 2]`` float32: cosine and sine of the first A pairs, for the frame in each slot.
     patch_rotary : Tensor
-        ``[n, D // 2 - A, 2]`` float32: of the other pairs, by patch of a latent frame.
+        ``[n, D // 2 - A, 2]`` float32: cosine and sine of the other pairs, by patch of a latent frame.
     dtype : torch.dtype
         float32 or bfloat16; bfloat16 rounds the fp32 result once more.
 
@@ -223,7 +223,7 @@ def e2m1_decode(codes: Tensor) -> Tensor:
     """Value of 4-bit codes (0..15, any integer dtype) as float32. Code 8 is minus zero."""
     bits = codes.to(torch.int32)
     magnitude = bits & 7
-    # Exponent and mantissa of the codes from 2 up lie side by side as in fp32; 0 and 0.5 are the subnormals.
+    # Codes from 2 on have exponent and mantissa side by side as in fp32; the codes of 0 and 0.5 are subnormal.
     normal = (magnitude << 22) + (126 << 23)
     half = magnitude * 0x3F000000  # 0.5 in fp32
     return (torch.where(magnitude > 1, normal, half) | ((bits & 8) << 28)).view(torch.float32)
@@ -236,7 +236,7 @@ def e4m3_encode(x: Tensor) -> Tensor:
     """
     magnitude = x.abs().clamp(max=E4M3_MAX)
     bits = magnitude.view(torch.int32)
-    rounded = bits + 0x7FFFF + ((bits >> 20) & 1)  # to nearest even at 3 of 23 mantissa bits
+    rounded = bits + 0x7FFFF + ((bits >> 20) & 1)  # round to nearest even, from 23 mantissa bits to 3
     normal = (rounded >> 20) - (120 << 3)  # exponent bias from 127 to 7
     subnormal = torch.round(magnitude * (1.0 / E4M3_SUBNORMAL_STEP)).to(torch.int32)
     sign = (x < 0).to(torch.int32) * 0x80
@@ -261,8 +261,8 @@ def nvfp4_global_scale(amax: Tensor) -> Tensor:
 def global_scale(amax: Tensor, top: float) -> Tensor:
     """Smallest power of two ``g`` with ``amax / (top * g) <= 56``; 1 where amax is 0.
 
-    Its exponent stays within `NVFP4_GLOBAL_EXPONENTS`. It is a power of two so that products with it are exact;
-    `NVFP4_CALIBRATED_SCALE` explains the 56.
+    The exponent of g stays within `NVFP4_GLOBAL_EXPONENTS`. The scale is a power of two so that products with it are
+    exact; `NVFP4_CALIBRATED_SCALE` explains the 56.
 
     Parameters
     ----------
@@ -276,8 +276,8 @@ def global_scale(amax: Tensor, top: float) -> Tensor:
     Tensor
         ``[H]`` float32.
     """
-    # Whether amax = mantissa * 2**exponent <= top * 56 * 2**k is decided on the two parts: a logarithm would
-    # round.
+    # The comparison amax = mantissa * 2**exponent <= top * 56 * 2**k uses mantissa and exponent separately, because a
+    # logarithm would round.
     top_mantissa, top_exponent = math.frexp(top * NVFP4_CALIBRATED_SCALE)
     mantissa, exponent = torch.frexp(amax)
     exponent = exponent - top_exponent + (mantissa > top_mantissa).to(exponent.dtype)

@@ -1,8 +1,9 @@
-"""Ops on rows between two matmuls: residual, LayerNorm, modulation, GELU; each can quantise its result to fp8.
+"""Ops on rows between two matmuls: residual, LayerNorm, modulation and GELU, each of which can quantise its result to
+fp8.
 
 `modulation` is ``[B, F, 6, d]`` float32, one set for each latent frame of the chunk; `layer_modulation` is the
-layer's own ``[6, d]``. The kernel adds the two, so their sum is never stored. Rows are ``[B, T, d]``, T a multiple of
-F.
+layer's own ``[6, d]``. The kernel adds the two tensors, so that their sum is never stored. Rows are ``[B, T, d]``, T
+a multiple of F.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from seko_kernels.triton.row_norm import (
 
 
 class Rows(NamedTuple):
-    """Rows in the form that the next matmul takes.
+    """Rows in the form that the next matmul takes: in the model's dtype, or e4m3 with scales.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ def residual_norm_modulate(
     modulation : Modulation
         Modulation of this layer.
     shift_at, scale_at : int
-        Rows of the modulation's six that are shift and scale.
+        Indices of shift and scale among the six entries of the modulation.
     eps : float
         Epsilon of the norm.
     fp8 : bool
@@ -108,7 +109,7 @@ def gated_residual_norm_modulate(
     """Compute `residual_norm_modulate` with ``hidden = x + y * gate``: the end of one layer and the start of the
     next.
 
-    `before` is the ``[6, d]`` float32 of the previous layer, to which the gate belongs.
+    `before` is the modulation ``[6, d]`` float32 of the previous layer, from which the gate is taken.
     """
     return _row_norm(x, y, modulation, None, gate_at, shift_at, scale_at, eps, fp8=fp8, before=before)
 
@@ -165,9 +166,10 @@ def _row_norm(
     fp8: bool,
     before: Tensor | None = None,
 ) -> tuple[Tensor, Rows]:
-    """Check, then run the one kernel, or the same in plain torch. An index of -1 leaves that step out.
+    """Check the arguments, then run the kernel, or the same computation in plain torch. An index of -1 leaves a step
+    out.
 
-    The gate is taken from `before` if given, else from the modulation's own layer.
+    The gate is taken from `before` if given, otherwise from the modulation's own layer.
     """
     expect_dims("x", x, 3, "[batch, tokens, width]")
     batch, tokens, width = x.shape
@@ -256,7 +258,7 @@ def _row_norm_cuda(
     scale = torch.empty((batch * tokens, 1) if fp8 else (0,), dtype=torch.float32, device=x.device)
     frame_tokens = tokens if frames_modulation is None else tokens // frames_modulation.shape[1]
     tiles = row_tiles(width, frame_tokens, norm)
-    # A pointer that a variant does not read still needs a tensor: x stands in.
+    # Arguments that a variant of the kernel does not read still need a tensor: x is passed.
     wrap_triton(row_norm_kernel)[(batch * tokens // tiles.rows,)](
         x,
         x if y is None else y,

@@ -1,7 +1,7 @@
 """The op that fills the 8-bit scratch of attention: the cached tokens of an NVFP4 cache, without the chunk's own
 tokens.
 
-All layers share one scratch, one after another. K is ``[B, P, H, D]`` int8 with a scale for each head and tile of
+All layers use the same scratch, one after another. K is ``[B, P, H, D]`` int8 with a scale for each head and tile of
 tokens, ``[B, H, key_tiles(P)]``. V is transposed, ``[B, H, D, v_columns(P)]``, e4m3 with a power of two for each
 head.
 """
@@ -31,7 +31,7 @@ from seko_kernels.triton.fp8_expand import (
 
 
 class KeyRotation(NamedTuple):
-    """Mean and rotary tables that turn stored keys into those that attention reads; see `kv_tables.KeyTables`.
+    """Mean and rotary tables with which keys stored before RoPE are read; see `kv_tables.KeyTables`.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class KeyRotation(NamedTuple):
         ``[B * slots, A, 2]`` float32, A even, 0 < A < D/2: cosine and sine of the first A pairs, for the frame in
         each slot.
     patch_rotary : Tensor
-        ``[frame_tokens, D/2 - A, 2]`` float32: of the other pairs, by patch of a latent frame.
+        ``[frame_tokens, D/2 - A, 2]`` float32: cosine and sine of the other pairs, by patch of a latent frame.
     """
 
     mean: Tensor
@@ -59,12 +59,12 @@ class KeyRotation(NamedTuple):
 
 
 def scratch_scales(heads: int) -> tuple[ScaleTensor, ...]:
-    """Return the scratch's own constants, besides the cache's: a power of two for each head of V."""
+    """Return the constants of the scratch, in addition to the cache's: a power of two for each head of V."""
     return (ScaleTensor("v_fp8_scale", (heads,), torch.float32),)
 
 
 def scratch_constants(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return one layer's tensors for `scratch_scales`; nothing that the cache can hold saturates with them.
+    """Return one layer's tensors for `scratch_scales`, with which no number that the cache can hold saturates.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def scratch_constants(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def past_of(tokens: int, chunk_frames: int, frame_tokens: int) -> int:
-    """Return how many tokens of a row's cache are not of the chunk that is written."""
+    """Return the number of tokens in a row's cache outside the slots of the current chunk."""
     return tokens - chunk_frames * frame_tokens
 
 
@@ -107,13 +107,13 @@ def fp8_expand(
 ) -> None:
     """Expand the cached tokens of an NVFP4 cache into the scratch, in place and without gaps.
 
-    The past of row b is its tokens below ``valid_tokens[b]`` that lie in none of the slots ``write_slots[b]``. Those
-    slots belong to the chunk being denoised, whose keys and values attention reads unquantised. Past tokens fill the
-    first ``valid_tokens[b] - F * frame_tokens`` tokens of the scratch in order. The rest is left as it was, except
-    values that share a 4-byte word with the last token.
+    The expanded tokens of row b are those below ``valid_tokens[b]`` outside the slots ``write_slots[b]``. These slots
+    belong to the chunk being denoised, whose keys and values attention reads unquantised. Expanded tokens fill the
+    first ``valid_tokens[b] - F * frame_tokens`` positions of the scratch in order. Later positions are left
+    unchanged, except values that share a 4-byte word with the last token.
 
-    The keys of a head and tile of `KEY_TILE` tokens share one scale. It comes from the bound in
-    `fused_reference.key_bounds`, since finding the largest magnitude would take another pass.
+    The keys of a head and tile of `KEY_TILE` tokens share one scale. The scale is computed from the bound in
+    `fused_reference.key_bounds`, since finding the largest magnitude would take another pass over the keys.
 
     On a GPU all tensors must begin at multiples of 16 bytes, as torch's own allocations do.
 
@@ -126,7 +126,7 @@ def fp8_expand(
     k_global_scale, v_global_scale : Tensor
         ``[H]`` float32, powers of two.
     v_fp8_scale : Tensor
-        ``[H]`` float32, powers of two; with `fused_reference.fp8_scale` of the global scales nothing saturates.
+        ``[H]`` float32, powers of two; with `fused_reference.fp8_scale` of the global scales no value saturates.
     write_slots : Tensor
         ``[B, F]`` int64, distinct in a row, all below ``valid_tokens[b]``.
     valid_tokens : Tensor
@@ -134,14 +134,14 @@ def fp8_expand(
     frame_tokens : int
         Tokens of a slot.
     k_out : Tensor
-        ``[B, P, H, D]`` int8, contiguous; mutated. By `fused_reference.key_codes`. P is
-        `attention.scratch_tokens` of the ``N - F * frame_tokens`` tokens; places behind these are never written.
+        ``[B, P, H, D]`` int8, contiguous; mutated. The codes are those of `fused_reference.key_codes`. P is
+        `attention.scratch_tokens` of the ``N - F * frame_tokens`` tokens; positions after these are never written.
     k_out_scale : Tensor
         ``[B, H, key_tiles(P)]`` float32, contiguous; mutated.
     v_out : Tensor
         ``[B, H, D, v_columns(P)]`` e4m3, contiguous; mutated.
     rotation : KeyRotation, optional
-        For keys that were stored before RoPE; without it, keys are not rotated.
+        Tables for keys that were stored before RoPE; default: keys are not rotated.
 
     Raises
     ------
@@ -201,11 +201,11 @@ def fp8_expand(
     v = fused_reference.fp8_expand(v_codes, v_scales, v_global_scale, v_fp8_scale)
     written = fused_reference.by_tiles(cached).any(2)  # [B, tiles]
     k_out_scale.copy_(torch.where(written[:, None, :], scale, k_out_scale))
-    # Of values words of four places are written, the last one filled up with the last place.
+    # Values are written in words of four positions; the last word is filled up with the value of the last position.
     column = torch.arange(v_out.shape[3], device=place.device)
     last = cached.sum(1, keepdim=True) - 1  # [B, 1]
     new_v = v.view(torch.uint8)[source.gather(1, column.minimum(last.clamp(min=0)))]  # [B, columns, H, D]
-    old_v = v_out.view(torch.uint8)  # bytes, since few CPU ops know e4m3
+    old_v = v_out.view(torch.uint8)  # viewed as bytes, since few CPU ops support e4m3
     old_v.copy_(torch.where((column <= last | 3)[:, None, None, :], new_v.permute(0, 2, 3, 1), old_v))
 
 
@@ -231,7 +231,7 @@ def _fp8_expand_cuda(
     batch, past_tokens, heads, head_dim = k_out.shape
     group = expand_group(heads)
     grid = ((past_tokens + EXPAND_TILE - 1) // EXPAND_TILE, 2 * heads // group, batch)
-    # A pointer that a variant does not read still needs a tensor: a scale stands in.
+    # Arguments that a variant of the kernel does not read still need a tensor: the scale is passed.
     wrap_triton(fp8_expand_kernel)[grid](
         k_codes,
         k_scales,

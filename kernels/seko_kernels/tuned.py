@@ -1,8 +1,8 @@
-"""Tiles of the 8-bit attention: which are possible, which are safe, and the table of measured ones.
+"""Tile sizes of the 8-bit attention: allowed ones, safe defaults, and the table of measured ones.
 
-`scripts/bench/kernels.py --admit` writes `tuned_attention.json`; it is never edited by hand. It holds only tiles that
-passed `admission.admit` on their GPU. Builds read it; opening an artifact does not, since the tiles are compiled into
-the engine.
+`scripts/bench/kernels.py --admit` writes `tuned_attention.json`, which is never edited by hand. The table has only
+tile sizes that passed `admission.admit` on their GPU. Builds read the table; opening an artifact does not, since tile
+sizes are compiled into the engine.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from seko_kernels.errors import TilesError
 from seko_kernels.formats import KEY_TILE
 
 TABLE = Path(__file__).with_name("tuned_attention.json")
-# Upper ends of the classes: tiles of 128 queries over all heads and rows. An H200 runs 132 at a time, so `few` is
-# up to two waves (where splitting the keys may pay), `some` up to eight, `many` the rest.
+# Upper bounds of the shape classes, in tiles of 128 queries over all heads and rows. An H200 runs 132 tiles at a
+# time, so `few` is up to two waves (where splitting the keys may be faster), `some` up to eight, `many` more.
 CLASS_ENDS = {"few": 264, "some": 1056}
 LAST_CLASS = "many"
-MOST_KEYS = KEY_TILE  # of a tile: they have one scale
-# Of the kernel in `hopper_attention`, in the order of `AttentionTiles`.
+MOST_KEYS = KEY_TILE  # most keys of a tile, since a tile has one key scale
+# Sizes of the kernel in `hopper_attention`, in the order of `AttentionTiles`.
 HOPPER_SIZES = (hopper.QUERIES, KEY_TILE, hopper.OWN_KEYS, hopper.STAGES, hopper.WARPS, 1)
 
 
@@ -38,9 +38,9 @@ class AttentionTiles:
     block_m, block_n : int
         Queries and past keys of a tile; powers of two, except with `specialised`. `block_n` is at most 128.
     own_n : int
-        Own keys of a tile, a power of two. Own keys and values are twice as wide.
+        Own keys of a tile, a power of two. Own keys and values have 16 bits and take twice the memory of cached ones.
     stages : int
-        Tiles of past keys that are loaded ahead.
+        Tiles of cached keys that are loaded ahead.
     warps : int
         Warps of a program.
     resident : int
@@ -85,12 +85,12 @@ SAFE = AttentionTiles(64, 64, own_n=32, stages=2, warps=4)
 
 
 def safe_tiles(arch: str) -> AttentionTiles:
-    """Return tiles for a GPU (``"sm_90"``) that has no measured ones."""
+    """Return safe tile sizes for a GPU (such as ``"sm_90"``) without measured ones."""
     return SAFE_HOPPER if arch == "sm_90" else SAFE
 
 
 def measured_tiles(arch: str, head_dim: int, shape: str, past_tokens: int) -> AttentionTiles | None:
-    """Return the fastest admitted tiles for this architecture, head_dim and shape class, or None.
+    """Return the fastest admitted tile sizes for an architecture, head_dim and shape class, or None.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def measured_tiles(arch: str, head_dim: int, shape: str, past_tokens: int) -> At
     shape : str
         See `shape_class`.
     past_tokens : int
-        Past tokens of a row in the scratch; `hopper_attention` needs a multiple of its key group.
+        Cached tokens of a row in the scratch; `hopper_attention` needs a multiple of its key group.
     """
     tiles = tuned_table().get((arch, head_dim, shape))
     if tiles is not None and tiles.specialised and not hopper.takes(head_dim, past_tokens):
@@ -115,7 +115,7 @@ def tiles_for(arch: str, head_dim: int, shape: str, past_tokens: int) -> Attenti
 
 
 def shape_class(batch: int, heads: int, query_tokens: int) -> str:
-    """Classify an attention's size by its number of query tiles: how many waves it fills on a GPU."""
+    """Return the shape class of an attention, by its number of query tiles, which determines the waves on a GPU."""
     tiles = batch * heads * -(-query_tokens // 128)
     return next((name for name, end in CLASS_ENDS.items() if tiles <= end), LAST_CLASS)
 

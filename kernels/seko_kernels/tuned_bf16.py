@@ -1,8 +1,8 @@
-"""Table of sizes in which the 16-bit attention is faster than torch's.
+"""Table of sizes for which Seko's 16-bit attention is faster than torch's.
 
-`scripts/bench/kernels.py --admit` writes `tuned_attention_bf16.json`; it is never edited by hand. It holds a row for
-each size class in which the kernel passed `admission.admit_bf16` on its GPU and was faster than the engine's default.
-Builds read it; opening an artifact does not.
+`scripts/bench/kernels.py --admit` writes `tuned_attention_bf16.json`, which is never edited by hand. The table has a
+row for each size class in which the kernel passed `admission.admit_bf16` on its GPU and was faster than the engine's
+default. Builds read the table; opening an artifact does not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_table(file: Path) -> frozenset[tuple[str, int, str]]:
     Raises
     ------
     TilesError
-        If it is no such table, or an entry was not admitted or not faster.
+        If the file is no such table, or an entry was not admitted or not faster.
     """
     rows = set()
     with table_faults(file):

@@ -1,9 +1,9 @@
 """Division of an attention's query tiles so that they also fill a GPU's last wave: arithmetic of sizes.
 
-A multiprocessor takes a tile of queries from the first key to the last. At 12 heads and 4,680 queries these are 444
-tiles of 128, on 132 multiprocessors three whole waves, and a fourth in which two thirds of the GPU have nothing to do.
-So as many queries as fill whole waves go as they are; each tile that is left takes a part of the keys, as many parts as
-fill the GPU, and what they give is summed by its weight in the softmax.
+A multiprocessor handles a tile of queries from the first key to the last. With 12 heads and 4,680 queries there are
+444 tiles of 128: on 132 multiprocessors three whole waves, and a fourth in which two thirds of the GPU are idle.
+Queries that fill whole waves are therefore not split. For each remaining tile the keys are split into as many parts
+as fill the GPU, and the parts' results are combined by their softmax weights.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# Of a launch more, of short loops over keys, and of the sum: in keys that a tile could attend to in the meantime.
+# Cost of splitting (a further launch, short loops over keys, and the combination), in keys to which a tile could
+# attend in the same time.
 CUT_COST_KEYS = 5000
-LEAST_GAIN = 0.03  # of the time: less is not worth two more launches
-NEAR = 0.02  # of a wave: where two numbers of parts differ by less, the smaller one wins as long as a cache fills
+LEAST_GAIN = 0.03  # least gain, as a share of the time: less is not worth two more launches
+# share of a wave: if two numbers of parts differ by less, the smaller one is taken, since it is better while a
+# cache fills
+NEAR = 0.02
 
 
 class Waves(NamedTuple):
@@ -42,7 +45,7 @@ def cut(
     cost_keys: int | None = None,
     wave_keys: int = 0,
 ) -> Waves | None:
-    """Return how to cut an attention, or None where whole tiles do as well.
+    """Return how to split an attention, or None if splitting is not faster.
 
     Parameters
     ----------
@@ -57,7 +60,7 @@ def cut(
     splits : iterable of int
         Numbers of parts that are possible.
     cost_keys : int, optional
-        Cost of a division, in keys that a tile could attend to meanwhile; default: `CUT_COST_KEYS`.
+        Cost of splitting, in keys to which a tile could attend in the same time; default: `CUT_COST_KEYS`.
     wave_keys : int
         Cost of each wave of parts besides its keys, in the same unit.
     """

@@ -51,7 +51,7 @@ class Bench(FullModelBench):
     def config(
         self, *, exact: bool = False, camera: str = "chunk", preset: str = "", **layout: int
     ) -> VideoBuild:
-        """Return a build: FP4 cache, fp8 matmuls and the past in 8 bits, or torch's own layers over an exact cache."""
+        """Return a build: FP4 cache, fp8 matmuls, a resident window; or torch's own layers over an exact cache."""
         more: dict[str, Any] = {"kv": "bf16", "kernels": "plain", "attention": "torch"}
         if not exact:
             more = {"kv": "fp4", "fp8": True, "kernels": "fused", "attention": "fp8"}

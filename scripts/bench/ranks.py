@@ -5,7 +5,7 @@
     python scripts/bench/ranks.py --decode --ranks 4 --work FOLDER --rows docs/benchmarks/h200.jsonl
 
 The first compares two artifacts of one model, built without and with `--ranks`. The second compiles both engines of a
-preset with the quantised road (FP4 cache, fused kernels, fp8 matmuls, the past in 8 bits, resident window), and each
+preset with quantisation (FP4 cache, fused kernels, fp8 matmuls, 8-bit attention, resident window), and each
 rank draws random weights: no checkpoint, no artifact; ``--compile`` does only that first half. The third does the same
 with the VAE's decoder. `scripts/gpu/ranks.sh` runs all. The rows, N ranks, CASE s1 for artifacts and s5 for drawn
 weights:

@@ -76,7 +76,7 @@ FIGURES: tuple[Said, ...] = (
         (("h200", "s1_fp4_vs_b3", f"{LARGE}, fp4"),),
     ),
     (
-        "the same with fp8 matmuls and the past kept in 8 bits (`--fp8 --resident-window`)",
+        "the same with fp8 matmuls and cached frames held in 8 bits during a chunk (`--fp8 --resident-window`)",
         "{:.2f}",
         (("h200", "s1_fp4_fp8_vs_b3", f"{LARGE}, fp4_fp8_resident"),),
     ),

@@ -87,26 +87,23 @@ class Matrix:
 
 NAMES = ("qkv", "o", "gate_up", "down")
 SWEPT = [Matrix(net, name, rows) for net, rows in (("decoder", 22), ("base", 1)) for name in NAMES]
-COMPARED = [Matrix("decoder", name, rows) for rows in (44, 88, 176) for name in NAMES]
-COMPARED += [Matrix("base", name, 64) for name in NAMES]
+COMPARED = [Matrix("decoder", name, 44) for name in NAMES] + [Matrix("base", name, 16) for name in NAMES]
 
 
 def candidates(matrix: Matrix) -> Iterator[RowTiles]:
     """Tiles worth a try, the default first."""
     outer, inner = matrix.sizes
-    default = RowTiles.of(matrix.rows, outer, inner, shared=not matrix.normed)
+    default = RowTiles.of(matrix.rows, outer, inner, gated=matrix.gated, shared=not matrix.normed)
     yield default
-    splits = (1,) if matrix.normed else (1, 2, 4, 8)
+    splits = (1,) if matrix.normed else (1, 2, 4)
     for channels, products, warps, stages, split in itertools.product(
-        (16, 32), (128, 256, 512), (4, 8), (2, 4), splits
+        (16, 32), (256, 512), (4, 8), (3, 4), splits
     ):
         tiles = RowTiles(default.rows, channels, products, split, warps, stages)
         turn = 2 * products * (tiles.rows + channels * (1 + matrix.gated))
         programs = -(-outer // channels) * split
         if turn * stages < SHARED_MEMORY and inner >= products * split and 60 <= programs <= 800:
             yield tiles
-    if matrix.normed:
-        yield default._replace(prefetch=False)
 
 
 def main() -> None:
@@ -252,9 +249,10 @@ def sweep(deadline: float) -> None:
         inputs = matrix_inputs(matrix, copies(matrix))
         torch_us = torch_microseconds(matrix, *inputs)
         times: dict[RowTiles, float] = {}
+        left_out = 0
         for tiles in candidates(matrix):
             if time.monotonic() > deadline - 40:
-                emit(kind="left out", matrix=str(matrix), tiles=tiles)
+                left_out += 1
                 continue
             try:
                 times[tiles] = tile_microseconds(matrix, tiles, *inputs)
@@ -270,11 +268,13 @@ def sweep(deadline: float) -> None:
         default = next(candidates(matrix))
         outer, inner = matrix.sizes
         size = 2 * outer * (1 + matrix.gated) * inner
-        found = {"torch_us": torch_us, "default_us": times.get(default), "default": default._asdict()}
+        found = {
+            "left_out": left_out,
+            "torch_us": torch_us,
+            "default_us": times.get(default),
+            "default": default._asdict(),
+        }
         emit(kind="matrix", matrix=str(matrix), floor_us=size / 4.8e6, top=top, **found)
-        if matrix.normed and default in times:
-            no_prefetch = times.get(default._replace(prefetch=False))
-            emit(kind="prefetch", matrix=str(matrix), with_us=times[default], without_us=no_prefetch)
         best[str(matrix)] = top[0] if top else None
     for matrix in COMPARED:
         if time.monotonic() > deadline - 25:
@@ -283,7 +283,10 @@ def sweep(deadline: float) -> None:
         inputs = matrix_inputs(matrix, copies(matrix))
         tiles = next(candidates(matrix))
         us = tile_microseconds(matrix, tiles, *inputs)
-        emit(kind="rows", matrix=str(matrix), us=us, torch_us=torch_microseconds(matrix, *inputs))
+        halved = tiles._replace(rows=tiles.rows // 2) if tiles.rows > 16 else tiles
+        halved_us = tile_microseconds(matrix, halved, *inputs)
+        torch_us = torch_microseconds(matrix, *inputs)
+        emit(kind="rows", matrix=str(matrix), us=us, halved_us=halved_us, torch_us=torch_us)
     for matrix in SWEPT:
         inputs = matrix_inputs(matrix, copies(matrix), fp8=True)
         us = tile_microseconds(matrix, next(candidates(matrix)), *inputs)

@@ -1,4 +1,4 @@
-"""Makes the manifest of a build from its configuration and its engines."""
+"""The manifest of a build, made from its configuration and engines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe(
     Parameters
     ----------
     config : BuildConfig
-        What was built.
+        Configuration of the build.
     backend : ExportBackend
         The backend that made its engines.
     weights : tuple of Weight
@@ -49,7 +49,7 @@ def describe(
     Returns
     -------
     Manifest
-        Of the workload's own class.
+        The manifest, of the workload's own class.
     """
     workload, machine = workload_of(config), config.target
     graph = graph_of(config)

@@ -9,13 +9,13 @@ from typing import Any
 from seko_runtime.format.manifest import Manifest
 
 LINE_LETTERS = 120
-MOST_NESTED = 3  # what lies deeper, such as a call, is one line of any length
+MOST_NESTED = 3  # deeper values, such as a call, are one line of any length
 
 
 def manifest_json(manifest: Manifest) -> bytes:
     """Return a manifest as UTF-8 JSON with every field and sorted keys; equal manifests give equal bytes.
 
-    A call of a program is one line, and so is whatever fits a line.
+    A call of a program is one line, and so is every value that fits a line.
     """
     return (_written(dataclasses.asdict(manifest), 0) + "\n").encode("utf-8")
 

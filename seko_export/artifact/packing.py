@@ -1,4 +1,4 @@
-"""Packs an artifact as one tar; equal artifacts give equal bytes. The runtime unpacks it."""
+"""Packing of an artifact as one tar; equal artifacts give equal bytes. The runtime unpacks the tar."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ from seko_export.host import environment
 SBOM_FILE = "sbom.cdx.json"
 SPEC_VERSION = "1.6"
 OWN = ("seko-export", "seko-kernels", "seko-runtime")
-TOOLCHAIN = (*OWN, "torch", "triton", "numpy", "safetensors", "tokenizers")  # and all that these require
-_LONGEST_NAME = 80  # some packages put the whole text of their licence where its name belongs
+# packages to list, with all that they require
+TOOLCHAIN = (*OWN, "torch", "triton", "numpy", "safetensors", "tokenizers")
+_LONGEST_NAME = 80  # longest licence name: some packages put the whole text of their licence there
 
 Component = dict[str, Any]
 
@@ -84,14 +85,14 @@ def write_sbom(
         "components": sorted(components, key=lambda entry: str(entry["bom-ref"])),
         "dependencies": sorted(dependencies, key=lambda entry: str(entry["ref"])),
     }
-    # The serial is of the content: a random one would make every build another artifact.
+    # The serial number is computed from the content; a random one would make every build a different artifact.
     digest = hashlib.sha256(_to_bytes(bill)).digest()
     bill["serialNumber"] = uuid.UUID(bytes=digest[:16], version=5).urn
     (folder / SBOM_FILE).write_bytes(_to_bytes(bill))
 
 
 def _closure(roots: tuple[str, ...]) -> dict[str, metadata.Distribution]:
-    """Return the installed ones of these distributions and of all that they require, by normalised name."""
+    """Return these distributions and all that they require, as far as they are installed, by normalised name."""
     packages: dict[str, metadata.Distribution] = {}
     waiting = list(roots)
     while waiting:
@@ -100,7 +101,7 @@ def _closure(roots: tuple[str, ...]) -> dict[str, metadata.Distribution]:
             continue
         try:
             packages[name] = metadata.distribution(name)
-        except metadata.PackageNotFoundError:  # another platform's requirement
+        except metadata.PackageNotFoundError:  # a requirement for another platform
             continue
         waiting += _required(packages[name])
     return dict(sorted(packages.items()))

@@ -1,4 +1,4 @@
-"""Makes signing keys and signs artifacts. The runtime checks signatures."""
+"""Signing keys, and signing of artifacts. The runtime checks signatures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Signed:
     """The result of signing: the file, the artifact's digest, the key and time, and all keys with a valid signature
     now.
 
-    ``dropped`` are keys whose signatures were not of this manifest and have been removed.
+    ``dropped`` are keys whose signatures belonged to another manifest and were removed.
     """
 
     file: Path
@@ -101,8 +101,8 @@ def make_key(output_path: Path, passphrase: bytes | None = None) -> KeyPair:
 def sign_artifact(folder: Path, key_file: Path, ask: Callable[[], bytes] | None = None) -> Signed:
     """Check every hash of an artifact, then write a signature of its digest and the time beside the manifest.
 
-    Signatures of other keys stay if they are of this manifest, else they are removed. A signature of the same key is
-    replaced.
+    Signatures of other keys stay if they belong to this manifest, otherwise they are removed. An earlier signature of
+    the same key is replaced.
 
     Parameters
     ----------
@@ -141,7 +141,8 @@ def sign_artifact(folder: Path, key_file: Path, ask: Callable[[], bytes] | None 
         "signatures": [_entry(signature) for _, signature in sorted((others | {key: own_signature}).items())],
     }
     output_path = folder / SIGNATURE_FILE
-    # Written beside the artifact, not in it: a file of another name in there would make it wrong.
+    # The signature is written beside the artifact first, because an unexpected file inside would invalidate the
+    # artifact.
     with whole_file(output_path, "signing", replace=True, beside=folder.absolute()) as file:
         file.write(json.dumps(table, indent=1, sort_keys=True).encode() + b"\n")
     return Signed(
@@ -187,11 +188,12 @@ def _load_key(path: Path, ask: Callable[[], bytes] | None) -> Ed25519PrivateKey:
     content = _read_secret(path, f"--key {path}", MAX_KEY_BYTES)
     try:
         key = serialization.load_pem_private_key(content, password=None)
-    except TypeError:  # it has a passphrase
+    except TypeError:  # the key is encrypted
         passphrase = _passphrase(path, ask)
         try:
             key = serialization.load_pem_private_key(content, password=passphrase)
-        except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it is empty
+        # a TypeError means that the passphrase is empty
+        except (ValueError, TypeError, UnsupportedAlgorithm):
             raise UsageError(f"the passphrase does not open --key {path}; give the one of `keygen`") from None
     except (ValueError, UnsupportedAlgorithm):
         key = None

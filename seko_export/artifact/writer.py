@@ -1,4 +1,4 @@
-"""Writes weights as shards into an artifact's folder, and hashes its files."""
+"""Writing of weights as shards into an artifact's folder, and hashes of its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from seko_export.engines.piece import dtype_name
 from seko_runtime.format.manifest import FileEntry, Weight
 
-SHARD_BYTES = 256 * 2**20  # small enough that a box hashes and uploads the shards side by side
+SHARD_BYTES = 256 * 2**20  # small enough that a machine hashes and uploads several shards at the same time
 
 
 def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> tuple[Weight, ...]:
@@ -70,7 +70,8 @@ def hash_files(folder: Path) -> dict[str, FileEntry]:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a shard. safetensors reports the system's error number only in its message, so it is parsed from there."""
+    """Write a shard. safetensors reports the system's error number only in its message, from which this function
+    parses it."""
     try:
         save_file(tensors, path)
     except SafetensorError as fault:

@@ -7,7 +7,7 @@ from importlib import import_module
 from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.errors import UsageError
 
-# By the name of `--backend`: a module of this package, and the name of the `ExportBackend` in it.
+# For each name of `--backend`: a module of this package, and the name of the `ExportBackend` in it.
 _PLACES = {
     "aoti": ("aoti", "BACKEND"),
     "compile": ("compile", "BACKEND"),
@@ -16,7 +16,7 @@ _PLACES = {
     "tensorrt-rtx": ("tensorrt_plans.backend", "TENSORRT_RTX"),
 }
 BACKENDS = tuple(_PLACES)
-# The pieces themselves, run by torch: what goldens are recorded with. No artifact has it.
+# The eager backend, which runs the modules in torch to record goldens. No artifact uses it.
 EAGER = ExportBackend("eager", Capabilities(fused_kernels=True, offloaded_cache=True))
 
 

@@ -24,9 +24,9 @@ from seko_export.lowering.rank_group import stand_in_group
 from seko_export.lowering.trace import trace
 from seko_runtime.backends.engine_tensors import TENSORS_KEY, tensors_text
 
-# The backend of attention is chosen when the engine is compiled. Torch's own order would take FlashAttention-2,
-# which reaches 312 TFLOP/s on an H200 where cuDNN reaches 519; a bias rules FlashAttention out.
-# The last one is for what no other takes: a head of the VAE may have 384 channels.
+# Order of torch's attention backends, one of which is chosen when an engine is compiled. Torch's default order would
+# select FlashAttention-2, which reaches 312 TFLOP/s on an H200, where cuDNN reaches 519; FlashAttention supports no
+# bias. The last backend is for attention that no other supports: a head of the VAE may have 384 channels.
 CUDA_ATTENTION = (
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
@@ -44,17 +44,20 @@ def compile_piece(config: BuildConfig, piece: Piece, package: Path) -> None:
     LoweringError
         If the traced graph cannot be replayed.
     NumericError
-        If the engine is one that goldens do not cover, and differs from its module.
+        If goldens do not cover the engine, and its results differ from its module's.
     """
     use_private_cache()
-    # By default each compiler process starts a pool as large as the machine: with a process a piece, that is cores
-    # times pieces interpreters that import torch. Only blocks and the VAE have kernels enough to share out.
+    # By default each compiler process starts a worker for every core; with a process for each piece there would be
+    # cores times pieces interpreters that import torch. Only blocks and the VAE have enough kernels for several
+    # workers.
     torch._inductor.config.compile_threads = LARGE_PIECE_THREADS if piece.large else 1
     if config.target.device == "cuda":
-        # Finding out what vector code the compiler can make takes half a minute, for a host side that has no loops.
+        # Testing which vector instructions the compiler supports takes half a minute and is not needed, since the
+        # host code has no loops.
         torch._inductor.config.cpp.vec_isa_ok = False
-    # By default what goes into a package is written to a folder named after its code, in the cache that all builds of
-    # a user share, each time anew: a build beside another one of the same code packed files that were just emptied.
+    # By default the files of a package are written to a folder named by a hash of the code, in a cache that all
+    # builds of a user share: of two builds of the same code at the same time, one packed files that the other had
+    # just emptied.
     outputs_beside = torch._inductor.config.patch({"aot_inductor.output_path": str(package.parent)})
     tensors = tensors_text(engine_spec(piece, package.suffix))
     carried = torch._inductor.config.patch({"aot_inductor.metadata": {TENSORS_KEY: tensors}})
@@ -94,6 +97,6 @@ BACKEND = ExportBackend(
     Capabilities(fused_kernels=True, offloaded_cache=True, ranks=True),
     compile_piece,
     host_code=True,
-    fits_one_cpu=True,  # a GPU engine's host side is compiled for this processor, too
+    fits_one_cpu=True,  # host code of a GPU engine is compiled for this processor, too
     named_kernels="TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1",
 )

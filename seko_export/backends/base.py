@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 OFFLOADING = "--offload-cache"  # the option of a `Need` that `Capabilities.offloaded_cache` answers
 
-# Takes a build, one of its pieces, and the path of the file to write, in a folder of its own. Runs in a child process:
-# compilers are not thread-safe, and several engines compile at the same time. LoweringError if there is no such engine.
+# Takes a build, one of its pieces, and the path of the file to write, in a folder of its own. It runs in a child
+# process, because compilers are not thread-safe and several engines are compiled at the same time. It raises a
+# LoweringError if the engine cannot be compiled.
 EngineMaker = Callable[[Any, "Piece", Path], None]
 
 
@@ -32,20 +33,20 @@ class Capabilities:
     devices : tuple of str
         ``cpu``, ``cuda``.
     cross_targets : tuple of str
-        GPUs that it builds for without one of them here.
+        GPUs for which the backend builds although they are not present.
     unmeasured : bool
-        Whether no engine of it has run yet: estimates are those of other backends' kernels, and fused layers are taken
-        only where they are asked for.
+        Whether no engine of this backend was measured yet. Estimates are then those of other backends' kernels, and
+        fused layers must be requested.
     fused_kernels : bool
         Layers that run in Seko's own Triton kernels.
     attentions : tuple of str, optional
-        Attentions over the cache, as ``--attention`` names them; without it all.
+        Kinds of attention over the cache, by their names in ``--attention``; default: all.
     fp8_matmuls, resident_window : bool
         ``--fp8`` and ``--resident-window``.
     offloaded_cache : bool
         A cache on the host, copied to the device layer by layer.
     kv_schemes : tuple of str, optional
-        Cache formats that its engines can write and read, as ``--kv`` spells them; without it all.
+        Cache formats that the engines support, by their names in ``--kv``; default: all.
     ranks : bool
         Collectives within engines, for several ranks.
     pools : bool
@@ -53,7 +54,7 @@ class Capabilities:
     lacks : tuple of str
         Options of workloads that its engines do not support, as `workloads.base.Need` names them.
     workloads : tuple of str, optional
-        The workloads whose engines it makes; without it all.
+        The workloads whose engines the backend makes; default: all.
     """
 
     devices: tuple[str, ...] = ("cpu", "cuda")
@@ -82,7 +83,7 @@ class Unfinished:
     config : BuildConfig
         The build.
     manifest : Manifest
-        As written so far.
+        The manifest as written so far.
     progress : callable
         Called at every step.
     compiler_cache : bool
@@ -98,7 +99,7 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class ExportBackend:
-    """One way to make engine files.
+    """A kind of engine files, with the functions that make them.
 
     Parameters
     ----------
@@ -133,8 +134,8 @@ class ExportBackend:
     form : tuple of (str, str), optional
         Folder and suffix of the files that `compile_piece` writes, if these are not yet engines.
     build_engines : callable, optional
-        Makes engines of those files. Takes the build, their folder, the engines' folder and progress; returns the
-        seconds of each.
+        Makes engines from the files of ``form``. Takes the build, the folder of those files, the engines' folder and
+        progress; returns the seconds of each engine.
     finish : callable, optional
         Adds files to an artifact whose manifest is written; returns whether it added any.
     """
@@ -171,7 +172,7 @@ class ExportBackend:
 
 
 def refuse_uncarried(backend: ExportBackend, config: BuildConfig) -> None:
-    """Refuse a build that asks for more than a backend's capabilities, naming the option."""
+    """Raise an error that names the option if a build needs more than a backend's capabilities."""
     can, target, workload = backend.capabilities, config.target, workload_of(config)
     if can.workloads is not None and workload.name not in can.workloads:
         raise UsageError(

@@ -1,7 +1,7 @@
 """The backend ``compile``: exported programs that `torch.compile` finishes when the artifact is opened.
 
-For machines that have torch and triton anyway. The build opens the artifact once, and ships the compiler's cache that
-this fills.
+The backend is for machines that have torch and triton anyway. The build opens the artifact once, which fills the
+compiler's cache, and adds that cache to the artifact.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def export_piece(config: BuildConfig, piece: Piece, path: Path) -> None:
     """Trace and check one piece and save it as an exported program (``.pt2``)."""
     with attention_backends(config.target.device), plain_torch():
         program = trace(piece, config.target.device)
-        # Where attention's backend is pinned, the decomposed graph names the backend's own op. And torch saves no
-        # program whose only results are what it wrote into its inputs.
+        # With a fixed attention backend the decomposed graph contains that backend's own op. Graphs without results are
+        # decomposed, too, because torch cannot save a program whose only results are writes to its inputs.
         if config.target.device == "cuda" or not piece.outputs:
             program = program.run_decompositions({})
     forget_sources(program)
-    program.example_inputs = None  # zeros as large as the weights
+    program.example_inputs = None  # example inputs are dropped: zeros as large as the weights
     torch.export.save(program, path)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from seko_export.engines.piece import Piece
 
 
-PROGRAM_FILE = "{}.onnx"  # one whole program, such as a pass
+PROGRAM_FILE = "{}.onnx"  # name of the file of one whole program, such as a pass
 
 
 def check_can_build() -> None:

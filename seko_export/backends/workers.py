@@ -1,4 +1,4 @@
-"""The processes that compile engines. They run at the same time, and end when the build ends for any reason."""
+"""The processes that compile engines. They run in parallel, and end when the build ends for any reason."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from seko_runtime.host.end_signals import held_signals
 from seko_runtime.host.faults import told_by_the_system
 
 COMPILING = "compiling the engines"
-# Variables that modules, libraries or Python read once.
+# Environment variables that modules, libraries or Python read once.
 _READ_AT_IMPORT = ("TORCH", "AOT_INDUCTOR", "TRITON", "CUDA", "PYTHON", "OMP_", "MKL_", "LD_", "TMPDIR")
-# Bytes that a Unix socket's path may have, and of what multiprocessing puts behind the folder for temporary files.
+# Most bytes of a Unix socket's path, and bytes that multiprocessing appends to the folder for temporary files.
 _SOCKET_PATH, _SOCKET_NAME = 107, len("/pymp-12345678/listener-12345678")
 _settings_of_server: dict[str, dict[str, str]] = {}
 _SLOW_COST = (
-    5.0  # seconds of a `Piece.large` engine, in those of another; assumed, for an estimate of the time left
+    5.0  # compile time of a `Piece.large` engine relative to others; assumed, to estimate the time left
 )
 
 
@@ -54,8 +54,8 @@ def compiled_beside(
     artifact : Path
         The artifact's folder, in which the folder of the engines (or of their forms) is made.
     progress : callable
-        Called with the number of finished engines while the caller waits; until then it is told once how to ask what
-        compiles beside the caller's own steps.
+        Called with the number of finished engines while the caller waits. Before that it is called once with a
+        function that tells what is being compiled beside the caller's own steps.
 
     Yields
     ------
@@ -104,13 +104,13 @@ def compiled_beside(
 
 
 def _started_by(backend: ExportBackend) -> BaseContext:
-    """Return how workers are started. None is forked from this process: a forked child must not use the GPU, and must
-    not hold its parent's threads' locks.
+    """Return the multiprocessing context for workers. Workers are not forked from this process, because a forked
+    child must not use the GPU, and could inherit locks that other threads hold.
 
-    They are forked from a server, which this process starts once and which has imported torch and the backend: that
-    takes 3 s of a processor. Modules read their settings when they are imported; so if one has changed since the
-    server was started, each worker imports them itself; and if the folder for temporary files has so long a path that
-    the server's socket cannot lie there.
+    Workers are forked from a fork server, which this process starts once and which has imported torch and the
+    backend; the import takes 3 s of processor time. Modules read their settings when they are imported. If a setting
+    has changed since the server was started, or the path of the folder for temporary files is too long for the
+    server's socket, each worker imports the modules itself.
     """
     if len(os.fsencode(tempfile.gettempdir())) + _SOCKET_NAME > _SOCKET_PATH:
         return multiprocessing.get_context("spawn")
@@ -144,7 +144,7 @@ def _make_and_move(
             seconds = make_engine(make, config, name, package)
         shutil.move(package, output_path)
         return seconds
-    except (ExportError, OSError):  # these travel
+    except (ExportError, OSError):  # exceptions of these classes can be pickled
         raise
     except Exception as fault:
         raise ExportError(f"engine {name!r} did not compile: {type(fault).__name__}: {fault}") from None
@@ -167,18 +167,19 @@ def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict
 
 @dataclass
 class _Watch:
-    """Says which engines compile now, how many are left, and about how long they take.
+    """Reporter of a build's progress: which engines are being compiled, how many are left, and about how long they
+    take.
 
     Parameters
     ----------
     futures : mapping of Future to str
         Each engine's name.
     costs : mapping of str to float
-        What each takes, in one unit.
+        Relative compile time of each engine.
     workdir : Path
-        An engine's folder is made there when a worker begins with it.
+        Folder in which a worker makes a folder for an engine when it begins.
     workers : int
-        How many compile at a time.
+        Number of engines that are compiled at a time.
     """
 
     futures: Mapping[Future[float], str]
@@ -210,21 +211,21 @@ class _Watch:
         return status
 
     def _remaining(self, left: Sequence[str], unit: float, now: float) -> float:
-        """Return the seconds that engines still take, a unit of cost taking ``unit`` of them."""
+        """Return the seconds that the remaining engines take, if a unit of cost takes ``unit`` seconds."""
         each = [max(1.0, self.costs[name] * unit - (now - self.begun.get(name, now))) for name in left]
         return max(max(each), sum(each) / self.workers)
 
 
 @contextmanager
 def _workers_starting() -> Iterator[None]:
-    """Answer signals behind the block, in which workers are started; SIGINT is blocked in the workers.
+    """Context in which workers are started: signals are delayed until its end, and SIGINT is blocked in the workers.
 
-    A worker is known, and can be ended, when the start of its process has returned. For the first one that takes as
-    long as the server takes to import torch. A signal that ended the build meanwhile would leave behind a worker that
-    nobody ends, and that finds its pool's semaphores gone.
+    A worker can be ended only when the call that starts its process has returned, which for the first worker takes as
+    long as the server needs to import torch. A signal that ended the build before would leave a worker running that
+    nobody ends and whose pool's semaphores are gone.
 
-    SIGINT is blocked in this thread, because processes that are started from here inherit that: the terminal sends
-    Ctrl-C to the whole group, and only this process shall answer it.
+    SIGINT is blocked in this thread, because processes that it starts inherit the block: a terminal sends Ctrl-C to
+    the whole process group, and only this process should react.
     """
     with held_signals():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -238,7 +239,7 @@ def _end_with_children(worker: int | None) -> None:
     """End a worker and the compilers that it started."""
     with suppress(ProcessLookupError):
         if worker is not None:
-            # its own group once `_quiet_worker` ran; before that it has no children
+            # the worker has its own process group once `_quiet_worker` has run, and no children before that
             (os.killpg if os.getpgid(worker) == worker else os.kill)(worker, signal.SIGTERM)
 
 
@@ -251,19 +252,20 @@ def _quiet_worker(environ: Mapping[str, str]) -> None:
     os.environ.update(environ)
     os.setpgid(0, 0)
     threading.Thread(target=_follow_parent, daemon=True).start()
-    with suppress(ImportError):  # torch draws bars where it is installed
+    with suppress(ImportError):  # torch draws progress bars if this package is installed
         from tqdm import tqdm  # type: ignore[import-untyped]
 
-        # its own is a named semaphore, which a worker that is ended would leave behind
+        # tqdm's default lock is a named semaphore, which a killed worker would leave behind
         tqdm.set_lock(threading.RLock())
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
     warnings.filterwarnings(
         "ignore", message="TensorFloat32 tensor cores", category=UserWarning
-    )  # float32 is meant
+    )  # matmuls in float32 are intended
 
 
 def _follow_parent() -> None:
-    """End this process group when the parent was killed; the pool's queue would otherwise wait for ever."""
+    """End this process group when the parent was killed; otherwise the worker would wait for the pool's queue for
+    ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])

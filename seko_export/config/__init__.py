@@ -1,1 +1,1 @@
-"""Build configuration: frozen dataclasses that validate their fields. No model's modules."""
+"""Build configuration: frozen dataclasses that validate their fields. Contains no modules of a model."""

@@ -1,4 +1,4 @@
-"""The attentions that a build's layers can have over the cache, as ``--attention`` names them."""
+"""The kinds of attention over the cache that ``--attention`` names."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention over the cache.
+    """A kind of attention over the cache.
 
     Parameters
     ----------
     name : str
-        As the command line and the manifest spell it.
+        Name on the command line and in the manifest.
     help : str
-        What the help of ``--attention`` says of it; empty: the name says all.
+        Its description in the help of ``--attention``; may be empty.
     own_kernel : bool
-        Whether it is a kernel of Seko's, which fused layers alone have.
+        Whether it is one of Seko's kernels, which need fused layers.
     past_in_8_bits : bool
-        Whether cached frames are expanded to 8 bits, which takes constants of its own, and can stay so for all passes.
+        Whether cached frames are expanded to 8 bits. This needs further constants, and allows a resident window.
     fp8_numbers : bool
-        Whether it computes with fp8 numbers, which a GPU may lack.
+        Whether it computes with fp8 numbers, which not every GPU supports.
     arch : str or None
-        The one GPU architecture that its kernel is for; None: any.
+        The only GPU architecture of its kernel; None for any.
     head_dim : int or None
-        The one width of a head that its kernel takes on a GPU; None: see `VideoBuild.no_attention`.
+        The only width of a head that its kernel supports on a GPU; None: see `VideoBuild.no_attention`.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Configuration of a build: a model, what its workload adds, and the target.
+"""Configuration of a build: model, workload and target.
 
-Each part is a frozen dataclass that validates its own fields. A workload derives its configuration from `BuildConfig`,
-which validates what several parts must agree on.
+Each part is a frozen dataclass that validates its own fields. A workload derives its own class from `BuildConfig`,
+which validates fields of several parts against each other.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from seko_export.config.target import TargetConfig
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """Base of every model's dimensions: a name, and the family that builds it. Each kind of model derives its own.
+    """Base class of models' dimensions: a name, and the family that builds the model. Each kind of model derives its
+    own class.
 
     Parameters
     ----------
     name : str
         Preset name, for reports.
     family : str
-        As `families.registry.family_named` takes it.
+        Name of the family, for `families.registry.family_named`.
     """
 
     name: str
@@ -39,7 +40,7 @@ class WorkloadConfig(ABC):
     @property
     @abstractmethod
     def state_rows(self) -> int:
-        """Rows for which the artifact holds state, a pool's spare row included."""
+        """Number of rows for which the artifact holds state, including a pool's spare row."""
 
     @property
     @abstractmethod
@@ -56,7 +57,7 @@ class BuildConfig:
     model : ModelIdentity
         Dimensions of the model.
     workload : WorkloadConfig
-        What the model's workload adds.
+        The workload's part of the build.
     target : TargetConfig
         The machine, and the kernels.
     """
@@ -71,7 +72,7 @@ class BuildConfig:
         Raises
         ------
         TypeError
-            If neither workload nor target has such a field, and it is no part.
+            If neither workload nor target has such a field, and no part has this name.
         UsageError
             If the values contradict each other.
         """

@@ -1,4 +1,4 @@
-"""Dimensions of the text encoder, and what a build asks of any VAE's."""
+"""Dimensions of text, audio and image encoders, and the base class of a VAE's dimensions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 from seko_export.errors import UsageError
 from seko_runtime.video.conditioning.voice import WINDOW
 
-TOKENIZER_FILE = "text/tokenizer.json"  # in the artifact
+TOKENIZER_FILE = "text/tokenizer.json"  # file names in the artifact
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class TextEncoderConfig:
     norm_eps : float
         Epsilon of every RMSNorm.
     pad_id : int
-        The padding token behind a prompt; its embedding is zeros.
+        Id of the padding token after a prompt, whose embedding is zeros.
     truncate : bool
         Whether a prompt that is too long is cut, as in Wan's pipeline, or refused.
 
     Raises
     ------
     UsageError
-        If two of them contradict each other.
+        If two dimensions contradict each other.
     """
 
     vocab_size: int = 256_384
@@ -79,16 +79,16 @@ class HubertConfig:
     conv_bias : bool
         Whether they have biases.
     position_kernel, position_groups : int
-        Of the convolution that gives the frames their positions.
+        Kernel size and groups of the convolution that encodes the frames' positions.
     norm_eps : float
         Epsilon of every LayerNorm behind the convolutions.
     normalised : bool
-        Whether its samples are brought to mean 0 and variance 1, as its preprocessor_config.json says.
+        Whether samples are normalised to mean 0 and variance 1, as stated in preprocessor_config.json.
 
     Raises
     ------
     UsageError
-        If two of them contradict each other.
+        If two dimensions contradict each other.
     """
 
     dim: int = 1024
@@ -124,7 +124,7 @@ class HubertConfig:
             )
 
     def feature_count(self, samples: int) -> int:
-        """Return how many features the convolutions make from this many samples."""
+        """Return the number of features that the convolutions compute from a number of samples."""
         for kernel, stride in zip(self.conv_kernels, self.conv_strides, strict=True):
             samples = (samples - kernel) // stride + 1
         return samples
@@ -152,7 +152,8 @@ class ClipConfig:
     Parameters
     ----------
     dim, layers, heads, ffn_dim : int
-        Width, blocks that are run, attention heads, hidden width of the feed-forward. The file has one block more.
+        Width, number of blocks that are run, attention heads, hidden width of the feed-forward. The file has one more
+        block, which is not run.
     patch, side : int
         Pixels along a patch, and along the square picture that it takes.
     norm_eps : float
@@ -161,7 +162,7 @@ class ClipConfig:
     Raises
     ------
     UsageError
-        If two of them contradict each other.
+        If two dimensions contradict each other.
     """
 
     dim: int = 1280
@@ -191,7 +192,7 @@ class ClipConfig:
 class VaeConfig(ABC):
     """Dimensions of a VAE, of any kind. Each kind derives a frozen dataclass; its fields go into the manifest.
 
-    Strides and channels are of the latents: they must be those of the model's stream and output.
+    Strides and channels are those of the latents, and must equal those of the model's stream and output.
     """
 
     kind: ClassVar[str]
@@ -219,5 +220,6 @@ class VaeConfig(ABC):
         """Video frames per latent frame, except the first latent frame."""
 
     def video_frames(self, frames: int, *, first: bool) -> int:
-        """Return how many video frames ``frames`` latent frames decode to, at the start of a stream or later."""
+        """Return the number of video frames to which ``frames`` latent frames decode, at the start of a stream or
+        later."""
         return self.temporal_stride * frames - (self.temporal_stride - 1) * first

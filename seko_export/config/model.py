@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from seko_export.config.build import ModelIdentity
 from seko_export.errors import UsageError
 
-HEAD_UNIT = 16  # `seko_kernels.formats.NVFP4_BLOCK`; presets are looked at before torch, which that imports, is loaded
+# equals `seko_kernels.formats.NVFP4_BLOCK`, which is not imported because presets are read before torch is
+# imported
+HEAD_UNIT = 16
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class ModelConfig(ModelIdentity):
     layers, dim, heads, ffn_dim : int
         Transformer depth, width, attention heads, hidden width of the feed-forward.
     in_channels, out_channels : int
-        Channels into the patch embedding, and channels of the latents. More go in if a family concatenates a
-        condition to the latents.
+        Input channels of the patch embedding, and channels of the latents. There are more input channels if a family
+        concatenates a condition to the latents.
     text_dim, text_tokens : int
         Width and count of the text encoder's (zero-padded) output.
     freq_dim : int
@@ -87,10 +89,10 @@ class ModelConfig(ModelIdentity):
 
     @property
     def sound_width(self) -> int | None:
-        """Width of the features of sound that it takes; None if it takes no sound."""
+        """Width of the audio features that the model takes; None if it takes no audio."""
         return None
 
     @property
     def picture_features(self) -> tuple[int, int] | None:
-        """Number and width of the features of a picture that it takes beside the text; None if it takes none."""
+        """Number and width of the picture features that the model takes beside the text; None if it takes none."""
         return None

@@ -1,4 +1,4 @@
-"""Finds an object, such as a model family or a VAE, by a name in a table or by ``MODULE:ATTRIBUTE``."""
+"""Look-up of an object, such as a model family or a VAE, by a name in a table or by ``MODULE:ATTRIBUTE``."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def find_named(what: str, name: str, known: Collection[str], home: str, kind: ty
     Parameters
     ----------
     what : str
-        What it names, for messages: ``model family``.
+        What the name stands for, in messages: ``model family``.
     name : str
-        One of ``known``, or ``MODULE:ATTRIBUTE``, where Python finds the object.
+        One of ``known``, or ``MODULE:ATTRIBUTE`` of the object in Python.
     known : collection of str
         The table.
     home : str
-        The same of a name in the table, with ``{}`` for the name.
+        ``MODULE:ATTRIBUTE`` of the objects in the table, with ``{}`` for the name.
     kind : type
-        Its class, which may be abstract.
+        Class of the object, which may be abstract.
 
     Raises
     ------

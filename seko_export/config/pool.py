@@ -10,7 +10,7 @@ from seko_export.errors import UsageError
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """Sessions that come and go, and how many of them one engine call can carry.
+    """Sizes of a pool: the number of sessions, and the numbers of rows in its calls.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class PoolConfig:
     Raises
     ------
     UsageError
-        If they contradict each other.
+        If the numbers contradict each other.
     """
 
     sessions: int

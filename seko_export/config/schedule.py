@@ -11,11 +11,12 @@ from seko_export.errors import UsageError
 from seko_runtime.errors import UsageError as SessionUsageError
 from seko_runtime.video.schedule import MAX_PASSES, schedule_tables, sigmas_of, warped_timesteps
 
-if TYPE_CHECKING:  # presets with passes of their own are looked at before torch is loaded
+if TYPE_CHECKING:  # presets with their own schedule are read before torch is imported
     from torch import Tensor
 
 
-# What a pass does with its result: fresh noise, a step of Euler's method, or that with latents rounded to bfloat16.
+# Update rules after a pass: fresh noise, a step of Euler's method, or Euler's method with latents rounded to
+# bfloat16.
 SAMPLERS = ("renoise", "euler", "euler-bf16")
 
 
@@ -34,9 +35,10 @@ class Schedule:
     own_sigmas : tuple of float
         Noise level of each pass, for a model whose timesteps are rounded. Empty: timesteps / 1000.
     renoise_sigmas : tuple of float
-        Noise level to which each pass but the last brings its result back. Empty: that of the next pass.
+        Noise level to which the result of each pass except the last is renoised. Empty: the noise level of the next
+        pass.
     sampler : str
-        How a pass's result becomes the next one's latents: one of `SAMPLERS`.
+        Update rule from a pass's result to the next pass's latents, one of `SAMPLERS`.
     """
 
     timesteps: tuple[float, ...]

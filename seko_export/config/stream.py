@@ -23,8 +23,8 @@ class StreamConfig:
     sink_frames : int
         Latent frames at the start of the stream that are never evicted.
     ring_frames : int
-        Reusable slots behind the sink, at least ``chunk_frames``. Once they are full, a new frame takes the oldest
-        one's slot.
+        Reusable slots behind the sink, at least ``chunk_frames``. Once all are full, a new frame takes the slot of
+        the oldest frame.
     batch : int
         Rows that one engine call carries.
     fps : int
@@ -38,12 +38,12 @@ class StreamConfig:
         Whether RoPE counts frames from the oldest one in the cache, sink first (Seko-Talk), instead of from the start
         of the stream.
     rope_max_frames : int
-        With window positions, and not 0: RoPE counts frames from the start of the stream, the sink's as they are, and
-        all behind it moved back so far that the newest is the frame of this number, counted from 1. It is the same in
-        all layers, whatever their rings. 0: the frames in the cache are counted.
+        If not 0, with window positions: RoPE positions are frame numbers from the start of the stream, but frames
+        after the sink are shifted back so that the newest is the frame of this number, counted from 1. The shift is
+        the same in all layers, whatever their rings. If 0, the frames in the cache are counted.
     references_apart : bool
-        With window positions: whether the references are left out of the count. They and the oldest other frame have
-        position 0 (the first weights of Seko-Talk).
+        With window positions: whether reference frames are not counted. Reference frames and the oldest other frame
+        then have position 0 (the first weights of Seko-Talk).
     offload_cache : bool
         Whether the cache lies on the host and is copied to the device layer by layer.
     reference_frames : int
@@ -78,7 +78,7 @@ class StreamConfig:
     references_apart: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has lists alone
+        object.__setattr__(self, "layer_rings", tuple(self.layer_rings))  # JSON has no tuples
         if self.spatial_stride < 1 or self.temporal_stride < 1:
             raise UsageError(
                 f"the VAE's strides are {self.spatial_stride} pixels and {self.temporal_stride} frames, expected at "
@@ -136,8 +136,8 @@ class StreamConfig:
     def sides_for(self, aspect: float) -> tuple[int, int]:
         """Return height and width of a video of this area in pixels, for an aspect of height / width.
 
-        Rounded as lingbot-world's authors do: down, to whole patches, in floating-point numbers. So a picture of 832 x
-        480 at that very area becomes 832 x 464.
+        Sides are rounded down to whole patches in floating-point arithmetic, as in lingbot-world's code. A picture of
+        832 x 480, at exactly that area, therefore becomes 832 x 464.
         """
         area, stride = self.height * self.width, self.spatial_stride
         height, width = (
@@ -201,7 +201,7 @@ class LayerGroup:
     layers: tuple[int, ...]
 
     def own(self, name: str) -> str:
-        """Return the name of a tensor or engine of this group: with the group's name appended, unless that is
-        empty.
+        """Return the name of a tensor or engine of this group: the plain name with the group's name appended, if that
+        is not empty.
         """
         return f"{name}.{self.name}" if self.name else name

@@ -1,4 +1,4 @@
-"""The machine and the kernels that a build's engines are for."""
+"""The target of a build: the machine, and the kernels of the layers."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from seko_export.config.attention import ATTENTIONS, TORCH, Attention
 from seko_export.config.pool import with_commas
 from seko_export.errors import UsageError
 
-if TYPE_CHECKING:  # a model's dimensions are looked at before torch is loaded
+if TYPE_CHECKING:  # configurations are read before torch is imported
     import torch
 
-MOST_RANKS = 8  # GPUs of one box
+MOST_RANKS = 8  # most GPUs in one machine
 
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """The machine that engines are for, and the kernels of their layers.
+    """The machine for which engines are compiled, and the kernels of their layers.
 
     Parameters
     ----------
     device : str
         ``cpu`` or ``cuda``.
     archs : tuple of str
-        The GPUs that it is for, ``sm_89`` and the like, where none of them need be here; empty: this machine's device.
+        Architectures of the target GPUs, such as ``sm_89``, which need not be present; empty: this machine's device.
     ranks : int
         Processes that run each call together, one a GPU: each has a share of the tokens and, in attention and in its
         cache, of the heads.
@@ -71,7 +71,7 @@ class TargetConfig:
 
     @property
     def eager_device(self) -> str:
-        """The device on which goldens are recorded: the CPU where the target's GPUs need not be here."""
+        """The device on which goldens are recorded: the CPU if the target's GPUs need not be present."""
         return "cpu" if self.archs else self.device
 
     @property
@@ -83,5 +83,5 @@ class TargetConfig:
 
     @property
     def plain(self) -> TargetConfig:
-        """The same machine for one rank, with layers in plain torch."""
+        """The same target for one rank, with layers in plain torch."""
         return TargetConfig(self.device, self.archs)

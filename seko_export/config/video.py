@@ -1,4 +1,5 @@
-"""Configuration of a video build: layout, schedule, cache format and media, and what they ask of model and target."""
+"""Configuration of a video build: layout, schedule, cache format and media, and their checks against model and
+target."""
 
 from __future__ import annotations
 
@@ -44,9 +45,10 @@ class VideoConfig(WorkloadConfig):
     pool : PoolConfig, optional
         Sessions that share engine calls; without it every call carries the whole batch.
     audio : HubertConfig, optional
-        Encodes the voice; without it an artifact of a model that hears takes audio features.
+        The audio encoder; without it an artifact of a model with audio input takes audio features.
     image : ClipConfig, optional
-        Encodes the portrait beside the text; without it a model with a picture branch takes CLIP's features.
+        The image encoder of the portrait; without it an artifact of a model with a picture branch takes CLIP's
+        features.
 
     Raises
     ------
@@ -88,7 +90,8 @@ class VideoConfig(WorkloadConfig):
 
     @property
     def state_rows(self) -> int:
-        """Rows of the caches. A pool has one more: batch indices of a call without a session write to it."""
+        """Number of rows of the caches. A pool has one more row than sessions, the spare row, to which unused batch
+        indices of a call write."""
         return self.rows + (self.pool is not None)
 
     @property
@@ -114,7 +117,7 @@ class VideoBuild(BuildConfig):
     Raises
     ------
     UsageError
-        If an encoder or the VAE does not fit the model, or an option the layers.
+        If an encoder or the VAE does not fit the model, or an option does not fit the layers.
     """
 
     model: ModelConfig
@@ -148,7 +151,7 @@ class VideoBuild(BuildConfig):
             self._check_image(work.image)
         vae = work.vae
         if vae is not None and vae.latent_channels != self.model.out_channels:
-            # what goes in may have a condition beside it
+            # input channels may include a condition beside the latents
             raise UsageError(
                 f"the VAE has {vae.latent_channels} latent channels, {self.model.name!r} gives "
                 f"{self.model.out_channels}: they are not of one model"
@@ -221,12 +224,13 @@ class VideoBuild(BuildConfig):
 
     @property
     def decode_ranks(self) -> int:
-        """Number of ranks that decode a chunk together, each some rows of the pictures; 1: each decodes all."""
+        """Number of ranks that decode a chunk together, each some pixel rows; 1 if one rank decodes whole
+        pictures."""
         return 1 if self.workload.vae is None or self.no_shared_decoding else self.target.ranks
 
     @property
     def no_shared_decoding(self) -> str | None:
-        """The reason why each of several ranks decodes whole pictures; None if it does not."""
+        """The reason why ranks do not share decoding; None if they do."""
         vae, ranks = self.workload.vae, self.target.ranks
         if vae is None or ranks == 1:
             return None
@@ -253,7 +257,8 @@ class VideoBuild(BuildConfig):
             return f"it reads cached frames in fp8, and a cache of {least} frames holds the chunk alone"
         references, chunk = self.workload.stream.reference_frames, self.workload.stream.chunk_frames
         if references % chunk and (references > chunk or chunk % references):
-            # A chunk of references is filled up with copies, or with zeros that no other attention sees.
+            # A chunk of reference frames is filled up with copies, or with zeros that only this attention would not
+            # mask.
             return (
                 f"a chunk sees all of itself, so as many reference frames as fill chunks of {chunk}, or divide one, "
                 f"not {references}"
@@ -291,7 +296,7 @@ class VideoBuild(BuildConfig):
     def as_exact(self) -> VideoBuild:
         """The same model with an exact cache, in plain torch: lossy builds are calibrated on it and compared with it.
 
-        It runs during the build only, so it may keep its cache on the host or the device.
+        This model runs during the build only, so its cache may be on the host or the device.
         """
         stream = replace(self.workload.stream, offload_cache=False)
         return self.changed(kv_scheme=self.exact_scheme, stream=stream, target=self.target.plain)
@@ -303,7 +308,7 @@ class VideoBuild(BuildConfig):
 
     @property
     def kv(self) -> KvFormat:
-        """The cache format, of a rank's heads."""
+        """The cache format, with the heads of one rank."""
         s, n = self.workload.stream, self.workload.stream.frame_tokens
         row = RowLayout(s.pinned_frames * n, s.ring_frames * n, s.chunk_tokens)
         return kv_format(
@@ -316,10 +321,11 @@ class VideoBuild(BuildConfig):
         )
 
     def device_layers(self, group: LayerGroup) -> int:
-        """Return how many layers of a group's offloaded cache the device holds at a time; 0: so few that all may stay.
+        """Return the number of layers of a group's offloaded cache that the device holds at a time; 0 if the group
+        has so few layers that all stay.
 
-        Two: one that is read and one that is being copied. Three for an odd number of layers, so that the first layer
-        can be copied while the last is read.
+        There are two: one that is read and one that is being copied. For an odd number of layers there are three, so
+        that the first layer can be copied while the last is read.
         """
         layers = len(group.layers) * self.workload.cache_passes
         seats = 2 + layers % 2

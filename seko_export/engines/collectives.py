@@ -8,11 +8,12 @@ from torch import Tensor
 from seko_export.engines.piece import Argument
 from seko_runtime.executor.contract import RANK
 
-RANK_ARGUMENT = Argument("rank", f"buffer:{RANK}", (1,), torch.int64)  # the rank's number
+# name of the buffer with the rank's number
+RANK_ARGUMENT = Argument("rank", f"buffer:{RANK}", (1,), torch.int64)
 
 
 def gathered(x: Tensor, ranks: int, group: str) -> Tensor:
-    """Return x of every rank as [R, *x.shape], in the ranks' order, by the process group of that name."""
+    """Gather x of every rank as [R, *x.shape], in the order of ranks, through the named process group."""
     sent = torch.ops._c10d_functional.all_gather_into_tensor(x.unsqueeze(0).contiguous(), ranks, group)
     received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
     return received

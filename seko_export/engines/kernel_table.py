@@ -1,6 +1,6 @@
-"""The kernels of a build's layers and their tiles, as shown by `doctor` and stored in an artifact.
+"""The kernels of a build's layers and their tile sizes, as shown by `doctor` and stored in an artifact.
 
-The tiles are compiled into the engines. This table is for people; opening an artifact does not read it.
+Tile sizes are compiled into the engines. The table is for people; opening an artifact does not read it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def kernel_table(config: VideoBuild, target: Target) -> dict[str, Any]:
     config : VideoBuild
         The build.
     target : Target
-        The device it is built for.
+        The device for which the artifact is built.
 
     Returns
     -------
@@ -48,9 +48,9 @@ def kernel_table(config: VideoBuild, target: Target) -> dict[str, Any]:
 
 
 def attention_tiles(config: VideoBuild, target: Target) -> list[dict[str, Any]]:
-    """Return the tiles of the 8-bit attention on a GPU, and whether they were measured there.
+    """Return the tile sizes of the 8-bit attention on a GPU, and whether they were measured on that GPU.
 
-    One entry for each combination of call size and past size; layer groups differ in the latter.
+    The list has an entry for each combination of rows in a call and cache size, in which layer groups differ.
     """
     streams = [config.of_layer_group(group).workload.stream for group in config.layer_groups]
     pasts = sorted(

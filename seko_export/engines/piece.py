@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from seko_export.engines.key import EngineKey, engine_file
 from seko_runtime.format.manifest import Call, EngineSpec, TensorSpec
 
-OF_LAYER, OF_PLACE = "[{layer}]", "[{place}]"  # behind a buffer: that layer of it
-_WEIGHTS = "weights."  # before a parameter's name in an engine's signature: inputs may have the same name
+OF_LAYER, OF_PLACE = "[{layer}]", "[{place}]"  # index of a buffer reference: the layer's entry
+# prefix of a parameter's name in an engine's signature, because an input may have the same name
+_WEIGHTS = "weights."
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Argument:
         Reference as in the manifest's programs: ``weight:``, ``buffer:`` or ``value:``. `Piece.call` fills in
         ``{layer}``, a layer's number in the model, and ``{place}``, its number in its layer group.
     shape, dtype
-        Of the tensor as the engine sees it.
+        Shape and dtype of the tensor as the engine sees it.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Argument:
 
     @property
     def spec(self) -> TensorSpec:
-        """The same as the manifest states it."""
+        """The argument's entry in the manifest."""
         return TensorSpec(self.name, self.shape, dtype_name(self.dtype))
 
 
@@ -48,13 +49,13 @@ class Piece:
     Parameters
     ----------
     key : EngineKey
-        Which engine it becomes.
+        Key of the engine that the piece becomes.
     module : nn.Module
-        On the meta device. Its parameters are the engine's first inputs, in ``named_parameters`` order.
+        The module, on the meta device. Its parameters are the engine's first inputs, in ``named_parameters`` order.
     prefix : str
         Prefix of the module's parameter names in the artifact; may contain ``{layer}``.
     layers : int
-        0: the engine is called once. n: it is called for each of the model's n layers.
+        Number of the model's layers, for each of which the engine is called; 0 if it is called once.
     inputs, outputs : tuple of Argument
         Inputs after the parameters, then outputs.
     mutates : tuple of str
@@ -62,14 +63,15 @@ class Piece:
     positional : bool
         Whether the module takes all inputs by position, for example a varying number of caches.
     only : tuple of int or None
-        The layers that it serves, if not all.
+        The layers that the engine serves; None for all layers.
     among : tuple of int
         The layers of its layer group, if there are several groups: a layer's index here is its index in the group's
         caches.
     large : bool
-        Whether it has kernels enough to compile for long: such engines begin first, each with processes of its own.
+        Whether compilation takes long, because the engine has many kernels. Such engines are compiled first, each
+        with several processes.
     recorded : bool
-        Whether goldens show what it computes; the build compares other engines with their modules.
+        Whether goldens cover the engine. The build compares other engines with their modules.
     """
 
     key: EngineKey
@@ -92,7 +94,7 @@ class Piece:
 
     @property
     def served(self) -> tuple[int, ...]:
-        """The layers that it serves."""
+        """The layers that the engine serves."""
         return tuple(range(self.layers)) if self.only is None else self.only
 
     @property
@@ -118,7 +120,7 @@ class Piece:
         return Call(self.name, filled(self.signature), filled(self.outputs))
 
     def calls(self) -> tuple[Call, ...]:
-        """Return the calls of this engine, one for each layer that it serves, or one alone."""
+        """Return the calls of this engine: one for each layer that it serves, or a single one."""
         return tuple(self.call(layer) for layer in self.served or (0,))
 
     def example_inputs(self, device: str) -> tuple[Tensor, ...]:
@@ -131,7 +133,8 @@ class FlatModule(nn.Module):
 
     def __init__(self, piece: Piece) -> None:
         super().__init__()
-        object.__setattr__(self, "_inner", piece.module)  # not a submodule: its parameters are inputs here
+        # kept outside of the submodules, because its parameters are inputs here
+        object.__setattr__(self, "_inner", piece.module)
         self._parameter_names = tuple(a.name.removeprefix(_WEIGHTS) for a in piece.parameters)
         self._input_names = tuple(a.name for a in piece.inputs)
         self._groups: tuple[str, ...] = getattr(piece.module, "groups", ())
@@ -153,7 +156,7 @@ class FlatModule(nn.Module):
 
 
 def engine_spec(piece: Piece, suffix: str) -> EngineSpec:
-    """Return the manifest's entry for a piece's engine; ``suffix`` is that of its file."""
+    """Return the manifest's entry for a piece's engine; ``suffix`` is the suffix of the engine's file."""
     return EngineSpec(
         name=piece.name,
         file=engine_file(piece.name, suffix),

@@ -1,4 +1,4 @@
-"""Loads, recognises and randomly writes checkpoints of any family; the registry finds the family."""
+"""Loading, recognition and random writing of checkpoints of any family; the registry finds the family."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class ModelFile:
     Parameters
     ----------
     opened : OpenedFiles
-        Its tensors, not read yet.
+        The checkpoint's tensors, which are not read yet.
     recognised : Recognised
-        What is known of its model.
+        The facts about the model.
     config_file : Path or None
         The config.json that was used.
     ignored_config : Path or None
-        A config.json beside it that describes something else.
+        A config.json in the checkpoint's folder that describes something else.
     """
 
     opened: OpenedFiles
@@ -89,7 +89,7 @@ def write_random_checkpoint(
 
 
 def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Path | None = None) -> ModelFile:
-    """Return what is known of a checkpoint's model, from its tensors' shapes and the config.json beside it.
+    """Return the facts about a checkpoint's model, from the shapes of its tensors and its config.json.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
     Raises
     ------
     CheckpointError
-        If it cannot be read, is of no family, or contradicts its config.json.
+        If the checkpoint cannot be read, belongs to no family, or contradicts its config.json.
     """
     unread: CheckpointError | None = None
     hints: list[str] = []
@@ -115,7 +115,8 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
         layout = family.keys.layout(entry)
         try:
             opened = open_files(path, layout, companion)
-        # Another family's may lie elsewhere in it, and of several files one may be the other's companion.
+        # Each family is tried with its own layout: its tensors may be at another place in the file, and one of
+        # several files may be a companion of the other.
         except (MissingEntryError, NotACheckpointError, AmbiguousCheckpointError) as fault:
             unread = unread or fault
             continue
@@ -130,7 +131,8 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
             return model
         if nearest is None or len(recognised.foreign) < len(nearest.recognised.foreign):
             nearest = model
-    if nearest is not None:  # the family that knows most of its keys; the others are told when it is loaded
+    # the family that knows most of the keys; unknown keys are reported when the checkpoint is loaded
+    if nearest is not None:
         return nearest
     if opened is None and unread is not None:
         raise unread
@@ -152,7 +154,7 @@ def _refuse_experts(path: Path) -> None:
 
 
 def _check_speakers(path: Path, config_json: Mapping[str, Any] | None, recognised: Recognised) -> None:
-    """Refuse a config.json with speakers beside a model that hears none."""
+    """Refuse a config.json that names speakers for a model without audio input."""
     speakers = (config_json or {}).get(_SPEAKERS)
     if speakers is not None and _SPEAKERS not in recognised.model and not recognised.foreign:
         raise NotACheckpointError(
@@ -164,7 +166,8 @@ def _check_speakers(path: Path, config_json: Mapping[str, Any] | None, recognise
 def _config_of(
     path: Path, layout: Layout, family: VideoFamily
 ) -> tuple[Mapping[str, Any] | None, Path | None, Path | None]:
-    """Return the config.json of a checkpoint's folder, read; its path; or the path of one that is of something else."""
+    """Return the content and path of the config.json in a checkpoint's folder, or the path of one that describes
+    something else."""
     beside = path.parent / CONFIG_FILE
     file = config_file_of(path, layout) or (beside if path.is_file() and beside.is_file() else None)
     if file is None:

@@ -1,6 +1,6 @@
 """Facts about a model, each with its source: shapes, config.json, an option, a preset, or an assumption.
 
-Facts that contradict each other are refused with both values. Nothing here knows a family or opens a file.
+Facts that contradict each other raise an error with both values. The module knows no family and opens no file.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.errors import CheckpointError
 
-NAMES = ("name", "family")  # fields of `ModelConfig` that are no dimensions
-CHOSEN = ("camera", "speakers")  # fields of `ModelConfig` that a build chooses, whatever the weights are
+NAMES = ("name", "family")  # fields of `ModelConfig` that are not dimensions of the model
+CHOSEN = ("camera", "speakers")  # fields of `ModelConfig` that a build chooses, independent of the weights
 _NOT_WHOLE = ("norm_eps", "rope_theta")
 STREAM_FIELDS = ("height", "width", "chunk_frames", "sink_frames", "ring_frames", "fps")
 _STRIDES = (
     "spatial_stride",
     "temporal_stride",
-)  # of the VAE: no option changes them, no config.json tells them
+)  # strides of the VAE, which no option changes and no config.json states
 
 
 class Source(StrEnum):
@@ -35,7 +35,7 @@ class Source(StrEnum):
     SHAPES = "shapes"
     CONFIG = "config.json"
     ASKED = "option"
-    FAMILY = "family"  # the same in every model of it: no file could say otherwise
+    FAMILY = "family"  # equal in all models of a family
     PRESET = "preset"
     ASSUMED = "assumed"
 
@@ -59,15 +59,15 @@ class Fact:
 
     @property
     def is_read(self) -> bool:
-        """Whether it is certain: stated by the checkpoint or the user, or true of the whole family."""
+        """Whether the fact is certain: stated by the checkpoint or the user, or true for the whole family."""
         return self.source not in (Source.PRESET, Source.ASSUMED)
 
 
 @dataclass
 class Facts:
-    """Facts by the name of the config field that they fill."""
+    """Facts by the name of the configuration field that they determine."""
 
-    where: str  # the checkpoint, for messages
+    where: str  # name of the checkpoint in messages
     known: dict[str, Fact] = field(default_factory=dict)
 
     def learn(self, name: str, fact: Fact) -> None:
@@ -76,7 +76,7 @@ class Facts:
         Raises
         ------
         CheckpointError
-            If another value is already known.
+            If another value of the field is already known.
         """
         before = self.known.setdefault(name, fact)
         if before.value != fact.value:
@@ -88,14 +88,15 @@ class Facts:
 
 @dataclass(frozen=True)
 class Question:
-    """A property of a stream that neither the files nor the family state; a wrong answer shows in the video alone.
+    """A question to the user: a property of a stream that neither the files nor the family state. A wrong answer
+    raises no error and is visible only in the video.
 
     Parameters
     ----------
     usual : str
-        The option that fits most often; `inspect` puts it into its command.
+        The option that fits most often, which `inspect` puts into the command that it prints.
     sentence : str
-        Which options answer it, and when each is right.
+        A sentence that names the options and says when each is right.
     """
 
     usual: str
@@ -111,21 +112,22 @@ class Recognised:
     family : str
         Name of the family.
     format : str
-        The naming that its keys use.
+        Name of the checkpoint's key format.
     model : mapping of str to Fact
-        Fields of `ModelConfig`. Fields that are neither stated nor safe to assume are missing.
+        Fields of `ModelConfig`, without those that are neither stated nor safe to assume.
     stream : mapping of str to Fact
         Fields of `StreamConfig`.
     schedule : Fact or None
-        Timesteps of the passes, if the checkpoint states them or their shift.
+        Timesteps of the passes, if the checkpoint states the timesteps or their shift.
     kind : type of ModelConfig
-        The family's own, if its models have sizes that others have not, such as the channels of a camera.
+        The family's subclass of `ModelConfig`, if its models have sizes that others lack, such as the channels of a
+        camera.
     foreign : tuple of str
-        Keys that the family does not know. Another family that knows all of them is preferred.
+        Keys that the family does not know. A family that knows all keys is preferred.
     questions : mapping of str to Question
         Fields of `StreamConfig` that a user must decide if neither ``stream`` nor a preset has them.
     unused : tuple of str
-        Fields of config.json that look as if they decided something, and decide nothing here: ``shift 3.0``.
+        Fields of config.json, with values such as ``shift 3.0``, that seem to matter but that the build ignores.
     """
 
     family: str
@@ -145,7 +147,7 @@ class Recognised:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Fields of the model that are unknown."""
+        """Names of the model's fields that are unknown."""
         return tuple(
             model_field.name
             for model_field in fields(self.kind)
@@ -160,7 +162,8 @@ class Recognised:
 
 
 def shape_facts(where: str, keys: KeyTable, opened: OpenedFiles) -> Facts | None:
-    """Return the facts that shapes tell, or None if a tensor is missing, so that the file is not of this family."""
+    """Return the facts that shapes determine; None if a tensor is missing, so that the file does not belong to the
+    family."""
     dimensions = keys.dimensions_of(keys.naming_of(opened).shapes_in(opened))
     if {"layers", *(dimension.field for dimension in keys.dimensions)} - set(dimensions):
         return None
@@ -175,7 +178,7 @@ def learn_config(facts: Facts, config_json: Mapping[str, Any], names: Mapping[st
     NotACheckpointError
         If a field has the wrong type.
     CheckpointError
-        If it contradicts a known fact.
+        If a field contradicts a known fact.
     """
     for ours, theirs in names.items():
         for name in theirs:
@@ -228,7 +231,8 @@ def fill(facts: Facts, model: Mapping[str, Any], source: Source, detail: str) ->
 
 
 def stream_facts(stream: StreamConfig, source: Source, detail: str) -> dict[str, Fact]:
-    """Return the fields of a layout as facts; strides only if they are not the usual ones."""
+    """Return the fields of a stream's layout as facts; strides are included only if they differ from the usual
+    ones."""
     usual = {stream_field.name: stream_field.default for stream_field in fields(StreamConfig)}
     names = (*STREAM_FIELDS, *(stride for stride in _STRIDES if getattr(stream, stride) != usual[stride]))
     return {name: Fact(getattr(stream, name), source, detail) for name in names}

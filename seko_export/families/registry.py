@@ -1,4 +1,4 @@
-"""The table of families. Only this file imports a family's package, by name."""
+"""The table of families. Only this module imports a family's package, by name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from seko_export.config.speech import SpeechModel
     from seko_export.config.video import VideoBuild
 
-# Families: folders of this package, each with a `FAMILY` in family.py and `PRESETS` in presets.py; or as
-# `family_named` says. Video first: a checkpoint is of the first family that recognises it and knows all keys of its
-# layers.
+# Families: folders of this package, each with a `FAMILY` in family.py and `PRESETS` in presets.py; families outside
+# of it are named as in `family_named`. Video comes first: a checkpoint belongs to the first family that recognises it
+# and knows all keys of its layers.
 FAMILIES: tuple[str, ...] = ("wan", "lingbot", "seko_talk")
 SPEECH_FAMILIES: tuple[str, ...] = ("voxcpm2",)
 _HOME = f"{__package__}.{{}}.family:FAMILY"
@@ -39,12 +39,12 @@ def family_named(name: str) -> Family[Any]:
 
 
 def video_family_named(name: str) -> VideoFamily:
-    """Return a video family, found as `family_named` finds any."""
+    """Return the video family of a name; see `family_named`."""
     return find_named("model family", name, FAMILIES, _HOME, VideoFamily)  # type: ignore[type-abstract]
 
 
 def speech_family_named(name: str) -> SpeechFamily:
-    """Return a family of speech models, found as `family_named` finds any."""
+    """Return the family of speech models of a name; see `family_named`."""
     return find_named("model family", name, SPEECH_FAMILIES, _HOME, SpeechFamily)  # type: ignore[type-abstract]
 
 
@@ -70,12 +70,13 @@ def video_family_of(config: VideoBuild) -> VideoFamily:
 
 @lru_cache(maxsize=8)
 def graph_of(config: BuildConfig) -> ModelGraph:
-    """Return engines, programs and buffers of a build. Made once in each process, and never changed."""
+    """Return engines, programs and buffers of a build. The graph is made once in each process and never changed."""
     return family_of(config).graph(config)
 
 
 def presets() -> dict[str, Preset]:
-    """Return the named defaults of all video families of `FAMILIES`; those of this package are found without torch."""
+    """Return the presets of all video families of `FAMILIES`. Presets of this package's families are read without
+    importing torch."""
     by_name: dict[str, Preset] = {}
     for name in FAMILIES:
         by_name |= _own_presets(name) if ":" not in name else video_family_named(name).presets

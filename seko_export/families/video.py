@@ -1,4 +1,4 @@
-"""Families of causal video transformers and their presets."""
+"""The interface of families of causal video transformers, and their presets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
 from seko_export.families.base import Family
 
-if TYPE_CHECKING:  # presets are looked at before torch is loaded
+if TYPE_CHECKING:  # presets are read before torch is imported
     from torch import Tensor
 
     from seko_export.checkpoints.sources import OpenedFiles
@@ -23,18 +23,18 @@ if TYPE_CHECKING:  # presets are looked at before torch is loaded
 
 @dataclass(frozen=True)
 class Preset:
-    """A named default: a model, the stream layout that its authors use, and its passes if they are its own.
+    """A preset: a model, the stream layout that its authors use, and its schedule if it has its own.
 
     Parameters
     ----------
     model : ModelConfig
-        Its dimensions.
+        The model's dimensions.
     stream : StreamConfig
-        The layout of its streams.
+        The layout of the model's streams.
     schedule : Schedule or None
-        Its passes, if they are not the usual ones.
+        The passes of a chunk, if they differ from the usual ones.
     entry : str or None
-        The entry of its authors' `.pt` that they run.
+        The entry of the authors' `.pt` with the weights that they run.
     """
 
     model: ModelConfig
@@ -45,14 +45,14 @@ class Preset:
 
 @dataclass(frozen=True)
 class CacheProbe:
-    """The place in a layer where calibration reads the keys and values that are written to the cache.
+    """The engine at which calibration reads the keys and values that are written to the cache.
 
     Parameters
     ----------
     role : str
-        Role of the engines that write the cache, called once for each layer and pass. They take ``token_index``, the
-        caches ``caches.k`` and ``caches.v`` and, if keys are stored before RoPE, ``cos`` and ``sin``. Calibration
-        watches the engine without bucket and variant, whose name is this role.
+        Role of the engines that write the cache, called once for each layer and pass. These engines take
+        ``token_index``, the caches ``caches.k`` and ``caches.v`` and, if keys are stored before RoPE, ``cos`` and
+        ``sin``. Calibration watches the engine without bucket and variant, whose name equals the role.
     perturbed : str
         Name of the engine that begins each pass. To measure the effect of rounding alone, the last bit of its first
         output is changed.
@@ -78,38 +78,41 @@ class VideoFamily(Family["VideoBuild"]):
     ) -> Recognised | None:
         """Return what a checkpoint tells about its model, or None if it is not of this family.
 
-        A family that no file tells by its content, as one outside this package, leaves it as it is: its models are
-        named by the caller.
+        A family whose checkpoints cannot be recognised, such as a family outside this package, does not override this
+        method: the caller names its models.
 
-        Shapes tell first. ``told``, the content of the config.json beside the weights, decides what shapes cannot:
-        heads, eps, window, sink, shift. What the family may assume where neither tells is marked so; what it may not
-        is left out, and the user is asked for it. ``where`` names the checkpoint in messages.
+        Shapes come first. ``told``, the content of the config.json beside the weights, decides facts that shapes do
+        not determine: heads, eps, window, sink, shift. If neither states a fact, the family may assume a value, which
+        is marked as assumed, or leave the fact out, so that the user must give it. ``where`` names the checkpoint in
+        messages.
 
         Raises
         ------
         CheckpointError
-            If the two say different things, with both values.
+            If shapes and config.json contradict each other; the message has both values.
         NotACheckpointError
-            If config.json has a field of another type than it should.
+            If a field of config.json has a wrong type.
         """
         del where, opened, config_json
         return None
 
     def is_config(self, config_json: Mapping[str, Any]) -> bool:
-        """Return whether a config.json beside weights may be of this family, rather than of a VAE or text encoder."""
+        """Return whether a config.json beside weights may describe a model of this family, and not a VAE or text
+        encoder."""
         del config_json
         return False
 
     def run_config(self, where: str, config_json: Mapping[str, Any]) -> tuple[Mapping[str, Any], Schedule]:
-        """Return the fields of the stream's layout and the schedule that a run configuration asks for.
+        """Return the fields of the stream's layout and the schedule that a run configuration states.
 
-        Such a file (``where``, its content ``told``) belongs to the code that the family's models come from. A family
-        without them need not define this.
+        A run configuration (file ``where``, content ``told``) belongs to the code with which the family's authors run
+        their models. A family without run configurations need not define this method.
 
         Raises
         ------
         UsageError
-            If there are none, or it asks for what is not built.
+            If the family has no run configurations, or this one asks for something that the exporter does not
+            support.
         """
         del config_json
         raise UsageError(
@@ -119,12 +122,12 @@ class VideoFamily(Family["VideoBuild"]):
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the inputs of a golden chunk for the graph's inputs, by name, [B, *shape] on the CPU.
 
-        With None instead of a chunk: the inputs per session or prompt. They should affect the model as real ones
-        would, and be the same in every call. A family without inputs need not define this.
+        With None instead of a chunk number, the inputs per session or prompt are returned. Values should affect the
+        model as real ones would, and be equal in every call. A family without inputs need not define this method.
         """
         del config, chunk
         return {}
 
     @abstractmethod
     def cache_probe(self, config: VideoBuild) -> CacheProbe:
-        """Return where calibration reads keys and values."""
+        """Return the engine at which calibration reads keys and values."""

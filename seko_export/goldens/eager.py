@@ -1,4 +1,4 @@
-"""The engines of a build as plain eager modules, which goldens are recorded with."""
+"""The engines of a build as plain eager modules, with which goldens are recorded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def eager_memory(config: BuildConfig) -> Memory:
     """Return the memory of a session over eager engines, whose calls are not captured."""
     memory = torch_memory(torch.device(config.target.eager_device))
     memory.captures = False
-    memory.warm_up_runs = 0  # for captures alone; statistics would take its calls for the session's
+    memory.warm_up_runs = 0  # warm-up is needed for captures only, and statistics would count its calls
     return memory
 
 

@@ -17,8 +17,9 @@ from seko_runtime.backends.host import free_host_bytes
 from seko_runtime.backends.memory import Memory
 from seko_runtime.format.manifest import Buffer
 
-# Of what is free on the device; the rest is for what lies between two ops of a pass, and for the engines that other
-# processes compile meanwhile. On an H200 beside 14B weights it is 20 GB; those processes were seen to hold 7.
+# Share of the free device memory that buffers may take. The rest is for intermediate tensors of a pass, and for
+# engines that other processes compile meanwhile. On an H200 with 14B weights the rest is 20 GB, of which those
+# processes were seen to use 7.
 BUFFER_SHARE = 0.8
 
 
@@ -35,21 +36,21 @@ def placed(
 ) -> tuple[Buffer, ...]:
     """Return a buffer table with as many caches offloaded to the host as do not fit the device.
 
-    They are copied layer by layer, as with ``--offload-cache``, so the bytes of every call are the same. As many
-    layers stay on the device as fit.
+    Offloaded caches are copied layer by layer, as with ``--offload-cache``, so that every call gives the same bytes.
+    As many layers stay on the device as fit.
 
     Parameters
     ----------
     buffers : sequence of Buffer
         The table with all buffers on the device.
     offloaded : iterable of Buffer
-        The same buffers as they lie when the cache is offloaded.
+        The same buffers, with their placement if the cache is offloaded.
     room : int
         Bytes for buffers on the device, from `buffer_room`.
     what : str
-        What takes them, for the error: ``recording goldens with a bf16 cache``.
+        What takes the buffers, for the error: ``recording goldens with a bf16 cache``.
     advice : str
-        What else the error proposes: ``build with a smaller batch``.
+        A further proposal in the error: ``build with a smaller batch``.
 
     Raises
     ------
@@ -61,7 +62,8 @@ def placed(
     for at, buffer in enumerate(buffers):
         if on_device <= room:
             break
-        moved = on_host.get(buffer.name, buffer)  # what is only kept for several calls has no home there
+        # buffers that are only kept between calls cannot be offloaded
+        moved = on_host.get(buffer.name, buffer)
         if moved.device_layers:
             layer = buffer.nbytes // buffer.layers
             fitting = (buffer.nbytes - (on_device - room)) // layer
@@ -84,5 +86,5 @@ def device_bytes(buffers: Iterable[Buffer]) -> int:
 
 
 def home_bytes(buffers: Iterable[Buffer]) -> int:
-    """Return the bytes of host memory that it needs: its offloaded caches."""
+    """Return the bytes of host memory that a buffer table needs for its offloaded caches."""
     return sum(buffer.on_host.nbytes for buffer in buffers if buffer.device_layers)

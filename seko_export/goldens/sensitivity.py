@@ -1,9 +1,9 @@
-"""Measures how much rounding alone changes a stream with a lossy cache; the bound of its goldens follows from it.
+"""Effect of rounding on a stream with a lossy cache, from which the bounds of its goldens follow.
 
-A number near the border between two codes falls to either side by its last bit. The other code is a full step away
-and changes everything that reads it, so more codes flip, pass by pass. With random weights the effect dies out. A
-trained model amplifies it: in a sample model before distillation, one last bit of the input changed the first call's
-result by a third. No engine can be closer to the eager model than the eager model is to itself.
+The last bit of a number near the border between two codes decides its code. The other code is a full step away and
+changes all results computed from it, so that more codes flip with each pass. With random weights the effect dies out.
+A trained model amplifies it: in a sample model before distillation, one last bit of the input changed the first
+call's result by a third. No engine can be closer to the eager model than the eager model is to itself.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ from seko_kernels.checks import FP8_ARCH
 from seko_runtime.backends import host
 from seko_runtime.format.manifest import GPU_SEPARATOR
 
-# Built and loaded before any engine is: AOTInductor's wrapper runs std::regex in its constructor, and a compiler
-# that links libstdc++ statically makes a package that ends the process there (docs/LOG.md, 2026-11-20).
+# C++ source of the compiler check, which is compiled and loaded before any engine. AOTInductor's wrapper runs
+# std::regex in its constructor; if the compiler links libstdc++ statically, a package crashes the process there
+# (docs/LOG.md, 2026-11-20).
 _PROBE_SOURCE = """
 #include <regex>
 #include <string>
@@ -74,7 +75,7 @@ class Target:
     device : str
         ``cpu`` or ``cuda``.
     arch : str
-        ``x86_64`` or similar, or ``sm_90``; several GPUs with a hyphen between two.
+        ``x86_64`` or similar, or ``sm_90``; several GPUs are joined by hyphens.
     """
 
     device: str
@@ -82,7 +83,7 @@ class Target:
 
     @property
     def archs(self) -> tuple[str, ...]:
-        """Each GPU of them."""
+        """The architecture of each GPU."""
         return tuple(self.arch.split(GPU_SEPARATOR))
 
 
@@ -99,7 +100,7 @@ def resolve_target(wanted: str, cross: Collection[str] = ()) -> Target:
     wanted : str
         What ``--target`` says; several GPUs with commas.
     cross : collection of str
-        GPUs that need not be here, as the backend builds for them.
+        GPUs for which the backend builds although they are not present.
 
     Raises
     ------
@@ -147,7 +148,7 @@ def local_gpu_arch() -> str | None:
 
 def has_fp8(target: Target) -> bool:
     """Return whether a target is a GPU whose matrix units support e4m3."""
-    number = target.archs[0].removeprefix("sm_")  # the oldest of them
+    number = target.archs[0].removeprefix("sm_")  # the oldest of the GPUs
     return target.device == "cuda" and divmod(int(number), 10) >= FP8_ARCH
 
 
@@ -210,7 +211,7 @@ def probe_compiler() -> None:
 
 
 def producer() -> dict[str, str]:
-    """Return the versions of the packages that made a build, without host names, paths or times."""
+    """Return the versions of the packages used for a build, without host names, paths or times."""
     versions = {
         "python": platform.python_version(),
         "compiler": compiler_version().replace(compiler_command(), "c++"),

@@ -10,17 +10,17 @@ class Progress(Protocol):
     """Progress callbacks of a build."""
 
     def __call__(self, step: str, done: int, total: int, beside: Callable[[], str] | None = None) -> None:
-        """Take note of a step.
+        """Report a step of the build.
 
         Parameters
         ----------
         step : str
-            What is being done from now on.
+            Name of the step that begins.
         done, total : int
-            How much of it is done, out of how much.
+            Amount of the step that is done, and its total.
         beside : callable, optional
-            Of work that goes on beside this step and the next ones: says how far it is whenever it is asked, from any
-            thread; an empty string once it is done.
+            For work that continues beside this step and the next ones: a function that any thread may call and that
+            returns a sentence on its progress, or an empty string once the work is done.
         """
         ...
 

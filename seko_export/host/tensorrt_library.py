@@ -1,4 +1,4 @@
-"""The two TensorRTs that build plans, and all differences between them. Imports neither until it is used."""
+"""The two TensorRT libraries that build plans, and all differences between them. Each is imported when it is used."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from seko_export.errors import MachineError
 
 @dataclass(frozen=True)
 class TensorRt:
-    """A builder of plans.
+    """A TensorRT library that builds plans.
 
     Parameters
     ----------
     backend : str
-        What ``--backend`` and the manifest call it.
+        Name of the backend in ``--backend`` and the manifest.
     title : str
         For messages.
     module : str
-        What Python imports.
+        Name of its Python module.
     install : str
-        What pip installs for it.
+        Name of the package to install with pip.
     oldest : tuple of int
-        The first version whose networks are as ours need them.
+        The first version that supports the networks that Seko builds.
     header_majors : tuple of int
         Major versions of the C++ headers that a plugin for it may be compiled with.
     targets : tuple of str
-        GPUs that it builds for without one of them here; empty: it times kernels on the GPU that it builds for.
+        GPUs for which it builds although they are not present; empty if it times kernels on the target GPU.
     verifies_with : str or None
-        Package of the runtime that opens its plans, where that is another one.
+        Package of the TensorRT runtime that opens the plans, if it is another package.
     packages : tuple of str
-        What the bill of materials lists.
+        Packages for the bill of materials.
     missing_link : tuple of str, optional
-        A package, the name by which its parser opens the library in it, and the file that is there instead.
+        A package, the name under which its parser opens a library in it, and the name of the file that exists
+        instead.
     """
 
     backend: str
@@ -104,7 +105,9 @@ RTX = TensorRt(
     module="tensorrt_rtx_bindings",
     install="'.[tensorrt-rtx]'",
     oldest=(1, 7),
-    header_majors=(1, 10, 11),  # its own, and TensorRT's: plugins of 10.14 and 11.1 were built into its plans
+    # major versions of its own headers and of TensorRT's: plugins compiled with headers of 10.14 and 11.1
+    # worked in its plans
+    header_majors=(1, 10, 11),
     targets=("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121"),
     verifies_with=None,
     packages=("tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu13-bindings"),

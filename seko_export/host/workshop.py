@@ -15,20 +15,22 @@ from pathlib import Path
 from seko_runtime.format.leftovers import make_held_folder, remove_leftovers
 from seko_runtime.host.end_signals import held_signals
 
-_REMOVALS = 100  # tries, a twentieth of a second apart: an ended compiler may write for a moment longer
+# attempts to remove a folder, a twentieth of a second apart, because a killed compiler may still write for a
+# moment
+_REMOVALS = 100
 
 
 @contextmanager
 def workshop(prefix: str) -> Iterator[Path]:
-    """Make a temporary folder and remove it at the end. Signals wait while it is made and while it is removed.
+    """Make a temporary folder and remove it at the end. Signals are delayed while the folder is made and removed.
 
-    It belongs to the process that makes it; ending a worker removes nothing. If the process was killed, the next one
-    with the same prefix removes the folder.
+    The folder belongs to the process that makes it; the end of a worker process does not remove it. If the process is
+    killed, the next process with the same prefix removes the folder.
 
     Parameters
     ----------
     prefix : str
-        Start of its name; ``workshop-`` and random digits follow.
+        Start of the folder's name, which ``workshop-`` and random digits follow.
 
     Yields
     ------
@@ -39,7 +41,7 @@ def workshop(prefix: str) -> Iterator[Path]:
     remove_leftovers(place, re.escape(name))
     folder, lock = None, -1
     try:
-        with held_signals():  # else it could be made and not known
+        with held_signals():  # otherwise the folder could exist without being known
             folder, lock = make_held_folder(place, name, 0o700)
         yield folder
     finally:

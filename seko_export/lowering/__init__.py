@@ -1,1 +1,1 @@
-"""From a module to a checked graph and a clean package."""
+"""Lowering: a module is traced to a checked graph, and a compiled package is reduced to what the runtime needs."""

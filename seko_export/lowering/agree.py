@@ -1,7 +1,7 @@
-"""Compares a compiled engine with its module, for engines that goldens do not cover.
+"""Comparison of a compiled engine with its module, for engines that goldens do not cover.
 
-For graphs like the VAE's, torch 2.13's CPU compiler has given wrong results: a part of a concatenation that was also
-an output had another layer's numbers (`media/wan_vae/layers.py`).
+Torch 2.13's CPU compiler has produced wrong results for graphs like the VAE's: a part of a concatenation that was
+also an output had the values of another layer (`media/wan_vae/layers.py`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from seko_export.engines.piece import FlatModule, Piece
 from seko_export.errors import NumericError
 from seko_runtime.executor.contract import RANK
 
-# |engine - module| / |module| of an output of random inputs: thirty layers summed in another order.
+# Largest |engine - module| / |module| of an output for random inputs: an engine sums in another order, in up to
+# thirty layers.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-# The same of bytes, as root mean square difference in levels of 255: near a half, rounding falls either way.
+# Largest difference of uint8 outputs, as root mean square in levels of 255: values near a half may be rounded either
+# way.
 LEVELS = {torch.float32: 0.1, torch.bfloat16: 6.0}
-_TOKENS = 64  # token numbers are drawn below it, and below the vocabulary
+_TOKENS = 64  # token ids are drawn below this number, and below the vocabulary size
 
 
 def check_agrees(piece: Piece, package: Path, device: str) -> None:
@@ -30,7 +32,7 @@ def check_agrees(piece: Piece, package: Path, device: str) -> None:
     Parameters
     ----------
     piece : Piece
-        With its module on the meta device; it must not write in place.
+        The engine, with its module on the meta device. The module must not write in place.
     package : Path
         The compiled engine.
     device : str
@@ -52,7 +54,7 @@ def check_agrees(piece: Piece, package: Path, device: str) -> None:
         if argument.dtype == torch.uint8:
             error, allowed = float(difference) / math.sqrt(theirs.numel()), LEVELS[dtype]
         else:
-            size = theirs.double().norm()  # 0 of a constant, such as the grey that an encoder keeps
+            size = theirs.double().norm()  # norm 0: a constant, such as the grey that an encoder keeps
             error, allowed = float(difference / size if size else difference), TOLERANCES[dtype]
         if not error <= allowed:
             raise NumericError(
@@ -71,14 +73,15 @@ def random_inputs(piece: Piece, device: str) -> list[Tensor]:
         shape, dtype = argument.shape, argument.dtype
         if not dtype.is_floating_point:
             high = 256 if dtype == torch.uint8 else min(_TOKENS, vocabulary)
-            if argument.name == RANK:  # of several: there are at least two
+            if argument.name == RANK:  # a rank number of 0 or 1, since there are at least two ranks
                 high = 2
             tensors.append(torch.randint(0, high, shape, generator=generator, device=device, dtype=dtype))
             continue
         tensor = torch.randn(shape, generator=generator, device=device)
         if argument in piece.parameters:
             fan_in = math.prod(shape[1:])
-            # Gains and deviations lie around 1, matrices and kernels give each number the variance of one.
+            # Gains and standard deviations are drawn around 1; matrices and kernels are scaled so that each result
+            # has variance 1.
             tensor = 1 + 0.1 * tensor if fan_in == 1 else tensor * fan_in**-0.5
         tensors.append(tensor.to(dtype))
     return tensors

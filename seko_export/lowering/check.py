@@ -1,8 +1,8 @@
-"""Refuses traced graphs that cannot be replayed; each finding names the op, the file and the line.
+"""Checks that a traced graph can be replayed; each finding names the op, the file and the line.
 
 Four rules: no symbolic shapes; no op that synchronises with the host or whose result size depends on data; no part of
-a cache selected by Python numbers (right for one call only); no op without a kernel in the engine. `trace.py`
-reports what `torch.export` itself refuses.
+a cache selected by Python numbers, which would be right for one call only; no op without a kernel in the engine.
+`trace.py` reports what `torch.export` itself refuses.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch.fx import Node
 
 from seko_export.errors import LoweringError
 
-# Ops whose result needs the host, or whose size depends on the data, beside those that torch tags so.
+# Ops whose result needs the host, or whose result size depends on data, in addition to those that torch tags.
 HOST_SYNC_OPS = frozenset({"aten.is_nonzero", "aten.nonzero_numpy"})
 _HOST_SYNC_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-# Ops that take a part of a tensor by Python numbers; their `_copy` forms too.
+# Ops that select a part of a tensor by Python numbers, including their `_copy` forms.
 NUMBERED_PART_OPS = frozenset(
     f"aten.{name}"
     for name in (
@@ -32,9 +32,9 @@ NUMBERED_PART_OPS = frozenset(
         *("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"),
     )
 )
-# Those of them that may take channels apart, and where the axis stands among their arguments.
+# Ops that may split channels, with the position of the axis among their arguments.
 _CHANNEL_OPS = {"aten.unbind": 1, "aten.chunk": 2}
-# Ops that address their first argument by index tensors, and where those stand among the arguments.
+# Ops that index their first argument by tensors, with the positions of these tensors among the arguments.
 INDEX_ARGUMENTS = {
     **dict.fromkeys(("aten.index", "aten._unsafe_index", "aten.take", "aten.take_along_dim"), 1),
     **dict.fromkeys(("aten.index_put", "aten.index_put_", "aten._unsafe_index_put", "aten.put_"), 1),
@@ -42,7 +42,7 @@ INDEX_ARGUMENTS = {
     **dict.fromkeys(("aten.index_add", "aten.index_add_", "aten.index_fill", "aten.index_fill_"), 2),
     **dict.fromkeys(("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_"), 2),
 }
-# Ops whose result is a copy of the cache, whole. Views and in-place writes are known by their schema.
+# Ops whose result is a copy of the whole cache. Views and in-place writes are recognised by their schema.
 WHOLE_COPY_OPS = frozenset(
     f"aten.{name}"
     for name in (
@@ -54,7 +54,7 @@ WHOLE_COPY_OPS = frozenset(
 TRITON_HIGHER_ORDER_OPS = frozenset({"triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"})
 _STACK_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\s*(?P<source>.*)')
 _TORCH = str(Path(torch.__file__).parent)
-_COLLECTIVES = "_c10d_functional"  # torch's functional collectives, whose kernels are torch's own
+_COLLECTIVES = "_c10d_functional"  # namespaces of torch's functional collectives, whose kernels are in torch
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def check_replayable(program: ExportedProgram, piece: str, cache_inputs: Sequenc
     program : ExportedProgram
         The traced engine.
     piece : str
-        Its name, for the message.
+        The engine's name, for the message.
     cache_inputs : sequence of int
         Positions of the user inputs that are caches.
 
@@ -110,9 +110,9 @@ def find_offenders(program: ExportedProgram, cache_inputs: Sequence[int]) -> Ite
     user_inputs = list(program.graph_signature.user_inputs)
     caches = {user_inputs[i] for i in cache_inputs}
     holds_cache: set[Node] = set()
-    constants: set[Node] = set()  # made of Python numbers alone
+    constants: set[Node] = set()  # a tensor that is made of Python numbers only
     for node in program.graph.nodes:
-        # Only where a symbol enters: what is computed from it would repeat the same finding.
+        # A symbol is reported only where it enters: values computed from it would repeat the same finding.
         if _has_symbol(node) and not any(map(_has_symbol, node.all_input_nodes)):
             yield Finding(
                 "symbolic-int", node.name, _where(node), "every size must come from the frozen config"
@@ -164,7 +164,8 @@ def _has_symbol(node: Node) -> bool:
 def _waits_for_host(node: Node, op: str) -> bool:
     if op in HOST_SYNC_OPS or _crosses_devices(node):
         return True
-    if op in INDEX_ARGUMENTS:  # tagged for its boolean form, which must count the true elements
+    # torch tags this op because of its form with a boolean mask, which must count the true elements
+    if op in INDEX_ARGUMENTS:
         kinds = [n.meta["val"].dtype for n in _index_nodes(node, op) if "val" in n.meta]
         return torch.bool in kinds or (torch.uint8 in kinds and INDEX_ARGUMENTS[op] == 1)
     tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
@@ -176,7 +177,7 @@ def _crosses_devices(node: Node) -> bool:
     if not isinstance(value, torch.Tensor):
         return False
     sources = (n.meta.get("val") for n in node.all_input_nodes)
-    # A 0-dim CPU tensor is a number that the kernel takes by value: no copy waits for it.
+    # A 0-dim CPU tensor is passed to the kernel by value, without a copy that would wait.
     return any(
         isinstance(s, torch.Tensor) and s.device.type != value.device.type and s.dim() > 0 for s in sources
     )
@@ -203,7 +204,7 @@ def _keeps_cache(node: Node, op: str, holds_cache: set[Node]) -> bool:
     """Return whether the result is still a cache: a view, a written cache, or a whole copy."""
     if op in WHOLE_COPY_OPS:
         return any(n in holds_cache for n in node.all_input_nodes)
-    # Not what is computed from a cache: a window that was expanded from codes is the attention's own.
+    # A tensor that is computed from a cache is no cache: a window expanded from codes may be sliced.
     if not isinstance(node.target, torch._ops.OpOverload) or not node.args or node.args[0] not in holds_cache:
         return False
     first, returns = node.target._schema.arguments[0].alias_info, node.target._schema.returns
@@ -237,7 +238,7 @@ def _has_kernel(node: Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         name = getattr(target, "__name__", str(target))
-        # Arithmetic on a symbol is no op of its own: where the symbol entered is reported.
+        # Arithmetic on a symbol is not reported, because the place where the symbol entered is.
         on_symbols = any(map(_has_symbol, node.all_input_nodes)) and not isinstance(
             target, torch._ops.HigherOrderOperator
         )
@@ -251,8 +252,8 @@ def _has_kernel(node: Node) -> bool:
 def _where(node: Node) -> str:
     """Return ``file:line in function (source)`` of the innermost recorded line outside torch.
 
-    `torch.export` records only lines of functions named ``forward``. An op in a helper gets the line of the
-    ``forward`` that calls it; the source text shows which helper that is.
+    `torch.export` records only lines of functions named ``forward``. An op in a helper function gets the line of the
+    ``forward`` that calls the helper; the quoted source names the helper.
     """
     if node.op == "placeholder":
         return "the piece's inputs"

@@ -1,7 +1,7 @@
-"""Reduces an AOTInductor package to code and metadata: no sources, debug data or local paths.
+"""Reduction of an AOTInductor package to code and metadata: no sources, debug data or local paths.
 
-The compiler leaves C++ sources in the package, and in the shared object debug data of five times the code's size with
-paths of the build machine. An artifact is copied to other machines and needs none of that.
+The compiler leaves C++ sources in the package, and the shared object has debug data, five times as large as the code,
+with paths of the build machine. An artifact is copied to other machines and needs none of these.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from pathlib import Path
 
 from seko_export.errors import MachineError
 
-_FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that zip knows: equal inputs give equal bytes
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date in a zip file, so that equal inputs give equal bytes
 _PATH_STAND_IN = b"/seko"
-_SERIAL = ".data/serialization_id"  # torch's checksum of the package as it was, local paths and all
+# entry with torch's checksum of the original package, which includes local paths
+_SERIAL = ".data/serialization_id"
 _SERIAL_DIGITS = 40
-# The second source and its copy of the metadata: no loader needs them, and their names are hashes of a local path.
+# Endings of entries that no loader needs: a second source and its copy of the metadata, named by hashes of a local
+# path.
 _SPARE = (".kernel.cpp", ".kernel_metadata.json")
-_SHORTEST_PREFIX = 8  # bytes; a shorter one could be met by chance in machine code
+_SHORTEST_PREFIX = 8  # least length of a path in bytes: a shorter one could occur by chance in machine code
 
 
 def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
@@ -45,13 +47,14 @@ def slim_package(package: Path, local_prefixes: Iterable[Path]) -> None:
     slim = package.with_suffix(".slim")
     digest = hashlib.sha256()
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(slim, "w", zipfile.ZIP_STORED) as target:
-        # the serial last: it is made anew from all that is kept, so that equal code gives equal bytes
+        # the serial is written last: it is computed again from all kept entries, so that equal code gives equal bytes
         for entry in sorted(source.infolist(), key=lambda entry: entry.filename.endswith(_SERIAL)):
             if entry.filename.endswith(_SPARE):
                 continue
             content = source.read(entry)
             if entry.filename.endswith(".cpp"):
-                content = b""  # the name must stay: torch 2.11's loader finds the metadata beside it
+                # the name stays, because torch 2.11's loader derives the metadata's name from it
+                content = b""
             elif entry.filename.endswith(".so"):
                 content = strip_symbols(content)
             elif entry.filename.endswith(_SERIAL):

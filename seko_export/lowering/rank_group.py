@@ -1,4 +1,4 @@
-"""The process group that the compiler looks up while it compiles collectives. Nothing is sent."""
+"""A stand-in process group that the compiler looks up while it compiles collectives. Nothing is sent."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from seko_runtime.format.manifest import CALL_GROUP, LANE_GROUP
 
 @contextmanager
 def stand_in_group(ranks: int) -> Iterator[None]:
-    """Register a group of that size under each name of one for the duration of the block; nothing for one rank.
+    """Context in which a stand-in group of ``ranks`` members is registered under each group name; for one rank
+    nothing is registered.
 
-    It is torch's own stand-in for tests, whose collectives return at once; what they gather is this process's own.
+    The group is torch's own fake group for tests: its collectives return at once with this process's data.
     """
     if ranks == 1:
         yield
@@ -24,7 +25,7 @@ def stand_in_group(ranks: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    registered: Any = torch._C._distributed_c10d  # torch has no public name for it
+    registered: Any = torch._C._distributed_c10d  # torch has no public function for this
     try:
         for name in (CALL_GROUP, LANE_GROUP):
             registered._register_process_group(name, dist.group.WORLD)

@@ -1,4 +1,4 @@
-"""Traces an engine's module to a checked graph. Backends compile it."""
+"""Tracing of an engine's module to a checked graph, which backends compile."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from seko_export.engines.piece import FlatModule, Piece
 from seko_export.errors import LoweringError
 from seko_export.lowering.check import check_replayable
 
-# How torch.export itself refuses a value that only the device knows: `if tensor`, `torch.equal`, a numbered part
-# at a place taken from a tensor.
+# Exceptions with which torch.export refuses values that only the device knows: `if tensor`, `torch.equal`, a slice at
+# an index from a tensor.
 _DATA_DEPENDENT = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -25,19 +25,19 @@ _DATA_DEPENDENT = (
 
 
 def trace(piece: Piece, device: str) -> ExportedProgram:
-    """Export an engine's module as a function of its flat inputs, and refuse what cannot be replayed.
+    """Export an engine's module as a function of its flat inputs, and refuse a graph that cannot be replayed.
 
     Parameters
     ----------
     piece : Piece
         From `make_pieces`.
     device : str
-        ``cpu`` or ``cuda``; kernels are chosen for it.
+        ``cpu`` or ``cuda``, for which kernels are chosen.
 
     Returns
     -------
     ExportedProgram
-        With static shapes only.
+        The traced graph, with static shapes only.
 
     Raises
     ------

@@ -1,7 +1,8 @@
 """The interface between Seko and a VAE: what a VAE provides, and who uses it.
 
-A VAE is a module with a `VAE`: an object of a class derived from `Vae`. It knows its files and its modules; its config
-(`VaeConfig`) has strides and channels. Engines, buffers, programs, `plan` and replay are the same for every VAE.
+A VAE is a module with a `VAE`: an object of a class derived from `Vae`. A `Vae` reads its files and builds its
+modules; its config (`VaeConfig`) has strides and channels. Engines, buffers, programs, `plan` and replay are the same
+for every VAE.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
 from seko_export.config.media import VaeConfig
 
-if TYPE_CHECKING:  # the table of VAEs is read for the options' help, before torch is loaded
+if TYPE_CHECKING:  # the table of VAEs is read for the options' help, before torch is imported
     import torch
     from torch import nn
 
@@ -36,13 +37,13 @@ class Vae(ABC, Generic[C]):
     def recognise(self, path: Path) -> C | None:
         """Return the config of the VAE at ``path``, from the config.json beside the weights, else from their shapes.
 
-        None if it is another kind of VAE, or none. With several kinds the first that recognises a file takes it, so
-        shapes or a class name must tell a kind from others.
+        The result is None if the file is another kind of VAE, or none. The first kind that recognises a file is used,
+        so shapes or a class name must distinguish each kind from others.
 
         Raises
         ------
         CheckpointError
-            If it is of this kind and cannot be read.
+            If the file is of this kind and cannot be read.
         UsageError
             If its dimensions contradict each other.
         """

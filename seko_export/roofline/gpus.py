@@ -1,7 +1,7 @@
 """GPUs that `seko-export plan` knows: vendor figures, and the share of them that was measured on one GPU.
 
-Figures are dense (without structured sparsity), with float32 accumulation. Memory is read as 10^9 bytes a GB even if
-the vendor means GiB; the difference of seven percent is left for the CUDA context and other use.
+Figures are dense (without structured sparsity), with float32 accumulation. A GB of memory counts as 10^9 bytes even
+if the vendor means GiB; the difference of seven percent is left for the CUDA context and other use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Gpu:
     Parameters
     ----------
     name : str
-        As ``--gpu`` takes it.
+        Name for ``--gpu``.
     title : str
         The vendor's name.
     arch : str
@@ -30,11 +30,11 @@ class Gpu:
     host_link : float
         Bandwidth to and from the host, bytes/s.
     peer_link : float
-        Bandwidth to another GPU of the box in one direction, bytes/s: NVLink, or the host link where there is none.
+        Bandwidth to another GPU of the machine in one direction, bytes/s: NVLink, or the host link without NVLink.
     memory_bytes : int
         Size of its memory, bytes.
     measured : bool
-        Whether the measured shares below are from this GPU.
+        Whether the measured shares of the peak are from this GPU.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Cost of one call of an engine, from its shapes: launches with FLOPs and bytes, and scratch memory.
 
 The module runs once on the meta device, where nothing is computed. Matmuls, attention, convolutions and cache
-accesses are launches of their own. Everything between them is fused as far as its data allows; each tensor that
-crosses from launch to launch is written once and read once. `seconds.py` turns this into time.
+accesses are launches of their own. All ops between them are fused as far as their data allows; each tensor that
+passes between launches is written once and read once. `seconds.py` turns this into time.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Launch:
     Parameters
     ----------
     kind : str
-        One of the constants above; `ROWS` is everything fused between the others.
+        Kind of the launch, one of this module's constants; `ROWS` are all fused ops between the others.
     dtype : torch.dtype
-        Dtype of its first result.
+        Dtype of the launch's first result.
     flops : int
         Multiplications and additions; 0 if it only moves bytes.
     bytes_read, bytes_written : int
         Bytes of every tensor, or of the part that is accessed, counted once; a collective writes what other ranks send.
     inputs : frozenset of str
-        Names of the engine's inputs of which it reads all or a part.
+        Names of the engine's inputs that the launch reads, in whole or in part.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class PieceCount:
     Parameters
     ----------
     launches : tuple of Launch
-        In an order in which they can run.
+        The launches, in an order in which they can run.
     scratch_bytes : int
         Largest sum of tensors that are alive between two launches, results included.
     """
@@ -91,7 +91,7 @@ def count_piece(piece: Piece) -> PieceCount:
 
 @contextmanager
 def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
-    """Substitute a block's lossy cache and fused ops by counting stand-ins: their kernels cannot run on the meta
+    """Replace a block's lossy cache and fused ops by counting stand-ins, because their kernels cannot run on the meta
     device.
     """
     replaced: list[tuple[nn.Module, str, object]] = []
@@ -113,7 +113,7 @@ def _counted_kv(module: nn.Module, recorder: _Recorder) -> Iterator[None]:
 class _Read:
     """A tensor, or a part of one, that an op reads."""
 
-    maker: int | None  # the op that wrote it last; None: it came from outside
+    maker: int | None  # the op that wrote the tensor last; None for an input
     storage: int
     part: tuple[object, ...]
     nbytes: int
@@ -126,7 +126,7 @@ class _Op:
     flops: int
     reads: list[_Read]
     writes: dict[int, int]  # storage -> bytes
-    level: int  # launches other than `ROWS` on the longest way to it, itself included
+    level: int  # number of launches other than `ROWS` on the longest path to the op, including the op
 
 
 class _Recorder(TorchDispatchMode):
@@ -138,9 +138,10 @@ class _Recorder(TorchDispatchMode):
         self._maker: dict[int, int] = {}  # storage -> the op that wrote it last
         self._alias: dict[int, int] = {}
         self._size: dict[int, int] = {}
-        self._alive: list[Tensor] = list(inputs)  # an address stands for a storage: none may be freed
+        # keeps tensors alive, because an address identifies a storage
+        self._alive: list[Tensor] = list(inputs)
         self._inputs = {self._storage(t): name for t, name in zip(inputs, names, strict=True)}
-        self._names = dict(self._inputs)  # with what was gathered of them
+        self._names = dict(self._inputs)  # tensors with the parts that were gathered from them
 
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -158,7 +159,7 @@ class _Recorder(TorchDispatchMode):
             self.add(EXCHANGE, ins, [], parts=[(out, _nbytes(out) * (ranks - 1) // ranks)])
         elif name in _SCATTERS:
             target, _, index, source = args
-            self._alias[_address(out)] = self._storage(target)  # compilers do it in place
+            self._alias[_address(out)] = self._storage(target)  # compilers do this op in place
             self.add(CACHE_WRITE, [index, source], [], parts=[(target, _nbytes(source))])
         elif name in _GATHERS:
             source, _, index = args
@@ -170,7 +171,7 @@ class _Recorder(TorchDispatchMode):
             flops = flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
             self.add(kind, ins, outs, flops=flops)
         elif func._schema.is_mutable or not {*map(self._storage, outs)} <= {*map(self._storage, ins)}:
-            self.add(ROWS, ins, outs)  # whatever else is no view
+            self.add(ROWS, ins, outs)  # every other op that is no view
         return out
 
     def add(
@@ -203,7 +204,7 @@ class _Recorder(TorchDispatchMode):
             groups, key=lambda first: (self._ops[first].level, self._ops[first].kind == ROWS, first)
         )
         end = len(order)
-        # Of what leaves its group, by the op that wrote it.
+        # Tensors that leave their group of fused ops, by the op that wrote them.
         last_use = {(self._maker.get(self._storage(t)), self._storage(t)): end for t in results}
         for turn, group in enumerate(order):
             for read in self._outside(groups[group]):
@@ -258,13 +259,13 @@ class _Recorder(TorchDispatchMode):
             sum(min(sum(sizes.values()), self._size[storage]) for storage, sizes in parts.items()),
             sum(
                 sum(self._ops[number].writes.values())
-                for number in (leaving if first.kind == ROWS else numbers)  # the rest stays in registers
+                for number in (leaving if first.kind == ROWS else numbers)  # other results stay in registers
             ),
             frozenset(self._names[storage] for storage in parts if storage in self._names),
         )
 
     def _outside(self, numbers: Sequence[int]) -> list[_Read]:
-        """Return what a launch's ops read that none of them computed."""
+        """Return the tensors that a launch's ops read and none of them computed."""
         own = set(numbers)
         return [read for number in numbers for read in self._ops[number].reads if read.maker not in own]
 
@@ -296,7 +297,7 @@ class _AttentionAsOne(TorchFunctionMode):
         return (self._attention if whole else func)(*args, **(kwargs or {}))
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        out = torch.empty_like(q)  # q's memory order, as the fused kernels give it
+        out = torch.empty_like(q)  # q's memory order, as in the result of the fused kernels
         ins = [q, k, v] if attn_mask is None else [q, k, v, attn_mask]
         kind = ATTENTION if attn_mask is None else MASKED_ATTENTION
         self._recorder.add(kind, ins, [out], flops=4 * q.numel() * k.shape[-2])  # q k^T, then the weighted v
@@ -354,7 +355,7 @@ class _CountedKv:
             own = [c for c in self._kv.cache_tensors if c.name == side or c.name.startswith(f"{side}_")]
             tokens = sum(
                 {c.part: len(caches[c.name]) for c in own}.values()
-            )  # codes and scales are of the same ones
+            )  # codes and scales belong to the same tokens
             shape = (tokens, self._heads, self._model.head_dim)
             windows.append(torch.empty(shape, dtype=dtype, device="meta"))
             outputs.append(windows[-1])
@@ -372,6 +373,6 @@ def _address(tensor: Tensor) -> int:
 
 
 def _nbytes(tensor: Tensor) -> int:
-    """Bytes of the distinct numbers of a tensor; a broadcast axis counts once."""
+    """Return the bytes of a tensor's distinct numbers; a broadcast axis counts once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return prod(sizes) * tensor.itemsize

@@ -35,7 +35,8 @@ class RecordOp(Protocol):
         flops: int = 0,
         parts: Sequence[tuple[Tensor, int]] = (),
     ) -> None:
-        """Record an op that reads ``ins`` and writes ``outs``; of ``parts`` only so many bytes each."""
+        """Record an op that reads ``ins`` and writes ``outs``; ``parts`` gives the bytes of tensors that are accessed
+        only in part."""
 
 
 class CountedOps(LayerOps):

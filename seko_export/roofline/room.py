@@ -16,9 +16,9 @@ from seko_export.roofline.work import weight_sizes
 from seko_export.workloads.registry import workload_of
 from seko_runtime.backends.host import free_host_bytes
 
-# Assumed, not measured: what a process that has loaded torch and its compiler holds beside tensors.
+# Assumed bytes of a process that has imported torch and its compiler, without tensors.
 PROCESS_BYTES = 400 << 20
-# Assumed for each engine: what an artifact holds beside weights, which is engines, goldens and the manifest.
+# Assumed bytes of an artifact for each engine, besides weights: engines, goldens and manifest.
 ENGINE_BYTES = 4 << 20
 _CHECKPOINT_NUMBER = 2  # bytes of a number in a random checkpoint: bfloat16
 
@@ -44,7 +44,7 @@ class Room:
 
 
 def room_of(config: BuildConfig, *, random_weights: bool) -> Room:
-    """Return what a build needs of its machine."""
+    """Return the memory and disk space that a build needs."""
     graph, workload = graph_of(config), workload_of(config)
     tables = {name: table.nbytes for name, table in workload.tables(config).items()}
     sizes = weight_sizes(graph.pieces) | tables
@@ -61,7 +61,7 @@ def room_of(config: BuildConfig, *, random_weights: bool) -> Room:
 
 
 def check_room(room: Room, output_path: Path) -> str:
-    """Compare what a build needs with what is free; container limits are respected.
+    """Compare the memory and disk space that a build needs with what is free, within the container's limits.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def check_room(room: Room, output_path: Path) -> str:
     Raises
     ------
     MachineError
-        If something is too small; the message has all such numbers.
+        If memory or disk space is too small; the message has all missing amounts.
     """
     free = free_host_bytes()
     above = next(parent for parent in output_path.absolute().parents if parent.is_dir())
@@ -94,7 +94,8 @@ def check_room(room: Room, output_path: Path) -> str:
 
 def _free_disk(place: Path) -> int:
     status = os.statvfs(place)
-    if not status.f_blocks:  # it counts none, as /proc: the first write will tell
+    # a file system that reports no size, such as /proc: the first write will fail if there is no space
+    if not status.f_blocks:
         return sys.maxsize
     return status.f_bavail * status.f_frsize
 

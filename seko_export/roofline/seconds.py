@@ -80,7 +80,7 @@ def launch_seconds(launch: Launch, gpu: Gpu) -> float:
 
 
 def program_parts(work: Work, gpu: Gpu, runs: Mapping[str, int]) -> dict[str, dict[str, float]]:
-    """Return launches, FLOPs, bytes and seconds of so many runs of each program, by kind of launch."""
+    """Return launches, FLOPs, bytes and seconds of the given number of runs of each program, by kind of launch."""
     parts: dict[str, dict[str, float]] = {}
     for program, times in runs.items():
         for call in work.programs[program]:

@@ -25,12 +25,12 @@ from seko_export.options.model_folder import WEIGHT_SUFFIXES, find_files
 from seko_export.options.sample import read_sample
 from seko_runtime.format.manifest import MANIFEST_FILE
 
-_ENGINES = "engines"  # the folder of every artifact, even of one that lost its manifest
+_ENGINES = "engines"  # a folder that every artifact has, even one that lost its manifest
 _TAR_MARK = (257, b"ustar")
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a path looks like a checkpoint rather than an artifact, by what lies there."""
+    """Return whether a path looks like a checkpoint and not like an artifact, by its files."""
     if path.is_dir():
         if (path / MANIFEST_FILE).exists():
             return False
@@ -114,7 +114,7 @@ def _shown(facts: Mapping[str, Fact]) -> dict[str, dict[str, Any]]:
 
 
 def _preset_of(model: ModelConfig, usual: str, known: Mapping[str, Preset]) -> str | None:
-    """Return the preset with these dimensions, the sample included; of several the one that the build takes."""
+    """Return the preset with these dimensions, including the sample; if several match, the one that a build takes."""
     models = {name: preset.model for name, preset in known.items()}
     if usual in models:
         models = {usual: models.pop(usual), **models}
@@ -146,13 +146,13 @@ def _command(path: Path, facts: ReadFacts, preset: str | None, beside: Mapping[s
         words += [HEADS, "N" if heads is None else str(heads.value)]
     questions = facts.recognised.questions
     words += [question.usual for name, question in questions.items() if name not in facts.stream]
-    if preset == SAMPLE:  # named, it brings its VAE and text encoder
+    if preset == SAMPLE:  # naming this preset also sets its VAE and text encoder
         words += ["--preset", SAMPLE]
     folders = {name: "--vae" for vae in vaes() for name in vae.layout.subfolders}
     folders |= dict.fromkeys(TEXT_LAYOUT.subfolders, "--text-encoder")
     files = {
         option: path / name for name, option in folders.items() if (path / name).is_dir()
-    }  # of a pipeline
+    }  # files of a diffusers pipeline
     for option, file in (files | dict(beside)).items():
         words += [option, str(file)]
     return shlex.join([*words, "-o", f"artifacts/{facts.name}"])

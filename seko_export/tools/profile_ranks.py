@@ -27,7 +27,7 @@ LONGEST_S = 1800.0
 
 
 def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = None) -> dict[str, Any]:
-    """Profile steady chunks of an artifact; of several ranks all run, and the figures are rank 0's.
+    """Profile steady chunks of an artifact. With several ranks all of them run, and the figures are rank 0's.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
 
 
 def begin(rank: int, facts: Mapping[str, Any]) -> tuple[Handler, object]:
-    """Join the ranks; return what profiles this one."""
+    """Join the process group; return the command handler that profiles this rank."""
     artifact, facts_of_rank = joined(rank, facts)
 
     def answer(command: str, asked: Mapping[str, Any]) -> object:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 CHUNK_RANGE = "seko.chunk"  # named range around one chunk, its copy to the host included
-ENGINE_RANGE = "seko::"  # and the engine's name: named range around one call of it
+ENGINE_RANGE = "seko::"  # prefix of the named range around a call of an engine
 BETWEEN_ENGINES = "(between engines)"
 BUCKETS = (
     *("attention", "matmul", "norm_elementwise", "kv_write", "kv_read", "convolution", "copies"),
     *("exchange", "engine", "host", "other"),
 )
-# What a tensor is looked at through, or made in; computes nothing.
+# Ops that make views or allocate memory and compute nothing.
 _VIEWS = (
     r"as_strided|(_unsafe_)?view|_?reshape(_alias)?|expand|transpose|t|permute|slice|select|narrow|unsqueeze|squeeze"
     r"|unbind|split(_with_sizes)?|chunk|detach|alias|empty(_\w+)?|resolve_(conj|neg)|lift_fresh|result_type|item"
@@ -32,8 +32,9 @@ _MATHS = (
 )
 _OP = r"^(aten::|aoti_torch_(cpu_|cuda_)?)"  # an op by the dispatcher, or by AOTInductor's C shim
 _OUT = r"_?(_out)?$"
-# First match wins. A fused kernel of Inductor carries the names of all ops that it came from, so one that only
-# prepares what attention takes has "attention" in its name: what is fused is judged before the words are.
+# Patterns of kernel names; the first match wins. The name of a fused Inductor kernel contains the names of all its
+# ops, so a kernel that only prepares attention's inputs has "attention" in its name. Patterns for fused kernels
+# therefore come first.
 _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (bucket, re.compile(pattern, re.IGNORECASE))
     for bucket, pattern in (
@@ -45,7 +46,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("host", rf"{_OP}({_VIEWS}){_OUT}|^detach$"),
         ("exchange", r"nccl|^_?c10d|^gloo:|alltoall|all_to_all|all_gather"),
         ("kv_write", r"(kv|cache)_write|v_transpose|index_(copy|put)"),
-        # Codes are taken apart by bits; what has an exclusive or beside is the noise generator.
+        # Kernels with bit operations unpack codes; with an exclusive or they are the noise generator.
         ("kv_read", r"(nvfp4|fp8|kv)_expand|fused(?!.*bitwise_xor).*bitwise_(and|or)"),
         ("copies", r"^mem(cpy|set)|direct_copy_kernel|CatArrayBatchedCopy"),
         ("copies", rf"fused(_({_MOVES}|{_VIEWS}))+(_\d+)?$"),
@@ -67,8 +68,8 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("norm_elementwise", rf"{_OP}({_MATHS}){_OUT}"),
     )
 )
-_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of Kineto: what ran on the device
-_CALLS = ("cuda_runtime", "cuda_driver")  # what the host asked of it
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # Kineto's categories of work on the device
+_CALLS = ("cuda_runtime", "cuda_driver")  # Kineto's categories of calls on the host that launch work
 _HOST = ("cpu_op", "user_annotation")
 _LAUNCHES = {
     "graphs": re.compile(r"^cu(da)?GraphLaunch"),
@@ -104,7 +105,7 @@ class Digest:
     Parameters
     ----------
     on_device : bool
-        Whether times are a GPU's. Otherwise they are the CPU's, each without the time of nested spans.
+        Whether times are those of a GPU. Otherwise they are the CPU's, each without the time of nested spans.
     span_ns : int
         From the call of the chunk until its latents (and video frames, if any) are on the host.
     busy_ns, largest_gap_ns : int
@@ -181,7 +182,8 @@ def digest_trace(trace: Mapping[str, Any]) -> Digest:
         raise ValueError(f"the trace holds no range {CHUNK_RANGE}")
     chunk = sorted(chunks, key=lambda span: span.end - span.begin)[(len(chunks) - 1) // 2]
     following = [span.begin for span in chunks if span.begin > chunk.begin]
-    # The chunk's copy to the host waits for the device, so what the device does until the next chunk is this one's.
+    # The chunk's copy to the host waits for the device, so all device work until the next chunk belongs to this
+    # chunk.
     first, last = chunk.begin, min(following, default=max(span.end for span in spans) + 1)
     mine = [span for span in spans if first <= span.begin < last]
     device = [span for span in mine if span.category in _DEVICE]
@@ -273,7 +275,7 @@ def _engines_by_range(host: Sequence[Span], total: int) -> dict[str, tuple[int, 
 def _engines_by_launch(
     host: Sequence[Span], calls: Sequence[Span], device: Sequence[Span]
 ) -> dict[str, tuple[int, int]]:
-    """Attribute to each engine what the launches inside its range ran on the device; empty without ranges."""
+    """Attribute to each engine the device work that was launched inside its range; empty without ranges."""
     ranges = [span for span in host if span.name.startswith(ENGINE_RANGE)]
     if not ranges:  # a captured chunk: its engines ran once, when it was captured
         return {}

@@ -1,4 +1,5 @@
-"""Runs steady chunks of an open artifact with and without torch's profiler. `profile_trace` reads the trace."""
+"""Profiling of an open artifact: steady chunks are run with and without torch's profiler. `profile_trace` reads the
+trace."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def profile_opened(
     Parameters
     ----------
     artifact : VideoArtifact
-        Opened while `kineto_settings` hold. Of several ranks each calls this, and gets its own figures.
+        The artifact, opened inside `kineto_settings`. With several ranks each rank calls this function and gets its
+        own figures.
     chunks : int
         Chunks to run without the profiler, and as many with it. Figures are those of the median chunk.
     top : int
@@ -208,7 +210,9 @@ class _Chunks:
         chunk = self._session.run_chunk(inputs)
         chunk.to_host()
         if self._artifact.manifest.workload.video is not None:
-            chunk.video()  # decoded on a CUDA stream of its own: nothing of it may fall into the next chunk
+            # wait for decoding, which has a CUDA stream of its own, so that it does not extend into the next
+            # chunk
+            chunk.video()
         self._chunks_run += 1
         return time.perf_counter() - begin
 
@@ -221,7 +225,7 @@ def traced(timed: Callable[[], float], chunks: int, on_device: bool) -> tuple[di
     timed : callable
         Makes the next chunk, waits for it, and returns its seconds on the host.
     chunks : int
-        How many.
+        Number of chunks.
     on_device : bool
         Whether a GPU's kernels are recorded, too.
 

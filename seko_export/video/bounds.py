@@ -1,4 +1,4 @@
-"""The bounds of an engine's difference from a recorded chunk: by format, dtype and rounding."""
+"""Bounds for the errors of replayed chunks against recorded ones, by cache format, dtype and rounding."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from seko_export.families.registry import graph_of
 from seko_runtime.video.golden import cache_error, relative_error, video_error
 from seko_runtime.video.manifest import GoldenBound
 
-# How far an engine may be from the eager model over a golden chunk, as |a - b| / |b|. The two sum in other orders,
-# and a chunk is five passes that feed on each other; with a quantised cache a rounding can also flip a code, and with
-# latents in steps of bfloat16 a number of theirs: a build with either is lossy here.
-# Measured: float32 2.4e-7 with random weights, 1.8e-5 with the sample's trained ones; bfloat16 at full size 1.3e-2
-# (docs/LOG.md). Planted faults in the tiny model give 0.02 (a stale ring) to 0.14 (layers swapped;
-# docs/benchmarks/cpu.jsonl): too little for bfloat16's bound to see. So the cache is recorded too: there the same
-# faults give 1 or more, in any format.
+# Bounds for |engine - eager| / |eager| of a golden chunk's latents. Engine and eager model sum in different orders,
+# and the five passes of a chunk build on each other. Rounding differences can also flip a code of a quantised cache,
+# or a value of latents that are rounded to bfloat16; builds with either count as lossy here. Measured: float32 2.4e-7
+# with random weights, 1.8e-5 with the sample's trained ones; bfloat16 at full size 1.3e-2 (docs/LOG.md). Planted
+# faults in the tiny model give 0.02 (a stale ring) to 0.14 (layers swapped; docs/benchmarks/cpu.jsonl): too little
+# for bfloat16's bound to see. So the cache is recorded too: there the same faults give 1 or more, in any format.
 TOLERANCES = {
     torch.float32: {"exact": 1e-4, "lossy": 1e-3},
     torch.bfloat16: {"exact": 4e-2, "lossy": 4e-2},
 }
-# Root mean square difference of the decoded frames, in levels of 255. They are rounded to whole levels, and in bfloat16
-# thirty layers stand between latents and pixels.
+# Bounds for the root mean square difference of decoded frames, in levels of 255. Frames are rounded to whole levels,
+# and thirty layers in bfloat16 lie between latents and pixels.
 VIDEO_TOLERANCES = {
     torch.float32: {"exact": 0.1, "lossy": 1.0},
     torch.bfloat16: {"exact": 6.0, "lossy": 6.0},
 }
-MOST_CODES = 0.85  # of a token's codes; an unrelated token has more of them wrong
-CHAOTIC_CODES = 0.7  # from here on another draw of the last bits may pass the bound above
-UNJUDGED = 1.0  # all of them
+MOST_CODES = 0.85  # share of a token's codes that may differ; of an unrelated token's codes more differ
+CHAOTIC_CODES = 0.7  # share of flipped codes above which other last bits could exceed the bound above
+UNJUDGED = 1.0  # share if all codes may differ
 CACHE_TOLERANCES = {
     torch.float32: {"exact": 1e-4, "lossy": 0.05},
     torch.bfloat16: {
         "exact": 0.1,
         "lossy": 0.5,
-    },  # measured at full size: 0.024, and 0.22 of a token's FP4 bytes
+    },  # measured at full size: error 0.024, and 0.22 of a token's FP4 bytes differ
 }
 
 
@@ -51,7 +50,8 @@ class EagerChunk:
     latents : Tensor
         [B, C, F, h, w] float32.
     cache : dict of str to Tensor
-        By buffer name, in its dtype: the first token of every slot after the chunk, [L, B*cache_frames, ...].
+        For each cache buffer, the first token of every slot after the chunk, [L, B*cache_frames, ...], in the
+        buffer's dtype.
     video : Tensor or None
         [B, T, rows, columns, 3] uint8, every `video_step`-th pixel in both directions; None without a VAE.
     """
@@ -64,30 +64,30 @@ class EagerChunk:
 def golden_bound(
     config: VideoBuild, recorded: EagerChunk, other: EagerChunk, exact: EagerChunk
 ) -> GoldenBound:
-    """Return how much an engine may differ from one recorded chunk.
+    """Return the bounds for errors against one recorded chunk.
 
     Parameters
     ----------
     config : VideoBuild
         The build.
     recorded, other, exact : EagerChunk
-        The recorded chunk; the same with perturbed last bits; the same with an exact cache. For an exact format all
-        three are the same.
+        The recorded chunk, the chunk with perturbed last bits, and the chunk with an exact cache. For an exact format
+        all three are equal.
 
     Returns
     -------
     GoldenBound
-        The least bound of the format and dtype; with a lossy cache also twice what the last bits do, and where its
-        roundings are in play, what two independent draws of them are apart: sqrt(2) times the distance to the exact
-        track. Then a token's codes fall anyhow, and only another token's are told from it; not even those where the
-        last bits alone exchange nearly all codes of some token (trained weights, a text of no encoder).
+        At least the bound of format and dtype. With a lossy cache also twice the effect of the perturbed last bits.
+        If rounding of the cache dominates, also the expected distance of two independent roundings: sqrt(2) times the
+        distance to the exact chunk. Codes of a token are then compared only loosely enough to detect another token's,
+        or not at all if the last bits change nearly all codes of some token (trained weights with random text).
     """
     kind = "exact" if config.lossless and not ADVANCE[config.workload.schedule.sampler].rounded else "lossy"
     least = tuple(
         table[config.target.dtype][kind] for table in (TOLERANCES, CACHE_TOLERANCES, VIDEO_TOLERANCES)
     )
     last_bits, loss = difference(config, other, recorded), difference(config, exact, recorded)
-    rounded = loss.latents > least[0]  # the first chunk's is 0: no cached frames
+    rounded = loss.latents > least[0]  # the first chunk has no cached frames and a distance of 0
     codes = MOST_CODES if last_bits.cache < CHAOTIC_CODES else UNJUDGED
     return GoldenBound(
         max(least[0], 2 * last_bits.latents, 2**0.5 * loss.latents),
@@ -97,7 +97,8 @@ def golden_bound(
 
 
 def difference(config: VideoBuild, actual: EagerChunk, wanted: EagerChunk) -> GoldenBound:
-    """Return how much two chunks differ in latents, in the worst cache token and in video, measured as `verify` does.
+    """Return the errors between two chunks in latents, in the worst cached token and in video, measured as by
+    `verify`.
 
     Caches of different formats are not compared.
     """
@@ -107,5 +108,6 @@ def difference(config: VideoBuild, actual: EagerChunk, wanted: EagerChunk) -> Go
             ours, theirs = (chunk.cache[buffer.name].float().numpy() for chunk in (actual, wanted))
             cache = max(cache, cache_error(ours, theirs, buffer.dtype, row_axis=buffer.row_axis))
     if actual.video is not None and wanted.video is not None:
-        video = video_error(actual.video.numpy(), wanted.video.numpy(), step=1)  # both are sampled already
+        # both videos are sampled already
+        video = video_error(actual.video.numpy(), wanted.video.numpy(), step=1)
     return GoldenBound(relative_error(actual.latents.numpy(), wanted.latents.numpy()), cache, video)

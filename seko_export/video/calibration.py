@@ -1,4 +1,5 @@
-"""Statistics of keys and values while the exact model runs, and the constants of a lossy cache made from them."""
+"""Calibration of quantised caches: statistics of keys and values of the unquantised model, and the constants computed
+from them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def layer_constants(config: VideoBuild, tensors: Mapping[str, Tensor]) -> dict[s
     Parameters
     ----------
     config : VideoBuild
-        Without fp8 attention there are none.
+        The build; without fp8 attention there are no such constants.
     tensors : mapping of str to Tensor
         Weights of the model and the cache format's constants, by name.
     """
@@ -33,7 +34,7 @@ def layer_constants(config: VideoBuild, tensors: Mapping[str, Tensor]) -> dict[s
 
 
 def uncalibrated_scales(config: VideoBuild) -> dict[str, Tensor]:
-    """Return a cache format's constants as if every channel lay in [-1, 1]: for random weights alone."""
+    """Return a cache format's constants as if all channels lay in [-1, 1], which is only good for random weights."""
     ones = torch.ones(config.model.heads, config.model.head_dim)
     statistics = ChannelStatistics(-ones, ones, 0 * ones)
     return {
@@ -49,7 +50,7 @@ class _Sums:
 
     lowest: Tensor
     highest: Tensor
-    total: Tensor  # float64: a mean over a million tokens must not depend on their order
+    total: Tensor  # float64, so that a mean over a million tokens does not depend on their order
     tokens: int = 0
 
     def add(self, x: Tensor) -> None:
@@ -62,16 +63,16 @@ class _Sums:
 
     @property
     def statistics(self) -> ChannelStatistics:
-        """Return them as a format takes them; zeros if there were no tokens."""
+        """Return the statistics in the form that a cache format takes; zeros if there were no tokens."""
         return ChannelStatistics(self.lowest, self.highest, (self.total / max(1, self.tokens)).float())
 
 
 class KvStatistics:
     """Statistics of each channel of K and V for each layer, collected while the exact model runs.
 
-    Only what the context pass writes for the stream counts, since later chunks read nothing else; chunks of reference
-    frames may contain padding. If each pass has a cache of its own, all passes count. If the format stores keys
-    before RoPE, their rotation is undone first.
+    Only keys and values that the context pass writes for frames of the stream count, since later chunks read nothing
+    else, and chunks of reference frames may contain padding. If each pass has a cache of its own, all passes count.
+    If the format stores keys before RoPE, their rotation is undone first.
 
     Parameters
     ----------
@@ -92,7 +93,7 @@ class KvStatistics:
             )
             for _ in range(model.layers)
         ]
-        # Negative while the references are written, before the first chunk.
+        # Frame numbers are negative while reference frames are written, before the first chunk.
         chunks = -(-config.workload.stream.reference_frames // config.workload.stream.chunk_frames)
         self._calls = -chunks * model.layers * config.workload.cache_passes
         self._names = [
@@ -103,7 +104,8 @@ class KvStatistics:
     def watch(
         self, block: Callable[[list[Tensor]], Sequence[Tensor]]
     ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-        """Wrap the exact block engine so that what it writes is recorded; layers are called in order, pass by pass."""
+        """Wrap the unquantised block engine to record the keys and values that it writes; layers are called in order,
+        pass by pass."""
         layers, apart = self._config.model.layers, self._config.workload.stream.pass_caches
         passes = len(self._config.workload.schedule.timesteps) + 1
 
@@ -127,7 +129,8 @@ class KvStatistics:
 
     def _add(self, layer: int, tensors: dict[str, Tensor]) -> None:
         token_index, cos, sin = (tensors[name] for name in ("token_index", "cos", "sin"))
-        k, v = (tensors[f"caches.{name}"][token_index] for name in ("k", "v"))  # the chunk's own, [B*T, H, D]
+        # keys or values of the chunk, [B*T, H, D]
+        k, v = (tensors[f"caches.{name}"][token_index] for name in ("k", "v"))
         if self._form.keys_before_rope and not self._config.kv.keys_before_rope:
             k = rotate(k.float().unflatten(0, cos.shape[:2]), cos, -sin).flatten(0, 1)
         for sums, x in zip(self._sums[layer], (k, v), strict=True):

@@ -12,7 +12,7 @@ _BF16_BITS = 16
 
 
 def video_workload(config: VideoBuild, golden: Golden | None = None) -> VideoWorkload:
-    """Return what a video manifest says beside the core's tables; ``golden`` is the table of its recorded chunks."""
+    """Return the object ``workload`` of a video manifest; ``golden`` is the table of recorded chunks."""
     return VideoWorkload(
         kind=KIND,
         stream=stream_table(config),
@@ -26,7 +26,7 @@ def video_workload(config: VideoBuild, golden: Golden | None = None) -> VideoWor
 
 
 def kv_pool(config: VideoBuild) -> KvPool:
-    """Return the size of the KV pool in bytes, in the build's own format and in bf16."""
+    """Return the size of the KV cache in bytes, in the build's format and in bf16."""
     model = config.model
     tokens = sum(
         len(group.layers) * config.of_layer_group(group).workload.stream.cache_tokens

@@ -1,9 +1,9 @@
-"""The JSON schema of the manifest, made from the dataclasses that the runtime reads it with.
+"""The JSON schema of the manifest, generated from the dataclasses with which the runtime reads it.
 
     python -m seko_export.video.manifest_schema        writes it into the runtime's package
 
-The schema has types, bounds and required fields. What compares two fields, or a field with a file, only the runtime
-checks.
+The schema has types, bounds and required fields. Rules that compare two fields, or a field with a file, are checked
+by the runtime only.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _READERS: Mapping[Callable[..., Any], Schema] = {
 
 
 def manifest_schema(kind: type = VideoManifest) -> Schema:
-    """Return the JSON schema (draft 2020-12) of a manifest's dataclass and those in it."""
+    """Return the JSON schema (draft 2020-12) of a manifest's dataclass and of the dataclasses in it."""
     definitions: dict[str, Schema] = {}
     reference = _object(kind, definitions)
     return {
@@ -71,7 +71,7 @@ def manifest_schema(kind: type = VideoManifest) -> Schema:
 
 
 def schema_text() -> str:
-    """Return the schema as the runtime's package holds it."""
+    """Return the text of the schema file in the runtime's package."""
     return json.dumps(manifest_schema(), indent=1) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Opens the files of the models around the transformer, and turns a sentence into token numbers."""
+"""Files of the models around the transformer, and token ids of the goldens' prompt."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from seko_runtime.video.text import PromptIds, clean_prompt
 
 
 def open_media(media: MediaSources, config: VideoBuild) -> MediaTensors:
-    """Open the files that the build needs and check their keys. The numbers are read later.
+    """Open the files that the build needs and check their keys. Weights are read later.
 
     Raises
     ------
     UsageError
-        If the build needs a model that has no file, or the other way round.
+        If the build needs a model for which no file is given, or a file is given for a model that it does not need.
     CheckpointError
         If a file is not the expected model.
     """
@@ -51,23 +51,23 @@ def open_media(media: MediaSources, config: VideoBuild) -> MediaTensors:
 
 
 def prompt_ids(tokenizer: Path, config: VideoBuild, prompt: str) -> Tensor | None:
-    """Return [1, text tokens] int64: a sentence as token numbers, as a session passes them to the text encoder.
+    """Return [1, text tokens] int64: the token ids of a sentence, as a session passes them to the text encoder.
 
     Parameters
     ----------
     tokenizer : Path
         A JSON file of the library `tokenizers`.
     config : VideoBuild
-        Without a text encoder the result is None.
+        The build; without a text encoder the result is None.
     prompt : str
         A sentence that fits the token limit.
 
     Raises
     ------
     EnvironmentLacksError, ArtifactError
-        The runtime's errors: the library `tokenizers` is not installed, or the file is not valid.
+        Errors of the runtime: the library `tokenizers` is not installed, or the file is not valid.
     UsageError
-        If the tokenizer has tokens that the encoder lacks.
+        If the tokenizer has ids that the encoder lacks.
     """
     table, encoder = text_table(config), config.workload.text
     if table is None or encoder is None:

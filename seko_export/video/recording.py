@@ -1,7 +1,7 @@
-"""Goldens: chunks of the eager model for a fixed text and seed, which `verify` replays with the engines.
+"""Recording of goldens: chunks of the eager model for a fixed text and seed, which `verify` replays with the engines.
 
-The eager model is made of the engines' own modules, run by the runtime's session with the same programs. For a lossy
-cache the model runs first with an exact cache: this calibrates the scales, and is recorded too.
+The eager model consists of the engines' own modules, which the runtime's session runs with the same programs. For a
+lossy cache the model first runs with an exact cache; that run calibrates the scales, and is recorded, too.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ from seko_runtime.video.options import VideoOptions
 from seko_runtime.video.pool import Pool
 from seko_runtime.video.together import TOGETHER, Together
 
-TEXT = "text"  # the tensor of that file that holds the text
-REFERENCE = "reference"  # the tensor of the latents of its reference frames, where the build has some
+TEXT = "text"  # name of the golden file's tensor with the text embeddings
+REFERENCE = "reference"  # name of the tensor with the latents of the reference frames, if the build has any
 GOLDEN_PROMPT = (
-    "a red disc bouncing on a dark background"  # in the words of the sample's grammar; any encoder reads it
+    # a sentence in the words of the sample's grammar, which any encoder can read
+    "a red disc bouncing on a dark background"
 )
-LIVE_TEXT_TOKENS = 24  # the rest of the text is zero padding, as a short prompt's is
-VIDEO_BYTES = 1_000_000  # of one recorded chunk's frames at most
+LIVE_TEXT_TOKENS = 24  # tokens of the text; the rest is zero padding, as for a short prompt
+VIDEO_BYTES = 1_000_000  # most bytes of the recorded frames of one chunk
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class Record:
     chunks : dict of int to EagerChunk
         The recorded chunks by number.
     exact : dict of int to EagerChunk
-        The same with an exact cache; empty if the format is exact.
+        The recorded chunks with an exact cache; empty if the format is exact.
     bounds : tuple of GoldenBound
-        For `verify`, one for each recorded chunk.
+        Bounds for `verify`, one for each recorded chunk.
     cache_step : int
         Tokens between two samples of the cache.
     video_step : int
@@ -81,8 +82,9 @@ class Record:
     inputs : mapping of str to Tensor
         The caller's inputs of every chunk up to the last recorded one, by their names in the golden file.
     rounding : float
-        How far changed last bits of each pass's input alone move the eager model, as a relative error of latents: the
-        largest of the recorded chunks; with an exact cache of the first one, since the others would take as long again.
+        Effect of rounding: the relative error of the eager model's latents if the last bits of each pass's input are
+        changed. It is the largest over the recorded chunks; with an exact cache only the first chunk is measured, to
+        save time.
     """
 
     text: Tensor
@@ -146,11 +148,11 @@ def record(
     config : VideoBuild
         The build.
     weights : mapping of str to Tensor
-        Model weights and schedule tables, on the CPU.
+        Model weights and schedule tables by name, on the CPU.
     progress : callable
         Called for every chunk.
     ids : Tensor, optional
-        [1, text tokens] int64, `GOLDEN_PROMPT` as token numbers; without it the text is random numbers.
+        [1, text tokens] int64, the token ids of `GOLDEN_PROMPT`; without them the text is random numbers.
 
     Returns
     -------
@@ -179,7 +181,7 @@ def record(
         shaken = run_eager(config, on_device, text, seeds, chunks[:1], progress, None, shake=True)
     on_device.clear()
     if config.target.eager_device == "cuda":
-        torch.cuda.empty_cache()  # what compiles engines and verifies the artifact are other processes
+        torch.cuda.empty_cache()  # engines are compiled and the artifact is verified in other processes
     return Record(
         text,
         seeds,
@@ -213,7 +215,8 @@ def run_eager(
     *,
     shake: bool = False,
 ) -> dict[int, EagerChunk]:
-    """Return the wanted chunks, computed in eager torch; with ``shake`` the last bits are perturbed."""
+    """Return the wanted chunks, computed in eager torch; with ``shake`` the last bits of each pass's input are
+    perturbed."""
     chunks_made: dict[int, EagerChunk] = {}
     dtypes = {buffer.name: torch_dtype(buffer.dtype) for buffer in graph_of(config).buffers}
     step = video_step(config)
@@ -243,7 +246,8 @@ def eager_session(
     shake: bool = False,
     reference: Tensor | None = None,
 ) -> Iterator[Together]:
-    """Open the runtime's sessions over the eager modules, one a row: not captured, attention as in the engines.
+    """Open the runtime's sessions over the eager modules, one for each row, without captured graphs and with the
+    engines' attention.
 
     Parameters
     ----------
@@ -256,7 +260,7 @@ def eager_session(
     seeds : sequence of int
         One for each row.
     statistics : KvStatistics, optional
-        Records what is written to the caches.
+        Statistics to which the written keys and values are added.
     shake : bool
         Whether the last bits of each pass's input are perturbed, to measure the effect of rounding.
     reference : Tensor, optional
@@ -300,8 +304,8 @@ def eager_session(
 
 
 def placed_buffers(config: VideoBuild, room: int | None) -> tuple[Buffer, ...]:
-    """Return the buffer table of an eager stream, with as many caches on the host as do not fit ``room``; see
-    `goldens.placement.placed`. With None, from `buffer_room` on a CPU, all stay where they are.
+    """Return the buffer table of an eager stream, in which caches that do not fit into ``room`` bytes are placed on
+    the host; see `goldens.placement.placed`. With None all buffers stay on the device.
     """
     buffers = graph_of(config).buffers
     if (
@@ -367,7 +371,7 @@ def encoded_text(config: VideoBuild, weights: Mapping[str, Tensor], ids: Tensor)
 
 
 def video_step(config: VideoBuild) -> int:
-    """Return the pixel step at which a golden video is sampled so that it fits `VIDEO_BYTES`; 0 without a VAE."""
+    """Return the distance in pixels at which golden frames are sampled to fit into `VIDEO_BYTES`; 0 without a VAE."""
     video, batch = video_table(config), config.workload.stream.batch
     if video is None:
         return 0

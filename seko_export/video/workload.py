@@ -45,15 +45,15 @@ class VideoBuildResult(BuildResult):
         ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``; for a lossy scheme also
         ``error_vs_exact``, the relative error of each golden chunk.
     golden_error : float or None
-        Largest relative error of the engines against the eager model over the golden chunks; None of a build for GPUs
-        that are not here, or for more ranks than there are GPUs, whose engines have not run.
+        Largest relative error of the engines against the eager model over the golden chunks; None if the engines
+        could not run, because the build is for GPUs that are not present or for more ranks than there are GPUs.
     golden_cache_error : float or None
-        Largest error of a token in the cache afterwards, as in `seko_runtime.video.golden.cache_error`.
+        Largest error of a cached token after the chunks; see `seko_runtime.video.golden.cache_error`.
     golden_video_error : float or None
         Root mean square difference of the video frames in the worst chunk, in levels of 255; None without a VAE.
     golden_rounding : float or None
-        How far rounding alone moves the eager model, to compare ``golden_error`` with: its relative error against
-        itself with other last bits, over the golden chunks, or with an exact cache over the first one. None without
+        Effect of rounding on the eager model, to compare ``golden_error`` with: its relative error against itself
+        with changed last bits, over the golden chunks, or with an exact cache over the first chunk. None without
         goldens.
     """
 
@@ -85,7 +85,8 @@ class VideoBuildResult(BuildResult):
 
 
 class VideoExport(ExportWorkload[VideoBuild]):
-    """Causal video transformers: frames denoised chunk by chunk over a cache of those before."""
+    """The workload of causal video transformers, which denoise frames chunk by chunk over a cache of earlier
+    frames."""
 
     name = "video"
     manifest = VideoManifest
@@ -111,7 +112,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
         }
 
     def artifact_name(self, config: VideoBuild, arch: str) -> str:
-        """Return model, cache format and machine."""
+        """Return the artifact's default name, from model, cache format and target machine."""
         return f"{config.model.name}-{config.workload.kv_scheme}-{arch}"
 
     def resolve(self, manifest: Manifest) -> Programs:
@@ -119,7 +120,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
         return resolve_video(cast(VideoManifest, manifest))
 
     def needs(self, config: VideoBuild) -> Iterator[Need]:
-        """Yield the layouts of a cache that its engines must know."""
+        """Yield the cache layouts for which the build needs support from the backend."""
         stream = config.workload.stream
         for asked, option, what in (
             (stream.offload_cache, "--offload-cache", "offloaded caches"),
@@ -132,23 +133,23 @@ class VideoExport(ExportWorkload[VideoBuild]):
                 yield Need(option, what)
 
     def cache_format(self, config: VideoBuild) -> str:
-        """Return the KV scheme; the exact one of any device is spelled ``bf16``."""
+        """Return the name of the KV scheme; an unquantised cache is called ``bf16`` on every device."""
         scheme = config.workload.kv_scheme
         return "bf16" if scheme == config.exact_scheme else scheme
 
     def notes(self, config: VideoBuild) -> Iterator[str]:
-        """Yield why ranks do not share decoding, if they do not."""
+        """Yield notes for the user: why ranks do not share decoding, if they do not."""
         if config.no_shared_decoding is not None:
             yield f"each rank decodes whole pictures: {config.no_shared_decoding}"
 
     def open_media(self, config: VideoBuild, media: MediaSources) -> MediaTensors:
-        """Return the weights of VAE and encoders; refuse a tokenizer that is not the text encoder's."""
+        """Open the weights of VAE and encoders; refuse a tokenizer that does not fit the text encoder."""
         if media.tokenizer is not None:
             prompt_ids(media.tokenizer, config, GOLDEN_PROMPT)
         return open_media(media, config)
 
     def tables(self, config: VideoBuild) -> Mapping[str, Tensor]:
-        """Return the times and noise levels of a chunk's passes."""
+        """Return the tables of timesteps and noise levels of a chunk's passes."""
         return config.workload.schedule.tables(config.as_batch.workload.stream)
 
     def record(
@@ -159,7 +160,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
         media: MediaSources,
         progress: Progress,
     ) -> Record:
-        """Record two chunks; calibrate the scales of a quantised cache on the model with an exact one."""
+        """Record two chunks; for a quantised cache calibrate the scales first, on the model with an exact cache."""
         ids = None if media.tokenizer is None else prompt_ids(media.tokenizer, config, GOLDEN_PROMPT)
         eager = {**weights, **_exact_weights(config, weights, checkpoint)}
         return record(config.as_batch, eager, progress, ids)
@@ -169,7 +170,8 @@ class VideoExport(ExportWorkload[VideoBuild]):
         return {} if config.lossless else uncalibrated_scales(config)
 
     def recording_bytes(self, config: VideoBuild) -> int:
-        """Return the bytes of the exact model's weights that the artifact holds in fp8, and on a CPU of its cache."""
+        """Return the further bytes that recording needs: unquantised copies of weights that the artifact holds in
+        fp8, and on a CPU the exact cache."""
         cache = 0
         if config.target.eager_device == "cpu":
             cache = device_bytes(graph_of(config.as_exact.as_batch).buffers)
@@ -180,18 +182,18 @@ class VideoExport(ExportWorkload[VideoBuild]):
         return cache + sum(size for name, size in weight_sizes(exact).items() if name not in own)
 
     def write_files(self, folder: Path, config: VideoBuild, media: MediaSources, *, measured: bool) -> None:
-        """Write the tokenizer, and which kernels the layers use where these have tiles of their own."""
+        """Write the tokenizer, and the table of kernels if the build has fused layers."""
         write_tokenizer(folder, media.tokenizer)
         if measured:
             write_kernel_table(folder, config)
 
     def warm_up(self, folder: Path) -> None:
-        """Make chunks until the cache has wrapped, from a sentence and a picture where the artifact takes them."""
+        """Make chunks until the ring has wrapped around, with a prompt and a picture if the artifact takes them."""
         with open_artifact(folder) as opened:
             artifact = video_artifact(opened)
             workload = artifact.manifest.workload
             stream, golden, video = workload.stream, workload.golden, workload.video
-            options: dict[str, Any] = {}  # so that a sentence and a picture go through their engines too
+            options: dict[str, Any] = {}  # so that the engines for text and pictures run, too
             if workload.text is not None and golden is not None:
                 options["prompt"] = golden.prompt
             if video is not None:
@@ -210,7 +212,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
         recording: Recording | None,
         report: Mapping[str, Any] | None,
     ) -> VideoBuildResult:
-        """Return the result with the cache's size, and how far the engines are from the recorded chunks."""
+        """Return the build's result with the cache's size and the engines' errors against the recorded chunks."""
         del config
         recorded = cast("Record | None", recording)
         errors = [] if report is None else report["errors"]

@@ -18,13 +18,13 @@ from seko_export.host.progress import Progress
 from seko_export.media.sources import MediaSources
 from seko_runtime.format.manifest import Manifest, Workload
 
-if TYPE_CHECKING:  # backends, which ask for a workload, are looked at before torch is loaded
+if TYPE_CHECKING:  # backends refer to workloads and are read before torch is imported
     from torch import Tensor
 
     from seko_export.engines.weight_source import WeightSource
     from seko_runtime.executor.resolved import Programs
 
-Build = TypeVar("Build", bound=BuildConfig)  # a workload's own kind of build
+Build = TypeVar("Build", bound=BuildConfig)  # the build configuration of a workload
 UNVERIFIED = (
     "verified  no: its engines are for GPUs that are not here; with goldens, run seko-run verify there"
 )
@@ -49,7 +49,7 @@ class BuildResult:
     device : str
         ``cpu`` or ``cuda``.
     kernels : str
-        Which kernels the layers use: ``fused`` or ``plain``.
+        Kernels of the layers: ``fused`` or ``plain``.
     attention : str
         Attention over the cache: ``torch``, ``bf16`` or ``fp8``.
     """
@@ -76,14 +76,14 @@ class BuildResult:
 
 @dataclass(frozen=True)
 class Need:
-    """Something that a build asks of its engines, which a backend may lack.
+    """A feature that a build needs from its engines and that a backend may lack.
 
     Parameters
     ----------
     option : str
-        The option that asks for it, as the command line spells it; `Capabilities.lacks` lists such options.
+        The command-line option that needs the feature; `Capabilities.lacks` lists such options.
     what : str
-        What it is, in the plural.
+        Name of the feature for messages, in the plural.
     """
 
     option: str
@@ -91,11 +91,11 @@ class Need:
 
 
 class Recording(Protocol):
-    """Goldens: what the eager model gave, for `verify` to compare the engines with."""
+    """Goldens: results of the eager model, with which `verify` compares the engines."""
 
     @property
     def scales(self) -> Mapping[str, Tensor]:
-        """Weights that were calibrated while it ran, by the artifact's names."""
+        """Weights that were calibrated during the recording, by the artifact's names."""
 
     @property
     def table(self) -> Any:
@@ -132,7 +132,7 @@ class ExportWorkload(ABC, Generic[Build]):
         """Return the programs of one of its manifests, checked against the workload's contract."""
 
     def needs(self, config: Build) -> Iterable[Need]:
-        """Return what a build asks of its backend besides what the target says."""
+        """Return the features that a build needs from its backend, besides those of the target."""
         del config
         return ()
 
@@ -165,7 +165,7 @@ class ExportWorkload(ABC, Generic[Build]):
         media: MediaSources,
         progress: Progress,
     ) -> Recording:
-        """Run the eager model, calibrate what is calibrated, and return the goldens.
+        """Run the eager model, calibrate weights such as cache scales, and return the goldens.
 
         Parameters
         ----------
@@ -174,7 +174,7 @@ class ExportWorkload(ABC, Generic[Build]):
         weights : mapping of str to Tensor
             The artifact's weights and tables, on the CPU.
         checkpoint : WeightSource
-            Where the weights came from.
+            The checkpoint's weights.
         media : MediaSources
             Files of the models around the main one.
         progress : callable
@@ -182,12 +182,13 @@ class ExportWorkload(ABC, Generic[Build]):
         """
 
     def uncalibrated(self, config: Build) -> Mapping[str, Tensor]:
-        """Return the weights that `record` would calibrate, of a build without goldens, whose weights are random."""
+        """Return stand-ins for the weights that `record` calibrates, for a build with random weights and without
+        goldens."""
         del config
         return {}
 
     def recording_bytes(self, config: Build) -> int:
-        """Return the bytes of host memory that `record` takes beside the artifact's weights."""
+        """Return the bytes of host memory that `record` needs in addition to the artifact's weights."""
         del config
         return 0
 
@@ -207,7 +208,7 @@ class ExportWorkload(ABC, Generic[Build]):
         recording: Recording | None,
         report: Mapping[str, Any] | None,
     ) -> BuildResult:
-        """Return a build's result with what the workload adds; ``report`` is the JSON line of `verify`, or None."""
+        """Return a build's result with the workload's fields; ``report`` is the JSON line of `verify`, or None."""
         del config, manifest, recording, report
         return result
 

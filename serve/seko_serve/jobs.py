@@ -210,7 +210,7 @@ class VideoJobs:
         stream = VideoBehind(
             video.id,
             video.tenant,
-            self._device.manifest,
+            self._device.video_manifest,
             video.opening,
             video.frames,
             self._path(video),

@@ -8,6 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from seko_kernels.few_rows import TICKETS
+from seko_kernels.few_tokens import QuantisedCache, decode_attention
+from seko_kernels.formats import NumberFormat
+
 
 @dataclass(frozen=True)
 class Local:
@@ -107,6 +111,21 @@ def decode_inputs(shape: Decode) -> DecodeInputs:
     qkv = torch.randn(batch, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
     cos, sin = tables(held, shape.head_dim) if shape.rotated else (None, None)
     return DecodeInputs(qkv, cos, sin, caches[0], caches[1], starts, held, starts + held)
+
+
+def quantised(form: NumberFormat, inputs: DecodeInputs) -> tuple[QuantisedCache, QuantisedCache]:
+    """The caches of `decode_inputs` in a number format, the tokens' own keys and values in them; else any bytes."""
+    places, kv_heads, head_dim = inputs.k_cache.shape
+    decode_attention(*inputs, torch.zeros(TICKETS, dtype=torch.int32))  # which writes them
+    generator = torch.Generator().manual_seed(places)
+    caches = []
+    for exact in (inputs.k_cache, inputs.v_cache):
+        shapes = form.codes_shape(kv_heads, head_dim), form.scales_shape(kv_heads, head_dim)
+        codes, scales = (torch.randint(0, 120, (places, *s), generator=generator) for s in shapes)
+        caches.append(QuantisedCache(form, codes.to(form.code_dtype), scales.to(torch.uint8)))
+        there = (~exact.isnan()).all((1, 2)).nonzero()[:, 0]
+        caches[-1].write(exact[there], there)
+    return caches[0], caches[1]
 
 
 def tables(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,24 @@ from torch import Tensor
 
 from seko_kernels import few_rows_reference as reference
 from seko_kernels.few_rows import TICKETS, RowTiles, launch_few_rows
-from seko_kernels.few_tokens import launch_decode_attention, launch_local_attention
+from seko_kernels.few_tokens import (
+    launch_decode_attention,
+    launch_local_attention,
+    quantised_decode_attention,
+)
+from seko_kernels.formats import FP4, INT8, NumberFormat
 from seko_kernels.matmul import quantise_weight
 from seko_kernels.triton.few_rows import few_rows_kernel
 from seko_kernels.triton.few_tokens import decode_attention_kernel, local_attention_kernel
-from tests.kernels.few_rows_inputs import DECODES, LOCALS, Decode, Local, decode_inputs, local_inputs
+from tests.kernels.few_rows_inputs import (
+    DECODES,
+    LOCALS,
+    Decode,
+    Local,
+    decode_inputs,
+    local_inputs,
+    quantised,
+)
 from tests.tolerances import FUSED, relative_error
 
 EPS, SCALE = 1e-5, 0.25
@@ -35,7 +48,7 @@ def test_linear_layers(rows: int, outer: int, inner: int, splits: int, form: str
     hidden = torch.randn(rows, outer)
     tickets = torch.full((TICKETS,), 0 if added else 9, dtype=torch.int32)
     out = torch.full((rows, outer), 7.0)
-    tiles = RowTiles(16, 16, 64, splits if added else 1, warps=4, stages=2, prefetch=False)
+    tiles = RowTiles(16, 16, 64, splits if added else 1, warps=4, stages=2)
     launch_few_rows(
         few_rows_kernel,
         *(x, None if added else norm_weight, weight, scale, hidden if added else None, out, tickets),
@@ -76,6 +89,23 @@ def test_attention_of_a_token_over_its_row(shape: Decode, parts: int) -> None:
     assert not tickets.any()
     same_caches(inputs.k_cache, expected_caches[0], shape)
     same_caches(inputs.v_cache, expected_caches[1], shape)
+
+
+@pytest.mark.parametrize("form", [INT8, FP4], ids=lambda form: form.name)
+def test_attention_over_a_quantised_cache(form: NumberFormat) -> None:
+    shape = DECODES[0]
+    inputs = decode_inputs(shape)
+    keys, values = quantised(form, inputs)
+    tickets = torch.zeros(TICKETS, dtype=torch.int32)
+    at = (inputs.starts, inputs.positions)
+    expected = quantised_decode_attention(*inputs[:3], keys, values, *at, tickets)
+    out = launch_decode_attention(
+        *(decode_attention_kernel, *inputs[:3], keys.codes, values.codes, *at, inputs.starts, tickets, 4),
+        turn=16,
+        quantised=(form, keys.scales, values.scales),
+    )
+    assert relative_error(out, expected) <= FUSED[torch.float32]
+    assert not tickets.any()
 
 
 def same_caches(ours: Tensor, expected: Tensor, shape: Decode) -> None:

@@ -26,7 +26,14 @@ from seko_kernels.few_rows import (
     norm_gated_linear,
     norm_linear,
 )
-from seko_kernels.few_tokens import decode_attention, decode_parts, local_attention
+from seko_kernels.few_tokens import (
+    QuantisedCache,
+    decode_attention,
+    decode_parts,
+    local_attention,
+    quantised_decode_attention,
+)
+from seko_kernels.formats import FP4, INT4, INT8, NumberFormat
 from seko_kernels.matmul import quantise_weight
 from seko_kernels.triton.few_rows import few_rows_kernel
 from seko_kernels.triton.few_tokens import decode_attention_kernel, local_attention_kernel
@@ -39,12 +46,14 @@ from tests.kernels.few_rows_inputs import (
     Local,
     decode_inputs,
     local_inputs,
+    quantised,
 )
 from tests.tolerances import ROUNDED_TO_BF16, relative_error
 
 EPS, SCALE = 1e-5, 0.25
 # Rows, width and hidden width of a layer: the public model's, and sides that no tile divides.
-LAYERS = [(1, 2048, 6144), (22, 1024, 4096), (44, 1024, 4096), (64, 2048, 6144), (7, 200, 136)]
+LAYERS = [(1, 2048, 6144), (22, 1024, 4096), (32, 2048, 6144), (44, 1024, 4096), (7, 200, 136)]
+MATRICES = ("in", "gate_up", "out")
 FULL_LOCALS = [*LOCALS, Local(2, 11, 16, 2, 128), Local(128, 11, 16, 2, 128), Local(64, 5, 16, 2, 128)]
 FULL_DECODES = [
     *DECODES,
@@ -99,6 +108,20 @@ def test_a_token_attends_to_its_row_and_itself(
     assert torch.equal(inputs.v_cache.nan_to_num(9), before.nan_to_num(9))
 
 
+# Of normal numbers keys and values are each off by 9 % in norm in e2m1, by 0.6 % in int8.
+@pytest.mark.parametrize(("form", "bound"), [(INT8, 0.01), (FP4, 0.15)], ids=["int8", "fp4"])
+def test_a_quantised_cache_holds_nearly_the_same(form: NumberFormat, bound: float) -> None:
+    inputs = decode_inputs(Decode((40, 100, 7), 4, 2, 32))
+    truth = attended(inputs)
+    keys, values = quantised(form, inputs)
+    tickets = torch.zeros(TICKETS, dtype=torch.int32)
+    out = quantised_decode_attention(*inputs[:3], keys, values, inputs.starts, inputs.positions, tickets)
+    assert 1e-4 < relative_error(out, truth) < bound
+    other = values._replace(form=INT4)
+    with pytest.raises(KernelsError, match="expected both"):
+        quantised_decode_attention(*inputs[:3], keys, other, inputs.starts, inputs.positions, tickets)
+
+
 @pytest.mark.parametrize("shape", LOCALS, ids=str)
 def test_local_attention_is_that_of_each_row_alone(shape: Local) -> None:
     qkv, cos, sin = local_inputs(shape)
@@ -135,18 +158,12 @@ def layer_inputs(
     return {name: tensor.to(device, dtype) for name, tensor in made.items()}
 
 
-def run_layer(inputs: dict[str, Tensor], *, fp8: bool = False) -> list[Tensor]:
+def run_layer(inputs: dict[str, Tensor], weights: dict[str, Weight] | None = None) -> list[Tensor]:
     """The three linear layers of a layer, and its tickets."""
-
-    def weight(name: str) -> Weight:
-        if not fp8:
-            return Weight(inputs[name])
-        values, scale = quantise_weight(inputs[name].cpu())
-        return Weight(values.to(inputs[name].device), scale.to(inputs[name].device))
-
-    y, tickets = norm_linear(inputs["x"], inputs["norm"], EPS, weight("in"))
-    gated = norm_gated_linear(inputs["x"], inputs["norm"], EPS, weight("gate_up"), tickets)
-    added = linear_added(inputs["inner"], weight("out"), inputs["x"], SCALE, tickets)
+    weights = weights or {name: Weight(inputs[name]) for name in MATRICES}
+    y, tickets = norm_linear(inputs["x"], inputs["norm"], EPS, weights["in"])
+    gated = norm_gated_linear(inputs["x"], inputs["norm"], EPS, weights["gate_up"], tickets)
+    added = linear_added(inputs["inner"], weights["out"], inputs["x"], SCALE, tickets)
     return [y, gated, added, tickets]
 
 
@@ -197,13 +214,16 @@ def test_wrong_tensors_are_refused() -> None:
     rows=st.integers(1, FEW_ROWS),
     outer=st.integers(1, 12_288),
     inner=st.integers(1, 8192),
+    gated=st.booleans(),
     shared=st.booleans(),
 )
-def test_tiles_cover_every_sum(rows: int, outer: int, inner: int, shared: bool) -> None:
-    tiles = RowTiles.of(rows, outer, inner, shared=shared)
-    assert tiles.rows >= min(rows, 64)
+def test_tiles_cover_every_sum(rows: int, outer: int, inner: int, gated: bool, shared: bool) -> None:
+    tiles = RowTiles.of(rows, outer, inner, gated=gated, shared=shared)
+    assert tiles.rows >= rows
     part = -(-inner // tiles.splits)
-    assert tiles.splits == 1 or (shared and part >= tiles.products // 2)
+    assert tiles.splits == 1 or (shared and part >= tiles.products)
+    turn = 2 * tiles.products * (tiles.rows + tiles.channels * (1 + gated))
+    assert turn * tiles.stages <= 227 * 1024  # of shared memory
     assert tiles.splits * -(-part // tiles.products) * tiles.products >= inner
     if tiles.splits > 1:
         assert -(-outer // tiles.channels) <= TICKETS
@@ -213,7 +233,7 @@ def test_tiles_cover_every_sum(rows: int, outer: int, inner: int, shared: bool) 
 def test_parts_are_few_where_rows_are_many(batch: int, kv_heads: int) -> None:
     parts = decode_parts(batch, kv_heads)
     assert 1 <= parts <= 16
-    assert parts == 1 or parts * batch * kv_heads <= 264
+    assert parts == 1 or parts * batch * kv_heads <= 132
 
 
 def test_kernels_compile_without_spills(
@@ -237,12 +257,12 @@ def test_kernels_compile_without_spills(
         "TICKETS": "*i32",
         "rows": "i32",
     }
-    constants = {"EPS": EPS, "BRANCH_SCALE": 1.0, "BN": 16, "SLICES": 4, "STAGES": 3, "BM": 32, "BK": 256}
-    norm = {"NORM": True, "ADD": False, "SPLITS": 1, "PART": 1024, "PREFETCH": True, "K": 1024}
+    constants = {"EPS": EPS, "BRANCH_SCALE": 1.0, "BN": 16, "SLICES": 4, "STAGES": 4, "BM": 32, "BK": 256}
+    norm = {"NORM": True, "ADD": False, "SPLITS": 1, "PART": 1024, "K": 1024}
     plain = {"SCALED": False, "NEW_TICKETS": 0, "GATED": False}
     check(few_rows_kernel, linear, constants | plain | norm | {"N": 4096, "GATED": True}, compile_archs)
     check(few_rows_kernel, linear, constants | plain | norm | {"N": 2560, "NEW_TICKETS": TICKETS}, (90,))
-    added = {"NORM": False, "ADD": True, "SPLITS": 4, "PART": 512, "PREFETCH": False, "K": 2048, "N": 1024}
+    added = {"NORM": False, "ADD": True, "SPLITS": 4, "PART": 512, "K": 2048, "N": 1024}
     check(few_rows_kernel, linear, constants | plain | added, (90,))
     check(few_rows_kernel, linear | {"W": "*fp8e4nv"}, constants | plain | added | {"SCALED": True}, (90,))
     attention = {"QKV": "*bf16", "COS": "*fp32", "SIN": "*fp32"}
@@ -253,17 +273,19 @@ def test_kernels_compile_without_spills(
     decode = {
         **attention,
         **dict.fromkeys(("K_CACHE", "V_CACHE"), "*bf16"),
+        **dict.fromkeys(("K_SCALES", "V_SCALES"), "*u8"),
         **dict.fromkeys(("STARTS", "POSITIONS", "WRITE_INDEX"), "*i64"),
         "OUT": "*bf16",
         **dict.fromkeys(("SUMS", "TOPS"), "*fp32"),
         "TICKETS": "*i32",
     }
-    check(
-        decode_attention_kernel,
-        decode,
-        heads | {"ROPE": True, "SPLITS": 16, "BG": 16, "BN": 64},
-        compile_archs,
-    )
+    heads |= {"ROPE": True, "SPLITS": 16, "BG": 16, "BN": 64}
+    exact = {"BITS": 0, "GROUP": 1, "GLOBAL_SCALE": 1.0}
+    check(decode_attention_kernel, decode, heads | exact, compile_archs)
+    for form, kind in ((INT8, "*i8"), (FP4, "*u8")):
+        codes = decode | dict.fromkeys(("K_CACHE", "V_CACHE"), kind)
+        quantised = {"BITS": form.code_bits, "GROUP": form.group, "GLOBAL_SCALE": 0.01}
+        check(decode_attention_kernel, codes, heads | quantised, (90,))
 
 
 @pytest.mark.gpu
@@ -273,18 +295,19 @@ def test_gpu_linear_layers_are_as_near_as_torchs(sizes: tuple[int, int, int], fp
     if fp8 and any(side % 16 for side in sizes[1:]):
         pytest.skip("no fp8 matrix")
     inputs = layer_inputs(*sizes, torch.bfloat16)
+    weights, rounded = {name: Weight(inputs[name]) for name in MATRICES}, dict(inputs)
+    for name in MATRICES if fp8 else ():
+        weights[name] = Weight(*quantise_weight(inputs[name]))
+        values, scale = quantise_weight(inputs[name])
+        rounded[name] = values.float() * scale
     gpu = {name: tensor.cuda() for name, tensor in inputs.items()}
-    rounded = dict(inputs)
-    if fp8:
-        for name in ("in", "gate_up", "out"):
-            values, scale = quantise_weight(inputs[name])
-            rounded[name] = values.float() * scale
+    on_gpu = {name: Weight(*(t if t is None else t.cuda() for t in w)) for name, w in weights.items()}
     with torch.no_grad():
-        direct, replayed = run_and_replay(lambda _: run_layer(gpu, fp8=fp8)[:3], [])
-        *_, tickets = run_layer(gpu, fp8=fp8)
-    theirs = run_layer(inputs, fp8=fp8)[:3]
+        direct, replayed = run_and_replay(lambda _: run_layer(gpu, on_gpu)[:3], [])
+        *_, tickets = run_layer(gpu, on_gpu)
+    theirs = run_layer(inputs, weights)[:3]
     for mine, again, same, truth in zip(direct, replayed, theirs, true_layer(rounded), strict=True):
-        assert relative_error(mine.cpu(), truth) <= 2 * relative_error(same, truth) + ROUNDED_TO_BF16
+        assert relative_error(mine.cpu(), truth) <= 2 * relative_error(same, truth)
         assert torch.equal(mine, again)
     assert not tickets.any()
 
@@ -364,3 +387,20 @@ def test_gpu_engine_of_a_layer_is_five_launches(package_runner: Callable[..., An
         event.name for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CUDA
     ]
     assert len(launches) == 5, launches
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", [INT8, FP4], ids=lambda form: form.name)
+@pytest.mark.parametrize("shape", FULL_DECODES[3:], ids=str)
+def test_gpu_decode_over_a_quantised_cache_is_the_reference(shape: Decode, form: NumberFormat) -> None:
+    inputs = decode_inputs(shape)
+    keys, values = quantised(form, inputs)
+    tickets = torch.zeros(TICKETS, dtype=torch.int32)
+    truth = quantised_decode_attention(*inputs[:3], keys, values, inputs.starts, inputs.positions, tickets)
+    on_gpu = inputs.on("cuda", torch.bfloat16)
+    caches = (QuantisedCache(form, cache.codes.cuda(), cache.scales.cuda()) for cache in (keys, values))
+    ours = quantised_decode_attention(*on_gpu[:3], *caches, on_gpu.starts, on_gpu.positions, tickets.cuda())
+    rows = [held is not None for held in shape.positions]
+    assert (
+        relative_error(ours.cpu()[rows], truth[rows]) <= 4 * ROUNDED_TO_BF16
+    )  # of q, k, weights and the result

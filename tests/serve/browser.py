@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
@@ -76,6 +77,23 @@ class Page:
         """Press or release a key."""
         kind = "keyDown" if down else "keyUp"
         self.call("Input.dispatchKeyEvent", type=kind, code=code, key=code.removeprefix("Key").lower())
+
+    def upload(self, selector: str, file: Path) -> None:
+        """Choose a file in an input."""
+        root = self.call("DOM.getDocument")["root"]["nodeId"]
+        node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self.call("DOM.setFileInputFiles", nodeId=node, files=[str(file)])
+
+    def pixels(self) -> np.ndarray:
+        """What the canvas of the video shows, uint8 [H, W, 3]."""
+        width, height, data = self.value(
+            "(() => { const v = document.getElementById('video'), c = document.createElement('canvas');"
+            "[c.width, c.height] = [v.width, v.height]; const x = c.getContext('2d'); x.drawImage(v, 0, 0);"
+            "const d = x.getImageData(0, 0, c.width, c.height).data;"
+            "return [c.width, c.height, btoa(Array.from(d, (b) => String.fromCharCode(b)).join(''))]; })()"
+        )
+        rgba = np.frombuffer(base64.b64decode(data), np.uint8).reshape(height, width, 4)
+        return rgba[:, :, :3]
 
     def screenshot(self, path: Path, width: int = 1000, height: int = 1200) -> None:
         """Write a picture of the page."""

@@ -70,7 +70,14 @@ class EagerSpeech:
         }
         for prefix, net in (("base_lm", config.base), ("residual_lm", config.residual)):
             for part in "kv":
-                zeros[f"{prefix}.{part}"] = (net.layers, places, net.kv_heads, net.head_dim)
+                if layout.form is None:
+                    zeros[f"{prefix}.{part}"] = (net.layers, places, net.kv_heads, net.head_dim)
+                    continue
+                kinds = {"codes": layout.form.codes_shape, "scales": layout.form.scales_shape}
+                for kind, shape_of in kinds.items():
+                    dtype = layout.form.code_dtype if kind == "codes" else torch.uint8
+                    shape = (net.layers, places, *shape_of(net.kv_heads, net.head_dim))
+                    self.values[f"buffer:{prefix}.{part}_{kind}"] = torch.full(shape, 0x7E, dtype=dtype)
         for name, shape in zeros.items():  # what was never written must never matter
             self.values[f"buffer:{name}"] = torch.full(shape, torch.nan, dtype=layout.dtype)
         with torch.device("meta"):

@@ -11,6 +11,7 @@ from torch import Tensor
 from seko_export.families.voxcpm2.config import LongRope, VoxCpm2Config
 from seko_export.families.voxcpm2.pieces import SpeechLayout
 from seko_export.families.voxcpm2.presets import PRESETS, TINY
+from seko_kernels.formats import NumberFormat
 from tests.voxcpm2.eager_speech import EagerSpeech
 from tests.voxcpm2.oracle import weights_of
 
@@ -51,7 +52,8 @@ def ours(
     dtype: torch.dtype = torch.float32,
     fused: bool = False,
     fp8: bool = False,
+    form: NumberFormat | None = None,
 ) -> EagerSpeech:
     """A pool of three rows and the spare one, with the original's weights."""
-    layout = SpeechLayout(rows=4, places=places, dtype=dtype, fused=fused, fp8=fp8)
+    layout = SpeechLayout(rows=4, places=places, dtype=dtype, fused=fused, fp8=fp8, form=form)
     return EagerSpeech(config, layout, *weights_of(model))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from seko_export.errors import UsageError
 from seko_export.families.voxcpm2.config import VoxCpm2Config
 from seko_export.families.voxcpm2.pieces import SpeechLayout, prefill_pieces, step_pieces
 from seko_export.families.voxcpm2.presets import PRESETS, TINY
 from seko_export.lowering.trace import trace
+from seko_kernels.formats import FP4, INT4
 from tests.tolerances import ORACLE, relative_error
 from tests.voxcpm2.eager_speech import EagerSpeech
 from tests.voxcpm2.models import PLAIN, ours, prompt, scaled
@@ -41,6 +43,14 @@ def compare_steps(config: VoxCpm2Config, expected: EagerSpeech, pool: EagerSpeec
 def test_steps_are_those_of_plain_layers(config: VoxCpm2Config) -> None:
     model = original_model(config)
     compare_steps(config, *(ours(model, config, places=80, fused=fused) for fused in (False, True)))
+
+
+def test_steps_over_quantised_caches_are_those_of_plain_layers() -> None:
+    model = original_model(PLAIN)
+    pools = [ours(model, PLAIN, places=80, fused=fused, form=FP4) for fused in (False, True)]
+    compare_steps(PLAIN, *pools)
+    with pytest.raises(UsageError, match="caches of int4"):
+        ours(model, PLAIN, form=INT4)
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])

@@ -1,1 +1,1 @@
-"""Device code in Gluon, an experimental interface of Triton: imported only when it is used."""
+"""Device code in Gluon, an experimental low-level language of Triton, which is imported only when it is used."""

@@ -1,8 +1,9 @@
 """The 16-bit attention kernel for Hopper. Outline, sizes and limits are in `hopper_attention_bf16`.
 
-Three warpgroups: one fetches tiles into a ring of shared memory, two have 64 queries each. A warpgroup asks for the
-scores of the next tile, and for the values of this one, before it takes the softmax of those scores: so its matrix unit
-is not idle meanwhile. The order of FlashAttention-3 (arXiv 2407.08608, algorithm 2).
+A program has three warpgroups: one loads tiles into a ring buffer in shared memory, two handle 64 queries each. A
+warpgroup starts the products for the scores of the next tile and with the values of this tile before it computes a
+softmax, so that its matrix unit is not idle meanwhile. This is the order of FlashAttention-3 (arXiv 2407.08608,
+algorithm 2).
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over the first ``VALID_TOKENS[b]`` keys.
 
-    A program has 128 queries of a head and a row. Programs from `whole_ctas` on have a part of the keys and queries
-    from `first_query` on: one launch for both, so that parts fill multiprocessors as whole tiles leave them. What lies
-    behind the last valid token reads as zero; its scores are masked in the last tile.
+    A program handles 128 queries of a head and a row. Programs from number `whole_ctas` on handle a part of the keys,
+    for queries from `first_query` on. Both kinds share one launch, so that parts start on multiprocessors as soon as
+    whole tiles finish. Keys after the last valid token are read as zero; their scores are masked in the last tile.
 
     Parameters
     ----------
@@ -75,9 +76,10 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
     query_tokens, cache_tokens : int
         T and N.
     tiles, whole_ctas : int
-        Tiles of queries that see all keys, at least 1 even if none does, and how many programs have one.
+        Number of query tiles that attend to all keys (at least 1, even if there are none), and number of programs for
+        such tiles.
     first_query, splits, rest_tokens : int
-        First query, parts of the keys and number of queries of the other programs.
+        For the other programs: first query, number of parts of the keys, and number of queries.
     HEADS : constexpr int
         H.
     SOFTMAX_SCALE : constexpr float
@@ -118,7 +120,7 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
     key_tiles = gl.cdiv(valid, KEYS)
     first, last = tiles_of_part(split, cuts, key_tiles)
     limit = gl.minimum(valid, last * KEYS)
-    # The last tile is a masked one, so a program has one.
+    # The last tile is handled separately because it is masked, so every program has at least one tile.
     first, last = _never_none(first, last)
 
     out_tokens = gl.where(parts, rest_tokens, query_tokens)
@@ -138,7 +140,8 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
             (_attend, (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, KEYS, STAGES, 1)),
         ],
         [4, 4],
-        [240, 240],  # of 512 that four threads share
+        # registers of a thread in each warpgroup, of 512 that the threads of one lane share
+        [240, 240],
     )
 
 
@@ -146,20 +149,20 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
 def _fetch(  # type: ignore[no-untyped-def]
     sources, rings, barriers, places, WIDTH: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Fetch tiles of keys and values, as fast as the ring empties."""
+    """Load tiles of keys and values into the ring buffer, as its stages become free."""
     BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     k_base, v_base, valid = sources
     _, k_ring, v_ring = rings
     k_ready, v_ready, k_empty, v_empty = barriers
     first, last, _ = places
-    ends = gl.maximum(valid, 1)  # a descriptor of no rows is not legal
+    ends = gl.maximum(valid, 1)  # a tensor descriptor needs at least one row
     k_tiles = tma.make_tensor_descriptor(k_base, [ends, 128], [WIDTH, 1], [KEYS, 128], BF16)
     v_tiles = tma.make_tensor_descriptor(v_base, [ends, 128], [WIDTH, 1], [KEYS, 128], BF16)
-    # Keys come a tile ahead of values, as they are asked for. At first all stages are empty.
+    # Keys are loaded a tile ahead of values, in the order of their use. At the start all stages are empty.
     mbarrier.expect(k_ready.index(0), KEYS * 128 * 2)
     tma.async_copy_global_to_shared(k_tiles, [first * KEYS, 0], k_ready.index(0), k_ring.index(0))
     stage = 0
-    phase = 1  # of a barrier that nobody has used, this one counts as past
+    phase = 1  # phase of an unused barrier that counts as completed
     for i in range(first, last):
         ahead, ahead_phase = next_stage(stage, phase, STAGES)
         if i + 1 < last:
@@ -199,7 +202,8 @@ def _attend(  # type: ignore[no-untyped-def]
 
     q = q_ring.index(GROUP)
     load_queries(q, q_base, query + GROUP * 64, query_tokens, WIDTH)
-    m = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, SCORES))  # finite: no key gives 0, not NaN
+    # finite, so that a part without keys gives 0 and not NaN
+    m = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, SCORES))
     total = lane_sums(gl.zeros([64, KEYS], gl.float32, SCORES))
     acc = gl.zeros([64, 128], gl.float32, ACC)
     mbarrier.wait(k_ready.index(0), 0)
@@ -209,7 +213,8 @@ def _attend(  # type: ignore[no-untyped-def]
     mbarrier.arrive(k_empty.index(0), count=1)
     p, m, total, _ = _softmax(s, first, limit, m, total, SOFTMAX_SCALE, True)
     p = gl.convert_layout(p.to(gl.bfloat16), gl.DotOperandLayout(0, ACC, 2))
-    # The tile whose probabilities `p` are lies where the values are asked for; the next one's keys a stage on.
+    # `stage` is that of the values of the tile with probabilities `p`; the keys of the next tile are in the following
+    # stage.
     stage, phase = next_stage(0, 0, STAGES)
     if first + 1 < last:
         mbarrier.wait(k_ready.index(stage), phase)
@@ -236,11 +241,12 @@ def _attend(  # type: ignore[no-untyped-def]
 def _next_tile(  # type: ignore[no-untyped-def]
     q, rings, barriers, i, places, at, m, total, acc, p, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
 ):
-    """Maximum and sums after tile i, `acc` [64, 128] after the tile before it, tile i's probabilities; first, where the
-    next tile and this one lie in the ring.
+    """Return the stages of the next tile and of tile i, then maximum and sums after tile i, `acc` [64, 128] after
+    tile i - 1, and the probabilities of tile i.
 
-    Tile i's keys are there. Those of the next one are awaited between the softmax and the product that runs beside it:
-    the branch in that wait keeps the assembler from moving the wait for the product in front of the softmax.
+    The keys of tile i are loaded. The wait for the next tile's keys stands between the softmax and the end of the
+    product that runs at the same time: its branch keeps the assembler from moving the wait for the product in front
+    of the softmax.
     """
     _, k_ring, v_ring = rings
     k_ready, v_ready, k_empty, v_empty = barriers
@@ -258,7 +264,7 @@ def _next_tile(  # type: ignore[no-untyped-def]
     mbarrier.arrive(k_empty.index(stage), count=1)
     p_next, m, total, decay = _softmax(s, i, limit, m, total, SOFTMAX_SCALE, MASK)
     next_at, next_phase = next_stage(stage, phase, STAGES)
-    more = i + 1 < last  # else these keys again, which are there
+    more = i + 1 < last  # otherwise the keys of this tile again, which are loaded
     mbarrier.wait(k_ready.index(gl.where(more, next_at, stage)), gl.where(more, next_phase, phase))
     acc, p_next = warpgroup_mma_wait(0, deps=(acc, p_next))
     mbarrier.arrive(v_empty.index(before), count=1)
@@ -271,7 +277,8 @@ def _next_tile(  # type: ignore[no-untyped-def]
 def _softmax(  # type: ignore[no-untyped-def]
     s, i, limit, m, total, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
 ):
-    """Probabilities of tile i's scores `s` [64, KEYS]; maximum and sums behind it; what the sums before it decay by."""
+    """Return the probabilities of tile i's scores `s` [64, KEYS], maximum and sums after tile i, and the factor by
+    which earlier sums decay."""
     KEYS: gl.constexpr = s.shape[1]
     SCORES: gl.constexpr = s.type.layout
     if MASK:
@@ -286,7 +293,8 @@ def _softmax(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _never_none(first, last):  # type: ignore[no-untyped-def]
-    """`first` and `last`, or where those are none a tile behind all keys, where zeros come that are masked."""
+    """Return `first` and `last`; if the range is empty, a tile after all keys instead, which is read as zeros and
+    masked."""
     none = last == first
     first = gl.where(none, 1 << 16, first)
     return first, gl.where(none, first + 1, last)

@@ -1,7 +1,8 @@
 """The 8-bit attention kernel for Hopper. Outline, tiles and limits are in `hopper_attention`.
 
-Four warpgroups: one fetches tiles into a ring of shared memory, three have 64 queries each. Gluon, because Triton gives
-no say in who waits for what and in what order a matrix instruction finds its first factor.
+A program has four warpgroups: one loads tiles into a ring buffer in shared memory, three handle 64 queries each. The
+kernel is written in Gluon, because Triton does not let a kernel control which warpgroup waits for which barrier, and
+in which register order a matrix instruction takes its first operand.
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` cached keys and T own ones.
 
-    `triton.attention_fp8.attention_fp8_kernel` says what is computed; here a tile of 128 keys has one scale. A program
-    has 192 queries of a head and a row. Programs from `whole_ctas` on have a part of the keys and queries from
-    `first_query` on: one launch for both, so that parts fill multiprocessors as whole tiles leave them.
+    `triton.attention_fp8.attention_fp8_kernel` documents the computation; here a tile of 128 keys has one scale. A
+    program handles 192 queries of a head and a row. Programs from number `whole_ctas` on handle a part of the keys,
+    for queries from `first_query` on. Both kinds share one launch, so that parts start on multiprocessors as soon as
+    whole tiles finish.
 
-    What lies behind the last valid token reads as zero, but for up to 15 keys, which are in K because N is a multiple
-    of 16. Scores there are masked in the last tile.
+    Tokens after the last valid one are read as zero, except up to 15 keys, since the number of keys in K is rounded
+    up to a multiple of 16. Their scores are masked in the last tile.
 
     Parameters
     ----------
@@ -74,8 +76,8 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     K : pointer to int8
         ``[B, N, H, 128]``, contiguous.
     K_SCALE : pointer to fp32
-        ``[B, H, v_columns / 128]``, contiguous: what a tile's numbers of a head are multiplied by to be the real
-        ones. Behind the last cached tile it is not read.
+        ``[B, H, v_columns / 128]``, contiguous: scale of a head's keys in each tile. Entries after the last cached
+        tile are not read.
     V_T : pointer to fp8
         ``[B, H, 128, v_columns]``, contiguous; v_columns a multiple of 128 that holds N.
     K_OWN : pointer to bf16
@@ -83,7 +85,7 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     V_OWN : pointer to bf16
         ``[B * T, ...]``, rows of H * 128 contiguous numbers at a stride.
     V_SCALE : pointer to fp32
-        ``[H]``, powers of two: what a head's values are multiplied by to be the real ones.
+        ``[H]``, powers of two: scale of a head's values.
     VALID_TOKENS : pointer to int64
         ``[B]``, own tokens counted.
     OUT : pointer to bf16
@@ -95,9 +97,10 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     query_tokens, cache_tokens, v_columns, v_own_stride : int
         T, N (a multiple of 16), the columns of V_T and the numbers between two tokens of V_OWN.
     tiles, whole_ctas : int
-        Tiles of queries that see all keys, at least 1 even if none does, and how many programs have one.
+        Number of query tiles that attend to all keys (at least 1, even if there are none), and number of programs for
+        such tiles.
     first_query, splits, rest_tokens : int
-        First query, parts of the keys and number of queries of the other programs.
+        For the other programs: first query, number of parts of the keys, and number of queries.
     HEADS : constexpr int
         H.
     SOFTMAX_SCALE : constexpr float
@@ -105,7 +108,7 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     OWN_N : constexpr int
         Own keys of a tile.
     STAGES : constexpr int
-        Cached tiles in the ring; ``STAGES * 64 / OWN_N`` own ones lie in the same memory before.
+        Cached tiles in the ring buffer. Before them, ``STAGES * 64 / OWN_N`` own tiles use the same memory.
     """
     parts, head, row, part, cuts, split, out_query, query = place_of(
         tiles, whole_ctas, first_query, splits, rest_tokens, 192, HEADS
@@ -173,7 +176,8 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
             (_attend, (rings, barriers, places, queries, target, width, SOFTMAX_SCALE, OWN_N, STAGES, 2)),
         ],
         [4, 4, 4],
-        [160, 160, 160],  # of 512 that four threads share
+        # registers of a thread in each warpgroup, of 512 that the threads of one lane share
+        [160, 160, 160],
     )
 
 
@@ -181,9 +185,10 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
 def _fetch(  # type: ignore[no-untyped-def]
     sources, rings, barriers, places, WIDTH: gl.constexpr, OWN_N: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Fetch own tiles, then cached tiles, as fast as the ring empties.
+    """Load own tiles, then cached tiles, into the ring buffer, as its stages become free.
 
-    Descriptors are made where they are needed, those of cached tiles while own tiles are attended to.
+    Tensor descriptors are made where they are needed: those of cached tiles while the other warpgroups attend to own
+    tiles.
     """
     OWN_STAGES: gl.constexpr = STAGES * 64 // OWN_N
     INT8: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
@@ -213,8 +218,9 @@ def _fetch(  # type: ignore[no-untyped-def]
         )
         stage, phase = next_stage(stage, phase, OWN_STAGES)
     ends = gl.maximum(cached, 1)  # a descriptor of no rows is not legal
-    # Token 16 a + 4 t + 2 b + c lands in row 16 a + 8 b + 2 t + c. So a thread's scores, which lie as a product's
-    # result does, become probabilities that lie as the next product's first factor must: nothing moves.
+    # Tokens are permuted while they are loaded: token 16 a + 4 t + 2 b + c goes to row 16 a + 8 b + 2 t + c. The
+    # registers in which a thread gets its scores (layout of a product's result) then have the layout of the next
+    # product's first operand, so that probabilities need no exchange between threads.
     k_tiles = tma.make_tensor_descriptor(
         k_base,
         [(ends + 15) // 16, 2, 4, 2, 128],
@@ -223,7 +229,7 @@ def _fetch(  # type: ignore[no-untyped-def]
         GROUPED,
     )
     v_tiles = tma.make_tensor_descriptor(v_base, [128, ends], [v_columns, 1], [128, 128], INT8)
-    # The past comes into the same memory: the own tiles must have been read.
+    # Cached tiles use the same memory, so all own tiles must have been read before.
     for _ in gl.static_range(OWN_STAGES):
         mbarrier.wait(own_empty.index(stage), phase)
         stage, phase = next_stage(stage, phase, OWN_STAGES)
@@ -252,9 +258,10 @@ def _attend(  # type: ignore[no-untyped-def]
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    """Attend with the 64 queries of a warpgroup; let the tiles pass where none of them is there.
+    """Attend with the 64 queries of a warpgroup. If the warpgroup has no queries, only release the tiles.
 
-    Without cached tiles it is code of its own: a branch around a tile of it makes the loop over the others slower.
+    The case without cached tiles has code of its own, because a branch inside would make the loop over cached tiles
+    slower.
     """
     _, _, _, _, out_query, out_tokens, _, _ = target
     _, _, first, last = places
@@ -273,7 +280,7 @@ def _attend(  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _let_all_pass(barriers, places, OWN_N: gl.constexpr, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Give all tiles back as they come: the fetching warpgroup waits for three."""
+    """Release all tiles without using them, because the loading warpgroup waits for three warpgroups."""
     _, v_ready, empty, _, own_v_ready, own_empty = barriers
     own_first, own_last, first, last = places
     _let_pass(own_v_ready, own_empty, own_last - own_first, STAGES * 64 // OWN_N)
@@ -282,7 +289,7 @@ def _let_all_pass(barriers, places, OWN_N: gl.constexpr, STAGES: gl.constexpr): 
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _let_pass(ready, empty, tiles, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Give so many tiles of a ring back, each once its values are there."""
+    """Release a number of tiles of a ring buffer, each once its values are loaded."""
     stage = 0
     phase = 0
     for _ in range(tiles):
@@ -305,7 +312,7 @@ def _attend_all(  # type: ignore[no-untyped-def]
     GROUP: gl.constexpr,
     PAST: gl.constexpr,
 ):
-    """Attend with the 64 queries of a warpgroup: to the own tiles, then, with PAST, to the cached ones."""
+    """Attend with the 64 queries of a warpgroup to the own tiles and then, with PAST, to the cached tiles."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     OWN_S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OWN_N, 16])
@@ -358,7 +365,8 @@ def _attend_all(  # type: ignore[no-untyped-def]
 def _own_tile(  # type: ignore[no-untyped-def]
     q, own, i, stage, phase, query_tokens, m, total, acc, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
 ):
-    """Maximum, sums and `acc` [64, 128] after own tile i, in bf16. As `attention_fp8_kernel`: times 256."""
+    """Return maximum, sums and `acc` [64, 128] after own tile i, computed in bf16. Sums and `acc` carry a factor of
+    256, as in `attention_fp8_kernel`."""
     own_k, own_v, k_ready, v_ready, empty = own
     OWN_N: gl.constexpr = own_k.shape[1]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OWN_N, 16])
@@ -388,7 +396,8 @@ def _own_tile(  # type: ignore[no-untyped-def]
 def _past_tiles(  # type: ignore[no-untyped-def]
     q, codes, scales, ring, first, last, limit, m, total, acc, SOFTMAX_SCALE: gl.constexpr
 ):
-    """Maximum, sums and `acc` [64, 128] after all cached tiles; `codes` [64, 128] takes the queries in int8."""
+    """Return maximum, sums and `acc` [64, 128] after all cached tiles. The queries are written to `codes` [64, 128]
+    as int8."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     CODES: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
@@ -396,7 +405,8 @@ def _past_tiles(  # type: ignore[no-untyped-def]
         [[1], [2], [16], [32], [64]], [[4], [8], [0], [0], [0]], [[0], [0]], [], [128]
     )
     STAGES: gl.constexpr = ring[0].shape[0]
-    # `int8_rows`, in the bits of powers of two; 1.5 * 2**23 rounds to a whole number in a float's last bits.
+    # The computation of `int8_rows`: scales are computed from exponent bits, and adding 1.5 * 2**23 leaves the
+    # rounded integer in a float's low bits.
     values = q.load(CODES).to(gl.float32)
     top = gl.maximum(gl.max(gl.abs(values), 1), 7.888609052210118e-31)
     scale_bits = (top.to(gl.int32, bitcast=True) & 0x7F800000) - 0x03000000
@@ -425,16 +435,18 @@ def _past_tiles(  # type: ignore[no-untyped-def]
 def _past_tile(  # type: ignore[no-untyped-def]
     codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, MASK: gl.constexpr
 ):
-    """Maximum, sums and `acc` [64, 128] after cached tile i.
+    """Return maximum, sums and `acc` [64, 128] after cached tile i.
 
-    Whole numbers are counted from 0x4B400000 on, the bits of 1.5 * 2**23: then they are floats as they lie, 1.5 * 2**23
-    too large, in the same order, and no instruction converts them. The exponent's subtrahend takes it off again.
+    Integer scores are accumulated from 0x4B400000, the bits of the float 1.5 * 2**23. Their bits are then valid
+    floats, 1.5 * 2**23 too large and in the same order, so that no conversion is needed. The term that is subtracted
+    in the exponent removes the excess.
     """
     k_ring, v_ring, k_ready, v_ready, empty = ring
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     if MASK:
-        # A tile behind all keys has no scale; one of zeros may have 0, which times a masked place would be NaN.
+        # A tile after all keys has no scale, and a tile of zeros may have scale 0; times -inf of a masked position it
+        # would give NaN.
         factor = gl.maximum(factor * gl.load(scales + i, mask=i * 128 < limit, other=1.0), 1e-37)
     else:
         factor = factor * gl.load(scales + i)
@@ -453,7 +465,8 @@ def _past_tile(  # type: ignore[no-untyped-def]
     by_token = gl.reshape(gl.permute(gl.reshape(p, [64, 8, 2, 4, 2]), [0, 1, 3, 2, 4]), [64, 128])
     p8 = _e4m3(gl.convert_layout(by_token, gl.DotOperandLayout(0, ACC, 4)))
     mbarrier.wait(v_ready.index(stage), phase)
-    # Two levels: Hopper's fp8 accumulator keeps about 14 bits, so one tile's product at most is summed in it.
+    # Products are summed in two levels: Hopper's fp8 accumulator keeps about 14 bits, so it sums at most one tile;
+    # tiles are added in fp32.
     none = gl.zeros([64, 128], gl.float32, ACC)
     product = warpgroup_mma(p8, v_ring.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
     product = warpgroup_mma_wait(0, deps=(product,))
@@ -464,9 +477,9 @@ def _past_tile(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _e4m3(x):  # type: ignore[no-untyped-def]
-    """Four numbers side by side in a thread become the bytes of one register.
+    """Convert four numbers of a thread to the e4m3 bytes of one register.
 
-    Not pure, so that it stays before what comes behind it: the compiler would move it behind a wait.
+    The assembly is declared impure, because the compiler would otherwise move it after a later wait.
     """
     return gl.inline_asm_elementwise(
         "{ .reg .b16 lo, hi; cvt.rn.satfinite.e4m3x2.f32 lo, $2, $1; cvt.rn.satfinite.e4m3x2.f32 hi, $4, $3; "

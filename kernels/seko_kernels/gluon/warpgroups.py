@@ -9,7 +9,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 @gluon.jit
 def lane_sums(p):  # type: ignore[no-untyped-def]
-    """Return [64, 4]: the partial sums of each row of `p` [64, N] by its four threads, which are added at the end."""
+    """Return the partial sums [64, 4] of each row of `p` [64, N], one by each of the row's four threads. They are
+    added at the end of the kernel."""
     N: gl.constexpr = p.shape[1]
     return gl.sum(gl.sum(gl.reshape(p, [64, N // 8, 4, 2]), 3), 1)
 
@@ -23,7 +24,8 @@ def decayed(total, decay):  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def exp2(x):  # type: ignore[no-untyped-def]
-    """2 ** x in one instruction. Results below 2**-126 become 0; `gl.exp2` spends more instructions to keep them."""
+    """Return 2 ** x by one instruction. Results below 2**-126 become 0; `gl.exp2` uses more instructions to keep
+    them."""
     return gl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
     )
@@ -31,7 +33,7 @@ def exp2(x):  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def next_stage(stage, phase, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Stage and phase of the ring's next tile."""
+    """Return stage and phase of the next tile in the ring buffer."""
     stage += 1
     last = stage == STAGES
     return gl.where(last, 0, stage), gl.where(last, phase ^ 1, phase)
@@ -47,11 +49,11 @@ def place_of(  # type: ignore[no-untyped-def]
     QUERIES: gl.constexpr,
     HEADS: gl.constexpr,
 ):
-    """Whether this program has a part of the keys; its head, row, part of all, of how many, and number among those; its
-    first query where it writes, and where it reads.
+    """Return a program's work: whether it handles a part of the keys; its head and row; index of its part among all
+    parts, number of parts, and index among those; its first query in the output and in the input.
 
-    Programs below `whole_ctas` have a tile of queries and all keys. The others have one of the `rest_tokens` queries
-    from `first_query` on, and one of `splits` parts of the keys.
+    Programs below number `whole_ctas` handle a tile of queries and all keys. The others handle a tile of the
+    `rest_tokens` queries from `first_query` on, and one of `splits` parts of the keys.
     """
     number = gl.program_id(0)
     parts = number >= whole_ctas
@@ -70,7 +72,7 @@ def place_of(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def tiles_of_part(split, cuts, tiles):  # type: ignore[no-untyped-def]
-    """First tile of keys of a part, and the one behind its last."""
+    """Return the first tile of keys of a part, and the end of its range of tiles."""
     return split * tiles // cuts, (split + 1) * tiles // cuts
 
 
@@ -78,7 +80,7 @@ def tiles_of_part(split, cuts, tiles):  # type: ignore[no-untyped-def]
 def targets(  # type: ignore[no-untyped-def]
     OUT, PART_OUT, PART_LSE, parts, part, row64, head, query_tokens, rest_tokens, HEADS: gl.constexpr
 ):
-    """Return the offsets of a head's results in this row or part, and of their logarithms."""
+    """Return the offsets of a head's results, and of their log-sum-exps, for this row or part."""
     width: gl.constexpr = HEADS * 128
     if parts:
         out_base = PART_OUT + part.to(gl.int64) * rest_tokens * width + head * 128
@@ -89,9 +91,10 @@ def targets(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def seen_by_products():  # type: ignore[no-untyped-def]
-    """Let products of this warpgroup read what all its threads have stored to shared memory.
+    """Make shared memory that the threads of a warpgroup have written visible to the warpgroup's matrix products.
 
-    With a barrier here, since else the compiler puts one in front of the product that reads it, in each turn of a loop.
+    The function includes a barrier; without it the compiler inserts one in front of each product that reads the
+    memory, in each iteration of a loop.
     """
     fence_async_shared()
     gl.thread_barrier()
@@ -99,9 +102,10 @@ def seen_by_products():  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def load_queries(to, base, query, query_tokens, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Copy a warpgroup's queries, from `query` on, to its shared memory `to` [64, 128]; zeros behind the last one.
+    """Copy a warpgroup's queries, from `query` on, to its shared memory `to` [64, 128]; rows after the last query are
+    zeros.
 
-    By plain loads: a descriptor takes longer to make than these take.
+    Plain loads are used, because making a tensor descriptor would take longer.
     """
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     rows = query + gl.arange(0, 64, gl.SliceLayout(1, LINES))
@@ -115,9 +119,10 @@ def load_queries(to, base, query, query_tokens, WIDTH: gl.constexpr):  # type: i
 def write_result(  # type: ignore[no-untyped-def]
     acc, m, total, scale, target, WIDTH: gl.constexpr, GROUP: gl.constexpr, WEIGHT_BITS: gl.constexpr
 ):
-    """Write what a warpgroup's 64 queries found: `acc` [64, 128] over `total` times `scale`; of a part its logarithm.
+    """Write the result of a warpgroup's 64 queries, `acc` [64, 128] / `total` * `scale`; for a part of the keys also
+    the log-sum-exp.
 
-    Weights, and so sums, are 2 ** WEIGHT_BITS times as large as `m` says.
+    Softmax weights, and therefore sums, carry a factor of 2 ** WEIGHT_BITS relative to the maximum `m`.
     """
     ROW: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     out_base, lse_base, out_query, out_tokens, parts = target

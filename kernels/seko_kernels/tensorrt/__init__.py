@@ -5,4 +5,5 @@ from __future__ import annotations
 from pathlib import Path
 
 PLUGIN_SOURCE = Path(__file__).with_name("ptx_kernel.cpp")
-PLUGIN_NAMESPACE, PLUGIN_NAME, PLUGIN_VERSION = "seko", "PtxKernel", "2"  # as the source registers it
+# name under which the source registers the plugin
+PLUGIN_NAMESPACE, PLUGIN_NAME, PLUGIN_VERSION = "seko", "PtxKernel", "2"

@@ -9,20 +9,24 @@ from seko_kernels.triton.e4m3_cast import power_of_two_inverse, to_e4m3
 from seko_kernels.triton.int8_rows import int8_rows
 
 COMBINE_WARPS = 4
-# A whole number below 2**22 in magnitude is a float when this is added to its bits, but 1.5 * 2**23 too large: an
-# addition where a conversion has a quarter of the rate. Such floats' bits have their order, so maxima are of integers.
+# Added to an integer below 2**22 in magnitude, this gives the bits of a float that is 1.5 * 2**23 too large: an
+# addition, where a conversion instruction has a quarter of the rate. The bits of such floats have the floats' order,
+# so maxima are computed on integers.
 WHOLE_BITS = tl.constexpr(0x4B400000)
 WHOLE_ZERO = tl.constexpr(12582912.0)
-MINUS_INFINITY_BITS = tl.constexpr(-0x800000)  # the least of them as an integer, too
-LEAST_FACTOR = tl.constexpr(7.888609052210118e-31)  # 2**-100; times minus infinity a factor of 0 would be NaN
+MINUS_INFINITY_BITS = tl.constexpr(-0x800000)  # less than all such bits, also as an integer
+# 2**-100 instead of 0, because 0 times minus infinity would be NaN
+LEAST_FACTOR = tl.constexpr(7.888609052210118e-31)
 
 
 @triton.jit
 def _weights(s, factor, zero, top, m, total):  # type: ignore[no-untyped-def]
-    """Probabilities of the scores ``s * factor - zero`` [M, N] (log2), times 256; maximum and sum brought up to them.
+    """Return the probabilities of the scores ``s * factor - zero`` [M, N] (log2), times 256, with updated maximum and
+    sum.
 
-    `top` [M] is the largest score of each row. 256 is 2**8 in the exponent, so it costs nothing: with the row's maximum
-    at 256, e4m3 keeps 14 binary orders of them at full precision. The sum carries the same 256, so it cancels.
+    `top` [M] is the largest score of each row. The factor 256 is an addition of 8 in the exponent and costs nothing:
+    with the row's maximum at 256, e4m3 keeps 14 binary orders of probabilities at full precision. The sum carries the
+    same factor, so that it cancels.
     """
     m_new = tl.maximum(m, top)
     p = tl.exp2(s * factor[:, None] - (m_new - 8.0 + zero)[:, None])
@@ -61,14 +65,15 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` cached keys and T own ones.
 
-    `seko_kernels.fused_reference.attention_fp8` is the definition. One program a tile of queries, a head, a row and a
-    part of the keys. A tile of queries is rounded to int8, by its own largest numbers, once it has seen its own keys;
-    its products with the cached keys are whole numbers. A tile of keys has one scale, which is part of the factor that
-    a score has anyway. All tiles come through tensor descriptors whose shape ends at the last valid token: what lies
-    behind reads as zero, so bytes never written (NaN among them) cannot enter; scores there are masked, in the one tile
-    that has them: a mask in each takes an eighth of the time.
+    `seko_kernels.fused_reference.attention_fp8` is the definition. A program handles a tile of queries of a head and
+    a row, and a part of the keys. After the chunk's own keys, the queries are rounded to int8, with the largest
+    number of each row as its scale; their products with the cached keys are integers. A tile of keys has one scale,
+    which is multiplied into the softmax factor of the scores. All tiles are loaded through tensor descriptors whose
+    shape ends at the last valid token: later positions are read as zero, so that bytes that were never written
+    (possibly NaN) have no effect. Scores of such positions are masked in the last tile only, because masking every
+    tile would take an eighth of the time.
 
-    The own keys stand before the loop, where nothing else is alive yet.
+    The chunk's own keys are handled before the loop, where few registers are in use.
 
     Parameters
     ----------
@@ -77,7 +82,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     K : pointer to int8
         ``[B, N, H, D]``, contiguous.
     K_SCALE : pointer to fp32
-        ``[B, H, v_columns / KEY_TILE]``, contiguous: what a tile's numbers are multiplied by to be the real ones.
+        ``[B, H, v_columns / KEY_TILE]``, contiguous: scale of each tile of keys.
     V_T : pointer to fp8
         ``[B, H, D, v_columns]``, contiguous; v_columns a multiple of BLOCK_N that holds N.
     K_OWN : pointer to bf16
@@ -85,24 +90,24 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     V_OWN : pointer to bf16
         ``[B * T, ...]``, rows of H * D contiguous numbers at a stride.
     V_SCALE : pointer to fp32
-        ``[H]``, powers of two: what a head's values are multiplied by to be the real ones.
+        ``[H]``, powers of two: scale of a head's values.
     VALID_TOKENS : pointer to int64
         ``[B]``, own tokens counted.
     OUT : pointer to bf16
         ``[B * SPLITS, out_tokens, H, D]``, contiguous.
     LSE : pointer to fp32
-        ``[B * SPLITS, H, out_tokens]``, base-2 logarithm of the sum of a part; written where SPLITS > 1.
+        ``[B * SPLITS, H, out_tokens]``, base-2 logarithm of the sum of a part; written if SPLITS > 1.
     query_tokens, cache_tokens, v_columns, v_own_stride : int
         T, N, the columns of V_T and the numbers between two tokens of V_OWN.
     first_query, out_tokens : int
-        The query of the first program, and how many OUT has: all, from the first, or where SPLITS > 1 those alone that
-        this launch makes.
+        Query of the first program, and number of queries in OUT: all queries, or if SPLITS > 1 only those of this
+        launch.
     HEADS, HEAD_DIM : constexpr int
         H, D; D a power of two, at least 32.
     SOFTMAX_SCALE : constexpr float
         ``D ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
     KEY_TILE : constexpr int
-        Places that share a scale, a multiple of BLOCK_N.
+        Tokens that share a key scale, a multiple of BLOCK_N.
     BLOCK_M, BLOCK_N, OWN_N, STAGES : constexpr int
         See `tuned.AttentionTiles`.
     SPLITS : constexpr int
@@ -137,7 +142,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     v_own = tl.make_tensor_descriptor(v_own_base, own_rows, [v_own_stride, 1], [OWN_N, HEAD_DIM])
 
     q = q_tiles.load([query, 0])
-    m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite, so that a part without a key gives 0, not NaN
+    m = tl.full((BLOCK_M,), -1e30, tl.float32)  # finite, so that a part without keys gives 0 and not NaN
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
 
@@ -150,7 +155,7 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
         if i == own_tiles - 1:
             s = tl.where((i * OWN_N + tl.arange(0, OWN_N) < query_tokens)[None, :], s, float("-inf"))
         p, m, total, decay = _weights(s, factor, 0.0, tl.max(s, 1) * factor, m, total)
-        # A product of its own, not one that begins at acc: then ptxas runs all of the kernel's products one by one.
+        # The product is not accumulated into acc, because ptxas would then serialise all products of the kernel.
         product = tl.dot(p.to(v.dtype), v)
         acc = tl.fma(acc, tl.broadcast_to(decay[:, None], acc.shape), product)
     acc = acc * power_of_two_inverse(tl.load(V_SCALE + head))
@@ -170,7 +175,8 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
         s = bits.to(tl.float32, bitcast=True)
         p, m, total, decay = _weights(s, factor, factor * WHOLE_ZERO, top, m, total)
         acc = acc * decay[:, None]
-        # Two levels: Hopper's fp8 accumulator keeps about 14 bits, so one tile's product at most is summed in it.
+        # Products are summed in two levels: Hopper's fp8 accumulator keeps about 14 bits, so it sums at most one
+        # tile; tiles are added in fp32.
         acc += tl.dot(to_e4m3(p, INTEGER), v.T)
 
     acc = acc * (tl.load(V_SCALE + head) / tl.where(total > 0.0, total, 1.0))[:, None]
@@ -197,7 +203,8 @@ def attention_combine_kernel(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    """Write ``sum_s 2**(lse_s - max) * part_s / sum_s 2**(lse_s - max)``: the last queries' attention to all keys.
+    """Write ``sum_s 2**(lse_s - max) * part_s / sum_s 2**(lse_s - max)``: the attention of the last queries to all
+    keys.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Rows of an exact cache, written where they belong."""
+"""The kernel that scatters rows into an exact cache."""
 
 from __future__ import annotations
 

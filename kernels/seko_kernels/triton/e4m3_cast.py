@@ -1,4 +1,5 @@
-"""Casting fp32 to e4m3 inside a kernel, for every kernel that writes fp8. Signed; for scale bytes see e4m3_scale."""
+"""Casts from fp32 to signed e4m3 inside a kernel, for every kernel that writes fp8. Scale bytes are in
+`e4m3_scale`."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ import triton.language as tl
 def to_e4m3(x, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
     """Nearest e4m3 number of `x` (fp32, not NaN), ties to even, saturating at 448; the sign of zero is kept.
 
-    `seko_kernels.fused_reference.e4m3_cast` is the definition. INTEGER False is the hardware's conversion (sm_89
-    and later, one instruction for two numbers). INTEGER True gives the same bytes from integer operations, for
-    Triton's interpreter, whose own cast loses the carry into the exponent.
+    `seko_kernels.fused_reference.e4m3_cast` is the definition. With INTEGER False the hardware converts (sm_89 and
+    later, one instruction for two numbers). With INTEGER True integer operations give the same bytes, for Triton's
+    interpreter, whose own cast loses the carry into the exponent.
     """
     if not INTEGER:
-        return x.to(tl.float8e4nv)  # the instruction itself saturates
+        return x.to(tl.float8e4nv)  # the conversion instruction saturates
     bits = x.to(tl.int32, bitcast=True)
     magnitude = tl.minimum(tl.abs(x), 448.0)
     rounded = magnitude.to(tl.int32, bitcast=True)
@@ -28,13 +29,14 @@ def to_e4m3(x, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def power_of_two_inverse(x):  # type: ignore[no-untyped-def]
-    """Exact 1/x (fp32) of a power of two, from its bits: Triton's own division is approximate."""
+    """Return the exact 1/x (fp32) of a power of two, computed from its bits, because Triton's own division is
+    approximate."""
     return (0x7F000000 - x.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def row_scale(largest):  # type: ignore[no-untyped-def]
-    """Scale of a row quantised to e4m3 and its inverse, of the row's largest magnitude (fp32, finite).
+    """Return the e4m3 scale of a row and its inverse, from the row's largest magnitude (fp32, finite).
 
     `seko_kernels.fused_reference.e4m3_rows` is the definition. The least scale, 2**-100, keeps the inverse of a
     row of zeros finite.

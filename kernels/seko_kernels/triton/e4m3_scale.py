@@ -1,7 +1,7 @@
-"""The e4m3 codec of scale bytes, as Triton functions shared by the kernels. Non-negative values only.
+"""Conversion of e4m3 scale bytes, which are never negative, as Triton functions shared by the kernels.
 
-Integer operations throughout: fp8 casts are wrong in Triton's interpreter, and sm_80 has no fp8 type.
-The formulas are `seko_kernels.reference.e4m3_encode` and `e4m3_decode` without sign and NaN.
+Only integer operations are used, because fp8 casts are wrong in Triton's interpreter, and sm_80 has no fp8 type. The
+formulas are `seko_kernels.reference.e4m3_encode` and `e4m3_decode` without sign and NaN.
 """
 
 from __future__ import annotations
@@ -26,5 +26,6 @@ def e4m3_scale_encode(x):  # type: ignore[no-untyped-def]
 @triton.jit
 def e4m3_scale_decode(byte):  # type: ignore[no-untyped-def]
     """Value (fp32, exact) of a scale byte 0..0x7E."""
-    # Its bits at the same fields of fp32, whose exponent's bias is 120 more; so are those of subnormal numbers.
+    # The byte's bits are moved to the same fields of fp32, whose exponent bias is larger by 120; this also holds for
+    # subnormal numbers.
     return (byte.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36

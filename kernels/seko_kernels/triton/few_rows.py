@@ -12,37 +12,6 @@ import triton.language as tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _asked(W, n, first, PART: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Ask the L2 cache for weights ``[n, first : first + PART]``; return 0, which what comes later can depend on.
-
-    The assembly is declared pure: torch's compiler takes a kernel with any other to write all of its tensors.
-    """
-    in_line: tl.constexpr = 1024 // W.dtype.element_ty.primitive_bitwidth  # numbers in 128 bytes
-    lines: tl.constexpr = triton.next_power_of_2(triton.cdiv(PART, in_line))
-    k = tl.minimum(first + tl.arange(0, lines) * in_line, K - 1)
-    zeros = tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [W + n[:, None] * K + k[None, :]],
-        dtype=tl.int32,
-        is_pure=True,
-        pack=1,
-    )
-    return tl.max(tl.max(zeros, 1), 0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _inverse_norm(X, m, live, EPS: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``rsqrt(mean(x**2) + eps)`` ``[BM]`` fp32 of rows `m`."""
-    squares = tl.zeros((BM, BK), tl.float32)
-    for at in tl.static_range(0, K, BK):
-        k = at + tl.arange(0, BK)
-        x = tl.load(X + m[:, None] * K + k[None, :], mask=live[:, None] & (k < K)[None, :], other=0.0)
-        squares += x.to(tl.float32) * x.to(tl.float32)
-    return tl.rsqrt(tl.sum(squares, 1) / K + EPS)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def few_rows_kernel(  # type: ignore[no-untyped-def]
     X,
     NORM_WEIGHT,
@@ -69,15 +38,15 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     BK: tl.constexpr,
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):
     """Write ``y = norm(x) @ W.T``, or ``silu(gate) * up`` of its halves, or ``hidden + y``.
 
-    `seko_kernels.few_rows_reference` has the definitions. Sums are in fp32; what torch would store is rounded.
+    `seko_kernels.few_rows_reference` has the definitions. Sums are in fp32; what torch would store is rounded. A norm's
+    factor of a row multiplies its sums, as squares are added up beside them: rows are read once.
 
     Parameters
     ----------
-    X : pointer to bf16, fp16 or fp32
+    X : pointer to bf16 or fp32
         ``[rows, K]``, contiguous.
     NORM_WEIGHT : pointer to X's dtype
         ``[K]``, read where NORM.
@@ -103,8 +72,8 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
         Rows and output channels of a program; products of a turn.
     SLICES : constexpr
         Parts of BK, each with a sum of its own: one for each warp.
-    STAGES, PREFETCH : constexpr
-        Turns whose numbers are under way; whether all weights are asked for at first.
+    STAGES : constexpr
+        Turns whose numbers are under way.
     """
     n_tile, split, m_tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = m_tile * BM + tl.arange(0, BM)
@@ -113,21 +82,16 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     live = m < rows
     first = split * PART
     dtype = X.dtype.element_ty
-    normed = m
-    if PREFETCH:
-        normed += _asked(W, channel, first, PART, K)
-        if GATED:
-            normed += _asked(W + N * K, channel, first, PART, K)
     if NEW_TICKETS > 0:  # noqa: SIM102 - Triton leaves out the branch of a constant
         if n_tile + m_tile == 0:
             tl.store(TICKETS + tl.arange(0, NEW_TICKETS), tl.zeros((NEW_TICKETS,), tl.int32))
-    if NORM:
-        inverse = _inverse_norm(X, normed, live, EPS, K, BM, BK)
     of_slice: tl.constexpr = BK // SLICES
     columns = tl.arange(0, SLICES)[:, None] * of_slice + tl.arange(0, of_slice)[None, :]
     sums = tl.zeros((SLICES, BM, BN), tl.float32)
     if GATED:
         up_sums = tl.zeros((SLICES, BM, BN), tl.float32)
+    if NORM:
+        squares = tl.zeros((SLICES, BM, of_slice), tl.float32)
     for at in tl.range(0, PART, BK, num_stages=STAGES):
         k = first + at + columns  # [SLICES, BK / SLICES]
         inside = (k < K)[:, None, :]
@@ -142,13 +106,15 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
             if GATED:
                 up_w = tl.load(W + N * K + place, mask=inside, other=0.0)
         if NORM:
-            factor = tl.load(NORM_WEIGHT + k, mask=k < K, other=0.0).to(tl.float32)[:, None, :]
-            x = (x.to(tl.float32) * inverse[None, :, None]).to(dtype)
-            x = (x.to(tl.float32) * factor).to(dtype)
+            squares += x.to(tl.float32) * x.to(tl.float32)
+            x = x * tl.load(NORM_WEIGHT + k, mask=k < K, other=0.0)[:, None, :]
         sums = tl.dot(x, tl.permute(w.to(dtype), (0, 2, 1)), sums, input_precision="ieee")
         if GATED:
             up_sums = tl.dot(x, tl.permute(up_w.to(dtype), (0, 2, 1)), up_sums, input_precision="ieee")
     y = tl.sum(sums, 0)
+    if NORM:
+        inverse = tl.rsqrt(tl.sum(tl.sum(squares, 2), 0) / K + EPS)[:, None]
+        y *= inverse
     target = m[:, None] * N + n[None, :]
     stored = live[:, None] & (n < N)[None, :]
     last = True
@@ -168,7 +134,7 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
             y *= tl.load(W_SCALE + channel)[None, :]
         y = y.to(dtype).to(tl.float32)
         if GATED:
-            up = tl.sum(up_sums, 0)
+            up = tl.sum(up_sums, 0) * inverse
             if SCALED:
                 up *= tl.load(W_SCALE + N + channel)[None, :]
             y = y * tl.sigmoid(y) * up.to(dtype).to(tl.float32)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rotated(FROM, COS, SIN, head, table, live, HALF: tl.constexpr, BH: tl.constexpr, ROPE: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -30,6 +32,36 @@ def _rotated(FROM, COS, SIN, head, table, live, HALF: tl.constexpr, BH: tl.const
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _cached(  # type: ignore[no-untyped-def]
+    CACHE,
+    SCALES,
+    head,
+    channel,
+    inside,
+    dtype: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GLOBAL_SCALE: tl.constexpr,
+):
+    """Numbers ``[M, C]`` of `dtype` of a cache's heads `head` ``[M]``; `kv_reference.decode` is the definition."""
+    if BITS == 0:
+        return tl.load(CACHE + head[:, None] * HEAD_DIM + channel[None, :], mask=inside, other=0.0)
+    if BITS == 8:
+        at = head[:, None] * HEAD_DIM + channel[None, :]
+        number = tl.load(CACHE + at, mask=inside, other=0).to(tl.float32)
+    else:  # e2m1, the even channel in the low half of a byte
+        at = head[:, None] * (HEAD_DIM // 2) + (channel // 2)[None, :]
+        code = tl.load(CACHE + at, mask=inside, other=0).to(tl.int32) >> (channel % 2 * 4)[None, :]
+        power, odd = (code >> 1) & 3, code & 1
+        halves = tl.where(power == 0, odd, (2 + odd) << tl.maximum(power - 1, 0))
+        number = tl.where((code & 8) > 0, -halves, halves).to(tl.float32) * 0.5
+    at_step = head[:, None] * (HEAD_DIM // GROUP) + (channel // GROUP)[None, :]
+    step = e4m3_scale_decode(tl.load(SCALES + at_step, mask=inside, other=0)) * GLOBAL_SCALE
+    return (number * step).to(dtype)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def local_attention_kernel(  # type: ignore[no-untyped-def]
     QKV,
     COS,
@@ -48,7 +80,7 @@ def local_attention_kernel(  # type: ignore[no-untyped-def]
 
     Parameters
     ----------
-    QKV : pointer to bf16, fp16 or fp32
+    QKV : pointer to bf16 or fp32
         ``[B, TOKENS, (HEADS + 2 * KV_HEADS) * HEAD_DIM]``, contiguous, before rotation.
     COS, SIN : pointer to fp32
         ``[TOKENS, HEAD_DIM]``.
@@ -87,6 +119,8 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     SIN,
     K_CACHE,
     V_CACHE,
+    K_SCALES,
+    V_SCALES,
     STARTS,
     POSITIONS,
     WRITE_INDEX,
@@ -99,25 +133,31 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ROPE: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GLOBAL_SCALE: tl.constexpr,
     SPLITS: tl.constexpr,
     BG: tl.constexpr,
     BN: tl.constexpr,
     BH: tl.constexpr,
     BD: tl.constexpr,
 ):
-    """Write the attention of one token a row to what its row holds and to itself; write its keys and values.
+    """Write the attention of one token a row to what its row holds and to itself.
 
     A program has all heads of queries that share one of keys, and a part of the row's positions; parts depend on the
-    row's position alone. The program of a row's first part adds the token itself. Whoever is last adds the parts up.
+    row's position alone. A quantised cache holds the token's keys and values already; into an exact one the program of
+    a row's first part writes them, and adds them itself. Whoever is last adds the parts up.
 
     Parameters
     ----------
-    QKV : pointer to bf16, fp16 or fp32
+    QKV : pointer to bf16 or fp32
         ``[B, (HEADS + 2 * KV_HEADS) * HEAD_DIM]``, contiguous, before rotation.
     COS, SIN : pointer to fp32
         ``[B, HEAD_DIM]``, read where ROPE.
-    K_CACHE, V_CACHE : pointer to QKV's dtype
-        ``[S, KV_HEADS, HEAD_DIM]``; place WRITE_INDEX of each row is written.
+    K_CACHE, V_CACHE : pointer to QKV's dtype, int8 or uint8
+        ``[S, KV_HEADS, HEAD_DIM]``, of which place WRITE_INDEX of each row is written; or codes of a number format.
+    K_SCALES, V_SCALES : pointer to uint8
+        ``[S, KV_HEADS, HEAD_DIM / GROUP]``, read where BITS is not 0.
     STARTS, POSITIONS, WRITE_INDEX : pointer to int64
         ``[B]``: the first place of a row, how many positions it holds before this token, the token's place.
     OUT : pointer to QKV's dtype
@@ -129,6 +169,8 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
         At least ``B * KV_HEADS``, zeros before and after.
     SCALE : constexpr
         Factor of the scores, for powers of two.
+    BITS, GROUP, GLOBAL_SCALE : constexpr
+        0: an exact cache. Else bits of a code, 8 (int8) or 4 (e2m1), channels that share a step, factor of all steps.
     BG, BN, BH, BD : constexpr
         Powers of two that hold HEADS / KV_HEADS, positions of a turn, half a head, a head; at least 16.
     """
@@ -136,7 +178,7 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     group: tl.constexpr = HEADS // KV_HEADS
     width: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     half: tl.constexpr = HEAD_DIM // 2
-    place_width: tl.constexpr = KV_HEADS * HEAD_DIM
+    dtype: tl.constexpr = QKV.dtype.element_ty
     begin = QKV + row * width
     member, channel, half_channel = tl.arange(0, BG), tl.arange(0, BD), tl.arange(0, BH)
     live, in_head, in_half = member < group, channel < HEAD_DIM, half_channel < half
@@ -144,19 +186,19 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     q_low, q_high = _rotated(
         begin, COS, SIN, (shared * group + member) * HEAD_DIM, table, live, half, BH, ROPE
     )
-    held = tl.load(POSITIONS + row).to(tl.int32)
+    held = tl.load(POSITIONS + row).to(tl.int32) + (BITS > 0)
     share = tl.cdiv(tl.cdiv(held, SPLITS), BN) * BN
     first = part * share
     end = tl.minimum(first + share, held)
     top = tl.full((BG,), float("-inf"), tl.float32)
     total = tl.zeros((BG,), tl.float32)
     sums = tl.zeros((BG, BD), tl.float32)
-    if part == 0:
+    if BITS == 0 and part == 0:
         one = tl.arange(0, 1)
         key = one + (HEADS + shared) * HEAD_DIM
         k_low, k_high = _rotated(begin, COS, SIN, key, one + tl.program_id(0), one == 0, half, BH, ROPE)
         v = tl.load(begin + (HEADS + KV_HEADS + shared) * HEAD_DIM + channel, mask=in_head, other=0.0)
-        place = tl.load(WRITE_INDEX + row) * place_width + shared * HEAD_DIM
+        place = (tl.load(WRITE_INDEX + row) * KV_HEADS + shared) * HEAD_DIM
         tl.store(K_CACHE + place + half_channel[None, :], k_low, mask=in_half[None, :])
         tl.store(K_CACHE + place + half + half_channel[None, :], k_high, mask=in_half[None, :])
         tl.store(V_CACHE + place + channel, v, mask=in_head)
@@ -168,14 +210,16 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     for at in range(first, end, BN):
         position = at + tl.arange(0, BN)
         seen = position < end
-        source = (begin_place + position) * place_width + shared * HEAD_DIM
-        by_half = source[:, None] + half_channel[None, :]
+        key = (begin_place + position) * KV_HEADS + shared
         inside = seen[:, None] & in_half[None, :]
-        k_low = tl.load(K_CACHE + by_half, mask=inside, other=0.0)
-        k_high = tl.load(K_CACHE + by_half + half, mask=inside, other=0.0)
-        v = tl.load(
-            V_CACHE + source[:, None] + channel[None, :], mask=seen[:, None] & in_head[None, :], other=0.0
+        k_low = _cached(
+            K_CACHE, K_SCALES, key, half_channel, inside, dtype, HEAD_DIM, BITS, GROUP, GLOBAL_SCALE
         )
+        k_high = _cached(
+            K_CACHE, K_SCALES, key, half_channel + half, inside, dtype, HEAD_DIM, BITS, GROUP, GLOBAL_SCALE
+        )
+        inside = seen[:, None] & in_head[None, :]
+        v = _cached(V_CACHE, V_SCALES, key, channel, inside, dtype, HEAD_DIM, BITS, GROUP, GLOBAL_SCALE)
         scores = tl.dot(q_low, tl.trans(k_low), input_precision="ieee")
         scores = tl.dot(q_high, tl.trans(k_high), scores, input_precision="ieee") * SCALE
         scores = tl.where(seen[None, :], scores, float("-inf"))
@@ -198,9 +242,7 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
         last = tl.atomic_add(ticket, 1, sem="acq_rel") == SPLITS - 1
         if last:
             tl.store(ticket, 0)
-            top = tl.load(
-                tops, cache_modifier=".cg"
-            )  # of the first part, which has the token itself: no infinity
+            top = tl.load(tops, cache_modifier=".cg")  # of the first part, which is never empty: finite
             for other in tl.static_range(1, SPLITS):
                 top = tl.maximum(top, tl.load(tops + other * (2 * BG), cache_modifier=".cg"))
             total = tl.zeros((BG,), tl.float32)

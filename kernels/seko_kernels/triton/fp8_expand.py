@@ -10,30 +10,32 @@ from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
 from seko_kernels.triton.kv_expand import rotary_factor
 from seko_kernels.triton.nvfp4_blocks import block_scale, plain_codes, rotated_codes, two_pairs, value_words
 
-# Tokens of a program and its warps, and its heads where that divides the heads: they share cosines and sines. On an
-# H200 at 12 heads, keys rotated, 54 us; 64 tokens with 4 warps take 61, 128 with 8 warps 81, 32 with 4 warps 65, 16
-# with one warp 99, and 2 heads 57.
+# Tokens and warps of a program, and its heads, which share cosines and sines, if their number divides the model's. On
+# an H200 with 12 heads and rotated keys the kernel takes 54 us; with 64 tokens and 4 warps 61, 128 and 8 warps 81, 32
+# and 4 warps 65, 16 and one warp 99, and with 2 heads 57.
 EXPAND_TILE = 32
 EXPAND_WARPS = 2
 EXPAND_GROUP = 4
 
 
 def expand_group(heads: int) -> int:
-    """Return how many heads a program expands."""
+    """Return the number of heads that a program expands."""
     return EXPAND_GROUP if heads % EXPAND_GROUP == 0 else 1
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _angles(at_slot, at_patch, block, two: tl.constexpr, SLOT_PAIRS: tl.constexpr, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Cosines and sines (as of `two_pairs`) of pairs ``2 * two`` and the next one of each block."""
+    """Return cosines and sines (in the form of `two_pairs`) of pair ``2 * two`` and the next pair of each block."""
     pair = block * 8 + 2 * two
     return two_pairs(tl.where(pair < SLOT_PAIRS, at_slot, at_patch) + pair * 8, 1.0, INTEGER)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _sources(place, WRITE_SLOTS, FRAME_TOKENS: tl.constexpr, CHUNK_FRAMES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Places of the cache that stand behind as many cached tokens as `place` says; WRITE_SLOTS is of one row."""
-    # Of slots left out in rising order, the i-th stands before those whose number among the rest is it less i or more.
+    """Return the cache positions of the cached tokens number `place`, not counting the slots in WRITE_SLOTS, which
+    are those of one row."""
+    # With the left-out slots in rising order, the i-th slot precedes all tokens whose number among the rest is at
+    # least the slot minus i.
     slot = place // FRAME_TOKENS
     left_out = tl.zeros(place.shape, tl.int32)
     for frame in tl.static_range(CHUNK_FRAMES):
@@ -59,10 +61,11 @@ def _key_scales(  # type: ignore[no-untyped-def]
     SLOT_PAIRS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Scales [GROUP] of the heads from `head` on, of a tile's places `source` (int64) that are `live`.
+    """Return the key scales [GROUP] of the heads from `head` on, over the tile's cache positions `source` (int64)
+    that are `live`.
 
-    `seko_kernels.fused_reference.key_bounds` and `int8_scale` are the definition. The blocks of a head and of the next
-    lie side by side, so the whole group's bytes are read and reduced at once.
+    `seko_kernels.fused_reference.key_bounds` and `int8_scale` are the definition. The blocks of neighbouring heads
+    are adjacent in memory, so the bytes of the whole group are read and reduced at once.
     """
     BLOCKS: tl.constexpr = HEAD_DIM // 16
     block = tl.arange(0, GROUP * BLOCKS)
@@ -104,9 +107,10 @@ def _expand_keys(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Keys of one tile of a group of heads, a block of sixteen channels at a time."""
+    """Expand the keys of one tile of a group of heads, a block of sixteen channels at a time."""
     BLOCKS: tl.constexpr = HEAD_DIM // 16
-    place = tl.minimum(first + tl.arange(0, TILE), end - 1)  # behind the end, the last one again
+    # positions after the end read the last token again
+    place = tl.minimum(first + tl.arange(0, TILE), end - 1)
     place_source = _sources(place, own_slots, FRAME_TOKENS, CHUNK_FRAMES)
     block = tl.arange(0, BLOCKS)[:, None]
     if SLOT_PAIRS > 0:
@@ -120,14 +124,16 @@ def _expand_keys(  # type: ignore[no-untyped-def]
         c2, s2 = _angles(at_slot, at_patch, block, 2, SLOT_PAIRS, INTEGER)
         c3, s3 = _angles(at_slot, at_patch, block, 3, SLOT_PAIRS, INTEGER)
     first_head = tl.program_id(1) // 2 * GROUP
-    # Said to be contiguous nowhere, blocks have one layout in all of this: a thread's words go to memory as they are.
+    # Without hints of contiguity, blocks keep one register layout throughout, and a thread stores its words without
+    # exchange between threads.
     at = ((row * cache_tokens + place_source) * HEADS + first_head)[None, :] * BLOCKS + block
     at = tl.max_contiguous(at, (1, 1))
     at_codes, at_scales = K_CODES.to(tl.pointer_type(tl.int64)) + at, K_SCALES + at
     target = ((row * past_tokens + place) * HEADS + first_head)[None, :] * (2 * BLOCKS) + block * 2
     at_out = K_OUT.to(tl.pointer_type(tl.int64)) + (target[:, :, None] + tl.arange(0, 2)[None, None, :])
     at_means = K_MEAN.to(tl.int64) + first_head * (HEAD_DIM * 4) + block * 64
-    # The next head's numbers are asked for before this one's are stored: the compiler moves no load over a store.
+    # The next head's bytes are loaded before this head's are stored, because the compiler moves no load across a
+    # store.
     word, byte = tl.load(at_codes), tl.load(at_scales)
     for turn in tl.static_range(GROUP):
         if turn + 1 < GROUP:
@@ -172,7 +178,7 @@ def _expand_values(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Values of one tile of a group of heads, sixteen channels of four tokens at a time."""
+    """Expand the values of one tile of a group of heads, sixteen channels of four tokens at a time."""
     BLOCKS: tl.constexpr = HEAD_DIM // 16
     block = tl.arange(0, BLOCKS)[None, :]
     four = tl.minimum(first + 4 * tl.arange(0, TILE // 4), (end - 1) // 4 * 4)  # as in `_expand_keys`
@@ -211,7 +217,7 @@ def _expand_values(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _token(CODES, SCALES, token, head, block, HEADS: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where codes (int64) and scale bytes of a head's blocks of tokens lie."""
+    """Return the offsets of codes (as int64) and scale bytes of a head's blocks for some tokens."""
     at = tl.max_contiguous((token * HEADS + head)[:, None] * BLOCKS + block, (1, 1))
     return CODES.to(tl.pointer_type(tl.int64)) + at, SCALES + at
 
@@ -246,14 +252,16 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     KEY_TILE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write keys in int8 and ``e4m3(value / V_FP8_SCALE)`` of cached tokens: below VALID_TOKENS, not of WRITE_SLOTS.
+    """Write int8 keys and ``e4m3(value / V_FP8_SCALE)`` of cached tokens: those below VALID_TOKENS and outside
+    WRITE_SLOTS.
 
-    `seko_kernels.scratch.fp8_expand` is the definition. A program is of keys or of values. Keys go from their codes to
-    int8 in fp16, in units of int8 (`seko_kernels.fused_reference.key_codes`); scales of values are powers of two, so
-    the quotient is exact and the cast rounds once. The scale of keys is that of KEY_TILE places: all programs of a tile
-    find the same one, from the scale bytes of the whole tile (an eighth of the codes' bytes, and mostly in L2), and the
-    first one stores it. What is written has no gaps: the places of the slots left out are closed up, so that attention
-    needs no mask for them. A program is of places that are written, so its stores are aligned wherever it reads.
+    `seko_kernels.scratch.fp8_expand` is the definition. A program expands either keys or values. Keys are converted
+    from their codes to int8 in fp16 arithmetic, in units of the int8 scale
+    (`seko_kernels.fused_reference.key_codes`); scales of values are powers of two, so the quotient is exact and the
+    cast rounds once. KEY_TILE tokens share a key scale: all programs of a tile compute the same scale from the scale
+    bytes of the whole tile (an eighth of the codes' bytes, mostly in L2), and the first program stores it. The output
+    has no gaps where slots are left out, so that attention needs no mask for them. A program handles a range of
+    output positions, so that its stores are aligned wherever it reads.
 
     Parameters
     ----------
@@ -262,28 +270,29 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     K_GLOBAL_SCALE, V_GLOBAL_SCALE, V_FP8_SCALE : pointer to fp32
         ``[H]``, powers of two.
     K_MEAN : pointer to fp32
-        ``[H, D]``; read where SLOT_PAIRS.
+        ``[H, D]``; read if SLOT_PAIRS is not 0.
     SLOT_ROTARY, PATCH_ROTARY : pointer to fp32
-        ``[B * slots, SLOT_PAIRS, 2]`` and ``[FRAME_TOKENS, D/2 - SLOT_PAIRS, 2]``: cosine and sine of the first pairs
-        of channels by slot, of the others by the place in a latent frame; read where SLOT_PAIRS.
+        ``[B * slots, SLOT_PAIRS, 2]`` and ``[FRAME_TOKENS, D/2 - SLOT_PAIRS, 2]``: cosine and sine of the first
+        channel pairs by slot, and of the others by the token's position in a latent frame; read if SLOT_PAIRS is not
+        0.
     WRITE_SLOTS : pointer to int64
-        ``[B, CHUNK_FRAMES]``: slots of FRAME_TOKENS places that are left out, all below VALID_TOKENS.
+        ``[B, CHUNK_FRAMES]``: slots of FRAME_TOKENS tokens that are left out, all below VALID_TOKENS.
     VALID_TOKENS : pointer to int64
         ``[B]``.
     K_OUT : pointer to int8
         ``[B, P, H, D]``, contiguous; P is at least ``N - CHUNK_FRAMES * FRAME_TOKENS``.
     K_OUT_SCALE : pointer to fp32
-        ``[B, H, V_COLUMNS / KEY_TILE]``, contiguous: what a tile's numbers are multiplied by to be the real ones.
+        ``[B, H, V_COLUMNS / KEY_TILE]``, contiguous: scale of each tile of keys.
     V_OUT : pointer to fp8
         ``[B, H, D, V_COLUMNS]``, contiguous.
     cache_tokens, past_tokens : int
-        N and P. The grid is (tiles of P, 2 H / GROUP, B): by turns a group's keys and its values.
+        N and P. The grid is (tiles of P, 2 H / GROUP, B); along its second axis keys and values of a group alternate.
     V_COLUMNS, HEADS, HEAD_DIM, FRAME_TOKENS, CHUNK_FRAMES, GROUP, TILE : constexpr int
         Columns of V_OUT, H, D (a power of two), tokens of a slot, slots left out, heads and tokens of a program.
     SLOT_PAIRS : constexpr int
-        Pairs of channels that turn with the slot, an even number; 0: keys were stored after RoPE, without a mean.
+        Number of channel pairs that are rotated by slot, even; 0 if keys were stored after RoPE, without a mean.
     KEY_TILE : constexpr int
-        Places of K_OUT that share a scale, a multiple of TILE.
+        Positions of K_OUT that share a scale, a multiple of TILE.
     INTEGER : constexpr bool
         See `to_e4m3`.
     """

@@ -1,4 +1,4 @@
-"""The kernel that draws a chunk's noise from counters. The generator itself is defined by the exporter's sampler."""
+"""The kernel that draws a chunk's noise from counters. The exporter's sampler defines the random generator."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ def gaussian_kernel(  # type: ignore[no-untyped-def]
     """Write N(0, 1) numbers: Philox4x32-10 keyed by the seed at counter (group, frame low, frame high, draw).
 
     `seko_export.families.layers.sampler.gaussian` is the definition (Salmon et al., "Parallel random numbers: as easy
-    as 1, 2, 3", SC11). A group is four numbers of one latent frame, in the order of (channel, pixel). The words are
-    exact; the numbers are as exact as logarithm, cosine and sine, which are the CUDA library's, as torch's own
-    kernels take them.
-    No product is followed by a sum, so that nothing can be fused another way.
+    as 1, 2, 3", SC11). A group is four numbers of one latent frame, in the order of (channel, pixel). The random
+    words are exact; the numbers are as exact as logarithm, cosine and sine of the CUDA library, which torch's own
+    kernels use, too. No product is followed by a sum, so that the compiler cannot fuse them and change the rounding.
 
     Parameters
     ----------
@@ -37,7 +36,7 @@ def gaussian_kernel(  # type: ignore[no-untyped-def]
     chunk_frames : int
         F.
     CHANNELS, PIXELS, TILE : constexpr int
-        Latent channels, pixels of one, counters a program.
+        Latent channels, pixels of a channel, and counters per program.
     """
     place = tl.program_id(1)  # of row and frame
     group = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -71,5 +70,5 @@ def gaussian_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _unit(word):  # type: ignore[no-untyped-def]
-    """A number in (0, 1) of the upper 24 bits of a word; exact."""
+    """Return a number in (0, 1) from the upper 24 bits of a word; exact."""
     return ((word >> 8).to(tl.float32) + 0.5) * 5.9604644775390625e-08

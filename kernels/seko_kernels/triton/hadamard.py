@@ -8,11 +8,12 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def hadamard_rows(x, ROWS: tl.constexpr, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Mix each row of `x` (fp32 [ROWS, 128]) by the matrix of 1 and -1; `seko_kernels.kv_reference.hadamard`.
+    """Apply the Walsh-Hadamard transform to each row of `x` (fp32 [ROWS, 128]), as
+    `seko_kernels.kv_reference.hadamard` does.
 
-    Each turn takes neighbours to their sum and difference and moves what told them apart from the lowest place of a
-    channel's number to the highest. After seven turns of 128 channels all are where they were, and each turn was the
-    reference's butterfly of numbers 1, 2, 4, … apart.
+    Each of seven steps replaces neighbouring channels by their sum and difference, and moves the lowest bit of the
+    channel index to the highest position. After seven steps the 128 channels are in their original order, and step i
+    was the reference's butterfly of channels at distance 2**i.
     """
     tl.static_assert(CHANNELS == 128)
     for _ in tl.static_range(7):

@@ -1,4 +1,5 @@
-"""The kernel that expands a cache of any `NumberFormat`; keys get their mean and are rotated. Checks in `kv_ops`."""
+"""The kernel that expands a cache of any `NumberFormat`; for keys it adds the mean and rotates. Checks are in
+`kv_ops`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from seko_kernels.triton.hadamard import hadamard_rows
 from seko_kernels.triton.nvfp4_expand import E2M1_FACTOR, e2m1_halves
 
 KV_EXPAND_NUMBERS = 2048  # numbers of one head per program, times the heads of a group
-KV_EXPAND_HEADS = 4  # heads that a program rotates by the cosines and sines it has loaded
+KV_EXPAND_HEADS = 4  # heads that a program rotates with the same cosines and sines
 KV_EXPAND_WARPS = 4
 
 
@@ -39,12 +40,13 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
     E2M1: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Write the numbers that ``CODES`` and ``SCALES`` stand for; with SLOT_PAIRS add ``MEAN`` and rotate.
+    """Write the numbers that ``CODES`` and ``SCALES`` encode; if SLOT_PAIRS is not 0, add ``MEAN`` and rotate.
 
-    `kv_reference.decode` and `reference.rotate_centred_keys` are the definition; the products of the rotation are exact
-    in fp32, so fused or not they give its bits. A program takes a run of (token, unit) of one group of heads: cosine
-    and sine depend on token and channel alone, so they are loaded once for all heads of the group. Both tables and the
-    mean stay in L2 (0.5 MB at 21 slots of 1560 tokens, where one table as long as the cache would be 17 MB a layer).
+    `kv_reference.decode` and `reference.rotate_centred_keys` are the definition; the products of the rotation are
+    exact in fp32, so fused or not they give the same bits. A program handles consecutive (token, unit) pairs of a
+    group of heads: cosine and sine depend on token and channel only, so they are loaded once for all heads of the
+    group. Both tables and the mean stay in L2 (0.5 MB at 21 slots of 1560 tokens, where one table as long as the
+    cache would be 17 MB a layer).
 
     Parameters
     ----------
@@ -57,7 +59,8 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
     SLOT_ROTARY, PATCH_ROTARY : pointer to fp32
         ``[N/frame_tokens, SLOT_PAIRS, 2]`` and ``[frame_tokens, D/2 - SLOT_PAIRS, 2]``; not read unless SLOT_PAIRS.
     OUT : pointer to bf16 or fp32
-        ``[N + N/row_tokens * left_out, H, D]``, contiguous: the first ``left_out`` places of each row stay as they are.
+        ``[N + N/row_tokens * left_out, H, D]``, contiguous: *the first ``left_out`` tokens of each row are not
+        written.
     parts, frame_tokens, row_tokens, left_out : int
         ``N * HEAD_UNITS`` (less than 2**31), tokens of a slot, tokens of a row in CODES, and see OUT.
     HEADS, HEAD_UNITS, UNIT, SLOT_PAIRS, GROUP, TILE : constexpr int
@@ -67,7 +70,7 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
     APART : constexpr bool
         False: ``left_out`` is 0.
     ROTATED : constexpr bool
-        Whether channels are mixed; see `kv_write_kernel`.
+        Whether channels are mixed by a Walsh-Hadamard transform; see `kv_write_kernel`.
     """
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = place < parts
@@ -94,7 +97,8 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
     for turn in tl.static_range(GROUP):
         head = tl.program_id(1) * GROUP + turn
         there = live & (head < HEADS)
-        unit = (token.to(tl.int64) * HEADS + head) * HEAD_UNITS + part  # bytes: past 2**31 for a large pool
+        # int64, because byte offsets in a large pool exceed 2**31
+        unit = (token.to(tl.int64) * HEADS + head) * HEAD_UNITS + part
         g = tl.load(GLOBAL_SCALE + head, mask=head < HEADS, other=1.0)
         if E2M1:
             scale = e4m3_scale_decode(tl.load(SCALES + unit, mask=there, other=0)) * g * E2M1_FACTOR

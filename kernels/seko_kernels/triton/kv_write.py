@@ -38,8 +38,8 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
     """Write ``X[t] - MEAN`` to ``CODES[TOKEN_INDEX[t]]`` and ``SCALES[TOKEN_INDEX[t]]``.
 
     `seko_kernels.kv_reference.encode` is the definition and has the formulas: E2M1 is NVFP4, GROUPED False is fp8, else
-    BITS 8 is int8 and 4 int4. A tile is a run of units (groups, where there are any) in the order of ``X``, so any
-    head_dim that is a multiple of the unit fits, power of two or not.
+    BITS 8 is int8 and 4 int4. A tile consists of consecutive units (groups, if the format has groups) in the order of
+    ``X``, so head_dim may be any multiple of the unit, not only a power of two.
 
     Parameters
     ----------
@@ -78,7 +78,8 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
     if ROTATED:
         x = hadamard_rows(x * 0.0625, TILE, UNIT)  # `formats.HADAMARD_WRITE_FACTOR`
     g = tl.load(GLOBAL_SCALE + head, mask=live, other=1.0)
-    # The reciprocal of a power of two, from its bits: Triton's fp32 division is approximate, and this is exact.
+    # The reciprocal of a power of two is computed from its bits, which is exact; Triton's fp32 division is
+    # approximate.
     inverse_g = (0x7F000000 - g.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
     MOST: tl.constexpr = 127 if BITS == 8 else 15
@@ -101,7 +102,7 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
             zero = _nearest(-least, step, MOST)
             code = tl.minimum(tl.maximum(code + tl.expand_dims(zero, 1), 0), MOST)
 
-    # Only now where it goes: addresses held while numbers are rounded cost registers.
+    # Addresses are computed after the rounding, because they would occupy registers during it.
     place = tl.load(TOKEN_INDEX + token, mask=live, other=-1)
     inside = (place >= 0) & (place < cache_tokens)
     target = (place * HEADS + head) * HEAD_UNITS + part  # int64
@@ -121,7 +122,8 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _above(x):  # type: ignore[no-untyped-def]
-    """Bits (int32) of the least e4m3 number not below `x` (fp32, >= 0); `seko_kernels.kv_reference.e4m3_above`."""
+    """Return the bits (int32) of the smallest e4m3 number not below `x` (fp32, >= 0), as
+    `seko_kernels.kv_reference.e4m3_above` does."""
     byte = e4m3_scale_encode(x)
     short = (e4m3_scale_decode(byte) < x) & (byte > 0) & (byte < 0x7E)
     return byte + short.to(tl.int32)
@@ -129,10 +131,12 @@ def _above(x):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _nearest(magnitude, step, MOST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Whole number (int32) nearest to magnitude / step, ties to even; `seko_kernels.kv_reference.nearest`."""
+    """Return the whole number (int32) nearest to magnitude / step, ties to even, as
+    `seko_kernels.kv_reference.nearest` does."""
     there = step > 0.0
     ratio = tl.minimum(magnitude * (1.0 / tl.where(there, step, 1.0)), MOST * 1.0)
-    # Adding 1.5 * 2**23 leaves the nearest integer in the low mantissa bits; what is off by one is put right below.
+    # Adding 1.5 * 2**23 leaves the nearest integer in the low mantissa bits. The approximate quotient may be off by
+    # one, which is corrected below.
     number = (ratio + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
     guess = number.to(tl.float32)
     above = (guess + 0.5) * step

@@ -1,9 +1,9 @@
-"""Convert blocks of sixteen NVFP4 numbers to int8 keys and e4m3 values, in assembly, a word at a time.
+"""Conversion of blocks of sixteen NVFP4 numbers to int8 keys and e4m3 values, in PTX assembly, a word at a time.
 
 A block's codes are one 64-bit word, its channels in rising order. One byte permutation looks up four codes in a table
 of the eight magnitudes; then the signs are set. With the table for keys, a byte is the high half of an fp16 number
-whose low half is zero. With the table made from a block's scale, a byte is an e4m3 number. INTEGER gives the same
-bytes one number at a time, for Triton's interpreter.
+whose low half is zero. With the table made from a block's scale, a byte is an e4m3 number. With INTEGER the same
+bytes are computed one number at a time, for Triton's interpreter.
 
 A *pair* is a key's even and odd channel, which are rotated together. An int32 holds two fp16 numbers.
 """
@@ -18,7 +18,8 @@ from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
 
 
 def _looked_up(word: str, first: str, second: str) -> str:
-    """Assembly: bytes of the eight codes of `word`, by the table ``{lo, hi}`` of their magnitudes and their signs."""
+    """Return assembly that looks up the bytes of the eight codes in `word` in the table ``{lo, hi}`` of magnitudes,
+    and sets the signs."""
     return f"""
         and.b32 m, {word}, 0x77777777;
         prmt.b32 {first}, lo, hi, m;
@@ -33,7 +34,7 @@ def _looked_up(word: str, first: str, second: str) -> str:
         or.b32 {second}, {second}, s;"""
 
 
-# Of two pairs: x = e * cos - o * sin, y = e * sin + o * cos, and whole numbers by adding 1.5 * 2**10.
+# For two pairs: x = e * cos - o * sin, y = e * sin + o * cos; adding 1.5 * 2**10 rounds to whole numbers.
 _TURN = """
         fma.rn.f16x2 e, e, $3, {even};
         fma.rn.f16x2 o, o, $3, {odd};
@@ -67,7 +68,8 @@ def _keys(turned: bool) -> str:
 
 
 def _values() -> str:
-    """Assembly of `value_words`: a table for each token, its bytes, and these turned around by four tokens."""
+    """Return the assembly of `value_words`: a table for each token, its bytes, and a transposition of four tokens'
+    bytes."""
     text = ".reg .b32 m, s, a, b, lo, hi, low, high, w<16>, t<4>; .reg .b16 x, y;"
     for token in range(4):
         text += f"mov.b64 {{low, high}}, ${16 + token};"
@@ -96,7 +98,8 @@ def _values() -> str:
 
 
 def _scope(text: str) -> tl.constexpr:
-    """Assembly in a scope of its own, as one line: torch's compiler copies such a string without its escapes."""
+    """Return assembly in a scope of its own, as one line, because torch's compiler copies such a string without
+    escapes."""
     return tl.constexpr("{ " + " ".join(text.split()) + " }")
 
 
@@ -107,7 +110,7 @@ _VALUES = _scope(_values())
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _code(word, channel: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One of the sixteen e2m1 codes of a word, as fp16; for the interpreter."""
+    """Return one of the sixteen e2m1 codes of a word as fp16; for the interpreter."""
     bits = (word >> (4 * channel)).to(tl.int16)
     return (((bits & 7) << 9) | ((bits & 8) << 12)).to(tl.float16, bitcast=True) * 16384.0
 
@@ -126,7 +129,8 @@ def _fma(a, b, c):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _with_byte(low, high, x, channel: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Two words of eight bytes with that of a channel put in: the last bits of an fp16 number; for the interpreter."""
+    """Return two words of eight bytes, in which the byte of one channel is set to the low bits of an fp16 number; for
+    the interpreter."""
     byte = x.to(tl.int16, bitcast=True).to(tl.int64) & 0xFF
     if channel < 8:
         return low | (byte << (8 * channel)), high
@@ -135,20 +139,21 @@ def _with_byte(low, high, x, channel: tl.constexpr):  # type: ignore[no-untyped-
 
 @triton.jit
 def _packed(first, second):  # type: ignore[no-untyped-def]
-    """Two fp32 numbers as fp16 in an int32, the first one low; for the interpreter."""
+    """Return two fp32 numbers as fp16 in an int32, the first in the low half; for the interpreter."""
     low = first.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return low | (second.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def two_pairs(address, factor, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Even and odd numbers (`_packed`) of the two fp32 pairs at `address` (int64, aligned to 16), times `factor`."""
+    """Return the even and the odd numbers (see `_packed`) of the two fp32 pairs at `address` (int64, aligned to 16
+    bytes), times `factor`."""
     if INTEGER:
         at = address.to(tl.pointer_type(tl.float32))
         even, next_even = tl.load(at) * factor, tl.load(at + 2) * factor
         odd, next_odd = tl.load(at + 1) * factor, tl.load(at + 3) * factor
         return _packed(even, next_even), _packed(odd, next_odd)
-    # In assembly, since what is read as constant may be fetched before stores that stand in front of it.
+    # The load is written in assembly as a load of constant data, which may be moved before earlier stores.
     return tl.inline_asm_elementwise(
         """
         {
@@ -172,7 +177,8 @@ def two_pairs(address, factor, INTEGER: tl.constexpr):  # type: ignore[no-untype
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rotated_codes(word, scale, even, odd, cos, sin, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Int8 codes, two int64 of eight, of a block of keys; `seko_kernels.fused_reference.key_codes` is the definition.
+    """Return the sixteen int8 codes of a block of keys in two int64; `seko_kernels.fused_reference.key_codes` is the
+    definition.
 
     Parameters
     ----------
@@ -209,7 +215,7 @@ def rotated_codes(word, scale, even, odd, cos, sin, INTEGER: tl.constexpr):  # t
 
 @triton.jit  # type: ignore[untyped-decorator]
 def plain_codes(word, scale, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Int8 codes of a block of keys without rotation; see `rotated_codes`."""
+    """Return the int8 codes of a block of keys without rotation; see `rotated_codes`."""
     if INTEGER:
         low, high = word & 0, word & 0
         for channel in tl.static_range(16):
@@ -223,9 +229,11 @@ def plain_codes(word, scale, INTEGER: tl.constexpr):  # type: ignore[no-untyped-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def value_words(words, scales, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """e4m3 numbers of four tokens' blocks: sixteen int32, a channel each, of a byte a token.
+    """Return the e4m3 numbers of four tokens' blocks as sixteen int32: one for each channel, with a byte for each
+    token.
 
-    The product of a code and a scale (`block_scale`) has six bits, so fp16 holds it wherever e4m3 is not 0.
+    The product of a code and a scale (`block_scale`) has six significant bits, so it is exact in fp16 unless its e4m3
+    number is 0.
     """
     if INTEGER:
         out = ()
@@ -249,8 +257,8 @@ def value_words(words, scales, INTEGER: tl.constexpr):  # type: ignore[no-untype
 
 @triton.jit  # type: ignore[untyped-decorator]
 def block_scale(byte, factor, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A block's scale times `factor`, at most fp16's largest number, twice in an int32 (`_packed`)."""
-    # Above fp16 e4m3 saturates as well, and infinity times a code of zero would be none.
+    """Return a block's scale times `factor`, clamped to fp16's largest number, twice in an int32 (see `_packed`)."""
+    # Above fp16's range e4m3 saturates as well, and infinity times a code of zero would be NaN.
     scale = tl.minimum(e4m3_scale_decode(byte) * factor, 65504.0)
     if INTEGER:
         return _packed(scale, scale)

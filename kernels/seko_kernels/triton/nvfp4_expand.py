@@ -9,7 +9,7 @@ from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
 
 EXPAND_TILE = 256  # scale blocks per program: 4096 numbers
 EXPAND_WARPS = 4
-E2M1_FACTOR = tl.constexpr(16384.0)  # what `e2m1_halves` are multiplied by to be the codes' numbers
+E2M1_FACTOR = tl.constexpr(16384.0)  # factor from the result of `e2m1_halves` to the codes' numbers
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -29,8 +29,8 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
     """Write ``OUT = e2m1(CODES) * e4m3(SCALES) * g``, exact in bf16 and fp32.
 
     `seko_kernels.reference.nvfp4_decode` is the definition. Memory-bound: 0.5625 bytes read for every 2 (bf16) or 4
-    (fp32) written. `kv_expand_kernel` loops over heads, for the angles that they share; this one has none to share,
-    so a program takes a run of blocks across all heads.
+    (fp32) written. `kv_expand_kernel` loops over heads that share rotation angles; this kernel has no angles, so a
+    program handles consecutive blocks of all heads.
 
     Parameters
     ----------
@@ -39,7 +39,8 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
     GLOBAL_SCALE : pointer to fp32
         ``[H]``, powers of two up to 2**100 (so the factor 2**14 cannot overflow).
     OUT : pointer to bf16 or fp32
-        ``[N + N/row_tokens * left_out, H, D]``, contiguous: the first ``left_out`` places of each row stay as they are.
+        ``[N + N/row_tokens * left_out, H, D]``, contiguous: *the first ``left_out`` tokens of each row are not
+        written.
     blocks, row_tokens, left_out : int
         ``N * H * D/16``, less than 2**31; tokens of a row; see OUT.
     HEADS, HEAD_BLOCKS, TILE : constexpr int
@@ -54,7 +55,7 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
     g = tl.load(GLOBAL_SCALE + head, mask=live, other=1.0)
     scale = e4m3_scale_decode(tl.load(SCALES + first + local, mask=live, other=0)) * g * E2M1_FACTOR
 
-    start = first.to(tl.int64) * 8  # bytes: past 2**31 for a large pool
+    start = first.to(tl.int64) * 8  # int64, because byte offsets in a large pool exceed 2**31
     byte = tl.arange(0, 8)
     packed = tl.load(CODES + start + (local[:, None] * 8 + byte[None, :]), mask=live[:, None], other=0)
     low, high = e2m1_halves(packed)  # [TILE, 8]
@@ -74,10 +75,11 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def e2m1_halves(packed):  # type: ignore[no-untyped-def]
-    """Bits (int16) of fp16 numbers for the low and the high code of each byte: the codes' numbers times 2**-14.
+    """Return the bits (int16) of fp16 numbers for the low and the high code of each byte: the codes' numbers times
+    2**-14.
 
-    A code's exponent and mantissa lie in the same fields of an fp16 number, its subnormal 0.5 included. Whoever reads
-    them undoes the factor in the scale, once per block.
+    Exponent and mantissa of a code are moved to the same fields of an fp16 number, which also works for the subnormal
+    0.5. The caller removes the factor by including its inverse in the scale, once per block.
     """
     packed = packed.to(tl.int16)
     low = ((packed & 7) << 9) | ((packed & 8) << 12)

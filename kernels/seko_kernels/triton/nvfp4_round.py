@@ -10,7 +10,8 @@ from seko_kernels.triton.e4m3_scale import e4m3_scale_decode, e4m3_scale_encode
 
 @triton.jit
 def nvfp4_rounded(x, g, inverse_g):  # type: ignore[no-untyped-def]
-    """Scale byte [TILE] and codes [TILE, 16], int32, of blocks `x` [TILE, 16] fp32; `g` [TILE] is a power of two.
+    """Return scale byte [TILE] and codes [TILE, 16], int32, of blocks `x` [TILE, 16] fp32; `g` [TILE] is a power of
+    two.
 
     Per block, once for the top 6 and once for 4::
 
@@ -24,7 +25,8 @@ def nvfp4_rounded(x, g, inverse_g):  # type: ignore[no-untyped-def]
     """
     magnitude = tl.abs(x)
     amax = tl.max(magnitude, axis=1)
-    # The reciprocal of a power of two, from its bits: Triton's fp32 division is approximate, and this is exact.
+    # The reciprocal of a power of two is computed from its bits, which is exact; Triton's fp32 division is
+    # approximate.
     power = amax.to(tl.int32, bitcast=True) & 0x7F800000
     inverse_power = (0x7F000000 - power).to(tl.float32, bitcast=True)
     x_of_power = magnitude * tl.expand_dims(inverse_power, 1)
@@ -39,21 +41,24 @@ def nvfp4_rounded(x, g, inverse_g):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rounded(x, wanted_scale, g, inverse_power):  # type: ignore[no-untyped-def]
-    """Scale byte [TILE], codes without sign [TILE, 16] and squared error [TILE], all int32, for one wanted scale.
+    """Return scale byte [TILE], codes without sign [TILE, 16] and squared error [TILE], all int32, for one ideal
+    scale.
 
-    `x` are magnitudes in units of the power of two in their block's largest.
-    `seko_kernels.reference.nvfp4_error` is the definition of the error. The numbers of e2m1, times 2**-126, are those
-    whose bits in fp32 end behind their code: subnormal as they are in e2m1. So the bits of a quotient, however rough,
-    hold the code below it, and one comparison with the midpoint above that, which is exact, tells which is nearest.
+    `x` are magnitudes in units of the power of two of their block's largest magnitude.
+    `seko_kernels.reference.nvfp4_error` is the definition of the error. An e2m1 number times 2**-126 has its code in
+    the highest bits below the sign of fp32, and is subnormal in both formats. The high bits of an approximate
+    quotient are therefore the code below it, and one exact comparison with the midpoint above that code decides which
+    code is nearest.
     """
     scale_byte = e4m3_scale_encode(wanted_scale)
-    scale = e4m3_scale_decode(scale_byte) * g * inverse_power  # not above 1, unlike the last two alone
+    # this order of products stays below 1, unlike the product of the last two factors
+    scale = e4m3_scale_decode(scale_byte) * g * inverse_power
     up = tl.expand_dims(scale * 8.507059173023462e37, 1)  # 2**126
     least = tl.maximum(scale, 7.888609052210118e-31)  # 2**-100
     down = tl.expand_dims(1.1754943508222875e-38 / least, 1)  # 2**-126
     below = (x * down).to(tl.int32, bitcast=True) >> 22
     midpoint = ((below << 22) + (1 << 21)).to(tl.float32, bitcast=True) * up
-    # Bits rise with their numbers; at the midpoint itself an odd code gives way.
+    # Bits have the order of their numbers; at the midpoint an odd code is rounded up.
     above = x.to(tl.int32, bitcast=True) + (below & 1) > midpoint.to(tl.int32, bitcast=True)
     code = tl.minimum(below + above.to(tl.int32), 7)
     missed = _parts(x) - _parts((code << 22).to(tl.float32, bitcast=True) * up)
@@ -62,6 +67,7 @@ def _rounded(x, wanted_scale, g, inverse_power):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _parts(x):  # type: ignore[no-untyped-def]
-    """1024 * x as the nearest int32, ties to even, and 0x4B400000 more."""
-    # Adding 1.5 * 2**23 leaves it in the low mantissa bits; the product is exact, so fusing the two changes nothing.
+    """Return 1024 * x as the nearest int32, ties to even, plus 0x4B400000."""
+    # Adding 1.5 * 2**23 leaves the integer in the low mantissa bits; the product is exact, so fusing product and sum
+    # changes nothing.
     return (x * 1024.0 + 12582912.0).to(tl.int32, bitcast=True)

@@ -1,7 +1,8 @@
-"""Entries of the kernels for TensorRT: the same device code, its arguments in the order that TensorRT hands them over.
+"""Entry points of the kernels for TensorRT: the same device code, with arguments in the order in which TensorRT
+passes them.
 
-That order is fixed: the inputs' pointers, then the scalars, then the outputs' pointers. An output that is aliased has
-its input's address; what is written is written through it.
+TensorRT's order is fixed: the inputs' pointers, then the scalars, then the outputs' pointers. An aliased output has
+the address of its input, and the kernel writes through the output's pointer.
 """
 
 from __future__ import annotations
@@ -286,7 +287,7 @@ def attention_fp8_entry(  # type: ignore[no-untyped-def]
         V_SCALE,
         VALID_TOKENS,
         OUT,
-        V_SCALE,  # not written: keys are in one part
+        V_SCALE,  # LSE is not written, because the keys are not split into parts
         query_tokens,
         cache_tokens,
         v_columns,

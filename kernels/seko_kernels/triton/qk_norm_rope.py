@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 
 NORM_ROPE_WARPS = 4
-PLAIN_NONE, PLAIN_ROTATED, PLAIN_BEFORE = 0, 1, 2  # which keys are also given out unquantised
+PLAIN_NONE, PLAIN_ROTATED, PLAIN_BEFORE = 0, 1, 2  # which keys are also returned unquantised
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _normalised_pairs(SOURCE, WEIGHT, EPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Even and odd channels ``[BLOCK / 2]`` fp32 of one row's ``x * rsqrt(mean(x**2) + eps) * weight``."""
+    """Return even and odd channels ``[BLOCK / 2]`` fp32 of one row's ``x * rsqrt(mean(x**2) + eps) * weight``."""
     channel = tl.arange(0, BLOCK)
     live = channel < WIDTH
     x = tl.load(SOURCE + channel, mask=live, other=0.0).to(tl.float32)
@@ -56,10 +56,10 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
-    """Write ``rope(rms_norm(q))`` of each token, and the same of k at its place in the ring.
+    """Write ``rope(rms_norm(q))`` of each token, and ``rope(rms_norm(k))`` into its slot of the ring.
 
     `seko_kernels.fused_reference.qk_norm_rope` is the definition: RMSNorm over the full width, rotation of
-    neighbouring channels, all in fp32, rounded once. One program a token and factor.
+    neighbouring channels, all in fp32, rounded once. A program handles q or k of one token.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     COS, SIN : pointer to fp32
         ``[B * T, D/2]``.
     WRITE_SLOTS : pointer to int64
-        ``[B, T / FRAME_TOKENS]``. A token whose place is outside the cache is not written.
+        ``[B, T / FRAME_TOKENS]``. A token whose position is outside the cache is not written.
     Q_OUT : pointer to bf16 or fp32
         ``[B * T, H * D]``.
     K_OUT : pointer to the same

@@ -8,7 +8,7 @@ import triton.language as tl
 from seko_kernels.triton.e4m3_cast import row_scale, to_e4m3
 
 GELU_PARTS = 3
-LONG_ROW = 12288  # from here on fewer warps are faster
+LONG_ROW = 12288  # row width from which fewer warps are faster
 
 
 def gelu_warps(width: int) -> int:
@@ -21,7 +21,8 @@ def gelu_warps(width: int) -> int:
 def gelu_parts(width: int) -> tuple[int, int, int]:
     """Return three powers of two (or 0) that cover a row of `width` numbers with little to spare.
 
-    A row in one power of two would waste up to half of the exponentials, which bound this kernel: 16384 for 8960.
+    Padding a row to one power of two (8960 to 16384) would waste up to half of the exponentials, which limit this
+    kernel's speed.
     """
     parts: list[int] = []
     rest = width
@@ -43,7 +44,7 @@ def _gelu(SOURCE, channel, WIDTH: tl.constexpr, INTEGER: tl.constexpr):  # type:
     u = x * (-2.302208198144325 + -0.10294323958002348 * (x * x))  # 2 sqrt(2/pi) log2(e), and 0.044715 of it
     if INTEGER:
         return x / (1.0 + tl.exp2(u))
-    # Bare instructions: what Triton puts around them is for results below 2**-126, which are 0 here.
+    # Bare instructions are used: Triton's functions add code for results below 2**-126, which are 0 here.
     one_and = 1.0 + tl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [u], dtype=tl.float32, is_pure=True, pack=1
     )
@@ -63,7 +64,7 @@ def row_gelu_kernel(  # type: ignore[no-untyped-def]
     PART_2: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write ``e4m3(gelu(x) / scale)`` and the scale, one row a program.
+    """Write ``e4m3(gelu(x) / scale)`` and the scale. A program handles one row.
 
     `seko_kernels.fused_reference.gelu_quantise` is the definition.
 
@@ -74,7 +75,7 @@ def row_gelu_kernel(  # type: ignore[no-untyped-def]
     OUT : pointer to fp8
         ``[M, WIDTH]``.
     OUT_SCALE : pointer to fp32
-        ``[M]``: what a row is multiplied by to be the real one.
+        ``[M]``: scale of each row.
     WIDTH, PART_0, PART_1, PART_2 : constexpr int
         Numbers of a row, and `gelu_parts` of it.
     INTEGER : constexpr bool

@@ -14,8 +14,9 @@ from seko_kernels.triton.e4m3_cast import row_scale, to_e4m3
 
 ADD_NONE, ADD_PLAIN, ADD_GATED = 0, 1, 2
 NORM_NONE, NORM_MODULATED, NORM_AFFINE = 0, 1, 2
-SHORT_ROW, SHORT_PART, LONG_PART = 2048, 512, 1024  # the largest parts of rows up to that, and of longer ones
-LEAST_PART = 128  # of a warp; a row that is no multiple of it is one part, filled up
+# largest part for rows up to a width, and for longer rows
+SHORT_ROW, SHORT_PART, LONG_PART = 2048, 512, 1024
+LEAST_PART = 128  # numbers of a warp; a row that is no multiple of this is one padded part
 
 
 class RowTiles(NamedTuple):
@@ -26,7 +27,7 @@ class RowTiles(NamedTuple):
     rows : int
         Rows of a program, all of one latent frame.
     part, parts : int
-        Numbers of a part, a power of two, and how many parts make up a row.
+        Numbers of a part, a power of two, and number of parts of a row.
     warps : int
         Warps of a program.
     """
@@ -43,10 +44,11 @@ class RowTiles(NamedTuple):
 
 
 def row_tiles(width: int, frame_tokens: int, norm: int) -> RowTiles:
-    """Return the tiles for rows of `width` numbers; parts are chosen so that as little as possible is padded.
+    """Return the tiles for rows of `width` numbers, with parts that need as little padding as possible.
 
-    On an H200 with 4,680 rows of 1,536 and 5,120 as fp8, us: residual, norm and modulation one row a program 17 and
-    54, two 16 and 46, four 16 and 58; with gate and an affine norm 16 and 52, 18 and 73, 19 and 65.
+    Microseconds on an H200 for 4,680 rows of 1,536 and of 5,120 numbers, as fp8. Residual, norm and modulation: 17
+    and 54 with one row a program, 16 and 46 with two, 16 and 58 with four. With gate and affine norm: 16 and 52, 18
+    and 73, 19 and 65.
     """
     part = min(width & -width, LONG_PART if width > SHORT_ROW else SHORT_PART)
     if part < LEAST_PART:
@@ -57,7 +59,7 @@ def row_tiles(width: int, frame_tokens: int, norm: int) -> RowTiles:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _row(SOURCE, WIDTH: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A row in its parts, fp32, zeros behind its end."""
+    """Return a row as a tuple of parts, fp32, with zeros after its end."""
     row = ()
     for part in tl.static_range(PARTS):
         channel = part * PART + tl.arange(0, PART)
@@ -79,7 +81,7 @@ def _modulation(  # type: ignore[no-untyped-def]
     PART: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Row `which` of the six of a latent frame, plus the layer's own."""
+    """Return entry `which` of a latent frame's six modulation rows, plus the layer's own."""
     own = _row(LAYER_MODULATION + which * WIDTH, WIDTH, PART, PARTS)
     of_frame = _row(MODULATION + (frame * 6 + which) * WIDTH, WIDTH, PART, PARTS)
     row = ()
@@ -135,8 +137,9 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write ``hidden = x + y * gate`` and ``out = layer_norm(hidden) * (1 + scale) + shift``.
 
-    `seko_kernels.fused_reference` has the definitions. All in fp32; hidden is rounded to its dtype before it is
-    normalised, as it is where it is read again. A program has some rows, one after another.
+    `seko_kernels.fused_reference` has the definitions. All computation is in fp32. ``hidden`` is rounded to its dtype
+    before it is normalised, so that the norm sees the stored numbers. A program handles several rows, one after
+    another.
 
     Parameters
     ----------
@@ -152,13 +155,13 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     OUT : pointer to X's dtype, or fp8
         ``[B * T, WIDTH]``, written unless NORM and QUANTISE are both 0.
     OUT_SCALE : pointer to fp32
-        ``[B * T]``, written where QUANTISE: what a row is multiplied by to be the real one.
+        ``[B * T]``, written if QUANTISE: scale of each row.
     EPS, WIDTH, FRAME_TOKENS : constexpr
         Epsilon of the norm; d; tokens of a latent frame.
     ROWS, PART, PARTS : constexpr int
         See `RowTiles`.
     ADD, NORM : constexpr int
-        Nothing, plain or gated; none, modulated or affine.
+        ADD: no residual, plain or gated; NORM: none, modulated or affine.
     QUANTISE, INTEGER : constexpr bool
         Whether OUT is fp8, rowwise; see `to_e4m3`.
     """
@@ -168,7 +171,7 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     xs = _row(X + start, WIDTH, PART, PARTS)
     if ADD > 0:
         ys = _row(Y + start, WIDTH, PART, PARTS)
-    # What rows share stays in registers: read anew for each, it would be most of what a short row reads.
+    # Modulation that the rows share stays in registers: loading it for each row would be most of a short row's loads.
     if ADD == 2:
         gate = _modulation(MODULATION, GATE_MODULATION, frame, GATE_AT, WIDTH, PART, PARTS)
     if NORM == 1:
@@ -177,7 +180,7 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     elif NORM == 2:
         factor, added = _row(WEIGHT, WIDTH, PART, PARTS), _row(BIAS, WIDTH, PART, PARTS)
     for turn in tl.static_range(ROWS):
-        # The next row is asked for before this one is stored: the compiler moves no load over a store.
+        # The next row is loaded before this row is stored, because the compiler moves no load across a store.
         if turn + 1 < ROWS:
             next_xs = _row(X + start + WIDTH, WIDTH, PART, PARTS)
             if ADD > 0:

@@ -1,1 +1,2 @@
-"""The ONNX form of engines and passes: nothing is written in place, and Seko's ops are functions of standard ops."""
+"""The ONNX form of engines and passes: engines write nothing in place, and Seko's ops are ONNX functions made of
+standard ops."""

@@ -37,7 +37,7 @@ def bits_of_float(x: Tensor) -> Tensor:
     The exponent is found by bisection, in steps of 64, 32, ... 1.
     """
     magnitude = x.abs()
-    mantissa = magnitude  # in [1, 2) in the end, but for zero, subnormals and infinity
+    mantissa = magnitude  # in [1, 2) at the end, except for zero, subnormals and infinity
     exponent = torch.full(x.shape, _BIAS, dtype=torch.int32, device=x.device)
     for binades in _HALVINGS:
         high = mantissa >= 2.0**binades
@@ -58,8 +58,9 @@ def bits_of_float(x: Tensor) -> Tensor:
 
 def float_of_bits(bits: Tensor) -> Tensor:
     """Return the float32 numbers of bits, int32."""
-    # The power of two of each exponent: subnormals have that of the first normal ones, the last is infinity. Not a
-    # literal: one inside a decomposition is no functional graph.
+    # The power of two of each exponent: subnormals have that of the smallest normal numbers, and the last entry is
+    # infinity. The table is computed, because a literal tensor inside a decomposition would not give a functional
+    # graph.
     exponents = torch.arange(256, dtype=torch.float64, device=bits.device).clamp(min=1)
     powers = torch.pow(2.0, exponents - _BIAS).to(torch.float32)
     magnitude = bits & ~_SIGN
@@ -68,5 +69,5 @@ def float_of_bits(bits: Tensor) -> Tensor:
     leading = (exponent > 0).to(torch.float32)
     value = (fraction.to(torch.float32) * 2.0**-_MANTISSA_BITS + leading) * powers[exponent]
     value = torch.where((exponent == 255) & (fraction > 0), float("nan"), value)
-    # Not `where`: onnxruntime 1.31's makes a plain zero of a minus zero.
+    # `where` is not used, because onnxruntime 1.31's turns minus zero into zero.
     return value * (1.0 - 2.0 * (bits < 0).to(torch.float32))

@@ -18,7 +18,7 @@ from seko_export.errors import LoweringError
 
 _GROWING = frozenset(
     {"aten.expand", "aten.repeat"}
-)  # left to the graph: as constants they would fill the file
+)  # ops that are not folded, because their constants would fill the file
 
 
 def fold_constants(program: ExportedProgram, examples: Sequence[Tensor], name: str) -> ExportedProgram:

@@ -82,7 +82,7 @@ def open_shapes(model: ModelProto) -> Iterator[str]:
 
 def _unknown(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:
     for node in nodes:
-        if node.op_type != "Constant":  # which says itself what it is
+        if node.op_type != "Constant":  # a constant states its own shape
             yield from (name for name in node.output if name and name not in known)
 
 

@@ -26,9 +26,10 @@ from seko_kernels.fused_reference import FP8
 from seko_kernels.ops import stand_ins
 
 DOMAIN = "seko"
-# Functions that one engine may have of several shapes: the second is called NAME.2. No plugin stands for them.
+# Functions of which an engine may contain several with different shapes; the second is called NAME.2. No plugin
+# replaces these functions.
 MANY = frozenset({"attention", "full_attention"})
-VERSION = 1  # of the domain: raised when a function's tensors or their meaning change
+VERSION = 1  # version of the domain, raised when a function's tensors or their meaning change
 Body = Callable[..., Tensor | tuple[Tensor, ...]]
 _SCRATCH_DTYPES = {"k": torch.int8, "k_scale": torch.float32, "v": FP8}
 # Tensors of `fp8_expand`.
@@ -41,7 +42,7 @@ Spec = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class KeptOp:
-    """One call of such an op in a trace.
+    """One call of an op that remains one node.
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ class KeptOps:
     Parameters
     ----------
     bodiless : collection of str
-        Functions that get no body. An attention of these says its ``scale`` at its nodes.
+        Functions without a body. Nodes of an attention without a body have the attribute ``scale``.
     """
 
     def __init__(self, bodiless: Collection[str] = ()) -> None:
@@ -229,10 +230,10 @@ def nvfp4_write(
 
 
 def fp8_expand(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the scratch that `seko_kernels.scratch.fp8_expand` fills, zeros where it leaves it as it was.
+    """Return the scratch that `seko_kernels.scratch.fp8_expand` fills, with zeros where that op writes nothing.
 
-    Its tensors are those of the op, without the scratch and with the rotation's.
-    It has no ONNX form: plans alone name it, as a function without a body.
+    The arguments are those of the op, without the scratch and with the tensors of the rotation. The op has no ONNX
+    form: only TensorRT plans use it, as a function without a body.
     """
     by_name = dict(zip(_PAST, tensors, strict=True))
     rotation = scratch.KeyRotation(*(by_name.pop(name) for name in scratch.KeyRotation._fields))
@@ -255,7 +256,8 @@ def fp8_expand(*tensors: Tensor) -> tuple[Tensor, ...]:
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
     """Return softmax(q k^T * scale + bias) v; q [B, H, T, D], k and v [B, H, N, D], bias [B, 1 or H, 1 or T, N].
 
-    Written out because most runtimes lack ONNX's own Attention op, and onnxruntime 1.31 refuses a bias with one row.
+    The computation is written in standard ops, because most runtimes lack ONNX's Attention op, and onnxruntime 1.31
+    refuses a bias with one row.
     """
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
     return torch.softmax(scores if bias is None else scores + bias, dim=-1) @ v

@@ -1,8 +1,8 @@
 """A whole program, such as a pass, as one ONNX file: its calls in one graph, weights in the artifact's files.
 
 Each engine is a function in the domain ``seko.piece``, stored once and called for each layer, so the file does not
-grow with depth. Caches are inputs and outputs of one layer each: the pool is never copied, and each output may alias
-its input.
+grow with depth. Each layer's cache is an input and an output of its own, so that the whole cache is never copied and
+each output may alias its input.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class _ProgramGraph:
         self.inputs: dict[str, ValueInfoProto] = {}
         self.weights: dict[str, None] = {}  # in order of use
         self.values: dict[str, TensorSpec] = {}
-        self.written: dict[str, tuple[str, TensorSpec]] = {}  # buffer -> name of what it holds afterwards
+        # buffer -> name of the value that it holds at the end
+        self.written: dict[str, tuple[str, TensorSpec]] = {}
         self.called: set[str] = set()
         self._current: dict[str, str] = {}  # value -> the name of its last version
 

@@ -1,4 +1,4 @@
-"""Translates an engine to an ONNX model: trace it without in-place writes, translate, add function bodies, check."""
+"""Translation of an engine to an ONNX model: trace without in-place writes, translate, add function bodies, check."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from seko_export.lowering.trace import trace
 if TYPE_CHECKING:
     from onnx import FunctionProto, ModelProto
 
-OPSET = 18  # of bitwise ops; the exporter of torch makes nothing older
+OPSET = 18  # the opset of bitwise ops, which is also the oldest that torch's exporter makes
 NEWEST_OPSET = 24  # the newest that the tests try
 PACKAGES = ("onnx", "onnxscript")
-_INNER = "%"  # before the names of values inside a graph
-NEXT = "next."  # before an output's name where an input has that name
-# Dtypes that a graph of ours can have, and that ONNX has under the same meaning.
+_INNER = "%"  # prefix of the names of values inside a graph
+NEXT = "next."  # prefix of an output's name if an input has the same name
+# Dtypes of Seko's graphs that ONNX has with the same meaning.
 ONNX_DTYPES = frozenset(
     {
         *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn),
@@ -133,7 +133,7 @@ def translate(
             f"{name!r} has no form at opset {opset}: {OPSET} is the first with bitwise ops, {NEWEST_OPSET} the newest "
             "that was tried; take one of these or between"
         )
-    try:  # before it is decomposed, the signature need not know of writes
+    try:  # before decomposition the graph's signature may not list writes
         program = program.run_decompositions({torch.ops.aten.view.dtype: view_as})
     except NotImplementedError as fault:
         raise LoweringError(f"{name!r} has no ONNX form at opset {opset}: {fault}") from fault

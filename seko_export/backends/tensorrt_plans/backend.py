@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from seko_export.engines.piece import Piece
     from seko_export.families.base import ModelGraph
 
-FORMS = "forms"  # folder of the forms inside of a build; gone when the plans are there
+FORMS = "forms"  # folder of the ONNX forms during a build, removed when the plans are built
 FORM_SUFFIX, PLAN_SUFFIX = ".onnx", ".plan"
-PTX_FOLDER = "ptx"  # of the engines' folder: every kernel as a file, for whoever wants to read or assemble it
-CACHES_KEY = "tensorrt_caches"  # in the manifest's `extra`: what writes the caches
+PTX_FOLDER = "ptx"  # folder with each kernel's PTX as a file, to read or assemble
+CACHES_KEY = "tensorrt_caches"  # key in the manifest's `extra` that names how caches are written
 
 
 def plan_backend(library: TensorRt) -> ExportBackend:
@@ -46,11 +46,12 @@ def plan_backend(library: TensorRt) -> ExportBackend:
             devices=("cuda",),
             cross_targets=library.targets,
             unmeasured=True,
-            fused_kernels=True,  # 8-bit attention is of fused layers; their other kernels are TensorRT's
+            fused_kernels=True,  # 8-bit attention needs fused layers, whose other kernels TensorRT makes
             attentions=("torch", "fp8"),
             fp8_matmuls=False,
             resident_window=False,
-            kv_schemes=("bf16", "fp4"),  # written in place by TensorRT's own layer or by plugins
+            # formats whose caches TensorRT's own layer or plugins write in place
+            kv_schemes=("bf16", "fp4"),
             pools=False,
             workloads=("video",),  # their layers and plugins write its caches
             lacks=("--pass-caches", "--layer-rings", "--window-positions", "--reference-frames"),
@@ -86,15 +87,15 @@ def check_can_build(library: TensorRt) -> None:
 def export_form(config: VideoBuild, piece: Piece, path: Path) -> None:  # noqa: ARG001
     """Translate one piece to its plan form (ONNX).
 
-    Functions that kernels of ours or TensorRT's own attention stand for get no bodies: those take minutes to make.
+    Functions that Seko's kernels or TensorRT's attention replace get no bodies, which would take minutes to make.
     """
     path.write_bytes(form_of(piece).SerializeToString(deterministic=True))
 
 
 def form_of(piece: Piece) -> ModelProto:
-    """Return what a plan of a piece is made of.
+    """Return the plan form of a piece, from which its plan is built.
 
-    Only attention of layers is left to TensorRT: it refuses heads of other widths, such as a VAE's.
+    Only the layers' attention is left to TensorRT, which refuses heads of other widths, such as a VAE's.
     """
     from seko_export.backends.tensorrt_plans.form import REPLACED
 
@@ -182,7 +183,7 @@ def kv_caches(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
 
 
 def cache_rows(config: VideoBuild) -> CacheRows | None:
-    """Return how exact caches lie, where no chunk crosses the end of the ring; None where one may, or for others."""
+    """Return the layout of exact caches if no chunk crosses the end of the ring; None otherwise."""
     from seko_export.backends.tensorrt_plans.exact_caches import CacheRows
 
     stream = config.workload.stream
@@ -193,7 +194,7 @@ def cache_rows(config: VideoBuild) -> CacheRows | None:
 
 
 def cache_writers(config: VideoBuild) -> str:
-    """Return what writes the caches of a build, in words."""
+    """Return the words for how the caches of a build are written."""
     if not config.lossless:
         return "plugins nvfp4_write_keys and nvfp4_write"
     return "plugin cache_write" if cache_rows(config) is None else "TensorRT's cache update layer"
@@ -210,7 +211,7 @@ def local_arch() -> str:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Replace a file at once: two builds may keep their timings at the same time."""
+    """Replace a file atomically, because two builds may write their timings at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_bytes(content)

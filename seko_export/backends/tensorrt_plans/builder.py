@@ -1,4 +1,4 @@
-"""One plan out of one form: parse, check, configure, build. The only file that calls TensorRT's builder."""
+"""Building of a plan from a form: parse, check, configure, build. Only this module calls TensorRT's builder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Plan:
     content : bytes
         The serialised plan.
     timing_cache : bytes
-        What the builder measured, for the next build; empty where it measures nothing.
+        The builder's measured kernel times, for the next build; empty if it measures none.
     """
 
     content: bytes
@@ -69,7 +69,8 @@ class PlanBuilder:
         self._trt: Any = library.load()
         registry = self._trt.get_plugin_registry()
         creator = (PLUGIN_NAME, PLUGIN_VERSION, PLUGIN_NAMESPACE)
-        # TensorRT refuses a library whose plugins are there; one process may make several artifacts.
+        # The library is loaded once a process, which may build several artifacts: TensorRT refuses a library whose
+        # plugins are registered already.
         if registry.get_creator(*creator) is None and registry.load_library(str(plugins)) is None:
             raise LoweringError(f"{library.title} does not load the plugin library {plugins}; rebuild it")
 
@@ -90,21 +91,21 @@ class PlanBuilder:
         aliases : mapping of str to str
             Outputs that are written in the memory of an input.
         archs : sequence of int
-            GPUs that it is for. A builder that times kernels builds for the one that is here.
+            Target GPUs of the plan. A builder that times kernels builds for the GPU of this machine.
         timing_cache : bytes
-            Of an earlier build on this GPU by this TensorRT; empty for none.
+            Kernel times of an earlier build on this GPU by this TensorRT; may be empty.
         progress : callable
             Told of the builder's phases.
 
         Returns
         -------
         Plan
-            Its dtypes those of the form, TF32 off.
+            The plan, with the dtypes of the form and without TF32.
 
         Raises
         ------
         LoweringError
-            If TensorRT refuses the form or reads another signature out of it, or the build fails; with its own words.
+            If TensorRT refuses the form, reads another signature from it, or fails to build; with TensorRT's message.
         """
         if TYPE_CHECKING:
             import tensorrt as trt
@@ -124,7 +125,7 @@ class PlanBuilder:
         check_signature(network, model)
         check_aliases(network, model, aliases)
         config = builder.create_builder_config()
-        config.clear_flag(trt.BuilderFlag.TF32)  # on by default
+        config.clear_flag(trt.BuilderFlag.TF32)  # TF32 is on by default
         config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
         config.progress_monitor = make_monitor(trt, name, progress)
         timings = configure(self._library, trt, config, archs, timing_cache)
@@ -139,11 +140,11 @@ def configure(
 ) -> trt.ITimingCache | None:
     """Set the options in which the two builders differ; return the timing cache, if there is one.
 
-    A library with `targets` builds for GPUs that are named, and times nothing. The other makes plans for the lean
-    runtime, without native code in them, and keeps what it timed.
+    A library with `targets` builds for named GPUs and measures nothing. The other library makes plans for the lean
+    runtime, without native code in them, and keeps its measured times.
     """
     if library.targets:
-        rtx: Any = config  # the stubs are TensorRT's
+        rtx: Any = config  # TensorRT's own type stubs
         rtx.num_compute_capabilities = len(archs)
         for place, arch in enumerate(archs):
             rtx.set_compute_capability(getattr(module.ComputeCapability, f"SM{arch}"), place)
@@ -152,7 +153,7 @@ def configure(
     config.set_flag(flags.VERSION_COMPATIBLE)
     config.set_flag(flags.EXCLUDE_LEAN_RUNTIME)
     cache = config.create_timing_cache(timing_cache)
-    if not config.set_timing_cache(cache, False):  # another GPU's
+    if not config.set_timing_cache(cache, False):  # a timing cache of another GPU
         cache = config.create_timing_cache(b"")
         config.set_timing_cache(cache, False)
     return cache
@@ -182,12 +183,13 @@ def check_signature(network: trt.INetworkDefinition, model: ModelProto) -> None:
 
 
 def check_aliases(network: trt.INetworkDefinition, model: ModelProto, aliases: Mapping[str, str]) -> None:
-    """See that each output in place comes out of a layer that writes in place, and that this layer takes its input.
+    """Check that each aliased output comes from a layer that writes in place, and that the layer takes the aliased
+    input.
 
     Raises
     ------
     LoweringError
-        At the first that does not.
+        At the first output for which this is not true.
     """
     layers = [network.get_layer(place) for place in range(network.num_layers)]
     makers = {layer.get_output(place).name: layer for layer in layers for place in range(layer.num_outputs)}
@@ -252,14 +254,14 @@ def make_monitor(trt: Any, engine: str, progress: Progress) -> Any:
 
 @cache
 def _make_link(package: str, link: str, file: str) -> None:
-    """Make a library known by the name under which its parser opens it when it meets a plugin.
+    """Make a library loadable under the name with which TensorRT's parser opens it when it finds a plugin.
 
-    Without that the process ends. An empty library of that name which needs the real one, loaded first, is found
-    instead.
+    Otherwise the process crashes. An empty library with that name, which depends on the real one and is loaded first,
+    is found instead.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        return  # installed otherwise: the loader knows both names
+        return  # another installation, in which the loader finds both names
     folder = Path(spec.origin).parent
     with workshop("seko-rtx-") as place:
         shim = place / link

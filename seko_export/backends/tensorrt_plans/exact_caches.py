@@ -1,4 +1,4 @@
-"""Writes of exact caches as a plan does them in place: by TensorRT's cache update, or by a plugin."""
+"""In-place writes of exact caches in a plan: by TensorRT's cache-update layer, or by a plugin."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from seko_export.backends.onnx_form.kept_ops import DOMAIN
 from seko_export.backends.onnx_form.translate import NEXT
 
-CACHE_WRITE = "cache_write"  # the plugin's name, and its node's
-CACHE_UPDATE = "TensorScatter"  # of opset 24; TensorRT's parser makes a cache update layer of it
+CACHE_WRITE = "cache_write"  # name of the plugin and of its node
+CACHE_UPDATE = "TensorScatter"  # an op of opset 24 that TensorRT's parser turns into a cache-update layer
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CacheRows:
 
 
 def write_in_place(model: ModelProto, rows: CacheRows | None) -> dict[str, str]:
-    """Replace writes of exact caches, ``ScatterND`` of whole tokens, by ones that a plan does in place.
+    """Replace writes of exact caches, ``ScatterND`` of whole tokens, by nodes that a plan executes in place.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def write_in_place(model: ModelProto, rows: CacheRows | None) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        Output to input of each write that TensorRT's own layer does.
+        For each write by TensorRT's own layer: the output's name and the aliased input's.
     """
     graph = model.graph
     values = {value.name: value for value in (*graph.input, *graph.output, *graph.value_info)}

@@ -1,4 +1,5 @@
-"""The ONNX form as TensorRT's parser is to read it: functions give way to plugins, dtypes to those that a plan has."""
+"""The plan form: the ONNX form of a piece for TensorRT's parser, with plugins instead of functions and with the
+dtypes of plans."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from seko_export.errors import LoweringError
 from seko_kernels import plugins
 from seko_kernels.plugins import Plugin
 
-# Functions of the form that a kernel of ours stands for: their bodies are not wanted.
+# Functions that Seko's kernels replace, whose bodies are not needed.
 REPLACED = (
     *("nvfp4_write", "nvfp4_write_keys", "nvfp4_expand", "nvfp4_expand_keys"),
     *("fp8_expand", "attention_fp8", "gaussian"),
@@ -28,16 +29,16 @@ _BYTES = (TensorProto.UINT8, TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
 
 @dataclass(frozen=True)
 class PlanForm:
-    """A model for TensorRT's parser, but for the kernels, which `kernels.with_kernels` puts in.
+    """A model for TensorRT's parser, without the kernels, which `kernels.with_kernels` adds.
 
     Parameters
     ----------
     model : ModelProto
-        Its nodes of the domain ``seko`` are those that kernels stand for, and attention.
+        The model. Nodes of the domain ``seko`` are those that kernels replace, and attention.
     plugins : mapping of str to Plugin
         By the name of such nodes.
     compute : str
-        What the plugins' ``float`` is: ``bfloat16`` or ``float32``.
+        The dtype that the plugins' ``float`` stands for: ``bfloat16`` or ``float32``.
     narrowed : int
         Values that were float64 and are float32 now: TensorRT has no wider one.
     aliases : mapping of str to str
@@ -117,10 +118,10 @@ def _plugin_of(node: NodeProto, types: Mapping[str, int], model: ModelProto) -> 
 
 
 def _expand_behind_writes(model: ModelProto, aliases: Mapping[str, str]) -> None:
-    """Let cached frames be expanded out of the cache that the same call has written, where it writes it.
+    """Make the expansion of cached frames read the cache that the same call has written, if it writes the cache.
 
-    What is expanded leaves the written slots out, so the bytes are the same. A cache that one plugin reads and another
-    writes in place would leave the order of the two open, and the builder for RTX refuses it.
+    The expansion leaves out the written slots, so its result does not change. If one plugin read a cache that another
+    writes in place, their order would be undefined, and the RTX builder refuses that.
     """
     graph, written = model.graph, {source: output for output, source in aliases.items()}
     expands = [node for node in graph.node if node.domain == DOMAIN and node.op_type == "fp8_expand"]
@@ -144,7 +145,7 @@ def _expand_behind_writes(model: ModelProto, aliases: Mapping[str, str]) -> None
 
 
 def _own_attention(model: ModelProto) -> None:
-    """Make ONNX's own Attention of each attention without a body, which TensorRT may then run in one kernel."""
+    """Replace each attention without a body by ONNX's Attention op, which TensorRT may run in one kernel."""
     bodies = {function.name for function in model.functions}
     for node in model.graph.node:
         if node.domain == DOMAIN and node.op_type in MANY and node.op_type not in bodies:
@@ -152,9 +153,9 @@ def _own_attention(model: ModelProto) -> None:
 
 
 def _bytes_as_int8(model: ModelProto, used: Mapping[str, Plugin]) -> None:
-    """Declare the bytes that go in and out of plugins as int8: TensorRT's uint8 may only be cast.
+    """Declare byte tensors at plugins as int8, because TensorRT's uint8 may only be cast.
 
-    The bytes are the same, and nothing but plugins touches them.
+    The bytes do not change, and only plugins access them.
     """
     touched, others = set[str](), set[str]()
     for node in model.graph.node:
@@ -172,7 +173,7 @@ def _bytes_as_int8(model: ModelProto, used: Mapping[str, Plugin]) -> None:
 
 
 def _pictures_as_floats(model: ModelProto) -> None:
-    """Turn bytes into float32 as they come in, and back as they go out: TensorRT moves no uint8 around.
+    """Convert byte inputs to float32, and back at the outputs, because TensorRT supports no other ops on uint8.
 
     Every number of a byte is one of float32, so nothing is rounded.
     """
@@ -215,7 +216,7 @@ def _refuse_copied_caches(model: ModelProto, caches: Iterable[str], aliases: Map
 
 
 def _narrow(model: ModelProto) -> int:
-    """Make float32 of every float64; return how many values were."""
+    """Convert all float64 values to float32; return their number."""
     narrowed = 0
     for value in [*_values(model), *(value for function in model.functions for value in function.value_info)]:
         tensor = value.type.tensor_type

@@ -1,4 +1,4 @@
-"""Kernels of ours in a form: PTX, launch and aliases become the fields of the one C++ plugin."""
+"""Seko's kernels in a plan form: PTX, launch and aliases become fields of the C++ plugin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class KernelForm:
     Parameters
     ----------
     model : ModelProto
-        What TensorRT's parser is given.
+        The model for TensorRT's parser.
     ptx : mapping of str to str
         Every kernel in it, by the name of a file.
     """
@@ -35,7 +35,7 @@ class KernelForm:
 
 
 def with_kernels(form: PlanForm, archs: Sequence[int]) -> KernelForm:
-    """Compile the kernels that a form names, for each GPU, and put them in.
+    """Compile the kernels that a form names, for each GPU, and add them to the form.
 
     Parameters
     ----------
@@ -47,9 +47,9 @@ def with_kernels(form: PlanForm, archs: Sequence[int]) -> KernelForm:
     Raises
     ------
     KernelsError
-        If a kernel takes more than a plugin hands over.
+        If a kernel needs arguments that a plugin does not pass.
     LoweringError
-        If an output is said to be an input's memory and differs from it in shape or dtype.
+        If an aliased output differs from its input in shape or dtype.
     """
     model, texts = ModelProto(), dict[str, str]()
     model.CopyFrom(form.model)
@@ -89,7 +89,7 @@ def with_kernels(form: PlanForm, archs: Sequence[int]) -> KernelForm:
 def _aliases(
     plugin: Plugin, node: NodeProto, shapes: Mapping[str, list[int]], types: Mapping[str, int]
 ) -> list[int]:
-    """Return, for each output, the place of the input whose memory it is, or -1."""
+    """Return for each output the position of the input that it aliases, or -1."""
     names, places = [*plugin.inputs], []
     for name, output in zip(node.output, plugin.outputs, strict=True):
         place = names.index(output.alias) if output.alias else -1

@@ -1,4 +1,4 @@
-"""The C++ plugin compiled for this box's builder: with which headers, and whether those fit it."""
+"""Compilation of the C++ plugin for this machine's TensorRT builder, and the choice of matching headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seko_export.host.workshop import workshop
 from seko_kernels.tensorrt import PLUGIN_SOURCE
 
 HEADERS_VARIABLE = "TENSORRT_INCLUDE_DIR"
-HEADERS_PACKAGE = "kernel_lens"  # carries TensorRT's public headers; nothing else of it is used
+HEADERS_PACKAGE = "kernel_lens"  # a package with TensorRT's public headers, which are all that is used of it
 PLUGIN_FILE = "engines/ptx_kernel.so"
 _VERSION_FILE = "NvInferVersion.h"
 

@@ -36,7 +36,7 @@ class BlockWeights(Ranked):
         Names of further keys and values, besides the text's, that cross-attention attends to; may be empty.
     """
 
-    # *names of the arguments of `forward` that are mappings
+    # names of the arguments of `forward` that are mappings
     groups: tuple[str, ...] = ("caches", "scales", "places", "given")
 
     def __init__(
@@ -69,7 +69,7 @@ class BlockWeights(Ranked):
         self.after_attention, self.tail, self.beside_text = after_attention, tail, beside_text
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """Return [..., H, D] from [..., d]."""
+        """Split the last axis into heads: [..., d] becomes [..., H, D]."""
         return x.reshape(*x.shape[:-1], self.model.heads, self.model.head_dim)
 
     def cross_attend(
@@ -217,7 +217,7 @@ class Block(BlockWeights):
     ) -> Tensor:
         batch, tokens = q.shape[0], self.stream.cache_tokens
         windows = self.kv.expand(caches, scales, places, q.dtype)  # each [B*N, H, D]
-        # *the chunk's own keys and values are unquantised: only cached frames went through the cache format
+        # the chunk's own keys and values are unquantised: only cached frames went through the cache format
         k, v = (
             window if exact else window.index_copy(0, token_index, x)
             for window, x, exact in zip(windows, own, self.kv.exact, strict=True)

@@ -196,7 +196,8 @@ class Prompt(nn.Module):
         )
 
     def forward(self, text: Tensor) -> Tensor:
-        """Return [B, text tokens, d] from text [B, text tokens, text_dim], zero-padded, compute dtype."""
+        """Return the text context [B, text tokens, d] from the encoder's output [B, text tokens, text_dim],
+        zero-padded, in the compute dtype."""
         context: Tensor = self.text_embedding(text)
         return context
 
@@ -219,7 +220,8 @@ class PromptKv(nn.Module):
 
 
 def sinusoid(timestep: Tensor, width: int) -> Tensor:
-    """Return [..., width] float32: cosines, then sines, of timestep * 10000 ** (-i / (width/2))."""
+    """Return the sinusoidal embedding [..., width] float32: cosines, then sines, of timestep * 10000 ** (-i /
+    (width/2))."""
     half = width // 2
     exponent = torch.arange(half, dtype=torch.float64, device=timestep.device) / half
     angle = timestep.to(torch.float64)[..., None] * torch.exp(-math.log(10_000.0) * exponent)
@@ -239,7 +241,7 @@ def patchify(latents: Tensor) -> Tensor:
 
 
 def unpatchify(x: Tensor, stream: StreamConfig, channels: int) -> Tensor:
-    """Return [B, C, F, h, w] from [B, T, 4*C], whose channels are ordered (row, column, C)."""
+    """Return latents [B, C, F, h, w] from patches [B, T, 4*C], whose channels are ordered (row, column, C)."""
     grid = (stream.chunk_frames, stream.latent_height // PATCH, stream.latent_width // PATCH)
     x = x.reshape(x.shape[0], *grid, PATCH, PATCH, channels)  # [B, F, rows, columns, 2, 2, C]
     return x.permute(0, 6, 1, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)

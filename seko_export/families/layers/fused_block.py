@@ -54,7 +54,7 @@ class QuantisingLinear(Fp8Linear):
         self.ops = LayerOps()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [B, T, out] of x [B, T, in]."""
+        """Return the linear layer's result [B, T, out] for x [B, T, in]."""
         rows = self.ops.quantise_rows(x)
         y: Tensor = self.ops.fp8_linear(rows, self.weight_fp8, self.weight_scale, self.bias, x.dtype)
         return y

@@ -1,1 +1,2 @@
-"""lingbot-world-fast: Wan 2.2's image-to-video transformer, made causal, with a camera in every layer."""
+"""The family lingbot-world-fast: Wan 2.2's image-to-video transformer, made causal, with a camera input in every
+layer."""

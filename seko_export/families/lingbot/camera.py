@@ -1,4 +1,4 @@
-"""The camera on the device: from poses to rays, to tokens, to a scale and shift for every layer.
+"""The modules of the camera input: from poses to rays, to tokens, to a scale and shift of every layer.
 
 Shapes as in `layers.causal_dit`; H, W: the video's height and width in pixels. Rays are in float32, matmuls in the
 weights' dtype.
@@ -18,17 +18,17 @@ from seko_export.config.video import VideoBuild
 from seko_export.families.layers.rank_split import Ranked
 from seko_export.families.lingbot.model import CELL, CONTROLS, TOKEN_PIXELS
 
-POSES, INTRINSICS = "camera", "intrinsics"  # inputs of the caller
+POSES, INTRINSICS = "camera", "intrinsics"  # names of the caller's inputs
 TOKENS, SCALE, SHIFT = "camera_tokens", "camera_scale", "camera_shift"
 
 
 class CameraTokens(Ranked):
-    """The chunk's rays as tokens: the same tensor for all layers and passes.
+    """The module that turns a chunk's rays into tokens, which are the same for all layers and passes.
 
     Attributes
     ----------
     split : RankSplit or None
-        How ranks share a chunk: each makes its own tokens.
+        How ranks share a chunk. Each rank computes its own tokens.
     """
 
     groups = ("given",)
@@ -42,8 +42,8 @@ class CameraTokens(Ranked):
         self.c2ws_hidden_states_layer2 = nn.Linear(d, d, dtype=dtype)
 
     def forward(self, given: Mapping[str, Tensor], rank: Tensor | None = None) -> Tensor:
-        """Return [B, T, d] from poses [B, F, 3, 4] and intrinsics [B, F, 4], as `rays` takes them; with `split` and
-        the rank's number [1] int64 its [B, T/R, d].
+        """Return the camera's tokens [B, T, d] from poses [B, F, 3, 4] and intrinsics [B, F, 4], as `rays` takes
+        them; with `split` and the rank's number [1] int64 the rank's tokens [B, T/R, d].
         """
         ray_tokens = as_tokens(rays(given[POSES], given[INTRINSICS], self.height, self.width))
         if self.split is not None and rank is not None:
@@ -57,7 +57,7 @@ class CameraTokens(Ranked):
 
 
 class ScaleShift(nn.Module):
-    """Scale and shift that one layer computes from the camera's tokens."""
+    """The module that computes one layer's scale and shift from the camera's tokens."""
 
     groups = ("given",)
     fp8_linears = ("cam_injector_layer1", "cam_injector_layer2", "cam_scale_layer", "cam_shift_layer")
@@ -78,7 +78,8 @@ class ScaleShift(nn.Module):
 
 
 class KeptCamera(nn.Module):
-    """Scales and shifts the hidden state by what was computed once for the chunk. It has no weights."""
+    """The module that applies a layer's scale and shift to the hidden state, if they were computed once for the
+    chunk. It has no weights."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -90,7 +91,7 @@ class KeptCamera(nn.Module):
 
 
 class CameraInLayer(ScaleShift):
-    """The same, computed in every pass from the tokens."""
+    """The module that computes a layer's scale and shift from the camera's tokens in every pass and applies them."""
 
     def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
         """Return the next hidden state [B, T, d], computed in float32."""
@@ -103,12 +104,13 @@ def scaled(hidden: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def rays(poses: Tensor, intrinsics: Tensor, height: int, width: int) -> Tensor:
-    """Return each pixel's ray: origin, then direction of length 1.
+    """Return the ray of each pixel: origin, then direction of length 1.
 
     Parameters
     ----------
     poses : Tensor
-        [B, F, 3, 4] float32, rotation and translation of each latent frame's camera in the frame before's.
+        [B, F, 3, 4] float32, rotation and translation of each latent frame's camera relative to that of the frame
+        before.
     intrinsics : Tensor
         [B, F, 4] float32: focal lengths along x and y and centre x and y, in pixels of the video.
     height, width : int
@@ -131,7 +133,7 @@ def rays(poses: Tensor, intrinsics: Tensor, height: int, width: int) -> Tensor:
 
 
 def as_tokens(pixels: Tensor) -> Tensor:
-    """Return [B, T, C*256]: the 16 x 16 pixels of each token, from [B, F, C, H, W].
+    """Return [B, T, C*256], the 16 x 16 pixels of each token, from [B, F, C, H, W].
 
     Pixels are unshuffled to cells of 8 x 8 first, then cells to patches of 2 x 2: the numbers of a token are ordered
     (channel, row in the cell, column in the cell, row in the patch, column in the patch).

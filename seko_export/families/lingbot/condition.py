@@ -1,4 +1,4 @@
-"""The first picture as a condition: a table of latent frames that a stream without end reads by frame number."""
+"""The first picture as a condition: a table of 30 latent frames that an endless stream reads by frame number."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from seko_runtime.video.contract import PICTURE_CHANNELS, PICTURE_CONDITION, PIC
 TABLE, ROWS = "condition", "condition_frames"
 _WORK = PICTURE_CONDITION.removesuffix(
     "condition"
-)  # in front of the buffers that work on one picture at a time
-_FIRST, _LATER = f"{_WORK}first", f"{_WORK}later"  # latents of the picture, of what follows it
+)  # prefix of the names of buffers that are used for one picture at a time
+# buffers of the latents of the picture and of the grey frames after it
+_FIRST, _LATER = f"{_WORK}first", f"{_WORK}later"
 TABLE_FRAMES = 30
 """Latent frames after which the encoder no longer sees the picture: from frame 29 on all are equal, bit by bit."""
 
 
 class ConditionFrames(nn.Module):
-    """The rows of the table that a chunk's frames take."""
+    """The module that selects the entries of the condition table for a chunk's frames."""
 
     groups = ("given",)
 
@@ -37,12 +38,12 @@ class ConditionFrames(nn.Module):
         del config
 
     def forward(self, given: Mapping[str, Tensor], frames: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Return [B, C, F, h, w] from tables [B, C, 30, h, w].
+        """Return the condition [B, C, F, h, w] of a chunk's frames, from the condition tables [B, C, 30, h, w].
 
         Parameters
         ----------
         given : mapping of str to Tensor
-            The tables; in a pool those of all its rows.
+            The condition tables; in a pool those of all rows.
         frames : Tensor
             [B, F] int64, absolute latent-frame numbers: frame f takes row min(f, 29).
         rows : Tensor, optional
@@ -56,7 +57,7 @@ class ConditionFrames(nn.Module):
 
 
 class ConditionedEmbed(Embed):
-    """Embeds the latents and, as further channels, the condition."""
+    """The embedding, with the condition as further channels beside the latents."""
 
     def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
         """Return [B, in_channels, F, h, w]: latents, mask, latents of the picture."""
@@ -64,10 +65,11 @@ class ConditionedEmbed(Embed):
 
 
 class Table(nn.Module):
-    """Joins mask and latents."""
+    """The module that joins mask and latents to the condition table."""
 
     def forward(self, first: Tensor, later: Tensor) -> Tensor:
-        """Return [4 + z, 30, h, w] from latents [z, 1, h, w] and [29, z, 1, h, w]."""
+        """Return the condition table [4 + z, 30, h, w] from the picture's latents [z, 1, h, w] and those of the grey
+        frames [29, z, 1, h, w]."""
         latents = torch.cat((first, later.squeeze(2).transpose(0, 1)), 1)
         mask = torch.zeros(MASK_CHANNELS, *latents.shape[1:], device=latents.device)
         mask[:, 0] = 1
@@ -75,7 +77,8 @@ class Table(nn.Module):
 
 
 def picture_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
-    """Return the engines of the program condition, in order: the picture, a grey latent frame, the table."""
+    """Return the engines of the program `condition`, in order: encoding the picture, encoding a grey latent frame,
+    joining the table."""
     s, z, kind = config.workload.stream, vae.latent_channels, vae_of(vae)
     latent, f32 = (z, 1, s.latent_height, s.latent_width), torch.float32
     caches = tuple(
@@ -129,12 +132,12 @@ def picture_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
 
 
 def picture_program(pieces: list[Piece]) -> tuple[Call, ...]:
-    """Return the program condition: the second engine runs for each grey latent frame."""
+    """Return the program `condition`, whose second engine runs once for each grey latent frame."""
     return tuple(call for piece in pieces for call in piece.calls())
 
 
 def picture_buffers(config: VideoBuild, vae: VaeConfig) -> tuple[Buffer, ...]:
-    """Return the buffers of these engines, of one row at a time."""
+    """Return the buffers of the engines of `condition`, which run for one row at a time."""
     s, z = config.workload.stream, vae.latent_channels
     latent = (z, 1, s.latent_height, s.latent_width)
     whole = (MASK_CHANNELS + z, TABLE_FRAMES, *latent[2:])

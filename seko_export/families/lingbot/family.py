@@ -24,13 +24,13 @@ from seko_export.families.video import Preset
 from seko_export.families.wan_layout.family import WanLayoutFamily
 from seko_runtime.format.manifest import InputSpec
 
-_TOKENS, _LAYER = "camera", "injection"  # chunk modules, whose weights have these names in front
-# A part of the artifact's names, and what the checkpoint has instead: it has no modules.
+_TOKENS, _LAYER = "camera", "injection"  # names of chunk modules, with which their weights' names begin
+# Replacements from the artifact's names of weights to the checkpoint's, which has no such modules.
 _NAMES = {f"{_TOKENS}.": "", f".{_LAYER}.": ".", ".after_attention.": "."}
 
 
 class LingbotFamily(WanLayoutFamily):
-    """lingbot-world-fast, both versions: a first picture, text, and a camera."""
+    """The family of both versions of lingbot-world-fast, whose inputs are a first picture, text, and a camera."""
 
     name = "lingbot"
     module_names = _NAMES
@@ -41,18 +41,18 @@ class LingbotFamily(WanLayoutFamily):
 
     @property
     def presets(self) -> Mapping[str, Preset]:
-        """Named defaults, for ``--preset``."""
+        """The presets of the family, by the name for ``--preset``."""
         return PRESETS
 
     @property
     def keys(self) -> KeyTable:
-        """The original's own names."""
+        """Key names of the authors' checkpoints."""
         return KEYS
 
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
     ) -> Recognised | None:
-        """Return what a checkpoint tells about its model, or None if it is not one of lingbot-world's."""
+        """Return the facts that a checkpoint states about its model; None if it is no lingbot-world checkpoint."""
         return recognise(where, opened, config_json)
 
     def graph(self, config: VideoBuild) -> ModelGraph:
@@ -70,7 +70,8 @@ class LingbotFamily(WanLayoutFamily):
         )
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
-        """Return a condition of random numbers for a session, and a camera that moves and turns for a chunk."""
+        """Return the golden's inputs: a random condition for the session, and a camera that moves and turns for each
+        chunk."""
         model, s = lingbot_model(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is None:
@@ -94,7 +95,7 @@ class LingbotFamily(WanLayoutFamily):
 
 
 def layer_choice(config: VideoBuild) -> LayerChoice:
-    """Return what the family adds to the shared layers: the condition, and unless a build has none, the camera."""
+    """Return the family's additions to the shared layers: the condition, and the camera unless the build has none."""
     model, s, dtype = lingbot_model(config.model), config.workload.stream, config.target.dtype
     latent = (s.latent_height, s.latent_width)
     table = InputSpec(
@@ -158,7 +159,8 @@ def layer_choice(config: VideoBuild) -> LayerChoice:
 
 
 def _rotation(axis_angle: Tensor) -> Tensor:
-    """Return the rotations [..., 3, 3] about axes [..., 3] by their lengths, in radians."""
+    """Return the rotation matrices [..., 3, 3] about the vectors [..., 3]; a vector's length is the angle in
+    radians."""
     x, y, z = axis_angle.unbind(-1)
     zero = torch.zeros_like(x)
     cross = torch.stack((zero, -z, y, z, zero, -x, -y, x, zero), -1).unflatten(-1, (3, 3))

@@ -1,4 +1,4 @@
-"""lingbot-world's checkpoints as data: Wan's names, and those of the camera. Reads no file."""
+"""Key names and shapes of lingbot-world's checkpoints: Wan's keys, and those of the camera. Reads no file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from seko_export.families.wan_layout.keys import (
 CONTROL = "patch_embedding_wancamctrl"
 TOKEN_LAYERS = ("c2ws_hidden_states_layer1", "c2ws_hidden_states_layer2")
 INJECTOR_LAYERS = ("cam_injector_layer1", "cam_injector_layer2", "cam_scale_layer", "cam_shift_layer")
-FOLDERS = ("transformers", "lingbot_world_fast")  # of the second version, of the first
+# config.json fields of the second version, and of the first
+FOLDERS = ("transformers", "lingbot_world_fast")
 
 
 def lingbot_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return every tensor that a checkpoint of this model holds, by its own names, layer by layer."""
+    """Return the shape of every tensor in a checkpoint of this model, by the authors' names, layer by layer."""
     d = config.dim
     shapes = wan_shapes(config) | linear_shapes(CONTROL, d, lingbot_model(config).control_width)
     for name in TOKEN_LAYERS:
@@ -34,14 +35,14 @@ def lingbot_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def lingbot_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for this model: the arguments of the original's own class."""
+    """Return the content of config.json for this model: the arguments of the authors' class."""
     controls = {width: name for name, width in CONTROLS.items()}
     control = controls[lingbot_model(config).control_channels]
     return wan_config(config) | {"model_type": "i2v", "control_type": control}
 
 
 def lingbot_model(config: ModelConfig) -> LingbotModel:
-    """Return the same model, known to be of this family."""
+    """Return a model config typed as a `LingbotModel`; refuse any other."""
     if not isinstance(config, LingbotModel):
         raise TypeError(f"a lingbot build has a {type(config).__name__}, expected a LingbotModel")
     return config

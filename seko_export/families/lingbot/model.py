@@ -11,9 +11,10 @@ CONTROLS = {"cam": 6, "act": 7}
 """``control_type`` of a config.json: numbers of a pixel's control, origin and direction of its ray. Of ``act``: the
 width of three numbers of the ray and four of keys, 64 channels each.
 """
-CELL = 8  # pixels of a latent cell, along height and width: unshuffled to 64 channels
-TOKEN_PIXELS = (2 * CELL) ** 2  # pixels of a token, so numbers of it for each control channel
-MASK_CHANNELS = 4  # of the condition, before the picture's latents
+CELL = 8  # side of a latent cell in pixels; the 64 pixels of a cell become channels
+# pixels of a token, which is also the number of values of a token for each control channel
+TOKEN_PIXELS = (2 * CELL) ** 2
+MASK_CHANNELS = 4  # channels of the mask, in front of the picture's latents in the condition
 PER_CHUNK, PER_PASS, NO_CAMERA = "chunk", "pass", "none"
 CAMERAS = (PER_CHUNK, PER_PASS, NO_CAMERA)
 
@@ -25,16 +26,16 @@ class LingbotModel(ModelConfig):
     Parameters
     ----------
     control_channels : int
-        Numbers of the control for each pixel: 6, origin and direction of its ray.
+        Channels of the camera control for each pixel: 6, for origin and direction of its ray.
     camera : str
-        ``chunk``: every layer's scale and shift are computed once a chunk and kept for all passes. ``pass``: each
-        layer computes them in every pass, which spares the memory. ``none``: the layers have no camera. That is the
-        model's own way without one, and not the same as a camera at rest.
+        With ``chunk`` the scale and shift of every layer are computed once a chunk and kept for all passes. With
+        ``pass`` each layer computes them in every pass, which saves memory. With ``none`` layers have no camera, as
+        in the authors' code without a control; the result differs from a camera at rest.
 
     Raises
     ------
     UsageError
-        If the model has another control, no condition beside its latents, or ``camera`` is another word.
+        If the model has another kind of control, no condition channels, or ``camera`` has another value.
     """
 
     in_channels: int = 36
@@ -62,10 +63,10 @@ class LingbotModel(ModelConfig):
 
     @property
     def condition_channels(self) -> int:
-        """Channels of the condition that stands beside the latents: a mask, and latents of the first picture."""
+        """Number of condition channels beside the latents: a mask, and latents of the first picture."""
         return self.in_channels - self.out_channels
 
     @property
     def control_width(self) -> int:
-        """Numbers of the control for each token."""
+        """Number of control values for each token."""
         return self.control_channels * TOKEN_PIXELS

@@ -13,17 +13,18 @@ _LARGEST = 0.999  # noise level of the trained schedule's first step, before the
 
 
 def trained_schedule(steps: tuple[int, ...], shift: float = SHIFT) -> Schedule:
-    """Return the passes at these steps of the 1000 of the training, as the original's solver finds them.
+    """Return the schedule with these steps of the 1000 training steps, as the authors' solver computes it.
 
-    The model is told a whole number: 1000 times the warped noise level, cut off. Several steps share one. Its result is
-    scaled by the level of the first of them; noise is added back at the level of the second, if there is one.
+    The model's timestep is a whole number, 1000 times the warped noise level, rounded down, which several steps may
+    share. The model's result is scaled by the noise level of the first step with that timestep; noise is added back
+    at the level of the second, if there is one.
 
     Parameters
     ----------
     steps : tuple of int
-        Ascending; 0 is the noisiest.
+        Numbers of training steps, ascending; step 0 has the most noise.
     shift : float
-        Of the warp ``shift*s / (1 + (shift-1)*s)``.
+        Parameter of the warp ``shift*s / (1 + (shift-1)*s)``.
     """
     plain = (_LARGEST * (1 - step / TRAINED_STEPS) for step in range(TRAINED_STEPS))
     levels = [shift * s / (1 + (shift - 1) * s) for s in plain]

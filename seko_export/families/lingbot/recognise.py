@@ -1,4 +1,4 @@
-"""Recognises a lingbot-world model by shapes, config.json, and the folder that its weights lie in."""
+"""Recognition of a lingbot-world model by shapes, config.json, and the name of its folder."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from seko_export.families.recognition import Fact, Facts, Recognised, Source, st
 from seko_export.families.wan_layout.recognise import recognise as recognise_wan
 from seko_export.families.wan_layout.recognise import unused_fields
 
-_VERSIONS = {"lingbot_world_fast": V1, "transformers": V2}  # the authors' folder of each
+_VERSIONS = {"lingbot_world_fast": V1, "transformers": V2}  # the authors' folder name for each version
 _CONTROL = "control_type"
 
 
 def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None) -> Recognised | None:
-    """Return what a file and its config.json tell about a lingbot-world model, or None if it is not one.
+    """Return the facts that a file and its config.json state about a lingbot-world model; None if it is none.
 
-    Both versions have the same shapes and the same config.json but for sink and window, which are the user's too. The
-    folder tells them apart; another folder is taken for the second version, and --preset says otherwise.
+    Both versions have the same shapes, and config.json differs only in sink and window, which a user may also choose.
+    The folder's name distinguishes the versions. Any other folder name counts as the second version, unless --preset
+    names the first.
     """
     wan_model = recognise_wan(where, opened, config_json, family="lingbot", keys=KEYS)
     if wan_model is None:

@@ -1,1 +1,2 @@
-"""Seko-Talk AR: a portrait and a voice become a talking video; Wan's 14B layout with an audio adapter in each layer."""
+"""The family Seko-Talk AR: talking video from a portrait and a voice, by Wan's 14B transformer with an audio adapter
+in each layer."""

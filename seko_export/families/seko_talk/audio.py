@@ -1,7 +1,8 @@
-"""The audio adapter: features to tokens and each layer's keys and values once a chunk, attention to them in each pass.
+"""The audio adapter: once a chunk, audio features become tokens and each layer's keys and values; in each pass,
+layers attend to them.
 
-Shapes as in `layers.causal_dit`; S speakers, A audio tokens of a latent frame, M features of it. A latent frame's
-tokens see the audio of that frame alone.
+Shapes as in `layers.causal_dit`; S speakers, A audio tokens of a latent frame, M features of it. The tokens of a
+latent frame attend to the audio of that frame only.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.media.hubert.encoder import HubertFeatures
 
 AUDIO, MASKS = "audio", "speaker_masks"  # inputs of the caller
-HEARD = "audio_heard"  # features of the caller's windows, where the build has the audio encoder
+HEARD = "audio_heard"  # features of the caller's windows, if the build has the audio encoder
 TOKENS, GATE, TIMES = "audio_tokens", "audio_gate", "audio_times"
 KEYS, VALUES = "audio_k", "audio_v"
-DECODER_EPS = 1e-5  # of torch's decoder layer
+DECODER_EPS = 1e-5  # epsilon of the norms in torch's decoder layer
 
 
 class AudioFeatures(HubertFeatures):
-    """Features of the windows that the chunk's latent frames hear."""
+    """The module that encodes the audio windows of a chunk's latent frames to features."""
 
     groups = ("given",)
 
@@ -39,19 +40,20 @@ class AudioFeatures(HubertFeatures):
         super().__init__(config.workload.audio, talk_model(config.model).audio_frames, config.target.dtype)
 
     def forward(self, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
-        """Return [B, S, F, M, audio_dim] of ``audio``, windows [B, S, F, samples] float32."""
+        """Return features [B, S, F, M, audio_dim] of ``audio``, windows [B, S, F, samples] float32."""
         windows = given[AUDIO]
         features: Tensor = super().forward(windows.flatten(0, 2)).unflatten(0, windows.shape[:3])
         return features
 
 
 class AudioTokens(Ranked):
-    """The chunk's audio features as tokens, and for which tokens of the picture each speaker's audio counts.
+    """The module that turns a chunk's audio features into tokens, and computes the gate: which tokens of the picture
+    attend to which speaker's audio.
 
     Attributes
     ----------
     split : RankSplit or None
-        How ranks share a chunk. All make all audio tokens, and the gate of their own tokens of the picture.
+        How ranks share a chunk. Each rank computes all audio tokens, and the gate of its own tokens of the picture.
     """
 
     groups = ("given",)
@@ -80,9 +82,9 @@ class AudioTokens(Ranked):
         ----------
         given : mapping of str to Tensor
             ``audio`` [B, S, F, M, audio_dim] float32, or with an audio encoder ``audio_heard``; with several speakers
-            ``speaker_masks`` [B, S, n] float32, in a pool those of all its rows.
+            also ``speaker_masks`` [B, S, n] float32, in a pool for all rows.
         frames : Tensor
-            [B, F] int64; frames before the stream, the reference picture, have no audio.
+            [B, F] int64, absolute frame numbers. Negative ones, of the reference picture, have no audio.
         rows : Tensor, optional
             [B] int64, only in a pool.
         rank : Tensor, optional
@@ -93,7 +95,7 @@ class AudioTokens(Ranked):
         tokens : Tensor
             [B, S, F, A, width].
         gate : Tensor
-            [B, S, T] float32, 0 or 1: what each token of the picture takes of each speaker's audio; with `split`
+            [B, S, T] float32, 0 or 1: whether each token of the picture attends to each speaker's audio; with `split`
             [B, S, T/R].
         """
         features = given[self.features]
@@ -112,7 +114,7 @@ class AudioTokens(Ranked):
 
 
 class Decoder(nn.Module):
-    """torch's `nn.TransformerDecoder` without a last norm, by its names."""
+    """The equivalent of torch's `nn.TransformerDecoder` without a last norm, with the same parameter names."""
 
     def __init__(self, model: SekoTalkModel, dtype: torch.dtype) -> None:
         super().__init__()
@@ -120,14 +122,15 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(*sizes) for _ in range(model.audio_layers))
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        """Return [N, A, width] of queries [N, A, width] over memory [N, M, width]."""
+        """Return the decoder's output [N, A, width] for queries [N, A, width] over memory [N, M, width]."""
         for layer in self.layers:
             x = layer(x, memory)
         return x
 
 
 class DecoderLayer(nn.Module):
-    """torch's `nn.TransformerDecoderLayer` with its defaults (norms behind the residuals, ReLU) and its names."""
+    """The equivalent of torch's `nn.TransformerDecoderLayer` with default settings (norms after the residuals, ReLU),
+    with the same parameter names."""
 
     def __init__(self, width: int, heads: int, inner: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -138,7 +141,8 @@ class DecoderLayer(nn.Module):
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, DECODER_EPS, dtype=dtype) for _ in range(3))
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        """Return [N, A, width] of queries [N, A, width] that attend to themselves and to memory [N, M, width]."""
+        """Return the layer's output [N, A, width] for queries [N, A, width], which attend to themselves and to memory
+        [N, M, width]."""
         x = self.norm1(x + self.self_attn(x, x, self.heads))
         x = self.norm2(x + self.multihead_attn(x, memory, self.heads))
         result: Tensor = self.norm3(x + self.linear2(F.relu(self.linear1(x))))
@@ -146,7 +150,7 @@ class DecoderLayer(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Weights of torch's `nn.MultiheadAttention`, by its names."""
+    """The equivalent of torch's `nn.MultiheadAttention`, with the same parameter names."""
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -155,7 +159,7 @@ class _Attention(nn.Module):
         self.out_proj = nn.Linear(width, width, dtype=dtype)
 
     def forward(self, x: Tensor, memory: Tensor, heads: int) -> Tensor:
-        """Return [N, A, width] of x [N, A, width] over memory [N, M, width]."""
+        """Return the attention [N, A, width] of x [N, A, width] to memory [N, M, width]."""
         weights, biases = self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3)
         q, k, v = (
             F.linear(tensor, weight, bias).unflatten(-1, (heads, -1)).transpose(1, 2)
@@ -166,7 +170,7 @@ class _Attention(nn.Module):
 
 
 class AudioKv(nn.Module):
-    """One layer's keys and values of the chunk's audio."""
+    """The projections of one layer's keys and values of the chunk's audio."""
 
     groups = ("given",)
 
@@ -185,7 +189,7 @@ class AudioKv(nn.Module):
 
 
 class AudioAttention(nn.Module):
-    """Attention of one layer to the chunk's audio, behind the feed-forward, gated by the time of the pass."""
+    """Attention of one layer to the chunk's audio, after the feed-forward, gated by the timestep of the pass."""
 
     fp8_linears = ("to_q", "to_out")
 
@@ -197,15 +201,15 @@ class AudioAttention(nn.Module):
         self.shift_scale_gate = nn.Parameter(torch.empty(1, 3, d))
 
     def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        """Return the next hidden state [B, T, d]; T are a rank's own tokens if several share the chunk.
+        """Return the next hidden state [B, T, d]; with several ranks T counts the rank's own tokens.
 
         Parameters
         ----------
         hidden : Tensor
-            [B, T, d], as many tokens of each latent frame.
+            [B, T, d], with the same number of tokens in each latent frame.
         given : mapping of str to Tensor
             ``audio_k`` and ``audio_v`` from `AudioKv`, ``audio_gate`` from `AudioTokens`, and ``audio_times`` [3, d],
-            the row of the pass.
+            the entry of the pass.
         """
         k, v, of_speaker = given[KEYS], given[VALUES], given[GATE]
         batch, speakers, frames = k.shape[:3]
@@ -227,7 +231,7 @@ class AudioAttention(nn.Module):
 def time_table(
     weights: WeightSource, model: ModelConfig, timesteps: tuple[float, ...], dtype: torch.dtype
 ) -> Tensor:
-    """Return [passes, 3, d]: the adapter's time embedding of each pass's time, as shift, scale, gate."""
+    """Return [passes, 3, d]: the adapter's time embedding of each pass's timestep, as shift, scale and gate."""
     times = sinusoid(torch.tensor(timesteps, dtype=torch.float32), talk_model(model).audio_freq_dim)
     for at, name in enumerate(("linear_1", "linear_2", "time_proj")):
         weight, bias = (weights[f"{TIME}.{name}.{leaf}"].to(dtype) for leaf in ("weight", "bias"))

@@ -32,8 +32,8 @@ from seko_runtime.video.contract import PICTURE_CHANNELS
 from seko_runtime.video.reference_frames import PORTRAIT
 from seko_runtime.video.schedule import OF_TIMES
 
-_PICTURE, _IN_LAYER = "img_emb", "picture"  # prompt modules, whose weights have these names in front
-# A part of the artifact's names, and what the checkpoint has instead: a module's place against a tensor's.
+_PICTURE, _IN_LAYER = "img_emb", "picture"  # names of prompt modules, with which their weights' names begin
+# Replacements from the artifact's names of weights, which contain the module, to the checkpoint's names.
 _NAMES = {
     f".{_IN_LAYER}.k.": ".cross_attn.k_img.",
     f".{_IN_LAYER}.v.": ".cross_attn.v_img.",
@@ -43,7 +43,7 @@ _NAMES = {
 
 
 class SekoTalkFamily(WanLayoutFamily):
-    """Seko-Talk AR: a portrait, text, and the voice of each chunk."""
+    """The family Seko-Talk AR, whose inputs are a portrait, text, and a voice."""
 
     name = "seko_talk"
     module_names = _NAMES
@@ -59,17 +59,17 @@ class SekoTalkFamily(WanLayoutFamily):
 
     @property
     def keys(self) -> KeyTable:
-        """The original's own names, of the transformer's file and of the adapter's."""
+        """Key names of the authors' two files: transformer and audio adapter."""
         return KEYS
 
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
     ) -> Recognised | None:
-        """Return what a checkpoint tells about its model, or None if it is not a Seko-Talk."""
+        """Return the facts that a checkpoint states about its model; None if it is no Seko-Talk checkpoint."""
         return recognise(where, opened, config_json)
 
     def tables(self, config: VideoBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
-        """Return the adapter's shift, scale and gate by pass."""
+        """Return the audio adapter's shift, scale and gate of each pass."""
         times = config.workload.schedule.timesteps
         table = audio.time_table(checkpoint, config.model, times, config.target.dtype)
         return {f"{OF_TIMES}{audio.TIMES}": table}
@@ -79,7 +79,8 @@ class SekoTalkFamily(WanLayoutFamily):
         return read_run_config(where, config_json)
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
-        """Return random features of the picture for a session; of the voices, or noise as voices, for a chunk."""
+        """Return the golden's inputs: random features of the picture for the session; for each chunk random audio
+        features, or noise as audio."""
         model, s = talk_model(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is not None:
@@ -105,7 +106,7 @@ def layer_choice(config: VideoBuild) -> LayerChoice:
     Raises
     ------
     UsageError
-        If the build has one cache for all passes, or no reference frame.
+        If all passes of the build share one cache, or the build has no reference frame.
     """
     model, s, dtype = talk_model(config.model), config.workload.stream, config.target.dtype
     if not s.pass_caches:

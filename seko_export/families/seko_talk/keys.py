@@ -1,4 +1,5 @@
-"""Seko-Talk's checkpoints as data: Wan's names, those of its picture branch, and the adapter's file. Reads no file."""
+"""Key names and shapes of Seko-Talk's checkpoints: Wan's keys, those of its picture branch, and those in the
+adapter's file. Reads no file."""
 
 from __future__ import annotations
 
@@ -16,20 +17,21 @@ from seko_export.families.wan_layout.keys import spread as wan_spread
 REFERENCE, STATE = "ref_patch_embedding", "state_embedding.weight"
 PICTURE, PROJECTOR = "img_emb.proj", "audio_proj"
 DECODER = f"{PROJECTOR}.transformer_decoder.layers"
-# The adapter's own time embedding, with a name that Wan's has not.
+# The adapter's own time embedding, under a name that does not collide with Wan's.
 TIME = "audio_time"
 TIME_LAYERS = {
     f"{TIME}.linear_1": "time_embedding.time_embedder.linear_1",
     f"{TIME}.linear_2": "time_embedding.time_embedder.linear_2",
     f"{TIME}.time_proj": "time_embedding.time_proj",
 }
-IN_LAYER = "audio"  # of a layer's part of the adapter: `blocks.N.audio.`, in its file `ca.N.`
+# a layer's part of the adapter: named `blocks.N.audio.` here, `ca.N.` in the adapter's file
+IN_LAYER = "audio"
 _THEIRS = re.compile(r"ca\.(0|[1-9][0-9]{0,5})\.(.+)", re.ASCII)
 _OURS = re.compile(rf"blocks\.(0|[1-9][0-9]{{0,5}})\.{IN_LAYER}\.(.+)", re.ASCII)
 
 
 def seko_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return every tensor of a model, by the exporter's names, layer by layer."""
+    """Return the shape of every tensor of a model, by the exporter's names, layer by layer."""
     m, d = talk_model(config), config.dim
     shapes = wan_shapes(m) | {
         f"{REFERENCE}.weight": (d, m.in_channels, 1, PATCH, PATCH),
@@ -71,7 +73,7 @@ def _projector_shapes(m: SekoTalkModel) -> dict[str, tuple[int, ...]]:
 
 
 def seko_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for this model: Wan's fields, and what the shapes do not show."""
+    """Return the content of config.json for this model: Wan's fields, and properties that shapes do not show."""
     m = talk_model(config)
     return wan_config(m) | {
         "_class_name": "SekoTalkModel",
@@ -88,7 +90,7 @@ def seko_config(config: ModelConfig) -> dict[str, object]:
 
 
 def talk_model(config: ModelConfig) -> SekoTalkModel:
-    """Return the same model, known to be of this family."""
+    """Return a model config typed as a `SekoTalkModel`; refuse any other."""
     if not isinstance(config, SekoTalkModel):
         raise TypeError(f"a Seko-Talk build has a {type(config).__name__}, expected a SekoTalkModel")
     return config
@@ -106,7 +108,7 @@ def to_ours(key: str) -> str:
 
 
 def to_theirs(name: str) -> str:
-    """Return a name as its file spells it."""
+    """Return the file's key for a name of the exporter."""
     match = _OURS.fullmatch(name)
     if match:
         return f"ca.{match[1]}.{match[2]}"
@@ -117,7 +119,7 @@ def to_theirs(name: str) -> str:
 
 
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and deviation of a random weight."""
+    """Return mean and standard deviation of the random values of a weight."""
     if name.endswith(("shift_scale_gate", "learnable_queries")) or name == STATE:
         return 0.0, 0.3
     return (0.0, 0.02) if name.endswith("in_proj_bias") else wan_spread(name, shape)

@@ -1,4 +1,4 @@
-"""Sizes of a Seko-Talk model: Wan's, those of its picture branch, and those of its audio adapter."""
+"""Dimensions of a Seko-Talk model: Wan's, those of its picture branch, and those of its audio adapter."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ class SekoTalkModel(ModelConfig):
     Parameters
     ----------
     state_rows, ref_state : int
-        Rows of ``state_embedding``, and the one that is added to the tokens of the reference picture.
+        Number of rows of ``state_embedding``, and the row that is added to the tokens of the reference picture.
     image_dim, image_tokens : int
         Width and number of CLIP's picture features. A model without the picture branch has ``image_dim`` 0.
     audio_dim, audio_frames : int
-        Width of HuBERT's features, and how many of them a latent frame takes.
+        Width of HuBERT's features, and number of them for a latent frame.
     audio_width, audio_tokens, audio_layers, audio_heads, audio_ffn : int
-        Of the projector: width, learnt queries for each latent frame, decoder layers, their heads and feed-forward.
+        Sizes of the projector: width, learnt queries for each latent frame, decoder layers, heads, and width of the
+        feed-forward.
     audio_freq_dim : int
-        Width of the adapter's own sinusoid of the time.
+        Width of the adapter's sinusoidal time embedding.
     audio_eps, image_eps : float
         Epsilon of the adapter's ``norm_kv``, and of the norms of ``img_emb``.
     speakers : int
-        Voices that a session gives, each with features of its own. More than one have a mask each.
+        Number of voices of a session, each with its own features; with more than one, each has a mask.
 
     Raises
     ------

@@ -1,6 +1,7 @@
-"""The portrait: the reference frame before the stream, and CLIP's features of it beside the text.
+"""The modules of the portrait: the reference frame before the stream, and its CLIP features beside the text.
 
-Features are the caller's input, or of a build with an image encoder made of the portrait once per prompt.
+The CLIP features are an input of the caller; in a build with an image encoder they are computed from the portrait
+once per prompt.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from seko_export.families.layers.causal_dit import Embed, PromptKv
 from seko_export.families.seko_talk.keys import talk_model
 from seko_export.media.clip.encoder import ClipFeatures
 
-FEATURES, PORTRAIT = "picture", "portrait"  # inputs of the caller: CLIP's features, or the picture itself
-SEEN = "picture_seen"  # features of the caller's portrait, where the build has the image encoder
+# names of the caller's inputs: CLIP's features, or the picture itself
+FEATURES, PORTRAIT = "picture", "portrait"
+SEEN = "picture_seen"  # features of the caller's portrait, if the build has the image encoder
 TOKENS, KEYS, VALUES = "picture_tokens", "picture_k", "picture_v"
 
 
 class ReferenceEmbed(Embed):
-    """Embeds frames before the stream, the reference picture, with weights of its own and at the time of the pass."""
+    """The embedding, which treats the reference picture (negative frames) with its own weights and with the timestep
+    of the pass."""
 
     def __init__(
         self,
@@ -48,13 +51,14 @@ class ReferenceEmbed(Embed):
     def times(
         self, timestep: Tensor, frames: Tensor, conditioning_frames: Tensor, context_timestep: Tensor
     ) -> Tensor:
-        """Return the time [B, F] of each frame; only conditioning frames of the stream have the context timestep."""
+        """Return the timestep [B, F] of each frame: the context timestep for conditioning frames, the pass's for all
+        others, including reference frames."""
         usual = super().times(timestep, frames, conditioning_frames, context_timestep)
         return torch.where(frames < 0, timestep, usual)
 
 
 class PictureFeatures(ClipFeatures):
-    """CLIP's features of the portrait."""
+    """The module that encodes the portrait to CLIP's features."""
 
     groups = ("given",)
 
@@ -64,14 +68,15 @@ class PictureFeatures(ClipFeatures):
         super().__init__(config.workload.image, config.target.dtype)
 
     def forward(self, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
-        """Return [..., N, image_dim] of ``portrait`` [..., H, W, 3] uint8; in a pool there is no axis of rows."""
+        """Return features [..., N, image_dim] of ``portrait`` [..., H, W, 3] uint8; in a pool there is no row
+        axis."""
         portraits = given[PORTRAIT]
         features: Tensor = super().forward(portraits.reshape(-1, *portraits.shape[-3:]))
         return features.reshape(*portraits.shape[:-3], *features.shape[1:])
 
 
 class PictureTokens(nn.Module):
-    """CLIP's features as tokens of the model's width."""
+    """The module that projects CLIP's features to tokens of the model's width."""
 
     groups = ("given",)
 
@@ -88,7 +93,7 @@ class PictureTokens(nn.Module):
         )
 
     def forward(self, given: Mapping[str, Tensor]) -> Tensor:
-        """Return [..., N, d] from features [..., N, image_dim]."""
+        """Project picture features [..., N, image_dim] to tokens [..., N, d]."""
         dtype = self.proj[1].weight.dtype
         inner = self.proj[3](self.proj[2](self.proj[1](self.proj[0](given[self.features].float()).to(dtype))))
         tokens: Tensor = self.proj[4](inner.float()).to(dtype)
@@ -96,7 +101,7 @@ class PictureTokens(nn.Module):
 
 
 class PictureKv(PromptKv):
-    """One layer's keys and values of the picture."""
+    """The projections of one layer's keys and values of the picture."""
 
     groups = ("given",)
 

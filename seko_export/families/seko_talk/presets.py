@@ -10,18 +10,19 @@ from seko_export.families.seko_talk.model import SekoTalkModel
 from seko_export.families.video import Preset
 
 FULL, HYBRID, TINY = "seko-talk-14b", "seko-talk-14b-hybrid", "seko-talk-tiny"
-ROPE_MAX_FRAMES = 40  # of LightX2V's two-step model
+ROPE_MAX_FRAMES = 40  # timestep shift of LightX2V's two-step model
 SHIFT, SAMPLER = 5.0, "euler-bf16"
 
 
 def evenly(passes: int, shift: float = SHIFT) -> Schedule:
-    """Return the passes of LightX2V's scheduler: evenly spaced times, warped; latents in steps of bfloat16."""
+    """Return the schedule of LightX2V: evenly spaced timesteps, warped; latents rounded to bfloat16."""
     times = tuple(1000.0 * (1 - at / passes) for at in range(passes))
     return replace(Schedule.warped(times, shift), sampler=SAMPLER)
 
 
 def _stream(height: int, width: int, chunk_frames: int, ring_frames: int) -> StreamConfig:
-    # LightX2V's window of 21 and sink of 2 count the reference: a reference, a sink of one frame, a ring of 20.
+    # LightX2V's window of 21 and sink of 2 frames include the reference frame: here one reference frame, a sink of
+    # one frame, a ring of 20.
     return StreamConfig(
         height,
         width,
@@ -42,7 +43,7 @@ PRESETS: dict[str, Preset] = {
     ),
     HYBRID: Preset(
         SekoTalkModel(name=HYBRID, layers=40, dim=5120, heads=40, ffn_dim=13824),
-        # Windows W2-W2-W2-W2-W21 count chunks, here of one latent frame.
+        # The windows W2-W2-W2-W2-W21 are numbers of chunks, which have one latent frame here.
         replace(_stream(832, 480, 1, 21), layer_rings=(2, 2, 2, 2, 21), rope_max_frames=ROPE_MAX_FRAMES),
         evenly(2),
     ),

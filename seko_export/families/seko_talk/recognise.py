@@ -1,4 +1,4 @@
-"""Recognises a Seko-Talk model by the shapes of its two files, and by config.json."""
+"""Recognition of a Seko-Talk model by the shapes in its two files, and by config.json."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _ADAPTER = (
     Dimension("audio_ffn", f"{DECODER}.0.linear1.weight", 0),
     Dimension("audio_freq_dim", f"{TIME}.linear_1.weight", 1),
 )
-# No shape tells these; a config.json may. Those of the second line are numbers of any size.
+# Fields that shapes do not determine but a config.json may. Those of the second line may be any positive number.
 _WHOLE = {"ref_state": 0, "image_tokens": 1, "audio_frames": 1, "audio_heads": 1, "speakers": 1}
 _NUMBERS = ("audio_eps", "image_eps")
 _USE_PICTURE = "use_image_encoder"
-_AUDIO_HEAD_CHANNELS = 64  # the original gives its decoder audio_width // 64 heads
-_EVERY_STREAM = ("pass_caches", "reference_frames")  # of every model of the family
+_AUDIO_HEAD_CHANNELS = 64  # the authors' decoder has audio_width // 64 heads
+_EVERY_STREAM = ("pass_caches", "reference_frames")  # values that hold for all models of the family
 _CACHE, _MODE = "ar_config", "rope_position_mode"
 POSITIONS = Question(
     "--window-positions",
@@ -50,17 +50,17 @@ POSITIONS = Question(
 
 
 def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None) -> Recognised | None:
-    """Return what the files and their config.json tell about a Seko-Talk model, or None if it is not one.
+    """Return the facts that the files and their config.json state about a Seko-Talk model; None if it is none.
 
-    Whether there is a picture branch is read off the keys. What neither shapes nor config.json tell is the preset's,
-    and marked as assumed.
+    The keys show whether there is a picture branch. Facts that neither shapes nor config.json state are taken from
+    the preset and marked as assumed.
 
     Raises
     ------
     CheckpointNotFoundError
-        If the audio adapter's file is not there.
+        If the audio adapter's file is missing.
     CheckpointError
-        If config.json says another thing than the keys.
+        If config.json contradicts the keys.
     """
     wan_model = recognise_wan(where, opened, config_json, family="seko_talk", keys=KEYS)
     if wan_model is None:
@@ -86,7 +86,8 @@ def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | 
     fill(facts, {"speakers": 1}, Source.FAMILY, "Seko-Talk")
     usual = {name: getattr(preset.model, name) for name in (*_WHOLE, *_NUMBERS) if name != "audio_heads"}
     fill(facts, usual, Source.ASSUMED, FULL)
-    # A window of a Wan config.json counts otherwise than here: `--ring-frames` and `--sink-frames` say it.
+    # The window in a Wan config.json is counted differently and ignored; `--ring-frames` and `--sink-frames` set the
+    # sizes.
     stream = stream_facts(preset.stream, Source.ASSUMED, FULL)
     stream |= {name: Fact(getattr(preset.stream, name), Source.FAMILY, "Seko-Talk") for name in _EVERY_STREAM}
     stream |= _positions(where, config_json)
@@ -102,7 +103,7 @@ def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | 
 
 
 def _sizes(shapes: Shapes) -> dict[str, int]:
-    """Return the sizes of picture branch and adapter that shapes tell."""
+    """Return the sizes of picture branch and adapter that shapes determine."""
     sizes = {
         dimension.field: shapes[dimension.key][dimension.axis]
         for dimension in _ADAPTER
@@ -116,7 +117,8 @@ def _sizes(shapes: Shapes) -> dict[str, int]:
 
 
 def _positions(where: str, config_json: Mapping[str, Any] | None) -> dict[str, Fact]:
-    """Return the positions that config.json says, at its top or in ``ar_config``; empty if it says none."""
+    """Return the RoPE positions that config.json states, at top level or in ``ar_config``; empty if it states
+    none."""
     cache = (config_json or {}).get(_CACHE)
     merged = {**(config_json or {}), **(cache if isinstance(cache, dict) else {})}
     if _MODE not in merged:

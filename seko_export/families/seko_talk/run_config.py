@@ -1,6 +1,7 @@
-"""LightX2V's run configurations of Seko-Talk AR: picture, passes, windows and positions, in this exporter's terms.
+"""Reader of LightX2V's run configurations of Seko-Talk AR: picture size, passes, windows and positions, in the
+exporter's terms.
 
-LightX2V's window sizes count the portrait and the sink in; here they are converted, once.
+LightX2V's window sizes include the portrait and the sink; this module converts them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from seko_export.errors import UsageError
 from seko_export.families.seko_talk.presets import evenly
 
 REFERENCES = 1  # the portrait
-# What `ar_config` says besides about how LightX2V itself runs the model.
+# Fields of `ar_config` that only concern how LightX2V runs the model.
 _ITS_OWN = frozenset({"kv_offload", "async_vae_decode", "kv_quant"})
-# Of portrait and voice, which are built in one way: a run configuration that says another one is of another model.
+# Fields about portrait and voice with the only supported value: a run configuration with another value is for another
+# model.
 _ONE_WAY: dict[str, float] = {
     "ref_state": 1,
     "use_31_block": True,
@@ -30,19 +32,19 @@ _WINDOWS = re.compile(r"W[1-9][0-9]{0,3}(-W[1-9][0-9]{0,3})*", re.ASCII)
 
 
 def read_run_config(where: str, config_json: Mapping[str, Any]) -> tuple[dict[str, Any], Schedule]:
-    """Return the fields of the stream's layout and the schedule that a run configuration asks for.
+    """Return the fields of the stream's layout and the schedule that a run configuration states.
 
     Parameters
     ----------
     where : str
         The file, for messages.
     told : mapping
-        Its content.
+        Content of the file.
 
     Raises
     ------
     UsageError
-        If it is of another model, or says something that is not built.
+        If the run configuration is for another model, or asks for something that the exporter does not support.
     """
     cache = config_json.get("ar_config")
     if not isinstance(cache, Mapping):
@@ -98,12 +100,13 @@ def _rings(where: str, cache: Mapping[str, Any], chunk: int, sink: int) -> tuple
 
 
 def positions(where: str, cache: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the layout that say which positions RoPE gives to frames; without a mode, LightX2V's local.
+    """Return the fields of the layout that determine the RoPE positions of frames. Without a mode, LightX2V's mode
+    ``local`` is used.
 
     Raises
     ------
     UsageError
-        If ``rope_position_mode`` is another one, or ``global`` has no ``rope_max_frames``.
+        If ``rope_position_mode`` has another value, or is ``global`` without ``rope_max_frames``.
     """
     mode = cache.get("rope_position_mode", "local")
     if mode == "local":

@@ -8,9 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from seko_export.families.voxcpm2.layers import Fp8Weight, Layer, rotary
+from seko_export.families.voxcpm2.config import NetConfig
+from seko_export.families.voxcpm2.layers import Fp8Weight, Layer, rotary, rotate
 from seko_kernels.few_rows import Weight, linear_added, norm_gated_linear, norm_linear
-from seko_kernels.few_tokens import decode_attention, local_attention
+from seko_kernels.few_rows_reference import split_heads
+from seko_kernels.few_tokens import (
+    QuantisedCache,
+    decode_attention,
+    local_attention,
+    quantised_decode_attention,
+)
+from seko_kernels.formats import NumberFormat
 
 
 class FusedLayer(Layer):
@@ -70,6 +78,44 @@ class FusedStepLayer(FusedLayer):
         cos, sin = (None if table is None else table.flatten(0, 1) for table in (cos, sin))
         attended = decode_attention(
             qkv.flatten(0, 1), cos, sin, k_cache, v_cache, starts, first, write_index, tickets
+        )
+        return self.fused_rest(hidden, attended.unflatten(0, (-1, 1)), tickets)
+
+
+class FusedQuantisedStepLayer(FusedLayer):
+    """`QuantisedCachedLayer` of one token a row by Seko's kernels; ``form`` as there."""
+
+    def __init__(self, net: NetConfig, dtype: torch.dtype, *, form: NumberFormat, fp8: bool = False) -> None:
+        super().__init__(net, dtype, fp8=fp8)
+        self.form = form
+
+    def forward(
+        self,
+        hidden: Tensor,
+        k_codes: Tensor,
+        k_scales: Tensor,
+        v_codes: Tensor,
+        v_scales: Tensor,
+        starts: Tensor,
+        first: Tensor,
+        write_index: Tensor,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+    ) -> Tensor:
+        """Return the hidden state behind the layer; `FusedStepLayer` has the arguments, `QuantisedCache` the caches."""
+        net = self.net
+        qkv, tickets = self.fused_qkv(hidden)
+        _, k, v = split_heads(qkv, net.heads, net.kv_heads)
+        keys, values = (
+            QuantisedCache(self.form, k_codes, k_scales),
+            QuantisedCache(self.form, v_codes, v_scales),
+        )
+        rotated = k if cos is None or sin is None else rotate(k, cos, sin)
+        keys.write(rotated.flatten(0, 1), write_index)
+        values.write(v.flatten(0, 1), write_index)
+        cos, sin = (None if table is None else table.flatten(0, 1) for table in (cos, sin))
+        attended = quantised_decode_attention(
+            qkv.flatten(0, 1), cos, sin, keys, values, starts, first, tickets
         )
         return self.fused_rest(hidden, attended.unflatten(0, (-1, 1)), tickets)
 

@@ -15,6 +15,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.families.voxcpm2.config import LongRope, NetConfig
+from seko_kernels.few_tokens import QuantisedCache
+from seko_kernels.formats import NumberFormat
 from seko_kernels.fused_reference import FP8
 
 
@@ -163,12 +165,14 @@ class CachedLayer(Layer):
         q, k, v = self.projected(hidden, cos, sin)
         k_cache.index_copy_(0, write_index, k.flatten(0, 1))
         v_cache.index_copy_(0, write_index, v.flatten(0, 1))
+        keys, values = (cache.index_select(0, read_index) for cache in (k_cache, v_cache))
+        return self.over(hidden, q, keys, values, mask)
+
+    def over(self, hidden: Tensor, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Return the hidden state behind the layer, of queries and of what was read, [B*L, K, D] each."""
         rows = (hidden.shape[0], -1)
-        keys, values = (
-            cache.index_select(0, read_index).unflatten(0, rows).transpose(1, 2)
-            for cache in (k_cache, v_cache)
-        )
-        return self.finished(hidden, self.attend(q, keys, values, mask))
+        k, v = (read.unflatten(0, rows).transpose(1, 2) for read in (keys, values))
+        return self.finished(hidden, self.attend(q, k, v, mask))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """Return [B, T, H*D] of q [B, T, H, D], k and v [B, K, L, D] and ``mask`` [B, T, L].
@@ -183,6 +187,43 @@ class CachedLayer(Layer):
         k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
         attended = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, mask[:, None])
         return attended.transpose(1, 2).flatten(2)
+
+
+class QuantisedCachedLayer(CachedLayer):
+    """A layer over a cache of codes.
+
+    Parameters
+    ----------
+    net, dtype, fp8
+        As `Layer` takes them.
+    form : NumberFormat
+        Of keys, which are stored behind their rotation, and of values.
+    """
+
+    def __init__(self, net: NetConfig, dtype: torch.dtype, *, form: NumberFormat, fp8: bool = False) -> None:
+        super().__init__(net, dtype, fp8=fp8)
+        self.form = form
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden: Tensor,
+        k_codes: Tensor,
+        k_scales: Tensor,
+        v_codes: Tensor,
+        v_scales: Tensor,
+        write_index: Tensor,
+        read_index: Tensor,
+        mask: Tensor,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+    ) -> Tensor:
+        """Return the hidden state behind the layer; `CachedLayer` has the arguments, `QuantisedCache` the caches."""
+        q, k, v = self.projected(hidden, cos, sin)
+        caches = QuantisedCache(self.form, k_codes, k_scales), QuantisedCache(self.form, v_codes, v_scales)
+        for cache, x in zip(caches, (k, v), strict=True):
+            cache.write(x.flatten(0, 1), write_index)
+        keys, values = (cache.read(read_index, hidden.dtype) for cache in caches)
+        return self.over(hidden, q, keys, values, mask)
 
 
 class Positions(nn.Module):

@@ -17,7 +17,7 @@ of a prefill are of one row, and ``[bucket]`` takes the leading tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,10 +28,17 @@ from seko_export.engines.piece import OF_LAYER, Argument, Piece, on_meta
 from seko_export.errors import UsageError
 from seko_export.families.voxcpm2 import modules, weights
 from seko_export.families.voxcpm2.config import NetConfig, VoxCpm2Config
-from seko_export.families.voxcpm2.fused_layers import FusedLocalLayer, FusedStepLayer, StepPositions
+from seko_export.families.voxcpm2.fused_layers import (
+    FusedLocalLayer,
+    FusedQuantisedStepLayer,
+    FusedStepLayer,
+    StepPositions,
+)
 from seko_export.families.voxcpm2.keys import DECODER, ENCODER
-from seko_export.families.voxcpm2.layers import CachedLayer, LocalLayer, Positions
+from seko_export.families.voxcpm2.layers import CachedLayer, LocalLayer, Positions, QuantisedCachedLayer
 from seko_export.media.audio_vae.modules import DecodeRows, EncodeChunk, state_size
+from seko_kernels.few_tokens import STEP_FACTORS
+from seko_kernels.formats import NumberFormat
 from seko_runtime.speech import contract
 
 I64, F32 = torch.int64, torch.float32
@@ -56,6 +63,8 @@ class SpeechLayout:
         Whether layers are Seko's kernels; a prefill's over the caches are torch's, as they have many rows.
     fp8 : bool
         Whether the matrices of the layers are e4m3, with a factor for each output channel.
+    form : NumberFormat or None
+        Of keys and values in the caches, of `STEP_FACTORS`; None: they are exact.
     """
 
     rows: int
@@ -64,8 +73,13 @@ class SpeechLayout:
     voice_patches: int = 8
     fused: bool = False
     fp8: bool = False
+    form: NumberFormat | None = None
 
     def __post_init__(self) -> None:
+        if self.form is not None and self.form.name not in STEP_FACTORS:
+            raise UsageError(
+                f"caches of {self.form.name}: expected one of {', '.join(STEP_FACTORS)}, or exact ones"
+            )
         if self.rows < 2 or self.places < 2 or self.voice_patches < 1:
             raise UsageError(
                 f"{self.rows} rows and {self.places} places of the cache: one of each is for padding, so at least 2; "
@@ -296,20 +310,40 @@ class _Pieces:
         places: tuple[Argument, ...],
         rotary: tuple[Argument, ...],
     ) -> Piece:
-        shape = (self.layout.places, net.kv_heads, net.head_dim)
-        caches = tuple(
-            Argument(f"{part}_cache", f"buffer:{prefix}.{part}{OF_LAYER}", shape, self.dtype) for part in "kv"
-        )
-        make = FusedStepLayer if self.in_place else CachedLayer
+        caches = tuple(self._caches(prefix, net))
         return Piece(
             self._key(role, reads=True),
-            on_meta(lambda: make(net, self.dtype, fp8=self.layout.fp8)),
+            on_meta(lambda: self._cached_layer(net)),
             f"{prefix}.layers.{{layer}}.",
             net.layers,
             (self.hidden, *caches, *places, *rotary),
             (self.hidden,),
-            ("k_cache", "v_cache"),
+            tuple(cache.name for cache in caches),
         )
+
+    def _cached_layer(self, net: NetConfig) -> nn.Module:
+        fp8, form = self.layout.fp8, self.layout.form
+        if form is not None:
+            make = FusedQuantisedStepLayer if self.in_place else QuantisedCachedLayer
+            return make(net, self.dtype, form=form, fp8=fp8)
+        return (FusedStepLayer if self.in_place else CachedLayer)(net, self.dtype, fp8=fp8)
+
+    def _caches(self, prefix: str, net: NetConfig) -> Iterator[Argument]:
+        """Yield the caches of a net's layers: keys and values, or their codes and scales."""
+        form, heads, head_dim = self.layout.form, net.kv_heads, net.head_dim
+        for part in "kv":
+            tensors: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+                "cache": ((heads, head_dim), self.dtype)
+            }
+            if form is not None:
+                tensors = {
+                    "codes": (form.codes_shape(heads, head_dim), form.code_dtype),
+                    "scales": (form.scales_shape(heads, head_dim), torch.uint8),
+                }
+            for kind, (shape, dtype) in tensors.items():
+                name = part if kind == "cache" else f"{part}_{kind}"
+                ref = f"buffer:{prefix}.{name}{OF_LAYER}"
+                yield Argument(f"{part}_{kind}", ref, (self.layout.places, *shape), dtype)
 
     def _piece(
         self,

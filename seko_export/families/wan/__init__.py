@@ -1,1 +1,1 @@
-"""Wan 2.1 and Self-Forcing: presets, checkpoint keys, engines, programs, buffers, weights."""
+"""The family of Wan 2.1 and Self-Forcing: presets, checkpoint keys, recognition."""

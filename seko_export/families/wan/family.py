@@ -16,7 +16,7 @@ from seko_export.families.wan_layout.recognise import recognise
 
 
 class WanFamily(WanLayoutFamily):
-    """Wan 2.1 text-to-video transformers, made causal as in Self-Forcing."""
+    """The family of Wan 2.1 text-to-video transformers, made causal as in Self-Forcing."""
 
     name = "wan"
 
@@ -27,13 +27,13 @@ class WanFamily(WanLayoutFamily):
 
     @property
     def keys(self) -> KeyTable:
-        """Wan's own names, diffusers', and those of Self-Forcing's `.pt`."""
+        """Key formats: Wan's own names, diffusers' names, and those in Self-Forcing's `.pt` files."""
         return KEYS
 
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
     ) -> Recognised | None:
-        """Return what a checkpoint tells about its model, or None if it is not one of Wan's."""
+        """Return the facts that a checkpoint states about its model; None if it is no Wan checkpoint."""
         return recognise(where, opened, config_json, family=self.name, keys=KEYS)
 
 

@@ -1,4 +1,4 @@
-"""Wan's checkpoints as data: Wan's names and shapes, diffusers' names for the same tensors. Reads no file."""
+"""Key names and shapes of Wan's checkpoints, and diffusers' names for the same tensors. Reads no file."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ OUTER_MODULES: dict[str, str] = {
     "head.head": "proj_out",
 }
 
-# The same inside one block. The trap: Wan's affine norm3 stands second in its block, so diffusers calls it
-# norm2, and diffusers' norm3 has no weights at all.
+# Wan's module -> diffusers' module, inside a block. Beware: Wan's affine norm3 is the second norm of a block, which
+# diffusers calls norm2; diffusers' norm3 has no weights.
 BLOCK_MODULES: dict[str, str] = {
     **{
         f"{wan}.{inner}": f"{diffusers}.{other}"
@@ -54,7 +54,7 @@ BLOCK_MODULES: dict[str, str] = {
     "ffn.2": "ffn.net.2",
 }
 
-# Parameters that are no module's weight or bias: the whole name, outside and inside a block.
+# Whole names of parameters that are not the weight or bias of a module, outside and inside a block.
 OUTER_PARAMETERS: dict[str, str] = {"head.modulation": "scale_shift_table"}
 BLOCK_PARAMETERS: dict[str, str] = {"modulation": "scale_shift_table"}
 

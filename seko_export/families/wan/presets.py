@@ -1,4 +1,4 @@
-"""Wan's presets: models of the Wan 2.1 and Self-Forcing authors, and a tiny one for tests."""
+"""Wan's presets: models of the Wan 2.1 and Self-Forcing authors, and a tiny model for tests."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Common parts of checkpoints with Wan's layers, of any family."""
+"""Code that families share whose checkpoints have Wan's layers and key names."""

@@ -1,4 +1,4 @@
-"""Base of families with Wan's layers and checkpoints in the layout of Wan's code."""
+"""Base class of families with Wan's layers and key names."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from seko_export.families.wan_layout.recognise import is_config
 
 
 class WanLayoutFamily(VideoFamily):
-    """A family whose transformer is made of `families.layers`; what it adds to them is its `layer_choice`."""
+    """A family whose transformer is built from `families.layers`; `layer_choice` returns its additions."""
 
     splits_over_ranks = True
     module_names: ClassVar[Mapping[str, str]] = {}
     """A part of the artifact's names, which say in which module a weight is, and what the checkpoint has instead."""
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
-        """Return what the family adds to the shared layers of a build."""
+        """Return the family's additions to the shared layers of a build."""
         del config
         return PLAIN
 

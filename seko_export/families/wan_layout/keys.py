@@ -1,4 +1,4 @@
-"""Checkpoints in the layout of Wan's code, which several families have: names, shapes, config.json. Reads no file."""
+"""Key names, shapes and config.json of checkpoints with Wan's layers, which several families share. Reads no file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from seko_export.checkpoints.key_table import Dimension, linear_shapes, plain_sp
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH
 
-# What shapes tell of a model.
+# Facts about a model that shapes determine.
 DIMENSIONS = (
     Dimension("dim", "patch_embedding.weight", 0),
     Dimension("in_channels", "patch_embedding.weight", 1),
@@ -15,9 +15,10 @@ DIMENSIONS = (
     Dimension("text_dim", "text_embedding.0.weight", 1),
     Dimension("freq_dim", "time_embedding.0.weight", 1),
 )
-# What tools put in front of every key; several may stand there.
+# Prefixes that tools add to all keys; a key may have several.
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.", "module.")
-# Keys that no such model has, and whose they are: diffusers' `single_file_utils.py`, ComfyUI's `model_detection.py`.
+# Keys of other models, with the model's name for messages. Sources: diffusers' `single_file_utils.py`, ComfyUI's
+# `model_detection.py`.
 OTHER_MODELS = (
     (("vace_blocks.", "vace_patch_embedding"), "VACE"),
     (("control_adapter.conv",), "Wan Fun with a camera"),
@@ -61,7 +62,7 @@ OTHER_PARTS = (
         "it is a UMT5 text encoder; give it with --text-encoder beside a model",
     ),
 )
-# Keys that no such model has, and what they are.
+# Other keys of other models, with words for messages.
 TELLTALES = (
     (
         ("weight_scale", "scale_weight"),
@@ -137,5 +138,6 @@ def wan_config(config: ModelConfig) -> dict[str, object]:
 
 
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and deviation of a random weight: modulations as Wan initialises them, others as `plain_spread`."""
+    """Return mean and standard deviation of the random values of a weight: modulations as Wan initialises them,
+    others by `plain_spread`."""
     return (0.0, shape[-1] ** -0.5) if name.endswith("modulation") else plain_spread(name, shape)

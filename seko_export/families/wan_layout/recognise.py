@@ -1,4 +1,5 @@
-"""Recognises a model of Wan's layers by shapes and the config.json of Wan's code, of diffusers, or of our sample."""
+"""Recognition of a model with Wan's layers by shapes and a config.json of Wan's code, of diffusers, or of Seko's
+sample."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from seko_export.families.recognition import (
     stream_facts,
 )
 
-# Our field -> names in a config.json: Wan's own, diffusers', ours.
+# Seko's field -> names in a config.json: Wan's, diffusers', Seko's.
 _MODEL_FIELDS: dict[str, tuple[str, ...]] = {
     "layers": ("num_layers", "layers"),
     "dim": ("dim",),
@@ -44,19 +45,19 @@ _HEAD_DIM, _WINDOW, _SINK, _CHUNK = (
     "sink_size",
     "num_frame_per_block",
 )
-_ATTENTION_WINDOW = "window_size"  # Wan's, of tokens before and behind; the stream's is local_attn_size
+# Wan's field for a window of tokens; the stream's window is local_attn_size
+_ATTENTION_WINDOW = "window_size"
 _TIMES = "timesteps"
 _SHIFTS = ("timestep_shift", "flow_shift", "shift")
-_PARTS = ("model", "stream", "schedule")  # of the config.json that lies beside our sample
+_PARTS = ("model", "stream", "schedule")  # value of a field in the config.json of Seko's sample
 
-# Every published Wan model has heads of 128 channels: 12 of 1.3B, 24 of 5B, 40 of 14B. So the family says it where
-# no config.json does (a Self-Forcing .pt never has one), the build prints what it took, and --heads says otherwise.
-# Refusing would make everybody type a number that is the same for all of them; a width that is no multiple of 128 is
-# no such model, and there the number is asked for.
+# Channels of a head in every published Wan model: 12 heads in 1.3B, 24 in 5B, 40 in 14B. Without a config.json (a
+# Self-Forcing .pt has none) the family assumes this size, the build prints it, and --heads overrides it. If the width
+# is no multiple of 128, the user must give --heads.
 _HEAD_CHANNELS = 128
 USUAL_STREAM = StreamConfig(height=480, width=832, chunk_frames=3, sink_frames=0, ring_frames=21)
 _USUAL = {"text_tokens": 512, "norm_eps": 1e-6}
-_FIXED = {"rope_theta": 10_000.0}  # Wan's code has it as a literal
+_FIXED = {"rope_theta": 10_000.0}  # a literal in Wan's code
 
 
 def recognise(
@@ -67,9 +68,9 @@ def recognise(
     family: str,
     keys: KeyTable,
 ) -> Recognised | None:
-    """Return what a file and its config.json tell about a model with Wan's layers, or None if it is not one.
+    """Return the facts that a file and its config.json state about a model with Wan's layers; None if it is none.
 
-    A family gives its name and its key table; see `Family.recognise`.
+    A family passes its name and its key table; see `VideoFamily.recognise`.
     """
     facts = shape_facts(where, keys, opened)
     if facts is None:
@@ -77,7 +78,7 @@ def recognise(
     stream, schedule = Facts(where), None
     if config_json is not None:
         parts = [config_json.get(part) for part in _PARTS]
-        if isinstance(parts[0], dict):  # our sample's form
+        if isinstance(parts[0], dict):  # the form of config.json in Seko's sample
             model, layout, times = (part if isinstance(part, dict) else {} for part in parts)
             config_json = {**model, **times}
             learn_config(stream, layout, {name: (name,) for name in STREAM_FIELDS})
@@ -102,9 +103,10 @@ def recognise(
 
 
 def unused_fields(config_json: Mapping[str, Any] | None, *, window: bool) -> tuple[str, ...]:
-    """Return the fields of times, and with ``window`` of the window, that a config.json has, with their values.
+    """Return the fields of a config.json about timesteps, and with ``window`` about the window, with their values.
 
-    For a family that takes these from elsewhere, so that it can say so. -1 as a window, and a sink of 0, say nothing.
+    A family that ignores these fields reports them to the user. A window of -1 and a sink of 0 are left out, because
+    they state nothing.
     """
     fields = config_json or {}
     parts = (fields.get("stream"), fields.get("schedule"))
@@ -135,7 +137,8 @@ def is_config(config_json: Mapping[str, Any]) -> bool:
 
 
 def _check_attention(where: str, config_json: Mapping[str, Any]) -> None:
-    """Refuse a config.json of a model that attends to a window along each axis, which is not built."""
+    """Refuse a config.json of a model that attends to a window along each axis, which the exporter does not
+    support."""
     size = config_json.get(_ATTENTION_WINDOW)
     if size is not None and size != [-1, -1]:
         raise NotACheckpointError(
@@ -177,12 +180,13 @@ def _learn_window(stream: Facts, config_json: Mapping[str, Any]) -> None:
             )
         stream.learn("ring_frames", Fact(ring, Source.CONFIG, f"{_WINDOW} minus {_SINK}"))
         stream.learn("sink_frames", Fact(sink or 0, Source.CONFIG, _SINK))
-    elif sink:  # 0 beside no window is what the code has where nobody thought of one
+    elif sink:  # a sink of 0 without a window is the authors' default and states nothing
         stream.learn("sink_frames", Fact(sink, Source.CONFIG, _SINK))
 
 
 def _schedule(where: str, config_json: Mapping[str, Any]) -> Fact | None:
-    """Return the timesteps of the passes: the sample's, or Self-Forcing's four, warped with the stated shift."""
+    """Return the timesteps of the passes: those of Seko's sample, or Self-Forcing's four, warped with the stated
+    shift."""
     shifts = Facts(where)
     for name in _SHIFTS:
         value = config_number(where, config_json, name, whole=False)

@@ -1,7 +1,7 @@
 """Patches of private parts of torch and triton, one a module.
 
-A module's docstring gives the fault. Its `PATCH` mends it, and gives the torch that has no such fault. Tests in
-`tests/export/patches/` compare that with the installed torch: a patch that is no longer needed fails them.
+A module's docstring describes the fault. Its `PATCH` fixes it and names the torch release without the fault. Tests in
+`tests/export/patches/` compare that release with the installed torch, and fail if a patch is no longer needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seko_export.lowering.patches import (
     saved_environment,
 )
 
-AOTI = (  # while a module becomes an AOTInductor package
+AOTI = (  # patches that apply while a module is compiled to an AOTInductor package
     precompiled_headers.PATCH,
     descriptor_scratch.PATCH,
     int_arrays.PATCH,
@@ -24,7 +24,7 @@ AOTI = (  # while a module becomes an AOTInductor package
     dtype_rules.PATCH,
     outlined_kernels.PATCH,
 )
-CACHE = (  # while torch.compile fills the cache that an artifact ships
+CACHE = (  # patches that apply while torch.compile fills the cache that an artifact ships
     precompiled_headers.PATCH,
     saved_environment.PATCH,
 )

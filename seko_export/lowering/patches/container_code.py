@@ -1,9 +1,9 @@
-"""Compiles the container of an AOTInductor engine once, instead of once an engine.
+"""A patch that compiles the container of AOTInductor engines once, instead of once for each engine.
 
 The compiler puts torch's container (the C functions that a loader calls, and the class behind them) into the source
-of each engine. It is the same text in each, and takes the C++ compiler 5 of the 9 s that an engine's host code takes.
-Here this text becomes an object file of its own in the compiler's private cache. An engine's own source then declares
-the container instead of instantiating it, and both objects are linked into the one that the compiler asked for.
+of each engine. The container is the same text in each engine, and takes the C++ compiler 5 of the 9 s of an engine's
+host code. The patch compiles this text to an object file of its own in the compiler's private cache. An engine's own
+source then only declares the container, and both objects are linked into the object that torch asked for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DECLARED, _INSTANTIATED = _TEMPLATE.format("extern"), _TEMPLATE.format("")
 
 @contextmanager
 def container_compiled_once() -> Iterator[None]:
-    """Context in which AOTInductor takes the container's object file from its private cache."""
+    """Context in which AOTInductor links the container's object file from its private cache."""
     from torch._inductor import cpp_builder
 
     known = cpp_builder.run_compile_cmd
@@ -54,8 +54,8 @@ def split_source(source: str, interface: str) -> tuple[str, str] | None:
     Returns
     -------
     tuple of (str, str) or None
-        The container's source, equal for all engines of a device, and the engine's own. None where the interface is
-        not in the source: the whole is then compiled as torch does.
+        The container's source, equal for all engines of a device, and the engine's own. None if the source does not
+        contain the interface; the whole source is then compiled as torch does.
     """
     before, marker, after = source.partition(interface.strip())
     if not marker:
@@ -65,7 +65,8 @@ def split_source(source: str, interface: str) -> tuple[str, str] | None:
 
 
 def _compiled_in_two(cmd_line: str, cwd: str, run: Callable[[str, str], None]) -> bool:
-    """Run a command that compiles an engine's host code as several; return False for any other command."""
+    """Replace a command that compiles an engine's host code by several commands; return False for any other
+    command."""
     from torch._inductor import codegen
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -89,7 +90,8 @@ def _compiled_in_two(cmd_line: str, cwd: str, run: Callable[[str, str], None]) -
         source.write_text(text)
         adapted = command.copy()
         adapted[source_at], adapted[target_at] = str(source), str(target)
-        # Checks name the source's file: without the folder, whose name is random, equal code gives equal bytes.
+        # Checks in the code contain the source file's name: without the folder, whose name is random, equal code
+        # gives equal bytes.
         run(shlex.join([*adapted, f"-ffile-prefix-map={target.parent}=seko"]), cwd)
 
     with tempfile.TemporaryDirectory(dir=folder) as work:
@@ -98,7 +100,8 @@ def _compiled_in_two(cmd_line: str, cwd: str, run: Callable[[str, str], None]) -
         cached_object = folder / f"{digest}.o"
         if not cached_object.exists():
             compile_to(container, fresh)
-            os.replace(fresh, cached_object)  # a build beside this one may have been quicker: equal bytes
+            # another build may write the same file at the same time, with equal bytes
+            os.replace(fresh, cached_object)
         link = [command[0], "-r", "-nostdlib", "-o", command[target_at], str(own_object), str(cached_object)]
         run(shlex.join(link), cwd)
     return True

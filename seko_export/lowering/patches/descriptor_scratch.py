@@ -1,7 +1,7 @@
-"""Fixes the memory for tensor descriptors of Triton kernels in AOTInductor engines (torch 2.11; 2.13 has it right).
+"""A patch for the memory of tensor descriptors of Triton kernels in AOTInductor engines (torch 2.11; fixed in 2.13).
 
-A kernel that makes tensor descriptors on the device writes them to global memory, each program to its own part.
-The C++ that torch 2.11 generates allocates the part of one program only, and the others write out of bounds
+A kernel that makes tensor descriptors on the device writes them to global memory, each Triton program to its own
+part. The C++ that torch 2.11 generates allocates the part of one program only, and the others write out of bounds
 (pytorch/pytorch#175385). Small grids stay within the allocator's rounding; a full-size engine gives NaN.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from seko_export.errors import LoweringError
 from seko_export.lowering.patches.patch import Patch
 
-GRID = "grid_0 * grid_1 * grid_2"  # what the C++ code around a launch calls its size
+GRID = "grid_0 * grid_1 * grid_2"  # name of the scratch size in the C++ code around a launch
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def scratch_of_the_whole_grid() -> Iterator[None]:
     Raises
     ------
     LoweringError
-        While compiling, if torch neither does so itself nor generates code that this fix knows.
+        While compiling, if torch neither allocates enough itself nor generates code that this patch knows.
     """
     from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 
@@ -48,7 +48,8 @@ def scratch_of_the_whole_grid() -> Iterator[None]:
 
 
 def _scaled(lines: list[str], size: int) -> list[str]:
-    """Replace C++ lines that allocate ``size`` bytes by lines that allocate as much for each program of the grid."""
+    """Replace C++ lines that allocate ``size`` bytes by lines that allocate ``size`` bytes for each program of the
+    grid."""
     if any(GRID in line for line in lines):
         return lines
     size_of_one = f"_size[] = {{{size}}};"

@@ -1,7 +1,8 @@
-"""Has torch's compiler make its table of result dtypes once, instead of once for each op of each kernel.
+"""A patch that makes torch's compiler fill its table of result dtypes once, instead of once for each op of each
+kernel.
 
-The table is an object that torch calls a singleton. It is one, but asking for it fills it again: hundreds of entries
-each time, a fifth of the time that it takes to generate an engine's code.
+The table is a singleton, but each access fills it again with hundreds of entries, which takes a fifth of the time to
+generate an engine's code.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from seko_export.lowering.patches.patch import Patch
 
 @contextmanager
 def dtype_rules_made_once() -> Iterator[None]:
-    """Context in which the table is filled again only if there are more rules than before. The code is the same."""
+    """Context in which the table is filled again only if there are more rules than before. The generated code is the
+    same."""
     from torch._inductor import utils
     from torch._inductor.codegen import common
     from torch._inductor.dtype_propagation import DtypePropagationOpsHandler

@@ -1,9 +1,11 @@
-"""Fixes the order of size and stride arrays in torch 2.11's generated C++: each is declared where it is first used.
+"""A patch for the order of size and stride arrays in the C++ that torch 2.11 generates: each array is declared where
+it is first used.
 
 The compiler writes C++ in two passes into two lists, and remembers by the bound method ``writeline`` which arrays
 each list has. Torch 2.11 identifies this method by its address. A bound method lives for one call, so the second pass
 may get an address from the first; it then uses an array that is declared further down, and the C++ does not compile.
-2.13 uses the list's address. Here every list gets one method that lives as long as the compiler's object.
+Torch 2.13 uses the list's address. With the patch every list has one method object, which lives as long as the
+compiler's object.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from seko_export.lowering.patches.patch import Patch
 
 Writer = Callable[..., None]
 _KEPT = (
-    "_seko_writers"  # attribute of the compiler's object: by address of the owner, the owner and its writer
+    # attribute of the compiler's object: a dict from an owner's address to the owner and its method
+    "_seko_writers"
 )
 
 
@@ -40,7 +43,7 @@ def arrays_declared_where_used() -> Iterator[None]:
 
 
 def _lasting(compiler: object, writeline: Writer) -> Writer:
-    """Return one lasting method for an owner; while both are alive, no other has its address."""
+    """Return one lasting method object for an owner. While both are alive, no other object has its address."""
     writers: dict[tuple[int, str], tuple[object, Writer]] = compiler.__dict__.setdefault(_KEPT, {})
     owner: object = getattr(writeline, "__self__", writeline)
     name: str = getattr(writeline, "__name__", "")

@@ -1,9 +1,9 @@
-"""Puts Gluon kernels into AOTInductor engines in place of their outlines.
+"""A patch that puts Gluon kernels into AOTInductor engines in place of their outlines.
 
-Torch's compiler copies a Triton kernel's source to a file and compiles it there; it does not know Gluon. So it is
-given an outline, a Triton kernel with the same parameters, reads and writes. When the outline is compiled, the Gluon
-kernel is compiled instead, with the same signature, constants and alignments. The package and its launch use the
-compiled kernel, so nothing else is affected.
+Torch's compiler copies a Triton kernel's source to a file and compiles it there, but does not support Gluon. The
+exporter therefore passes an outline: a Triton kernel with the same parameters, reads and writes. When torch compiles
+the outline, the patch compiles the Gluon kernel instead, with the same signature, constants and alignments. The
+package then contains and launches the Gluon kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from seko_export.errors import LoweringError
 from seko_export.lowering.patches.patch import Patch
 from seko_kernels.outlines import TWINS, gluon_twin
 
-# Sources of this process whose twins were compiled. Torch keeps what it compiled and does not compile it again.
+# Sources of outlines whose Gluon kernels this process has compiled. Torch caches compiled kernels and does not
+# compile them again.
 _COMPILED: set[str] = set()
 
 
@@ -33,7 +34,7 @@ def gluon_behind_outlines() -> Iterator[None]:
     """
     from torch._inductor.async_compile import AsyncCompile
 
-    compiler: Any = AsyncCompile  # whose methods are replaced
+    compiler: Any = AsyncCompile  # torch's classes whose methods are replaced
     known_compile, known_triton = triton.compile, compiler.triton
     pooled = compiler.__dict__["use_process_pool"]
 
@@ -47,7 +48,8 @@ def gluon_behind_outlines() -> Iterator[None]:
         shown = [name for name in TWINS if name in source_code]
         if not shown:
             return known_triton(self, kernel_name, source_code, *rest, **more)
-        compiler.use_process_pool = classmethod(lambda _: False)  # a process of the pool knows no twins
+        # torch's pool of compile processes does not know the Gluon kernels
+        compiler.use_process_pool = classmethod(lambda _: False)
         twins.clear()
         try:
             result = known_triton(self, kernel_name, source_code, *rest, **more)

@@ -12,14 +12,14 @@ import torch
 
 @dataclass(frozen=True)
 class Patch:
-    """A change of a library's private part for the duration of a block.
+    """A temporary change of a library's private code.
 
     Parameters
     ----------
     apply : callable
-        Returns a context manager: inside, the library is changed; behind it, it is as before.
+        Returns a context manager, inside which the library is changed.
     mended_in : tuple of int or None
-        The first release of torch without the fault; None while every supported one has it.
+        The first release of torch without the fault; None if all supported releases have it.
     """
 
     apply: Callable[[], AbstractContextManager[None]]
@@ -33,7 +33,7 @@ class Patch:
 
 @contextmanager
 def applied(*patches: Patch) -> Iterator[None]:
-    """Context in which the patches that the installed torch needs are applied, in their order."""
+    """Context in which the patches that the installed torch needs are applied, in the order of the argument."""
     with ExitStack() as stack:
         for patch in patches:
             if patch.is_needed():

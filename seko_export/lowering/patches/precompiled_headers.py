@@ -1,7 +1,7 @@
-"""Keeps torch's precompiled headers in the cache that was chosen, and few of them.
+"""A patch that keeps torch's precompiled headers in the configured compiler cache, and removes old ones.
 
-Torch writes them below /tmp, whatever the compiler's cache is, into a folder that another user may have created; what
-lies there is compiled into engines. And it never removes one.
+Torch writes precompiled headers below /tmp, whatever the configured cache, into a folder that another user may have
+created; files there are compiled into engines. Torch never removes a header.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from pathlib import Path
 from seko_export.lowering.patches.patch import Patch
 
 HEADERS_KEPT = (
-    8  # of 120 to 160 MB each; a build for a CPU uses two, and others of another torch, compiler or option
+    # headers of 120 to 160 MB each; a build for a CPU uses two, and another torch, compiler or option needs
+    # others
+    8
 )
 
 
@@ -22,7 +24,7 @@ HEADERS_KEPT = (
 def headers_in_the_cache() -> Iterator[None]:
     """Context in which precompiled headers are in the compiler's cache; older ones are removed from it.
 
-    A torch that names their folder otherwise precompiles none.
+    With a torch release that names the folder differently, no headers are precompiled.
     """
     import torch._inductor.config
     from torch._inductor import codecache
@@ -46,7 +48,8 @@ def headers_in_the_cache() -> Iterator[None]:
 def remove_old_headers(folder: Path) -> None:
     """Remove all but the `HEADERS_KEPT` most recently used precompiled headers.
 
-    A compiler that has one open keeps it, and one that looks for it later reads the header itself, which stays.
+    A compiler that has a removed file open can still read it; a compiler that looks for it later uses the source
+    header, which stays.
     """
     headers = chain(folder.glob("*.gch"), folder.glob("*.pch"))
     for path in sorted(headers, key=_last_used, reverse=True)[HEADERS_KEPT:]:
@@ -56,7 +59,7 @@ def remove_old_headers(folder: Path) -> None:
 def _last_used(path: Path) -> float:
     try:
         status = path.stat()
-    except FileNotFoundError:  # another build has removed it
+    except FileNotFoundError:  # another build has removed the file
         return 0.0
     return max(status.st_atime, status.st_mtime)
 

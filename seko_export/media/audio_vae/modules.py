@@ -1,4 +1,4 @@
-"""AudioVAE V2 as pure functions of a chunk and of the states that its convolutions keep between chunks.
+"""AudioVAE V2 as modules that are pure functions of a chunk and of the states that convolutions keep between chunks.
 
 Every convolution is causal: it is padded on the left alone. So a convolution needs its last inputs of the chunk
 before, and zeros before the first chunk. A stream starts with states of zeros; there is no other first call.
@@ -72,7 +72,7 @@ class CausalConv(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_channels))
 
     def forward(self, x: Tensor, states: States) -> Tensor:
-        """Return [B, made, T / stride] of [B, taken, T]."""
+        """Return the convolution's result [B, made, T / stride] for ``x`` [B, taken, T]."""
         count = self.state[1]
         joined = states.before(x, count) if count else x
         return F.conv1d(joined, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
@@ -89,7 +89,7 @@ class CausalTransposedConv(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_channels))
 
     def forward(self, x: Tensor, states: States) -> Tensor:
-        """Return [B, made, T * stride] of [B, taken, T].
+        """Return the convolution's result [B, made, T * stride] for ``x`` [B, taken, T].
 
         The outputs of the state's input alone belong to the chunk before; those of the last input alone are completed
         by the next chunk.
@@ -106,7 +106,7 @@ class Snake(nn.Module):
         self.alpha = nn.Parameter(torch.empty(1, channels, 1))
 
     def forward(self, x: Tensor, states: States) -> Tensor:
-        """Return the shape of ``x`` [B, C, T]."""
+        """Return the result, in the shape of ``x`` [B, C, T]."""
         del states
         return x + (self.alpha + _SNAKE_EPS).reciprocal() * torch.sin(self.alpha * x).square()
 
@@ -137,7 +137,7 @@ class ResidualUnit(Chain):
         )
 
     def forward(self, x: Tensor, states: States) -> Tensor:
-        """Return the shape of ``x`` [B, C, T]."""
+        """Return the result, in the shape of ``x`` [B, C, T]."""
         return x + super().forward(x, states)
 
 
@@ -173,7 +173,7 @@ class RateCondition(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the shape of ``x`` [B, C, T]."""
+        """Return the result, in the shape of ``x`` [B, C, T]."""
         return x * self.scale[:, None] + self.bias[:, None]
 
 

@@ -1,4 +1,4 @@
-"""CLIP's image encoder: a picture in, the features of all blocks but the last out.
+"""CLIP's image encoder: from a picture to the features after all blocks except the last.
 
 Written out instead of imported from transformers (a test holds the two equal): an engine must not change with a
 library's internals. Attribute names are those of Wan's file.
@@ -19,7 +19,8 @@ DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 
 
 class ClipFeatures(nn.Module):
-    """The hidden state behind all blocks but the last of the file, without a last norm."""
+    """The module that computes the hidden state after all blocks of the file except the last, without a final
+    norm."""
 
     def __init__(self, config: ClipConfig, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -31,7 +32,8 @@ class ClipFeatures(nn.Module):
         self.transformer = nn.ModuleList(_Block(config, dtype) for _ in range(config.layers))
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Return [B, N + 1, d] in the weights' dtype, the class token first, of pictures [B, H, W, 3] uint8."""
+        """Return features [B, N + 1, d] in the weights' dtype, with the class token first, of pictures [B, H, W, 3]
+        uint8."""
         dtype = self.patch_embedding.weight.dtype
         x = self.patch_embedding(self.pixels(pictures).to(dtype)).flatten(2).transpose(1, 2)
         x = torch.cat((self.cls_embedding.expand(x.shape[0], -1, -1), x), 1) + self.pos_embedding
@@ -42,7 +44,8 @@ class ClipFeatures(nn.Module):
         return hidden
 
     def pixels(self, pictures: Tensor) -> Tensor:
-        """Return [B, 3, side, side] float32: resized by cubic convolution and normalised, as Wan's code does it."""
+        """Return pictures [B, 3, side, side] float32, resized by cubic convolution and normalised as in Wan's
+        code."""
         x = F.interpolate(
             pictures.permute(0, 3, 1, 2).float() / 255, (self.side, self.side), mode="bicubic"
         )  # linear in the pixels, so that their range may be 0..1 where the original has -1..1

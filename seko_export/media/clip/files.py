@@ -1,4 +1,5 @@
-"""Wan's CLIP file: what its shapes say, and its weights by name. Its text half and its last block are not used."""
+"""Wan's CLIP file: dimensions from its shapes, and its weights by name. The text half and the last block are not
+used."""
 
 from __future__ import annotations
 

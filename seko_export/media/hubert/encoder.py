@@ -1,8 +1,8 @@
-"""The HuBERT audio encoder: windows of samples in, the features of their middle out.
+"""The HuBERT audio encoder: from windows of samples to the features of their middle frames.
 
 Written out instead of imported from transformers (a test holds the two equal): an engine must not change with a
-library's internals. Attribute names are transformers'. Only the layout of the large models: a LayerNorm in every
-convolution, and norms before the sums of the layers.
+library's internals. Attribute names are transformers'. Only the layout of the large models is supported: a LayerNorm
+in every convolution, and norms before the layers' residual sums.
 
 Shapes: N windows, T frames of one, d width. Source of the maths: HuBERT (arXiv 2106.07447), wav2vec 2.0.
 """
@@ -27,7 +27,7 @@ class HubertFeatures(nn.Module):
         self.encoder = _Encoder(config, dtype)
 
     def forward(self, windows: Tensor) -> Tensor:
-        """Return [N, count, d] in the weights' dtype, of windows [N, samples] float32."""
+        """Return features [N, count, d] in the weights' dtype, of windows [N, samples] float32."""
         x = self.feature_extractor(windows.to(self.feature_projection.projection.weight.dtype)[:, None])
         x = self.encoder(self.feature_projection(x.transpose(1, 2)))
         features: Tensor = x[:, self.first : self.first + self.count]
@@ -43,7 +43,7 @@ class _Convolutions(nn.Module):
         self.conv_layers = nn.ModuleList(_Convolution(*size, config.conv_bias, dtype) for size in sizes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [N, channels, T] of [N, 1, samples]."""
+        """Return the convolutions' result [N, channels, T] for samples [N, 1, samples]."""
         for layer in self.conv_layers:
             x = layer(x)
         return x

@@ -20,12 +20,12 @@ from seko_export.engines.weight_source import WeightSource
 from seko_export.media.hubert.encoder import HubertFeatures
 from seko_export.media.hubert.layout import HUBERT_LAYOUT, PREPROCESSOR, WEIGHTS
 
-RATE = 16_000  # samples a second that it hears
+RATE = 16_000  # sample rate of the encoder's input
 # The convolution of the positions: its direction and length, as torch names them since 2.0 and before.
 _POSITIONS = "encoder.pos_conv_embed.conv."
 _LENGTH, _DIRECTION = (f"{_POSITIONS}parametrizations.weight.original{at}" for at in range(2))
 _OLDER = {f"{_POSITIONS}weight_g": _LENGTH, f"{_POSITIONS}weight_v": _DIRECTION}
-_PASSED_OVER = ("masked_spec_embed",)  # for training
+_PASSED_OVER = ("masked_spec_embed",)  # keys that only training uses
 # Ours -> transformers' name and default. Source: transformers.HubertConfig; the test compares with the class itself.
 _FIELDS: dict[str, tuple[str, Any]] = {
     "dim": ("hidden_size", 768),
@@ -40,7 +40,7 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "position_groups": ("num_conv_pos_embedding_groups", 16),
     "norm_eps": ("layer_norm_eps", 1e-5),
 }
-# What only one value is taken of: transformers' name, its default there, the value.
+# Fields for which only one value is supported: transformers' name, its default, and the supported value.
 _FIXED = (
     ("model_type", "hubert", "hubert"),
     ("feat_extract_norm", "group", "layer"),
@@ -134,7 +134,8 @@ def _match(path: Path, opened: OpenedFiles, config: HubertConfig) -> tuple[str, 
 
 
 class _Folded:
-    """The weights by the modules' names: that of the positions' convolution is made of direction and length."""
+    """The weights by the modules' names. The weight of the positional convolution is computed from direction and
+    length."""
 
     def __init__(self, stored: Checkpoint) -> None:
         self._stored = stored

@@ -1,4 +1,4 @@
-"""The UMT5 text encoder: token numbers of a prompt in, embeddings for the transformer out.
+"""The UMT5 text encoder: from the token ids of a prompt to embeddings for the transformer.
 
 Written out instead of imported from transformers (a test holds the two equal): an engine must not change with a
 library's internals, and a build needs no second model library. Attribute names are those of Wan's checkpoint;
@@ -66,7 +66,8 @@ class TextLayer(nn.Module):
         self.pos_embedding = PositionBias(config, dtype)
 
     def forward(self, x: Tensor, bucket: Tensor, mask: Tensor) -> Tensor:
-        """Return [B, T, d] from ``x`` of that shape, ``bucket`` [T, T] and ``mask`` [B, 1, 1, T] float32."""
+        """Return the layer's output [B, T, d] for ``x`` [B, T, d], ``bucket`` [T, T] and ``mask`` [B, 1, 1, T]
+        float32."""
         x = x + self.attn(self.norm1(x), self.pos_embedding(bucket) + mask)
         y: Tensor = self.ffn(self.norm2(x))
         return x + y
@@ -83,7 +84,7 @@ class TextAttention(nn.Module):
         self.o = nn.Linear(width, config.dim, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        """Return [B, T, d] from ``x`` of that shape and ``bias`` [B, H, T, T] float32."""
+        """Return the attention's output [B, T, d] for ``x`` [B, T, d] and ``bias`` [B, H, T, T] float32."""
         q, k, v = (
             part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v)
         )
@@ -103,7 +104,7 @@ class GatedFeedForward(nn.Module):
         self.fc2 = nn.Linear(ffn, d, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [B, T, d] from ``x`` of that shape."""
+        """Return the feed-forward's output [B, T, d] for ``x`` [B, T, d]."""
         y: Tensor = self.fc2(self.gate(x) * self.fc1(x))
         return y
 
@@ -116,7 +117,7 @@ class PositionBias(nn.Module):
         self.embedding = nn.Embedding(config.buckets, config.heads, dtype=dtype)
 
     def forward(self, bucket: Tensor) -> Tensor:
-        """Return [1, H, T, T] float32 from ``bucket`` [T, T] int64."""
+        """Return the position bias [1, H, T, T] float32 for ``bucket`` [T, T] int64."""
         bias: Tensor = self.embedding(bucket)
         return bias.float().permute(2, 0, 1).unsqueeze(0)
 

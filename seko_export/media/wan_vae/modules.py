@@ -210,7 +210,7 @@ class Decoder(nn.Module):
         )
 
     def forward(self, z: Tensor, caches: FrameCaches) -> Tensor:
-        """Return [B, 3, T, H, W] from [B, z, F, h, w]."""
+        """Return pictures [B, 3, T, H, W] from latents [B, z, F, h, w]."""
         return run((self.conv1, *self.middle, *self.upsamples, *self.head), z, caches)
 
 
@@ -236,7 +236,7 @@ class Encoder(nn.Module):
         )
 
     def forward(self, video: Tensor, caches: FrameCaches) -> Tensor:
-        """Return [B, 2*z, F, h, w] from [B, 3, T, H, W]."""
+        """Return mean and log-variance of the latents, [B, 2*z, F, h, w], from pictures [B, 3, T, H, W]."""
         return run((self.conv1, *self.downsamples, *self.middle, *self.head), video, caches)
 
 

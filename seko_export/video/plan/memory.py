@@ -29,7 +29,7 @@ def memory_report(config: VideoBuild, gpu: Gpu, work: Work) -> dict[str, Any]:
     once, each = rows_bytes(config, work)
     fixed, session = sum(weights.values()) + sum(once.values()), sum(each.values())
     peak = fixed + session * (1 if config.workload.pool is None else config.workload.pool.sessions)
-    # An artifact of several ranks has one session at a time, or one pool.
+    # An artifact of several ranks has one open session or pool at a time.
     most = 1 if config.target.ranks > 1 and config.workload.pool is None else sys.maxsize
     return {
         "weight_bytes": weights,
@@ -67,9 +67,9 @@ def rows_bytes(config: VideoBuild, work: Work) -> tuple[dict[str, int], dict[str
     Returns
     -------
     dict of str to int
-        What a pool has once, whatever its sessions: for its calls, and the spare row. Without a pool nothing.
+        Bytes that a pool allocates once, for its calls and the spare row; empty without a pool.
     dict of str to int
-        What a session adds: without a pool all that it allocates.
+        Bytes that each session adds; without a pool all bytes that a session allocates.
     """
     kinds_bytes = _held_bytes(config, work)
     if config.workload.pool is None:
@@ -110,7 +110,8 @@ def _held_bytes(config: VideoBuild, work: Work) -> dict[str, int]:
 
 
 def _prompt_entry(config: VideoBuild, buffers: tuple[Buffer, ...], work: Work) -> int:
-    """Return the bytes that are kept for one prompt: a row's embeddings and the keys and values made from them."""
+    """Return the bytes of an entry of the prompt cache: a row's embeddings, and the keys and values computed from
+    them."""
     if config.workload.text is None:
         return 0
     written = {

@@ -1,4 +1,4 @@
-"""Bytes of an offloaded cache, for `seko-export plan`: on the host, and over the bus in a chunk."""
+"""Bytes of an offloaded cache, for `seko-export plan`: in host memory, and copied over the bus in each chunk."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def chunk_offload_bytes(config: VideoBuild) -> int:
     Each pass fetches every layer of its cache once. Each layer is copied back once, after the last pass that writes
     it.
     """
-    # Of a cache for each pass, each is fetched by its own alone.
+    # If each pass has its own cache, a pass fetches only its own.
     fetches = 1 if config.workload.stream.pass_caches else len(config.workload.schedule.timesteps) + 1
     return home_bytes(config) * (fetches + 1)

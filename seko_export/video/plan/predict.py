@@ -36,7 +36,7 @@ class PlanRequest:
     Parameters
     ----------
     build : BuildOptions
-        Options that `plan` takes; the others keep their defaults.
+        The build's options. Options that `plan` does not have keep their defaults.
     gpu : str
         A name of `gpus.GPUS`.
     steps : int or None
@@ -52,7 +52,7 @@ class PlanRequest:
 
 
 def predict(request: PlanRequest) -> dict[str, Any]:
-    """Estimate what a build takes of a GPU.
+    """Estimate memory and time of a build on a GPU.
 
     Returns
     -------
@@ -105,15 +105,15 @@ def predict(request: PlanRequest) -> dict[str, Any]:
 
 
 def what_fits(request: PlanRequest, memory: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the fewest changes of options with which a build fits on its GPU.
+    """Return the smallest set of option changes with which a build fits on its GPU.
 
-    Each of ``--kv fp4``, ``--fp8``, ``--no-text``, fewer ring frames and ``--no-vae`` is tried alone, then two of them
-    together, and so on; those together that cannot save enough by their own sizes are not even counted.
+    Each of ``--kv fp4``, ``--fp8``, ``--no-text``, fewer ring frames and ``--no-vae`` is tried alone, then pairs of
+    them, and so on; combinations whose savings cannot suffice are skipped.
 
     Parameters
     ----------
     request : PlanRequest
-        What does not fit.
+        The request, whose build does not fit.
     memory : mapping
         Its `memory_report`.
 
@@ -144,7 +144,8 @@ def what_fits(request: PlanRequest, memory: Mapping[str, Any]) -> list[dict[str,
 
 @dataclass(frozen=True)
 class _Change:
-    """An option that saves memory: what it is one of, its spelling, its fields, bytes that it saves at the most."""
+    """An option that saves memory: its group of alternatives, its spelling, its fields, and the most bytes that it
+    saves."""
 
     of: str
     option: str
@@ -183,7 +184,7 @@ def _changes(request: PlanRequest, memory: Mapping[str, Any]) -> list[_Change]:
 
 
 def _peak_with(request: PlanRequest, changes: Sequence[_Change]) -> int | None:
-    """Return the bytes that a request takes with these changes; None if the options do not go together."""
+    """Return the bytes that a request takes with these changes; None if the options contradict each other."""
     fields = {name: value for change in changes for name, value in change.fields.items()}
     try:
         config, _ = config_of(replace(request, build=replace(request.build, **fields)))
@@ -194,7 +195,7 @@ def _peak_with(request: PlanRequest, changes: Sequence[_Change]) -> int | None:
 
 
 def config_of(request: PlanRequest) -> tuple[VideoBuild, list[str]]:
-    """Return the configuration that a request means on a GPU, and notes for the reader."""
+    """Return the build configuration of a request, and notes for the reader."""
     machine = Target("cuda", find_gpu(request.gpu).arch)
     built = resolve_build(request.build, machine=machine).config
     if request.fps is not None:
@@ -234,7 +235,8 @@ def config_of(request: PlanRequest) -> tuple[VideoBuild, list[str]]:
     ):
         built = built.changed(image=ClipConfig())
     if request.steps is not None:
-        shift = built.workload.schedule.shift or 1.0  # passes are counted here; their times do not matter
+        # only the number of passes matters here, not their timesteps
+        shift = built.workload.schedule.shift or 1.0
         schedule = Schedule(
             warped_timesteps(request.steps, shift), built.workload.schedule.context_timestep, shift
         )

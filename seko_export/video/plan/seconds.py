@@ -28,7 +28,8 @@ def time_report(config: VideoBuild, gpu: Gpu, work: Work, sessions_fit: int) -> 
     video_s = s.chunk_frames * s.temporal_stride / s.fps
 
     def seconds(sessions: int) -> float:
-        """Of a chunk of each: a call each, or a pool's largest ones and the smallest that carries the rest."""
+        """Return the seconds in which each of ``sessions`` sessions makes a chunk: by a call for each, or in a pool
+        by calls of the largest bucket and the smallest bucket that holds the rest."""
         if config.workload.pool is None:
             return sessions * chunk_s[s.batch]
         whole, rest = divmod(sessions, sizes[-1])
@@ -51,10 +52,10 @@ def time_report(config: VideoBuild, gpu: Gpu, work: Work, sessions_fit: int) -> 
 
 
 def _call(config: VideoBuild, gpu: Gpu, work: Work, rows: int, stream_s: float) -> dict[str, Any]:
-    """Return the time of a chunk with so many rows; it takes at least ``stream_s``, the time of its layer copies."""
+    """Return the time of a chunk with ``rows`` rows, which is at least ``stream_s``, the time of its layer copies."""
     passes = len(config.workload.schedule.timesteps)
     bucket = None if config.workload.pool is None else rows
-    # engines of full rows alone, where there are any
+    # engines for full rows only, if there are any
     full = ProgramKey("denoise", bucket, full=True).name in work.programs
     steady, fill = (
         program_parts(work, gpu, _runs(config, bucket, full=rows_full)) for rows_full in (full, False)

@@ -10,17 +10,19 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import FileResponse
+from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from seko_runtime.speech.manifest import SpeechManifest
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import Refusals
 from seko_serve.http.metrics import MetricsRoutes
 from seko_serve.http.service import ServiceRoutes
 from seko_serve.http.sessions import SessionRoutes
+from seko_serve.http.speech import SpeechRoutes
 from seko_serve.http.videos import VideoRoutes
 from seko_serve.jobs import VideoJobs
 from seko_serve.live.manager import SessionManager
@@ -58,13 +60,14 @@ class Application:
             ServiceRoutes(manager, self._access),
             SessionRoutes(manager, self._access),
             VideoRoutes(manager, self._jobs, self._access),
+            SpeechRoutes(manager, self._access),
             MetricsRoutes(manager, self._access),
         )
 
     def app(self) -> ASGIApp:
         """Return the ASGI application; its lifespan starts and stops the manager."""
         routes = [
-            Route("/", lambda _: FileResponse(PAGE / "index.html")),
+            Route("/", self._page),
             *(route for family in self._families for route in family.routes()),
             Mount("/page", StaticFiles(directory=PAGE)),
         ]
@@ -74,6 +77,10 @@ class Application:
             Exception: self._refusals.unknown,
         }
         return self._guarded(Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers))
+
+    async def _page(self, _: Request) -> Response:
+        speaks = isinstance(self._manager.device.manifest, SpeechManifest)
+        return FileResponse(PAGE / ("speech.html" if speaks else "index.html"))
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,12 @@ from numpy.typing import NDArray
 
 from seko_runtime import VideoManifest
 from seko_runtime.errors import UsageError
+from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.video.conditioning.pictures import fit_reference, fit_start_picture
 from seko_runtime.video.conditioning.voice import AudioWindows
 from seko_serve.errors import ServeError
-from seko_serve.live.content import Opening
-from seko_serve.live.manager import SessionManager
+from seko_serve.live.content import Opening, SpeechOpening
+from seko_serve.live.kinds import Served
 from seko_serve.live.video import needs_picture, picture_place
 from seko_serve.media import uploads
 from seko_serve.protocol import MAX_PROMPT_LETTERS
@@ -21,33 +23,85 @@ from seko_serve.protocol import MAX_PROMPT_LETTERS
 MAX_FPS = 240.0
 # Bytes of a body: a picture, and a voice for each of a few speakers, in base64, beside the other fields.
 MAX_OPENING_BYTES = (uploads.MAX_PICTURE_BYTES + uploads.MAX_SOUND_BYTES) // 3 * 4 + (1 << 20)
+SPEECH_FIELDS = ("model", "seed", "guidance", "temperature", "voice", "voice_text")
 FIELDS = ("model", "prompt", "seed", "fps", "image", "voice", "inputs")
 
 
-def opening_of(table: dict[str, Any], manager: SessionManager) -> Opening:
-    """Return what a session begins with; it decodes uploads, so call it in a thread.
+def session_opening_of(table: dict[str, Any], manifest: Served) -> Opening | SpeechOpening:
+    """Return what a session of an artifact begins with; it decodes uploads, so call it in a thread.
 
     Raises
     ------
     ServeError
         For fields that are unknown, of another type, too large, or not for this artifact.
     """
-    manifest = manager.device.manifest
-    if set(table) - set(FIELDS):
-        raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(FIELDS))}")
-    if table.get("model", manifest.name) != manifest.name:
-        raise ServeError("not_found", f"this server has the model {manifest.name}")
-    seed = table.get("seed", 0)
-    if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 1 << 62:
-        raise ServeError("bad_request", "seed is no whole number within 62 bits")
+    if isinstance(manifest, SpeechManifest):
+        return speech_opening_of(table, manifest)
+    return opening_of(table, manifest)
+
+
+def opening_of(table: dict[str, Any], manifest: Served) -> Opening:
+    """Return what a session that makes video begins with; see `session_opening_of`."""
+    if not isinstance(manifest, VideoManifest):
+        raise ServeError("unsupported", "this artifact speaks, and makes no video")
+    _check_fields(table, FIELDS, manifest.name)
     return Opening(
         _prompt(table.get("prompt"), manifest),
-        seed,
+        _seed(table.get("seed", 0)),
         _fps(table.get("fps", manifest.workload.stream.fps), manifest),
         _image(table.get("image"), manifest),
         _inputs(table.get("inputs", {})),
         _voice(table.get("voice"), manifest),
     )
+
+
+def speech_opening_of(table: dict[str, Any], manifest: SpeechManifest) -> SpeechOpening:
+    """Return what a session that speaks begins with; see `session_opening_of`."""
+    _check_fields(table, SPEECH_FIELDS, manifest.name)
+    seed, text, voice = _seed(table.get("seed", 0)), table.get("voice_text", ""), table.get("voice")
+    if seed < 0:
+        raise ServeError("bad_request", "seed is below 0, which a voice's is not")
+    if not isinstance(text, str):
+        raise ServeError("bad_request", "voice_text is no text: the words of the voice")
+    if len(text) > MAX_PROMPT_LETTERS:
+        raise ServeError(
+            "too_large", f"voice_text has {len(text)} letters, at most {MAX_PROMPT_LETTERS} are taken"
+        )
+    if text and voice is None:
+        raise ServeError("bad_request", "voice_text are the words of voice, which is missing")
+    samples = None
+    if voice is not None:
+        data = uploads.data_of(voice, "voice", uploads.MAX_SOUND_BYTES)
+        rate = manifest.workload.voice.sample_rate
+        samples = uploads.decoded_sound(data, rate=rate, max_s=uploads.MAX_VOICE_S)
+    return SpeechOpening(
+        seed,
+        _between(table.get("guidance"), "guidance", 10.0),
+        _between(table.get("temperature"), "temperature", 2.0),
+        samples,
+        text,
+    )
+
+
+def _check_fields(table: dict[str, Any], fields: Sequence[str], name: str) -> None:
+    if set(table) - set(fields):
+        raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(fields))}")
+    if table.get("model", name) != name:
+        raise ServeError("not_found", f"this server has the model {name}")
+
+
+def _seed(seed: object) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 1 << 62:
+        raise ServeError("bad_request", "seed is no whole number within 62 bits")
+    return seed
+
+
+def _between(value: object, name: str, most: float) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise ServeError("bad_request", f"{name} is no number from 0 to {most:g}")
+    return float(value)
 
 
 def _prompt(prompt: object, manifest: VideoManifest) -> str | None:

@@ -9,8 +9,8 @@ from starlette.routing import BaseRoute, Route
 import seko_serve
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
+from seko_serve.live.kinds import facts_of
 from seko_serve.live.manager import SessionManager
-from seko_serve.live.video import described
 
 
 class ServiceRoutes:
@@ -45,5 +45,5 @@ class ServiceRoutes:
     async def _models(self, request: Request) -> Response:
         self._access.tenant(request)
         manifest = self._manager.device.manifest
-        model = {"id": manifest.name, "object": "model", "owned_by": "seko", **described(manifest)}
+        model = {"id": manifest.name, "object": "model", "owned_by": "seko", **facts_of(manifest)}
         return JSONResponse({"object": "list", "data": [model]})

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket
 from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import json_body
-from seko_serve.http.openings import MAX_OPENING_BYTES, opening_of
+from seko_serve.http.openings import MAX_OPENING_BYTES, session_opening_of
 from seko_serve.http.stream import serve_stream
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
@@ -52,7 +52,7 @@ class SessionRoutes:
         if not self._manager.waits(tenant, queue_token):
             self._access.opener(request)
         table = await json_body(request, MAX_OPENING_BYTES)
-        opening = await asyncio.to_thread(opening_of, table, self._manager)
+        opening = await asyncio.to_thread(session_opening_of, table, self._manager.device.manifest)
         session = await self._manager.open(tenant, opening, queue_token)
         ticket = self._manager.tickets.issue(session.name)
         return JSONResponse({**self._facts(session), "ticket": ticket, "ticket_s": TICKET_S}, 201)

@@ -58,14 +58,14 @@ class VideoRoutes:
         table = await _fields(request)
         if set(table) - FIELDS:
             raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(FIELDS))}")
-        manifest = self._manager.device.manifest
+        manifest = self._manager.device.video_manifest
         video = manifest.workload.video
         assert video is not None  # else the server does not start
         size = f"{video.width}x{video.height}"
         if table.pop("size", size) != size:
             raise ServeError("unsupported", f"this artifact makes videos of {size}")
         frames = _frames(table.pop("seconds", 4), manifest.workload.stream.fps)
-        opening = await asyncio.to_thread(opening_of, table, self._manager)
+        opening = await asyncio.to_thread(opening_of, table, manifest)
         if self._manager.stopping:
             raise ServeError("stopping", "the server is shutting down", retry_after=5.0)
         return JSONResponse(self._facts(self._jobs.add(tenant, opening, frames)))
@@ -107,7 +107,8 @@ class VideoRoutes:
         return FileResponse(self._jobs.file(video), media_type="video/mp4", filename=f"{video.id}.mp4")
 
     def _facts(self, video: Video) -> dict[str, object]:
-        table = self._manager.device.manifest.workload.video
+        manifest = self._manager.device.video_manifest
+        table = manifest.workload.video
         assert table is not None  # else the server does not start
         finished = video.status == "completed"
         error = video.error
@@ -120,7 +121,7 @@ class VideoRoutes:
             "created_at": int(video.created),
             "completed_at": int(video.ended) if finished and video.ended is not None else None,
             "expires_at": None if video.expires is None else int(video.expires),
-            "seconds": f"{video.frames / self._manager.device.manifest.workload.stream.fps:g}",
+            "seconds": f"{video.frames / manifest.workload.stream.fps:g}",
             "size": f"{table.width}x{table.height}",
             "error": None if error is None else {"code": error.kind.code, "message": error.message},
         }

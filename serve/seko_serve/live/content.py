@@ -87,6 +87,29 @@ def arrays_of(tables: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     return {name: array_of(table) for name, table in tables.items()}
 
 
+@dataclass(frozen=True)
+class SpeechOpening:
+    """The conditions with which a session that speaks begins.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the noise.
+    guidance, temperature : float, optional
+        As `SpeechPool.open_session` takes them; default: the artifact's.
+    voice : numpy.ndarray, optional
+        Samples [N] float32 in -1..1, at the rate of the artifact's voice encoder, to sound like.
+    voice_text : str
+        The words of the voice, where it is to go on from there.
+    """
+
+    seed: int = 0
+    guidance: float | None = None
+    temperature: float | None = None
+    voice: NDArray[np.float32] | None = None
+    voice_text: str = ""
+
+
 class Piece(Protocol):
     """One result of a row on its way to the viewer; a worker calls both methods, in this order."""
 
@@ -111,6 +134,10 @@ class Content(Protocol):
     @property
     def rate(self) -> float:
         """Units of the viewer's clock a second."""
+
+    @property
+    def savable(self) -> bool:
+        """Whether a session can go on from a snapshot of its row and `state`."""
 
     @property
     def period_s(self) -> float:

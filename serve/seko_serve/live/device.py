@@ -11,27 +11,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from seko_runtime import Chunk, Pool, VideoManifest, open_artifact
+from seko_runtime import Pool, VideoManifest, open_artifact
 from seko_runtime.sessions.session import RowSession
+from seko_runtime.speech.artifact import SpeechArtifact
+from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.video.artifact import video_artifact
+from seko_serve.errors import ServeError
 from seko_serve.metrics import Metrics
 
 BEHIND_S = 0.1  # between two looks whether the stream behind may run
 CAUTION = 1.25  # times the measured times, before it is let run
 ResultT = TypeVar("ResultT")
+ServedPool = Pool | SpeechPool
 _LOG = logging.getLogger("seko_serve")
 
 
 @contextmanager
-def pool_of(artifact: Path, device: str = "auto", snapshot_key: bytes | None = None) -> Iterator[Pool]:
+def pool_of(artifact: Path, device: str = "auto", snapshot_key: bytes | None = None) -> Iterator[ServedPool]:
     """Open the pool of an artifact; parameters as `open_artifact` and `VideoArtifact.open_pool` take them."""
-    with (
-        open_artifact(artifact, device=device) as opened,
-        video_artifact(opened).open_pool(snapshot_key=snapshot_key) as pool,
-    ):
-        yield pool
+    with open_artifact(artifact, device=device) as opened:
+        served = opened if isinstance(opened, SpeechArtifact) else video_artifact(opened)
+        with served.open_pool(snapshot_key=snapshot_key) as pool:
+            yield pool
 
 
 class Streamed(Protocol):
@@ -46,7 +50,7 @@ class Streamed(Protocol):
         None: it needs no chunk now.
         """
 
-    def made(self, chunk: Chunk, now: float) -> None:
+    def made(self, chunk: Any, now: float) -> None:
         """Take the chunk that was asked for."""
 
     def failed(self, error: Exception) -> None:
@@ -67,7 +71,7 @@ class Behind(Streamed, Protocol):
     def holds_row(self) -> bool:
         """Whether it has a row of the pool."""
 
-    def take_row(self, pool: Pool) -> None:
+    def take_row(self, pool: ServedPool) -> None:
         """Take a free row, or take one again and go on; raises what the runtime raises."""
 
     def yield_row(self) -> None:
@@ -86,7 +90,7 @@ class Device:
 
     Attributes
     ----------
-    manifest : VideoManifest
+    manifest : VideoManifest or SpeechManifest
         The artifact's, once `start` has returned.
     capacity : int
         Rows of its pool.
@@ -96,17 +100,17 @@ class Device:
         The server's figures.
     """
 
-    manifest: VideoManifest
+    manifest: VideoManifest | SpeechManifest
     capacity: int
 
     def __init__(
-        self, opener: Callable[[], AbstractContextManager[Pool]], metrics: Metrics | None = None
+        self, opener: Callable[[], AbstractContextManager[ServedPool]], metrics: Metrics | None = None
     ) -> None:
         self._opener, self.metrics = opener, metrics or Metrics()
         self.call_seconds: Mapping[int, float] = {}
-        self._pool: Pool | None = None
+        self._pool: ServedPool | None = None
         self._desk = threading.Condition()
-        self._calls: deque[Callable[[Pool], None]] = deque()
+        self._calls: deque[Callable[[ServedPool], None]] = deque()
         self._streams: list[Watched] = []
         self._asked: dict[RowSession, Streamed] = {}  # sessions whose chunk the pool has not made yet
         self._behind: Behind | None = None
@@ -115,16 +119,23 @@ class Device:
         self._opened: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="seko-device", daemon=True)
 
+    @property
+    def video_manifest(self) -> VideoManifest:
+        """The artifact's manifest; ServeError if it makes no video."""
+        if isinstance(self.manifest, VideoManifest):
+            return self.manifest
+        raise ServeError("unsupported", "this artifact speaks, and makes no video")
+
     async def start(self) -> None:
         """Open the artifact; raises what that raises, such as an ArtifactError."""
         self._thread.start()
         await asyncio.wrap_future(self._opened)
 
-    async def call(self, work: Callable[[Pool], ResultT]) -> ResultT:
+    async def call(self, work: Callable[[ServedPool], ResultT]) -> ResultT:
         """Run a function between two calls of the pool, and return its result."""
         done: Future[ResultT] = Future()
 
-        def run(pool: Pool) -> None:
+        def run(pool: ServedPool) -> None:
             if not done.set_running_or_notify_cancel():
                 return
             try:
@@ -139,7 +150,7 @@ class Device:
             self._desk.notify()
         return await asyncio.wrap_future(done)
 
-    async def beside(self, work: Callable[[Pool], ResultT]) -> ResultT:
+    async def beside(self, work: Callable[[ServedPool], ResultT]) -> ResultT:
         """Run a function in a thread of its own, while the pool makes chunks: for what reads or copies much."""
         pool = self._pool
         if pool is None:
@@ -166,7 +177,7 @@ class Device:
         """Run a stream behind the live ones from now on, in place of another; called on the device's thread."""
         self._behind = stream
 
-    def make_room(self, pool: Pool) -> None:
+    def make_room(self, pool: ServedPool) -> None:
         """Free a row for a live session, if the stream behind has the last one; called on the device's thread."""
         if not pool.free and self._behind is not None and self._behind.holds_row:
             self._behind.yield_row()
@@ -195,7 +206,7 @@ class Device:
             with self._desk:
                 self._stopping = True
 
-    def _serve(self, pool: Pool) -> None:
+    def _serve(self, pool: ServedPool) -> None:
         while True:
             with self._desk:
                 while not (self._stopping or self._calls or any(stream.ready() for stream in self._streams)):
@@ -212,7 +223,7 @@ class Device:
                 ready = self._ready_behind(pool)
             self._make_chunks(pool, ready)
 
-    def _fits_behind(self, pool: Pool, now: float) -> bool:
+    def _fits_behind(self, pool: ServedPool, now: float) -> bool:
         """Return whether the stream behind may run now: every live session's next chunk can still be made in time."""
         behind = self._behind
         if behind is None or not behind.ready() or not (behind.holds_row or pool.free):
@@ -225,7 +236,7 @@ class Device:
         calls = -(-len(dues) // max(times))
         return now + CAUTION * (own + calls * times[max(times)]) <= min(dues)
 
-    def _ready_behind(self, pool: Pool) -> list[Streamed]:
+    def _ready_behind(self, pool: ServedPool) -> list[Streamed]:
         """Return the stream behind, with a row; nothing if it cannot have one."""
         behind = self._behind
         if behind is None:
@@ -240,7 +251,7 @@ class Device:
             return []
         return [behind]
 
-    def _make_chunks(self, pool: Pool, ready: Sequence[Streamed]) -> None:
+    def _make_chunks(self, pool: ServedPool, ready: Sequence[Streamed]) -> None:
         """Run the pool's next call for those sessions that are ready."""
         for stream in ready:
             try:
@@ -257,7 +268,7 @@ class Device:
         except Exception as error:
             self._serve_one_by_one(pool, error)
 
-    def _serve_next(self, pool: Pool, among: Sequence[RowSession]) -> None:
+    def _serve_next(self, pool: ServedPool, among: Sequence[RowSession]) -> None:
         began = time.monotonic()
         served = pool.serve_next(among=among)
         now = time.monotonic()
@@ -265,13 +276,15 @@ class Device:
             self.metrics.call.labels(self._bucket(len(served))).observe(now - began)
             self.call_seconds = pool.call_times.slowest()
         for session, chunk in served:
+            if chunk is None:  # a part of its prompt was made: it still waits
+                continue
             stream = self._asked.pop(session)
             try:
                 stream.made(chunk, now)  # also one that was paused since it asked
             except Exception as error:
                 self._end(stream, error)
 
-    def _serve_one_by_one(self, pool: Pool, error: Exception) -> None:
+    def _serve_one_by_one(self, pool: ServedPool, error: Exception) -> None:
         """End those sessions alone whose chunk cannot be made: a call that failed has advanced nobody."""
         _LOG.warning("a call of %d sessions failed: %s", len(self._asked), type(error).__name__)
         if self.manifest.pool is None and self.capacity > 1:  # its calls carry all rows

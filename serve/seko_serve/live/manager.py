@@ -11,16 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
-from seko_runtime import Pool
 from seko_runtime.errors import ArtifactError, PoolFullError, SekoRuntimeError
 from seko_serve.errors import ServeError
 from seko_serve.live.admission import Admission, Demand
 from seko_serve.live.calibration import calibrate
-from seko_serve.live.content import Content, Opening
-from seko_serve.live.device import Device
+from seko_serve.live.content import Content, Opening, SpeechOpening
+from seko_serve.live.device import Device, ServedPool
+from seko_serve.live.kinds import check_served, content_of
 from seko_serve.live.saving import Saving
 from seko_serve.live.session import Capture, LiveSession
-from seko_serve.live.video import VideoContent
 from seko_serve.protocol import JOIN
 from seko_serve.security.keys import ApiKeys, digest
 from seko_serve.security.tokens import ResumeTokens, Tickets
@@ -83,9 +82,11 @@ class SessionManager:
         """
         self._loop, self.saving = asyncio.get_running_loop(), Saving(self.settings, self.device.metrics)
         await self.device.start()
-        if self.device.manifest.workload.video is None:
+        try:
+            check_served(self.device.manifest)
+        except ArtifactError:
             await self.device.stop()
-            raise ArtifactError("this artifact has no VAE and makes no video; rebuild it with --vae")
+            raise
         self.admission = Admission(
             self.capacity, self.settings.queue, lambda: self.device.call_seconds, time.monotonic
         )
@@ -131,7 +132,7 @@ class SessionManager:
         most = self.settings.max_sessions
         return self.device.capacity if most is None else min(most, self.device.capacity)
 
-    async def open(self, tenant: str, opening: Opening, queue_token: str = "") -> LiveSession:
+    async def open(self, tenant: str, opening: Opening | SpeechOpening, queue_token: str = "") -> LiveSession:
         """Open a session.
 
         Parameters
@@ -149,7 +150,7 @@ class SessionManager:
             If the server is full or stopping, or the runtime refuses what the session begins with.
         """
         self._check_open()
-        session = self._session(new_session(), tenant, VideoContent(self.device.manifest, opening))
+        session = self._session(new_session(), tenant, content_of(self.device.manifest, opening))
         if queue_token == JOIN:
             queue_token = secrets.token_urlsafe(24)
         place = digest(queue_token) if queue_token else None
@@ -197,7 +198,7 @@ class SessionManager:
         session.tokens.check(token)
         return session
 
-    def _take_row(self, session: LiveSession, pool: Pool) -> None:
+    def _take_row(self, session: LiveSession, pool: ServedPool) -> None:
         self.device.make_room(pool)
         session.open(pool)
 
@@ -237,7 +238,7 @@ class SessionManager:
             self.device.metrics,
             snapshot_every=self.settings.snapshot_every,
             save=(lambda session, capture: saving.captured(session, capture, loop))
-            if saving.enabled
+            if saving.enabled and content.savable
             else None,
         )
 
@@ -283,11 +284,11 @@ class SessionManager:
         self.device.metrics.snapshots.labels("restored").inc()
         return session
 
-    def _restored(self, pool: Pool, record: Record) -> LiveSession:
+    def _restored(self, pool: ServedPool, record: Record) -> LiveSession:
         """Return a session that goes on from a snapshot; in a thread beside the device's."""
         saved = self.saving.read(record)
         opening = Opening.of_state(saved.state["content"]["opening"])
-        session = self._session(record.session, record.tenant, VideoContent(pool.manifest, opening))
+        session = self._session(record.session, record.tenant, content_of(pool.manifest, opening))
         messages = [bytes(message) for message in saved.messages]
         (row,) = saved.row
         session.reopen(pool, saved.state, messages, memoryview(row))
@@ -295,14 +296,18 @@ class SessionManager:
 
     async def _save(self, session: LiveSession) -> None:
         """Save a session that is held, if it has something to save; a fault leaves what was saved before."""
-        if not self.saving.enabled or session.end is not None or session.made_chunks == 0:
+        if (
+            not (self.saving.enabled and session.content.savable)
+            or session.end is not None
+            or session.made_chunks == 0
+        ):
             return
         while not session.settled:
             await asyncio.sleep(SETTLE_S)
         if session.end is not None:
             return
 
-        def capture(_: Pool) -> Capture:
+        def capture(_: ServedPool) -> Capture:
             self.device.remove(session)
             return session.capture()
 
@@ -336,7 +341,7 @@ class SessionManager:
             await self.device.call(free)
         self.admission.finish(session.name)
 
-    def _calibrate(self, pool: Pool) -> None:
+    def _calibrate(self, pool: ServedPool) -> None:
         calibrate(pool)
         self.device.call_seconds = pool.call_times.slowest()
 

@@ -14,6 +14,7 @@ from seko_runtime.video.contract import picture_input
 from seko_serve.errors import ServeError
 from seko_serve.live.camera import ViewersCamera
 from seko_serve.live.content import Opening, array_tables, arrays_of
+from seko_serve.live.track import SoundTrack
 from seko_serve.live.voice import ViewersVoice, pcm_samples
 from seko_serve.media import sound, video
 from seko_serve.protocol import Codec, Control, Media
@@ -92,6 +93,11 @@ class VideoContent:
         return self.opening.fps
 
     @property
+    def savable(self) -> bool:
+        """Whether a snapshot can hold it: it can."""
+        return True
+
+    @property
     def period_s(self) -> float:
         """Seconds in which the viewer plays one chunk."""
         return self._table.chunk_frames / self.opening.fps
@@ -125,7 +131,7 @@ class VideoContent:
         if not heard:
             self.sound = None
         elif self.sound is None or self.sound.codec is not heard[0]:
-            self.sound = SoundTrack(heard[0], RATE // self.manifest.workload.stream.fps)
+            self.sound = SoundTrack(heard[0], RATE)
 
     def ready(self, codecs: Sequence[Codec]) -> dict[str, object]:
         """Return size, rate, codecs and inputs."""
@@ -227,52 +233,6 @@ class VideoContent:
             self._voice.begin(row)
 
 
-class SoundTrack:
-    """The sound of one viewer, coded in order, in packets whose times are those of the video's clock.
-
-    Parameters
-    ----------
-    codec : Codec
-        The packets'.
-    frame_samples : int
-        Samples, at the voice's rate, to a video frame.
-    """
-
-    def __init__(self, codec: Codec, frame_samples: int) -> None:
-        self.codec, self._frame_samples = codec, frame_samples
-        self._encoder = sound.ENCODERS[codec](RATE)
-        self._position: int | None = (
-            None  # sample of the session with which the next packet begins, at its rate
-        )
-
-    def encode(self, samples: NDArray[np.float32], number: int, first_frame: int) -> list[Media]:
-        """Return the packets that are complete with the samples of a chunk whose video begins with a frame."""
-        encoder = self._encoder
-        begun = self._position is not None
-        rate = encoder.packet_rate
-        if self._position is None:
-            self._position = first_frame * self._frame_samples * rate // RATE
-        media = []
-        for payload, count in encoder.encode(samples):
-            pts = self._position * video.MICROSECONDS // rate
-            media.append(
-                Media(
-                    self.codec,
-                    0,
-                    number,
-                    self._position,
-                    pts,
-                    count,
-                    payload,
-                    key=True,
-                    discontinuity=not begun,
-                )
-            )
-            self._position += count
-            begun = True
-        return media
-
-
 class VideoPiece:
     """A chunk's video frames, and the sound to them, on their way to the viewer; see `Piece`."""
 
@@ -290,7 +250,11 @@ class VideoPiece:
         encoder, track = self._content.frames, self._content.sound
         if encoder is None or self._frames is None:
             raise RuntimeError("a chunk was made for a session that nobody watches")
-        media = [] if track is None or self._heard is None else track.encode(self._heard, number, first)
+        media = (
+            []
+            if track is None or self._heard is None
+            else track.encode(self._heard, number, first * RATE // encoder.fps)
+        )
         for offset, frame in enumerate(self._frames):
             packet = encoder.encode(frame)
             media.append(

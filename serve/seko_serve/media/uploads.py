@@ -19,7 +19,8 @@ from seko_serve.errors import ServeError
 ReadT = TypeVar("ReadT")
 MAX_PICTURE_BYTES, MAX_SOUND_BYTES = 8 << 20, 16 << 20
 MAX_PICTURE_PIXELS = 25_000_000
-MAX_SOUND_S = 600
+MAX_SOUND_S, VOICE_RATE = 600, 16_000
+MAX_VOICE_S = 60  # of a voice to sound like
 MAX_INPUT_BYTES = 4 << 20
 PICTURES, SOUNDS = "PNG, JPEG or WebP", "WAV, MP3, FLAC, Ogg, MP4 or WebM"
 
@@ -112,8 +113,10 @@ def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
     return _from_file(data, load_image, f"{name} is no picture that can be decoded: expected {PICTURES}")
 
 
-def decoded_sound(data: bytes, name: str = "voice") -> NDArray[np.float32]:
-    """Return a sound's samples, float32 [N] in -1..1 at 16 kHz, the mean of its channels.
+def decoded_sound(
+    data: bytes, name: str = "voice", *, rate: int = VOICE_RATE, max_s: int | None = None
+) -> NDArray[np.float32]:
+    """Return a sound's samples, float32 [N] in -1..1 at a rate, the mean of its channels.
 
     Raises
     ------
@@ -122,10 +125,11 @@ def decoded_sound(data: bytes, name: str = "voice") -> NDArray[np.float32]:
     """
     if len(data) > MAX_SOUND_BYTES:
         raise ServeError("too_large", f"{name} has {len(data)} bytes, at most {MAX_SOUND_BYTES} are taken")
+    longest = MAX_SOUND_S if max_s is None else max_s
     return _from_file(
         data,
-        lambda path: load_sound(path, max_s=MAX_SOUND_S),
-        f"{name} is no sound of at most {MAX_SOUND_S} s that can be decoded: expected {SOUNDS}",
+        lambda path: load_sound(path, max_s=longest, rate=rate),
+        f"{name} is no sound of at most {longest} s that can be decoded: expected {SOUNDS}",
     )
 
 

@@ -156,7 +156,11 @@ function told(message) {
 
 function hear(facts) {
   sound?.close();
-  sound = facts ? new Sound(facts, (clock) => worker.postMessage({ clock })) : undefined;
+  sound = facts ? new Sound(facts, (clock, peak) => {
+    worker.postMessage({ clock });
+    document.body.dataset.heard = Math.max(peak, document.body.dataset.heard ?? 0);
+  }) : undefined;
+  document.body.dataset.sound = facts?.codec ?? "";
   sound?.mute(muted);
   find("mute").hidden = !sound;
   if (model.takes.voice && !facts) find("voice-name").textContent = "Sound needs a page over https, or on localhost.";
@@ -351,6 +355,8 @@ async function meet() {
   find("prompt-box").hidden = !model.takes.prompt;
   find("picture-box").hidden = model.takes.image === "no";
   find("voice-box").hidden = !model.takes.voice;
+  if (model.takes.voice) find("picture-legend").textContent = "Portrait";
+  if (model.takes.keys) find("reaction-name").textContent = "Key to picture";
   find("microphone").hidden = !navigator.mediaDevices || model.takes.voice !== 1;
   showRunning(Boolean(connection));
   invite();

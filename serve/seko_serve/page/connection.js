@@ -22,9 +22,9 @@ export async function request(base, path, key, body) {
 }
 
 export class Connection extends EventTarget {
-  constructor(base, key) {
+  constructor(base, key, buffer = 1) {
     super();
-    Object.assign(this, { base, key, controls: 0, ended: false, serial: undefined, lostAt: undefined });
+    Object.assign(this, { base, key, buffer, controls: 0, ended: false, serial: undefined, lostAt: undefined });
   }
 
   async open(session, hello) {
@@ -40,7 +40,7 @@ export class Connection extends EventTarget {
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     const socket = new WebSocket(url, ["seko.v1", entrance]);
     socket.binaryType = "arraybuffer";
-    socket.onopen = () => socket.send(JSON.stringify({ type: "hello", ...this.hello, buffer: 1 }));
+    socket.onopen = () => socket.send(JSON.stringify({ type: "hello", ...this.hello, buffer: this.buffer }));
     socket.onmessage = ({ data }) => {
       if (data instanceof ArrayBuffer) {
         const media = parseMedia(data);

@@ -28,10 +28,10 @@ export class Recorder {
   }
 }
 
-export function save(blob) {
+export function save(blob, name = `seko.${blob.type.includes("mp4") ? "mp4" : "webm"}`) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
-  link.download = `seko.${blob.type.includes("mp4") ? "mp4" : "webm"}`;
+  link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }

@@ -19,7 +19,7 @@ export async function playable() {
   return [...found, "pcm"];
 }
 
-/** The sound of one session. `onclock` hears where it stands: { pts, at, running }, in microseconds. */
+/** The sound of one session. `onclock` is told where it stands, { pts, at, running } in microseconds, and the loudest sample. */
 export class Sound {
   constructor(facts, onclock) {
     this.facts = facts;
@@ -36,8 +36,7 @@ export class Sound {
     this.node.port.onmessage = ({ data }) => {
       const latency = (this.context.outputLatency || this.context.baseLatency || 0) * 1e6;
       const at = (performance.timeOrigin + performance.now()) * 1000;
-      this.heardPeak = Math.max(this.heardPeak ?? 0, data.peak);
-      this.onclock({ pts: data.pts - latency, at, running: data.running });
+      this.onclock({ pts: data.pts - latency, at, running: data.running }, data.peak);
     };
     await this.context.resume();
     if (this.facts.codec in DECODERS) this.reset();

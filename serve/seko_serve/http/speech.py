@@ -1,0 +1,137 @@
+"""Speech in the shape of OpenAI's API: one text, whose sound is sent while it is spoken."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from seko_runtime.speech.manifest import SpeechManifest
+from seko_serve.errors import ServeError
+from seko_serve.http.access import Access
+from seko_serve.http.bodies import json_body
+from seko_serve.http.openings import MAX_OPENING_BYTES, speech_opening_of
+from seko_serve.live.connection import Connection
+from seko_serve.live.manager import SessionManager
+from seko_serve.live.session import LiveSession
+from seko_serve.media.sound_files import FORMS, SoundFile, sound_file
+from seko_serve.protocol import Codec, Control, Media
+
+MAX_INPUT_LETTERS = 4096
+AHEAD = 8  # patches that are made before they are sent
+FIELDS = frozenset(
+    {"model", "input", "voice", "response_format", "speed", "stream_format", "ref_audio", "ref_text", "seed"}
+)
+VOICES = (None, "default")
+
+
+class SpeechRoutes:
+    """The route ``/v1/audio/speech``.
+
+    Parameters
+    ----------
+    manager : SessionManager
+        The live sessions.
+    access : Access
+        Who may call.
+    """
+
+    def __init__(self, manager: SessionManager, access: Access) -> None:
+        self._manager, self._access = manager, access
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes."""
+        return [Route("/v1/audio/speech", self._speak, methods=["POST"])]
+
+    async def _speak(self, request: Request) -> Response:
+        tenant = self._access.opener(request)
+        manifest = self._manager.device.manifest
+        if not isinstance(manifest, SpeechManifest):
+            raise ServeError("unsupported", "this artifact makes video and does not speak")
+        table = await json_body(request, MAX_OPENING_BYTES)
+        text, form, events = _checked(table)
+        rate = manifest.workload.patch.sample_rate
+        file = sound_file(form, rate)
+        opened = {
+            name: table[field]
+            for name, field in (
+                ("model", "model"), ("seed", "seed"), ("voice", "ref_audio"), ("voice_text", "ref_text"),
+            )
+            if field in table
+        }  # fmt: skip
+        opening = await asyncio.to_thread(speech_opening_of, opened, manifest)
+        session = await self._manager.open(tenant, opening)
+        parts = self._parts(session, text, file)
+        if events:
+            return StreamingResponse(_events(parts), media_type="text/event-stream")
+        headers = {"x-sample-rate": str(rate)}
+        return StreamingResponse(parts, media_type=FORMS[form][0], headers=headers)
+
+    async def _parts(self, session: LiveSession, text: str, file: SoundFile) -> AsyncIterator[bytes]:
+        """Yield the parts of the file as the text is spoken, then end the session."""
+        try:
+            connection = session.enter()
+            session.attach(connection, lambda: "", None, AHEAD, (Codec.PCM,))
+            session.control(Control("text", "", {"text": text, "last": True}))
+            async for media in _heard(connection):
+                part = file.write(np.frombuffer(media.payload, "<i2"))
+                if part:
+                    yield part
+                if media.last:
+                    break
+                session.control(Control("ack", "", {"chunk": media.chunk}))
+            if part := file.close():
+                yield part
+        finally:
+            await self._manager.close(session)
+
+
+async def _heard(connection: Connection) -> AsyncIterator[Media]:
+    """Yield the sound of a session as it comes; ServeError if the session ends before."""
+    while connection.end is None:
+        for waiting in await connection.messages():
+            if isinstance(waiting, bytes):
+                yield Media.parse(waiting)
+    raise connection.end
+
+
+async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the parts as server-sent events, in OpenAI's words."""
+    try:
+        async for part in parts:
+            yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()})
+        yield _event({"type": "speech.audio.done"})
+    except ServeError as error:
+        yield _event({"type": "error", "error": error.body()})
+
+
+def _event(table: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(table)}\n\n".encode()
+
+
+def _checked(table: dict[str, Any]) -> tuple[str, str, bool]:
+    """Return the text, the file's format, and whether events are asked for; ServeError if a field cannot be."""
+    if set(table) - FIELDS:
+        raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(FIELDS))}")
+    text = table.get("input")
+    if not isinstance(text, str) or not any(letter.isalnum() for letter in text):
+        raise ServeError("bad_request", "input is missing, expected a text with words")
+    if len(text) > MAX_INPUT_LETTERS:
+        raise ServeError("too_large", f"input has {len(text)} letters, at most {MAX_INPUT_LETTERS} are taken")
+    if table.get("voice") not in VOICES:
+        raise ServeError("unsupported", "voice is default; to sound like a recording send it as ref_audio")
+    if table.get("speed", 1) != 1:
+        raise ServeError("unsupported", "speed is 1: this model has no other")
+    form, streamed = table.get("response_format", "mp3"), table.get("stream_format", "audio")
+    if form not in FORMS:
+        raise ServeError("unsupported", f"response_format is none of {', '.join(FORMS)}")
+    if streamed not in ("audio", "sse"):
+        raise ServeError("bad_request", "stream_format is neither audio nor sse")
+    return text, form, streamed == "sse"

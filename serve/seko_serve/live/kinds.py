@@ -1,0 +1,36 @@
+"""The kinds of workloads that are served: which content, and what is said of a model."""
+
+from __future__ import annotations
+
+from seko_runtime.errors import ArtifactError
+from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.video.manifest import VideoManifest
+from seko_serve.live.content import Content, Opening, SpeechOpening
+from seko_serve.live.speech import SpeechContent, described_speech
+from seko_serve.live.video import VideoContent, described
+
+Served = VideoManifest | SpeechManifest
+
+
+def check_served(manifest: object) -> None:
+    """Raise an ArtifactError, which says why, if an artifact cannot be served."""
+    if isinstance(manifest, SpeechManifest):
+        return
+    if not isinstance(manifest, VideoManifest):
+        raise ArtifactError("this artifact makes neither video nor speech, and nothing else is served")
+    if manifest.workload.video is None:
+        raise ArtifactError("this artifact has no VAE and makes no video; rebuild it with --vae")
+
+
+def content_of(manifest: Served, opening: Opening | SpeechOpening) -> Content:
+    """Return the content of a session of an artifact; TypeError if the opening is of another kind."""
+    if isinstance(manifest, SpeechManifest) and isinstance(opening, SpeechOpening):
+        return SpeechContent(manifest, opening)
+    if isinstance(manifest, VideoManifest) and isinstance(opening, Opening):
+        return VideoContent(manifest, opening)
+    raise TypeError(f"a {type(opening).__name__} for a {type(manifest).__name__}")
+
+
+def facts_of(manifest: Served) -> dict[str, object]:
+    """Return what a page needs to know of a model before it opens a session."""
+    return described_speech(manifest) if isinstance(manifest, SpeechManifest) else described(manifest)

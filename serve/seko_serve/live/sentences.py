@@ -1,0 +1,68 @@
+"""Cuts a text that is still being written into sentences."""
+
+from __future__ import annotations
+
+import re
+
+LONGEST = 400  # letters of a sentence; a longer one is cut at its last pause, or between two words
+# A sentence ends with a mark and a blank behind it, with a mark of scripts that have no blanks, or with its line.
+_END = re.compile(r"[.!?…;:]+[\"'”’)\]]*\s+|[。！？；]+[」』”’）]*|\s*\n\s*")  # noqa: RUF001 - marks of other scripts
+_PAUSE = re.compile(r"[,，、:;–—-]\s*|\s+")  # noqa: RUF001 - marks of other scripts
+
+
+class Sentences:
+    """The text that a session is still to speak.
+
+    Attributes
+    ----------
+    letters : int
+        Letters that wait, in sentences and behind the last one.
+    """
+
+    def __init__(self) -> None:
+        self._whole: list[str] = []
+        self._rest = ""
+
+    @property
+    def letters(self) -> int:
+        """Letters that wait."""
+        return sum(map(len, self._whole)) + len(self._rest)
+
+    def write(self, text: str, *, last: bool = False) -> None:
+        """Append a piece of the text; with ``last`` what it leaves is a sentence, too."""
+        self._rest += text
+        begin = 0
+        for end in _END.finditer(self._rest):
+            self._take(self._rest[begin : end.end()])
+            begin = end.end()
+        self._rest = self._rest[begin:]
+        while len(self._rest) > LONGEST:
+            self._rest = self._cut(self._rest)
+        if last:
+            self._take(self._rest)
+            self._rest = ""
+
+    def next(self) -> str | None:
+        """Return the next whole sentence and forget it; None if there is none."""
+        return self._whole.pop(0) if self._whole else None
+
+    def __bool__(self) -> bool:
+        return bool(self._whole)
+
+    def clear(self) -> None:
+        """Forget the text."""
+        self._whole.clear()
+        self._rest = ""
+
+    def _take(self, sentence: str) -> None:
+        while len(sentence) > LONGEST:
+            sentence = self._cut(sentence)
+        if any(letter.isalnum() for letter in sentence):
+            self._whole.append(" ".join(sentence.split()))
+
+    def _cut(self, text: str) -> str:
+        """Make a sentence of the beginning of a long text; return the rest."""
+        pauses = [pause.end() for pause in _PAUSE.finditer(text[:LONGEST])]
+        at = pauses[-1] if pauses else LONGEST
+        self._take(text[:at])
+        return text[at:]

@@ -1,0 +1,182 @@
+"""Live speech: one row of a speech artifact, which speaks the text that its client writes, patch by patch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_runtime.speech.local_rows import Patch
+from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.pool import SpeechPool
+from seko_runtime.speech.session import SpeechSession
+from seko_runtime.speech.voice import NO_VOICE
+from seko_serve.errors import ServeError
+from seko_serve.live.content import SpeechOpening
+from seko_serve.live.sentences import Sentences
+from seko_serve.live.track import SoundTrack
+from seko_serve.media import sound
+from seko_serve.protocol import Codec, Control, Media
+
+MAX_LETTERS_AHEAD = 20_000
+
+
+def described_speech(manifest: SpeechManifest) -> dict[str, object]:
+    """Return what a page needs to know of a model that speaks, before it opens a session."""
+    return {
+        "kind": manifest.workload.kind,
+        "rate": manifest.workload.patch.sample_rate,
+        "takes": {"text": True, "voice": 1},
+    }
+
+
+class SpeechContent:
+    """The speech of one session; see `Content` for its methods.
+
+    Parameters
+    ----------
+    manifest : SpeechManifest
+        The artifact's.
+    opening : SpeechOpening
+        What the session begins with.
+    """
+
+    def __init__(self, manifest: SpeechManifest, opening: SpeechOpening) -> None:
+        self.manifest, self.opening = manifest, opening
+        self.sound: SoundTrack | None = None
+        self._text = Sentences()
+        self._row: SpeechSession | None = None
+        self._speaking = False  # whether patches of a sentence are still to come
+
+    @property
+    def rate(self) -> float:
+        """Samples that the listener hears a second."""
+        return float(self.manifest.workload.patch.sample_rate)
+
+    @property
+    def savable(self) -> bool:
+        """Whether a snapshot can hold it: the text that waits, and patches under way, are in none."""
+        return False
+
+    @property
+    def period_s(self) -> float:
+        """Seconds that a patch sounds."""
+        return self.manifest.workload.patch.seconds
+
+    # -- the event loop ----------------------------------------------------------------------------------------
+
+    def check(self, control: Control) -> None:
+        """Raise a ServeError for a control that has no place in speech."""
+        if control.type not in ("text", "restart"):
+            raise ServeError("unsupported", f"this artifact speaks: {control.type} is for video; send text")
+        if control.type == "text" and self._text.letters + len(control.fields["text"]) > MAX_LETTERS_AHEAD:
+            raise ServeError("too_large", f"more than {MAX_LETTERS_AHEAD} letters wait to be spoken")
+
+    def codecs(self, hello: Control) -> tuple[Codec, ...]:
+        """Return the codec of the sound."""
+        return (sound.chosen_codec(hello.fields.get("audio", ())),)
+
+    def attach(self, codecs: Sequence[Codec]) -> None:
+        """Begin, or go on, with this codec."""
+        (codec,) = codecs
+        if self.sound is None or self.sound.codec is not codec:
+            self.sound = SoundTrack(codec, self.manifest.workload.patch.sample_rate)
+
+    def ready(self, codecs: Sequence[Codec]) -> dict[str, object]:
+        """Return the sound's codec and rate."""
+        (codec,) = codecs
+        rate = self.manifest.workload.patch.sample_rate
+        return {
+            "audio": {"codec": codec.name.lower(), **sound.facts(codec, rate)},
+            "chunk_samples": self.manifest.workload.patch.samples,
+            "takes": described_speech(self.manifest)["takes"],
+        }
+
+    # -- the device's thread -----------------------------------------------------------------------------------
+
+    def open(self, pool: SpeechPool, name: str, tenant: str) -> SpeechSession:
+        """Open a row with the opening's voice."""
+        opening, voice = self.opening, NO_VOICE
+        if opening.voice is not None and opening.voice_text:
+            voice = pool.encode_voice(continued=opening.voice, text=opening.voice_text)
+        elif opening.voice is not None:
+            voice = pool.encode_voice(opening.voice)
+        self._row = pool.open_session(
+            voice=voice,
+            seed=opening.seed,
+            guidance=opening.guidance,
+            temperature=opening.temperature,
+            name=name,
+            tenant=tenant,
+        )
+        return self._row
+
+    def apply(self, row: SpeechSession, control: Control) -> None:
+        """Append to the text, or with ``restart`` drop what was not spoken of it."""
+        if control.type == "text":
+            self._text.write(control.fields["text"], last=control.fields.get("last", False))
+        elif control.type == "restart":
+            self._text.clear()
+            if self._speaking:
+                row.finish()
+                self._speaking = False
+
+    def starved(self) -> bool:
+        """Return whether there is no sentence to speak."""
+        return not self._speaking and not self._text
+
+    def ask(self, row: SpeechSession, due: float) -> None:
+        """Ask the pool for the next patch: of this sentence, or the first one of the next."""
+        if not self._speaking and (sentence := self._text.next()) is not None:
+            row.begin(sentence)
+            self._speaking = True
+        row.request_patch(due)
+
+    def made(self, result: Patch) -> SpeechPiece:
+        """Take a patch, and note whether its sentence is over."""
+        surplus = result.surplus()
+        self._speaking = not surplus and self._row is not None and self._row.speaks
+        return SpeechPiece(self, None if surplus else result, last=self.starved())
+
+    def state(self) -> dict[str, Any]:
+        """Refuse: a session that speaks is not saved."""
+        raise ServeError("unsupported", "sessions that speak are not saved")
+
+    def load(self, row: SpeechSession, state: Mapping[str, Any]) -> None:
+        """Refuse, as `state`."""
+        del row, state
+        self.state()
+
+
+class SpeechPiece:
+    """A patch's sound on its way to the listener; see `Piece`.
+
+    Parameters
+    ----------
+    content : SpeechContent
+        Whose it is.
+    patch : Patch or None
+        None: one too many, which was made before the flag of the one before was read.
+    last : bool
+        Whether all that was written so far has been spoken with it.
+    """
+
+    def __init__(self, content: SpeechContent, patch: Patch | None, *, last: bool) -> None:
+        self._content, self._patch, self._last = content, patch, last
+        self._samples: NDArray[np.float32] = np.zeros(0, np.float32)
+
+    def read(self) -> int:
+        """Wait for the samples, and return how many there are."""
+        if self._patch is not None:
+            self._samples = self._patch.samples()
+        return len(self._samples)
+
+    def encode(self, number: int, first: int) -> list[Media]:
+        """Return the packets that are complete, at the end of the text all; see `Piece.encode`."""
+        track = self._content.sound
+        if track is None:
+            raise RuntimeError("a patch was made for a session that nobody hears")
+        media = track.encode(self._samples, number, first)
+        return [*media, *track.finish(number)] if self._last else media

@@ -1,0 +1,122 @@
+"""Sound files that are sent while they are written: WAV, MP3, AAC, Opus, FLAC and bare samples."""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from fractions import Fraction
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from seko_serve.errors import ServeError
+
+_UNKNOWN = 0xFFFFFFFF  # size of a file whose end is not known; players take it for no end
+OPUS_RATE = 48_000
+# By name: content type, and FFmpeg's container and codec where it is not written here.
+FORMS: dict[str, tuple[str, str, str]] = {
+    "mp3": ("audio/mpeg", "mp3", "libmp3lame"),
+    "opus": ("audio/ogg", "ogg", "libopus"),
+    "aac": ("audio/aac", "adts", "aac"),
+    "flac": ("audio/flac", "flac", "flac"),
+    "wav": ("audio/wav", "", ""),
+    "pcm": ("audio/pcm", "", ""),
+}
+
+
+class SoundFile(ABC):
+    """One channel of sound that becomes a file, part by part."""
+
+    @abstractmethod
+    def write(self, samples: NDArray[np.int16]) -> bytes:
+        """Return the file's next bytes, which may be none, after these samples [n]."""
+
+    @abstractmethod
+    def close(self) -> bytes:
+        """Return the file's last bytes."""
+
+
+class _Samples(SoundFile):
+    """Signed 16 bits, little endian, behind a WAV's header or bare."""
+
+    def __init__(self, rate: int, *, header: bool) -> None:
+        described = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
+        whole = (
+            b"RIFF"
+            + struct.pack("<I", _UNKNOWN)
+            + b"WAVE"
+            + described
+            + b"data"
+            + struct.pack("<I", _UNKNOWN)
+        )
+        self._head = whole if header else b""
+
+    def write(self, samples: NDArray[np.int16]) -> bytes:
+        head, self._head = self._head, b""
+        return head + samples.astype("<i2").tobytes()
+
+    def close(self) -> bytes:
+        return self._head
+
+
+class _Pipe:
+    """What FFmpeg writes to: it cannot be sought in, so no header waits for the end."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, part: bytes) -> int:
+        self._parts.append(bytes(part))
+        return len(part)
+
+    def take(self) -> bytes:
+        whole, self._parts = b"".join(self._parts), []
+        return whole
+
+
+class _Coded(SoundFile):
+    """A file that FFmpeg writes."""
+
+    def __init__(self, rate: int, container: str, codec: str) -> None:
+        self._rate, self._written, self._pipe = rate, 0, _Pipe()
+        self._container = av.open(self._pipe, "w", format=container, options={"flush_packets": "1"})
+        stream = self._container.add_stream(codec, rate=OPUS_RATE if codec == "libopus" else rate)
+        if not isinstance(stream, av.AudioStream):  # pragma: no cover - the names are of sound codecs
+            raise TypeError(codec)
+        stream.layout = "mono"
+        self._stream = stream
+
+    def write(self, samples: NDArray[np.int16]) -> bytes:
+        if len(samples):
+            frame = av.AudioFrame.from_ndarray(
+                np.ascontiguousarray(samples[None]), format="s16", layout="mono"
+            )
+            frame.sample_rate, frame.time_base, frame.pts = self._rate, Fraction(1, self._rate), self._written
+            self._written += len(samples)
+            self._container.mux(self._stream.encode(frame))
+        return self._pipe.take()
+
+    def close(self) -> bytes:
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+        return self._pipe.take()
+
+
+def sound_file(form: str, rate: int) -> SoundFile:
+    """Return a file of one of `FORMS`, for samples of a rate.
+
+    Raises
+    ------
+    ServeError
+        If the format is none of them, or has no such rate.
+    """
+    if form not in FORMS:
+        raise ServeError("unsupported", f"response_format is none of {', '.join(FORMS)}")
+    _, container, codec = FORMS[form]
+    if not container:
+        return _Samples(rate, header=form == "wav")
+    try:
+        return _Coded(rate, container, codec)
+    except (ValueError, OSError):
+        raise ServeError("unsupported", f"{form} has no rate of {rate} samples a second; take wav") from None

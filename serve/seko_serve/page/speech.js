@@ -1,0 +1,188 @@
+// The page of a model that speaks: what is typed goes to the server as it is written, and is heard as it comes.
+import { Connection, request } from "./connection.js";
+import { save as saveFile } from "./recorder.js";
+import { Sound, playable } from "./sound.js";
+import { dataUrl } from "./uploads.js";
+
+const find = (id) => document.getElementById(id);
+const base = new URL("./", location.href);
+const BUFFER = 8; // chunks that may come before they are heard
+const BUTTONS = ["say", "again", "hush", "save"];
+const BARS = 160;
+
+let model, connection, sound, voice, begun = false;
+let sent = ""; // of the text: what the server has
+let written; // when the piece was sent whose sound has not come
+let samples = 0, started = false;
+const waiting = []; // chunks that came and were not heard: { chunk, end } in microseconds
+const bars = [];
+
+function say(text, kind = "") {
+  find("state").textContent = text;
+  find("state").className = kind;
+}
+
+async function attempted(action) {
+  try { await action(); } catch (error) { say(error.message, "error"); }
+}
+
+async function meet() {
+  try {
+    const { data } = await request(base, "v1/models", find("key").value);
+    [model] = data;
+  } catch (error) {
+    if (error.code !== "unauthorized") throw error;
+    find("access").open = true;
+    find("key").focus();
+    say("This server asks for a key");
+    return;
+  }
+  find("model").textContent = `${model.id}, ${model.rate / 1000} kHz`;
+  find("start").disabled = false;
+  find("text").disabled = false;
+  say("Ready");
+  find("text").focus();
+}
+
+async function start() {
+  const audio = await playable();
+  if (!audio.length) throw new Error("Sound needs a page over https, or on localhost");
+  const words = find("words").value.trim();
+  const session = {
+    seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
+    ...(voice && { voice, ...(words && { voice_text: words }) }),
+  };
+  say("Opening");
+  const mine = new Connection(base, find("key").value, BUFFER);
+  connection = mine;
+  [sent, samples, started, begun] = ["", 0, false, false];
+  mine.addEventListener("media", ({ detail: { media } }) => { if (mine === connection) heard(media); });
+  mine.addEventListener("told", ({ detail }) => { if (mine === connection) told(detail); });
+  mine.addEventListener("lost", ({ detail }) => {
+    if (mine !== connection) return;
+    if (detail.ended) ended();
+    else say("The connection was lost. Trying again", "error");
+  });
+  try {
+    await mine.open(session, { codecs: [], audio });
+  } catch (error) {
+    connection = undefined;
+    throw error;
+  }
+}
+
+function ended() {
+  connection = undefined;
+  sound?.close();
+  sound = undefined;
+  for (const id of BUTTONS) find(id).disabled = true;
+  find("start").hidden = false;
+  if (!find("state").classList.contains("error")) say("Ended");
+}
+
+function told(message) {
+  if (message.type === "ready") {
+    if (!begun) {
+      sound?.close();
+      sound = new Sound(message.audio, (clock, peak) => played(clock.pts, peak));
+      sound.start();
+      find("late").textContent = 0;
+    }
+    begun = true;
+    for (const id of BUTTONS) find(id).disabled = false;
+    find("start").hidden = true;
+    say("Listening to what you write", "live");
+    write();
+  } else if (message.type === "rejected" || message.type === "error") {
+    say(message.message, "error");
+  } else if (message.type === "chunk") {
+    if (message.late_ms > 0 && started) find("late").textContent = Number(find("late").textContent) + 1;
+    waiting.push({ chunk: message.chunk, end: samples / sound.facts.rate * 1e6 });
+  }
+}
+
+function heard(media) {
+  if (!media.count) return;
+  samples = media.first + media.count;
+  started = !media.last;
+  sound.take(media);
+  if (written !== undefined) {
+    find("reaction").textContent = `${Math.round(performance.now() - written)} ms`;
+    written = undefined;
+  }
+  document.body.dataset.samples = samples;
+}
+
+/** The sound stands at a time: acknowledge what was heard up to there, and draw how loud it is. */
+function played(pts, peak) {
+  // What a decoder holds back is heard with what comes next: the last packets count as heard a little early.
+  let shown;
+  while (waiting.length && waiting[0].end <= pts + 100_000) shown = waiting.shift().chunk;
+  if (shown !== undefined) connection?.send("ack", { chunk: shown });
+  find("spoken").textContent = `${Math.max(0, pts / 1e6).toFixed(1)} s`;
+  document.body.dataset.heard = Math.max(peak, document.body.dataset.heard ?? 0);
+  bars.push(peak);
+  if (bars.length > BARS) bars.shift();
+  draw();
+}
+
+function draw() {
+  const canvas = find("wave"), context = canvas.getContext("2d");
+  context.clearRect(0, 0, canvas.width, canvas.height);
+  context.fillStyle = getComputedStyle(document.body).getPropertyValue("--accent") || "#0b5cad";
+  const width = canvas.width / BARS;
+  bars.forEach((level, at) => {
+    const height = Math.max(2, level * canvas.height);
+    context.fillRect(at * width, (canvas.height - height) / 2, width - 1, height);
+  });
+}
+
+/** Send what was written since the last piece. Where the text before it was changed, it begins anew with the change. */
+function write(last = false) {
+  if (!begun) return;
+  const text = find("text").value;
+  let same = 0;
+  while (same < sent.length && same < text.length && sent[same] === text[same]) same += 1;
+  if (same < sent.length) sent = text.slice(0, Math.max(same, text.lastIndexOf(" ", same) + 1));
+  const piece = text.slice(sent.length);
+  if (!piece && !last) return;
+  connection.send("text", { text: piece, ...(last && { last }) });
+  written ??= performance.now();
+  sent = text;
+}
+
+find("text").addEventListener("input", () => {
+  if (!connection) attempted(start);
+  else write();
+});
+find("start").onclick = () => attempted(start);
+find("say").onclick = () => write(true);
+find("again").onclick = () => { sent = ""; write(true); };
+find("hush").onclick = () => { connection?.send("restart"); };
+find("save").onclick = () => attempted(async () => {
+  const input = find("text").value.trim();
+  if (!input) throw new Error("Write something first");
+  const words = find("words").value.trim();
+  const key = find("key").value;
+  const answer = await fetch(new URL("v1/audio/speech", base), {
+    method: "POST",
+    headers: { "content-type": "application/json", ...(key && { authorization: `Bearer ${key}` }) },
+    body: JSON.stringify({
+      input, response_format: "mp3", seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
+      ...(voice && { ref_audio: voice, ...(words && { ref_text: words }) }),
+    }),
+  });
+  if (!answer.ok) throw new Error((await answer.json()).error.message);
+  const blob = await answer.blob();
+  document.body.dataset.saved = blob.size;
+  saveFile(blob, "seko.mp3");
+});
+find("voice").addEventListener("change", ({ target }) => attempted(async () => {
+  if (!target.files[0]) return;
+  voice = await dataUrl(target.files[0]);
+  find("voice-name").textContent = target.files[0].name;
+  if (connection) { connection.close(); ended(); await start(); }
+}));
+find("key").addEventListener("change", () => attempted(meet));
+window.addEventListener("pagehide", () => connection?.close());
+meet().catch(() => say("The server does not answer", "error"));

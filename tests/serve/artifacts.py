@@ -1,0 +1,69 @@
+"""Artifacts of small models for the server, whose engines are exported programs that torch runs op by op. No tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from seko_export import build_steps
+from seko_export.config.pool import PoolConfig
+from seko_export.families.model_files import write_random_checkpoint
+from seko_export.media.hubert.files import hubert_config_of
+from seko_export.media.sources import MediaSources
+from tests.asked import resolved
+from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae
+from tests.seko_talk.streams import talk_config, write_hubert
+from tests.shared import UNCOMPILED
+
+from .test_uploads import coded
+
+WORLD = Path(__file__).parents[2] / "artifacts" / "world-sample"
+ENVIRONMENT = {UNCOMPILED: "1"}  # of the process that opens them
+POOL = PoolConfig(2, (1, 2))
+
+
+def make_world(folder: Path) -> None:
+    """The trained world sample, and the picture that it begins with."""
+    made = resolved(None, checkpoint=WORLD)
+    assert made.checkpoint is not None
+    _build(made.config.changed(pool=POOL), made.checkpoint, folder, made.media)
+    (folder / "picture.png").write_bytes(coded(np.load(WORLD / "picture.npy"), "png"))
+    prompts = json.loads((WORLD / "prompts.json").read_text(encoding="utf-8"))
+    (folder / "prompt.txt").write_text(prompts[0]["prompt"])
+
+
+def make_talk(folder: Path) -> None:
+    """A tiny talking portrait of random weights, which reads sentences and hears sound, and a picture for it."""
+    folder.mkdir()
+    write_hubert(folder / "hubert", 48)
+    config = talk_config(model={"text_dim": TEXT.dim, "image_dim": 0})
+    config = config.changed(vae=VAE, text=TEXT, audio=hubert_config_of(folder / "hubert"), pool=POOL)
+    write_random_checkpoint(folder / "tiny", config.model, seed=0, dtype=torch.float32)
+    text = write_text_encoder(folder / "text")
+    media = MediaSources(
+        vae=write_vae(folder / "vae"),
+        text_encoder=text,
+        tokenizer=text / "tokenizer.json",
+        audio_encoder=folder / "hubert",
+    )
+    _build(config, folder / "tiny", folder, media)
+    picture = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    (folder / "picture.png").write_bytes(coded(picture, "png"))
+
+
+def _build(config: object, checkpoint: Path, folder: Path, media: MediaSources) -> None:
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(UNCOMPILED, "1")
+        build_steps.build_artifact(
+            config,  # type: ignore[arg-type]
+            checkpoint,
+            folder / "artifact",
+            media=media,
+            backend="compile",
+            compiler_cache=False,
+        )

@@ -1,0 +1,213 @@
+"""The page in a real browser over real artifacts: keys move a world, prompts change it, a portrait is heard."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import wave
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+
+from tests.shared import made_once
+
+from .artifacts import ENVIRONMENT, make_talk, make_world
+from .browser import Page, browser_path, open_page
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(browser_path() is None, reason="needs Chromium: chromium-headless-shell"),
+]
+FRAMES = "Number(document.body.dataset.painted || 0)"
+SHIFT = 10  # pixels, the most that is looked for
+# Keeps every painted frame: its number and its pixels.
+WATCH = """
+(() => {
+  const video = document.getElementById('video'), canvas = document.createElement('canvas');
+  [canvas.width, canvas.height] = [video.width, video.height];
+  const context = canvas.getContext('2d', {willReadFrequently: true});
+  window.seen = [];
+  window.watching = new MutationObserver(() => {
+    context.drawImage(video, 0, 0);
+    const data = context.getImageData(0, 0, canvas.width, canvas.height).data;
+    seen.push([Number(document.body.dataset.frame), btoa(Array.from(data, (b) => String.fromCharCode(b)).join(''))]);
+  });
+  watching.observe(document.body, {attributes: true, attributeFilter: ['data-frame']});
+  return true;
+})()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def served(artifact: Path, *options: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server of its own process, as the command starts it."""
+    port = port or free_port()
+    command = [sys.executable, "-m", "seko_serve", str(artifact), "--port", str(port), *options]
+    with subprocess.Popen(command, env=os.environ | ENVIRONMENT) as process:
+        try:
+            url = f"http://127.0.0.1:{port}/"
+            end = time.monotonic() + 120
+            while True:
+                try:
+                    urlopen(f"{url}ready", timeout=5).close()
+                    break
+                except URLError:
+                    assert process.poll() is None, "the server has ended"
+                    assert time.monotonic() < end, "the server does not start"
+                    time.sleep(0.1)
+            yield url, process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_once(tmp_path_factory, "serve-world", make_world)
+
+
+@pytest.fixture(scope="module")
+def talk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_once(tmp_path_factory, "serve-talk", make_talk)
+
+
+def begin(page: Page, folder: Path, prompt: str) -> None:
+    """Choose the picture, write a sentence, press Start."""
+    page.until("document.getElementById('model').textContent")
+    assert page.value("document.getElementById('start').disabled")  # before there is a picture
+    page.upload("#picture", folder / "picture.png")
+    page.until("!document.getElementById('start').disabled")
+    write(page, prompt)
+
+
+def write(page: Page, prompt: str) -> None:
+    page.value(
+        f"document.getElementById('prompt').value = {prompt!r}; document.getElementById('start').click(); true"
+    )
+
+
+def watched(page: Page, frames: int) -> tuple[list[int], np.ndarray]:
+    """The next painted frames: their numbers, and pixels [T, H, W, 3]."""
+    page.value(WATCH)
+    page.until(f"seen.length >= {frames}")
+    seen = page.value("watching.disconnect(), seen")
+    side = int(np.sqrt(len(base64.b64decode(seen[0][1])) // 4))
+    shapes = [
+        np.frombuffer(base64.b64decode(data), np.uint8).reshape(-1, side, 4)[:, :, :3] for _, data in seen
+    ]
+    return [number for number, _ in seen], np.stack(shapes)
+
+
+def moved(before: np.ndarray, after: np.ndarray) -> tuple[int, int]:
+    """How many pixels to the right and down the picture has moved: the shift with the least difference."""
+    best, least = (0, 0), np.inf
+    middle = slice(SHIFT, -SHIFT)
+    for down in range(-SHIFT, SHIFT + 1):
+        for right in range(-SHIFT, SHIFT + 1):
+            shifted = np.roll(before, (down, right), (0, 1))[middle, middle]
+            difference = np.abs(shifted.astype(int) - after[middle, middle]).mean()
+            if difference < least:
+                best, least = (right, down), difference
+    return best
+
+
+def share(picture: np.ndarray, colour: tuple[int, int, int]) -> float:
+    """The share of pixels that are nearly of a colour."""
+    return float((np.abs(picture.astype(int) - colour).max(-1) < 70).mean())
+
+
+def test_a_world_plays_in_order_moves_as_keys_say_and_changes_with_the_sentence(world: Path) -> None:
+    purple, yellow = (190, 90, 220), (240, 220, 60)
+    with served(world / "artifact") as (url, _), open_page(url) as page:
+        begin(page, world, (world / "prompt.txt").read_text())
+        page.until(f"{FRAMES} > 20")
+        assert page.value("document.getElementById('video').getAttribute('width')") is not None
+        numbers, still = watched(page, 12)
+        assert moved(still[0], still[8]) == (0, 0)
+        directions = {}
+        for code in ("KeyD", "KeyA"):
+            page.key(code, down=True)
+            page.until(f"document.querySelector('[data-code={code}]').classList.contains('held')")
+            page.until(f"{FRAMES} > {page.value(FRAMES)} + 40")
+            more, frames = watched(page, 12)
+            page.key(code, down=False)
+            assert more == sorted(set(more))
+            assert more[0] > numbers[-1]
+            numbers = more
+            assert len({frame.tobytes() for frame in frames}) > 8
+            directions[code] = np.median([moved(frames[at], frames[at + 4]) for at in range(0, 8, 2)], axis=0)
+        # A latent frame of 4 video frames moves the view by 8 pixels; what is seen moves the other way.
+        assert np.abs(directions["KeyD"] - (-8, 0)).max() <= 2, directions
+        assert np.abs(directions["KeyA"] - (8, 0)).max() <= 2, directions
+        assert share(page.pixels(), purple) > 0.05
+        page.value("document.getElementById('recache').checked = true")
+        write(page, "a yellow triangle on a dark blue background")
+        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+        page.until(f"{FRAMES} > {page.value(FRAMES)} + 60")
+        picture = page.pixels()
+        assert share(picture, yellow) > 0.05
+        assert share(picture, purple) < 0.01
+        page.value("document.getElementById('record').click(); true")
+        page.until(f"{FRAMES} > {page.value(FRAMES)} + 20")
+        page.value("document.getElementById('record').click(); true")
+        page.until("Number(document.body.dataset.saved) > 1000")
+        assert page.problems == []
+
+
+def test_a_portrait_is_seen_and_its_voice_heard_on_one_clock(talk: Path, tmp_path: Path) -> None:
+    tone = (12_000 * np.sin(2 * np.pi * 440 * np.arange(16_000 * 30) / 16_000)).astype("<i2")
+    with wave.open(str(tmp_path / "tone.wav"), "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(tone.tobytes())
+    with served(talk / "artifact") as (url, _), open_page(url) as page:
+        page.until("document.getElementById('model').textContent")
+        page.upload("#voice", tmp_path / "tone.wav")
+        page.until("document.getElementById('voice-name').textContent === 'tone.wav'")
+        begin(page, talk, "a red disc")
+        page.until(f"{FRAMES} > 60")
+        assert page.value("document.body.dataset.sound") == "opus"  # by isConfigSupported
+        assert 0.2 < page.value("Number(document.body.dataset.heard)") < 0.6  # 12,000 / 32,768
+        numbers = page.value(
+            "new Promise((told) => { const seen = []; const o = new MutationObserver(() => {"
+            " seen.push(Number(document.body.dataset.frame));"
+            " if (seen.length === 40) { o.disconnect(); told(seen); } });"
+            " o.observe(document.body, {attributes: true, attributeFilter: ['data-frame']}); })"
+        )
+        assert numbers == list(range(numbers[0], numbers[0] + 40))
+        page.value("document.getElementById('mute').click(); true")
+        page.value("document.getElementById('pause').click(); true")
+        page.until("document.getElementById('state').textContent === 'Paused'")
+        page.value("document.getElementById('pause').click(); true")
+        page.until(f"{FRAMES} > {page.value(FRAMES)} + 20")
+        assert page.problems == []
+
+
+def test_a_microphone_moves_a_portrait_that_was_silent(talk: Path) -> None:
+    fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+    with served(talk / "artifact") as (url, _), open_page(url, *fake) as page:
+        begin(page, talk, "a red disc")
+        page.until(f"{FRAMES} > 10")
+        assert page.value("Number(document.body.dataset.heard || 0)") < 0.01
+        page.value("document.getElementById('microphone').click(); true")
+        page.until("document.getElementById('microphone').getAttribute('aria-pressed') === 'true'")
+        page.until("Number(document.body.dataset.heard) > 0.05")  # the browser's own beeps
+        page.value("document.getElementById('microphone').click(); true")
+        page.until(f"{FRAMES} > {page.value(FRAMES)} + 40")  # it ends, and the portrait is silent again
+        assert page.problems == []

@@ -1,0 +1,255 @@
+"""Speech over HTTP and over the socket: what is heard is what the model says, sentence by sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.request import Request, urlopen
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seko_runtime.speech.pool import SpeechPool
+from seko_runtime.speech.prompts import assemble
+from seko_runtime.speech.voice import NO_VOICE, Voice
+from seko_serve.client import AsyncClient
+from seko_serve.live.sentences import LONGEST, Sentences
+from seko_serve.media.sound_files import FORMS, sound_file
+from seko_serve.protocol import Media
+from tests.speech.toy_speech import (
+    MARKS,
+    PATCH,
+    PLACES,
+    SESSIONS,
+    VOICE,
+    C,
+    P,
+    Tokens,
+    alone,
+    manifest,
+    open_pool,
+)
+
+from .conftest import Starter
+from .test_controls import noise, wav
+from .test_server import http, run
+
+
+@contextmanager
+def opener() -> Iterator[SpeechPool]:
+    with open_pool() as pool:
+        yield pool
+
+
+def said_alone(text: str, voice: Voice = NO_VOICE, **settings: Any) -> list[np.ndarray]:
+    """What a session with an equal share of the places says."""
+    ids = Tokens().ids(voice.text + text)
+    prompt = assemble(ids, (P, C), reference=voice.reference, continued=voice.continued, marks=MARKS)
+    limit = manifest().workload.limits.patches(len(text))
+    return alone(prompt, min(limit, (PLACES - 1) // SESSIONS - len(prompt.ids)), **settings)
+
+
+def levels(patches: list[np.ndarray]) -> np.ndarray:
+    """Samples as whole numbers of 16 bits."""
+    return np.rint(np.clip(np.concatenate(patches), -1, 1) * 32767).astype(np.int16)
+
+
+def spoken(url: str, **table: object) -> tuple[bytes, Any]:
+    request = Request(
+        f"{url}/v1/audio/speech", json.dumps(table).encode(), {"content-type": "application/json"}
+    )
+    with urlopen(request, timeout=30) as answer:
+        return answer.read(), answer.headers
+
+
+def test_a_text_is_spoken_as_the_model_says_it_and_its_row_is_free_again(start: Starter) -> None:
+    server = start(opener)
+    content, headers = spoken(server.url, input="hallo\nzzzz", seed=3, response_format="pcm")
+    wanted = levels([*said_alone("hallo", seed=3), *said_alone("zzzz", seed=3)])
+    assert np.array_equal(np.frombuffer(content, "<i2"), wanted)
+    assert headers["content-type"] == "audio/pcm"
+    assert headers["x-sample-rate"] == str(PATCH.sample_rate)
+    assert http(f"{server.url}/v1/sessions")[1]["data"] == []
+    content, _ = spoken(server.url, input="hallo", seed=3, response_format="wav")
+    assert content[:4] == b"RIFF"
+    assert np.array_equal(np.frombuffer(content[44:], "<i2"), levels(said_alone("hallo", seed=3)))
+
+
+def test_events_carry_the_same_file(start: Starter) -> None:
+    server = start(opener)
+    plain, _ = spoken(server.url, input="abc", response_format="pcm")
+    content, headers = spoken(server.url, input="abc", response_format="pcm", stream_format="sse")
+    assert headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line.removeprefix("data: ")) for line in content.decode().split("\n\n") if line]
+    assert events.pop() == {"type": "speech.audio.done"}
+    assert {event["type"] for event in events} == {"speech.audio.delta"}
+    assert b"".join(base64.b64decode(event["audio"]) for event in events) == plain
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+@pytest.mark.parametrize("rate", [16_000, 48_000])
+def test_each_file_is_written_in_parts_and_has_the_tone_that_went_in(form: str, rate: int) -> None:
+    tone = (12_000 * np.sin(2 * np.pi * 440 * np.arange(rate) / rate)).astype(np.int16)
+    file = sound_file(form, rate)
+    parts = [file.write(tone[at : at + 1_777]) for at in range(0, rate, 1_777)]
+    assert sum(map(len, parts[: len(parts) // 2])) > 0  # it does not wait for the end
+    content = b"".join([*parts, file.close()])
+    if form == "pcm":
+        samples, found = np.frombuffer(content, "<i2") / 32768, rate
+    else:
+        names = {"opus": "ogg"}
+        with av.open(io.BytesIO(content), format=names.get(form, form)) as container:
+            frames = list(container.decode(audio=0))
+            found = frames[0].sample_rate
+            samples = np.concatenate([frame.to_ndarray()[0] for frame in frames]).astype(np.float64)
+            samples /= 32768 if frames[0].format.name.startswith("s16") else 1
+    assert 1.0 - 1e-3 <= len(samples) / found < 1.2
+    middle = samples[found // 4 : found // 2]
+    spectrum = np.abs(np.fft.rfft(middle * np.hanning(len(middle))))
+    assert abs(np.argmax(spectrum) * found / len(middle) - 440) < 5
+
+
+def test_pieces_of_a_text_are_spoken_as_they_are_written(start: Starter) -> None:
+    server = start(opener)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(audio=["pcm"], buffer=8, seed=5)
+        assert client.ready["audio"]["rate"] == PATCH.sample_rate
+        heard: list[bytes] = []
+
+        async def listen(until: int) -> None:
+            """Take sound until so many texts have ended."""
+            async for received in client.messages():
+                if isinstance(received, Media):
+                    heard.append(received.payload)
+                    until -= received.last
+                    if not until:
+                        return
+                elif received["type"] == "chunk":
+                    await client.acknowledge(received["chunk"])
+
+        for piece in ("ha", "ll"):
+            await client.send("text", text=piece)
+        await client.send("text", text="o\n")
+        await listen(1)
+        assert np.array_equal(
+            np.frombuffer(b"".join(heard), "<i2"), levels(said_alone("hallo", seed=5))
+        )  # before the rest is written
+        await client.send("text", text="zzzz\naa", last=True)
+        heard.clear()
+        await listen(1)
+        wanted = levels([*said_alone("zzzz", seed=5), *said_alone("aa", seed=5)])
+        assert np.array_equal(np.frombuffer(b"".join(heard), "<i2"), wanted)
+        await client.close()
+
+    run(test, server)
+
+
+def test_several_listeners_share_calls_and_hear_their_own(start: Starter) -> None:
+    server = start(opener)
+
+    async def test(_: Callable[[], AsyncClient]) -> None:
+        texts = ("abc", "zzzz", "hallo")
+        asked = [
+            asyncio.to_thread(spoken, server.url, input=text, seed=number, response_format="pcm")
+            for number, text in enumerate(texts)
+        ]
+        for number, (content, _headers) in enumerate(await asyncio.gather(*asked)):
+            wanted = levels(said_alone(texts[number], seed=number))
+            assert np.array_equal(np.frombuffer(content, "<i2"), wanted)
+
+    run(test, server)
+
+
+@pytest.mark.parametrize("words", [None, "yes"])
+def test_a_voice_is_a_recording_that_is_sent(start: Starter, words: str | None) -> None:
+    server, recording = start(opener), noise(4 * VOICE.samples)
+    table: dict[str, object] = {"ref_audio": base64.b64encode(wav(recording, VOICE.sample_rate)).decode()}
+    if words is not None:
+        table["ref_text"] = words
+    content, _ = spoken(server.url, input="abc", seed=2, response_format="pcm", **table)
+    samples = recording.astype(np.float32) / 32768
+    with open_pool() as pool:
+        voice = (
+            pool.encode_voice(samples) if words is None else pool.encode_voice(continued=samples, text=words)
+        )
+    assert np.array_equal(np.frombuffer(content, "<i2"), levels(said_alone("abc", voice, seed=2)))
+    assert content != spoken(server.url, input="abc", seed=2, response_format="pcm")[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "status", "words"),
+    [
+        ({}, 400, "input is missing"),
+        ({"input": " ... "}, 400, "with words"),
+        ({"input": "a" * 5_000}, 413, "5000 letters"),
+        ({"input": "a", "voice": "alloy"}, 415, "ref_audio"),
+        ({"input": "a", "speed": 2}, 415, "speed is 1"),
+        ({"input": "a", "response_format": "ape"}, 415, "mp3"),
+        ({"input": "a", "stream_format": "x"}, 400, "sse"),
+        ({"input": "a", "model": "other"}, 404, "toy-speech"),
+        ({"input": "a", "seed": -1}, 400, "below 0"),
+        ({"input": "a", "ref_text": "b"}, 400, "voice, which is missing"),
+        ({"input": "a", "ref_audio": "AAAA"}, 400, "no sound"),
+        ({"input": "a", "more": 1}, 400, "unknown fields"),
+    ],
+)
+def test_what_cannot_be_spoken_is_refused(
+    start: Starter, table: dict[str, object], status: int, words: str
+) -> None:
+    server = start(opener)
+    found, answer = http(f"{server.url}/v1/audio/speech", "POST", table)
+    assert (found, words in answer["error"]["message"]) == (status, True), answer
+    assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
+
+
+def test_models_of_the_other_kind_are_told_so(start: Starter) -> None:
+    found, answer = http(f"{start().url}/v1/audio/speech", "POST", {"input": "a"})
+    assert (found, answer["error"]["code"]) == (415, "unsupported")
+    server = start(opener)
+    (model,) = http(f"{server.url}/v1/models")[1]["data"]
+    assert (model["kind"], model["takes"]) == ("speech", {"text": True, "voice": 1})
+    found, answer = http(f"{server.url}/v1/videos", "POST", {"prompt": "a"})
+    assert (found, answer["error"]["code"]) == (415, "unsupported")
+
+
+words = st.lists(st.text(st.sampled_from("abc .!?,\n。\"'"), max_size=60), max_size=8)
+
+
+@given(words)
+def test_no_word_is_lost_or_changed_by_the_pieces_in_which_it_comes(pieces: list[str]) -> None:
+    sentences = Sentences()
+    for piece in pieces:
+        sentences.write(piece)
+    sentences.write("", last=True)
+    found = []
+    while (sentence := sentences.next()) is not None:
+        found.append(sentence)
+        assert len(sentence) <= LONGEST
+    letters = re.sub("[^abc]", "", "".join(pieces))
+    assert re.sub("[^abc]", "", "".join(found)) == letters
+    assert not sentences
+    assert sentences.letters == 0
+
+
+def test_sentences_end_where_a_reader_would_stop() -> None:
+    sentences = Sentences()
+    sentences.write('He said "Go." Then 3.5 hours pass')
+    assert sentences.next() == 'He said "Go."'
+    assert sentences.next() is None
+    sentences.write("ed!")
+    assert sentences.next() is None  # a blank may still be missing
+    sentences.write(" Now what")
+    assert sentences.next() == "Then 3.5 hours passed!"
+    sentences.write("。" + "a" * 1_000, last=True)
+    assert sentences.next() == "Now what。"
+    assert [len(sentences.next() or "") for _ in range(4)] == [400, 400, 200, 0]
