@@ -169,7 +169,7 @@ def test_a_client_waits_in_the_queue_and_begins_when_a_row_is_free(start: Starte
 
 def test_sessions_whose_chunks_would_not_fit_are_refused(start: Starter) -> None:
     server = start()
-    server.manager.device.call_seconds = {1: 0.4, 2: 0.7, 4: 1.3}
+    server.manager.device.fixed = {1: 0.4, 2: 0.7, 4: 1.3}
     period = server.manager.device.manifest.workload.video.chunk_frames  # type: ignore[union-attr]
     fps = period / 0.8
     for status in (201, 201, 503):

@@ -85,7 +85,7 @@ def test_the_same_tokens_go_on_in_a_new_process(how: signal.Signals, tmp_path: P
         clients = [AsyncClient(url) for _ in range(3)]
         with process(port, folder, 2) as first:
             for seed, client in enumerate(clients):
-                await client.open(codecs=["rgb24"], prompt=PROMPTS[seed], seed=seed)
+                await client.open(codecs=["rgb24"], prompt=PROMPTS[seed], seed=seed, fps=1)  # however busy
             media = [(await watch(client, 7))[0] for client in clients]
             while len({file.name[:16] for file in folder.glob("*.record*")}) < len(clients):
                 for seen, client in zip(media, clients, strict=True):

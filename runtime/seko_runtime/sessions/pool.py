@@ -14,7 +14,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -214,7 +214,11 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         return [results[row] for row in rows]
 
     def serve_next(
-        self, now: float | None = None, *, among: Collection[RowSession] | None = None
+        self,
+        now: float | None = None,
+        *,
+        among: Collection[RowSession] | None = None,
+        in_one: bool = False,
     ) -> list[tuple[SessionT, ResultT]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a result, and wait for it.
 
@@ -228,6 +232,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             Seconds of the pool's clock.
         among : collection of sessions, optional
             The sessions to choose from; default: all that have asked.
+        in_one : bool
+            Carry all of these in one call, whatever their due times. This measures a bucket.
 
         Returns
         -------
@@ -237,6 +243,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
 
         Raises
         ------
+        UsageError
+            If one call cannot carry all that ``in_one`` demands.
         SekoRuntimeError
             The error of the call. If a single session is refused, for example because its row is inconsistent, the
             message names that session and its request is dropped, so that the next call serves the others.
@@ -258,6 +266,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             if self._together:
                 every = len(asked) == self._buckets[-1]
                 call = NextCall(tuple(_by_row(asked)), self._buckets[-1]) if every else None
+            elif in_one and asked:
+                call = self._one_call(variants)
             else:
                 call = next_call(
                     [
@@ -282,6 +292,16 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         wait()
         self.call_times.record(variants[call.sessions[0]], call.bucket, self._clock() - began)
         return [(session, result) for (_, session, _), result in zip(chosen, results, strict=True)]
+
+    def _one_call(self, variants: Sequence[Hashable]) -> NextCall:
+        """Return the call that carries all sessions of these variants; UsageError if none does."""
+        buckets = [rows for rows in self._buckets if rows >= len(variants)]
+        if not buckets or len(set(variants)) > 1:
+            raise UsageError(
+                f"{len(variants)} sessions of {len(set(variants))} launch variants; one call carries at most "
+                f"{self._buckets[-1]} sessions of one variant"
+            )
+        return NextCall(tuple(range(len(variants))), buckets[0])
 
     def _eligible(self, asked: list[tuple[int, SessionT, Request]]) -> list[tuple[int, SessionT, Request]]:
         """Return the sessions with their rows, of all that have asked, of which the next call may carry some."""

@@ -175,7 +175,11 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         return [None if patch is None or patch.surplus() else patch.samples() for patch in patches]
 
     def serve_next(
-        self, now: float | None = None, *, among: Collection[RowSession] | None = None
+        self,
+        now: float | None = None,
+        *,
+        among: Collection[RowSession] | None = None,
+        in_one: bool = False,
     ) -> list[tuple[SpeechSession, Patch | None]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a patch, and wait for it.
 
@@ -190,7 +194,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             The session that was due first comes first; None for one whose prompt was filled in further. Empty if no
             session waits.
         """
-        served = super().serve_next(now, among=among)
+        served = super().serve_next(now, among=among, in_one=in_one)
         for _, patch in served:
             if patch is not None:
                 patch.ends()  # its call has run: from now on it is known
