@@ -60,6 +60,8 @@ def real_number(value: object, name: str, expected: str = "a finite number") -> 
         If the value is no such number; ``name`` is the argument's name in the message, ``expected`` the words for
         what is expected.
     """
+    if type(value) is float and math.isfinite(value):  # most values, without a look at their methods
+        return value
     number = isinstance(value, SupportsFloat) and not isinstance(value, bool) and not hasattr(value, "shape")
     # A numpy scalar has a shape, too, which is empty.
     scalar = (

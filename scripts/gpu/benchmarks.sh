@@ -6,7 +6,7 @@
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-lanes=("vae pipeline stream" "peers" "parts" "peers14" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "seko_talk")
+lanes=("vae pipeline stream" "peers" "parts" "peers14" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "seko_talk" "serve" "serve_misses" "serve_s3" "serve_key")
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
     [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }
@@ -33,6 +33,10 @@ full_size() { # a checkpoint of the 1.3B model's size
         --device cuda -o "$work/1.3b.pt"
 }
 
+serve_full() { # PARTS OPTIONS...: the server over full-size models; needs starlette, uvicorn, websockets, av, prometheus-client
+    "${limit[@]}" scripts/bench/serve_full.py --work "$work/serve" --rows "$rows" --parts "$@"
+}
+
 section() { # NAME
     case $1 in
     kernels) "${limit[@]}" scripts/bench/kernels.py --seconds $((seconds - 60)) --shapes S1,S5,S3 --admit --rows "$rows" ;;
@@ -57,6 +61,10 @@ section() { # NAME
     lingbot_key) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts key ;;
     lingbot_720p) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts fits ;;
     seko_talk) "${limit[@]}" scripts/bench/seko_talk.py --work "$work/seko-talk" --rows "$rows" ;;
+    serve) serve_full s1,s3,encode --misses-of 350 --misses-s3-of 800 ;; # all of these rows in one call, of fewer chunks
+    serve_misses) serve_full misses ;;                                   # 480 s of video: SEKO_SECONDS=590
+    serve_s3) serve_full s3 ;;
+    serve_key) serve_full key ;;
     layers) "${limit[@]}" scripts/bench/layer_streaming.py --work "$work/layers" --rows "$rows" ;;
     esac
 }

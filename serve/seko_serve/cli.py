@@ -15,7 +15,9 @@ from seko_serve.settings import Settings
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     argument_parser = argparse.ArgumentParser(
-        "seko-serve", description="Serve an artifact as live video in a browser."
+        "seko-serve",
+        description="Serve an artifact as live video in a browser.",
+        epilog="seko-serve load URL puts viewers on a server and prints what came late: seko-serve load --help.",
     )
     argument_parser.add_argument("artifact", type=Path, help="folder of the artifact")
     argument_parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -35,7 +37,19 @@ def parser() -> argparse.ArgumentParser:
     much.add_argument("--max-sessions", type=int, help="sessions at a time (default: the artifact's rows)")
     much.add_argument("--lease", type=float, default=60.0, help="seconds that a session outlives its socket")
     much.add_argument(
+        "--opens-per-second",
+        type=float,
+        default=1.0,
+        help="sessions and videos that a key opens from an address, in the long run (default: 1)",
+    )
+    much.add_argument(
         "--queue", type=int, default=16, help="requests for a session that may wait (default: 16)"
+    )
+    much.add_argument(
+        "--videos", type=int, default=32, help="videos of /v1/videos that wait or are kept; 0: none are made"
+    )
+    much.add_argument(
+        "--video-folder", type=Path, help="where their files lie for an hour (default: temporary)"
     )
     saved = argument_parser.add_argument_group("what outlives the process")
     saved.add_argument(
@@ -61,12 +75,6 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         help="a secret of 32 bytes or more, where others may write to the store",
     )
-    much.add_argument(
-        "--videos", type=int, default=32, help="videos of /v1/videos that wait or are kept; 0: none are made"
-    )
-    much.add_argument(
-        "--video-folder", type=Path, help="where their files lie for an hour (default: temporary)"
-    )
     argument_parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
     return argument_parser
 
@@ -86,6 +94,7 @@ def settings(arguments: argparse.Namespace) -> Settings:
         root_path=arguments.root_path,
         max_sessions=arguments.max_sessions,
         lease_s=arguments.lease,
+        opens_per_s=arguments.opens_per_second,
         queue=arguments.queue,
         snapshots=_snapshots(arguments.snapshots, os.environ),
         snapshot_every=arguments.snapshot_every,
@@ -108,9 +117,14 @@ def _snapshots(chosen: str, environment: Mapping[str, str]) -> str | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until a signal ends the process; returns the exit code."""
+    """Serve until a signal ends the process, or put a load on a server; return the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["load"]:
+        from seko_serve.load import main as load  # with the client's libraries
+
+        return load(given[1:])
     try:
-        chosen = settings(parser().parse_args(arguments))
+        chosen = settings(parser().parse_args(given))
     except (ValueError, OSError) as error:
         print(f"seko-serve: {error}", file=sys.stderr)
         return 2

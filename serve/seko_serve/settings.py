@@ -35,6 +35,8 @@ class Settings:
         Sessions at a time; default: the rows of the artifact.
     lease_s : float
         Seconds that a session outlives its socket.
+    opens_per_s : float
+        Sessions and videos that a key may open from an address in a second, in the long run; eight times that at once.
     queue : int
         Requests for a session that may wait.
     snapshots : str or None
@@ -70,6 +72,7 @@ class Settings:
     root_path: str = ""
     max_sessions: int | None = None
     lease_s: float = 60.0
+    opens_per_s: float = 1.0
     queue: int = 16
     snapshots: str | None = None
     snapshot_every: int = 8
@@ -84,6 +87,8 @@ class Settings:
             raise ValueError(f"--port {self.port}: expected 0 to 65535")
         if self.max_sessions is not None and self.max_sessions < 1:
             raise ValueError(f"--max-sessions {self.max_sessions}: expected 1 or more")
+        if not 0 < self.opens_per_s < 1e6:
+            raise ValueError(f"--opens-per-second {self.opens_per_s}: expected a number above 0")
         if self.videos < 0:
             raise ValueError(f"--videos {self.videos}: expected 0 or more")
         if not 0 < self.lease_s < 86_400:

@@ -272,7 +272,7 @@ def test_one_call_may_be_made_to_carry_all() -> None:
             assert measured[bucket] == SECONDS[bucket]
         for session in sessions:
             session.request_chunk(0.0)
-        with pytest.raises(UsageError, match="5 sessions of 1 launch variants"):
+        with pytest.raises(UsageError, match="5 sessions of 2 launch variants"):
             pool.serve_next(in_one=True)
 
 

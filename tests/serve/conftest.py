@@ -84,7 +84,7 @@ def start() -> Iterator[Starter]:
     def started(
         opener: Callable[[], AbstractContextManager[Pool]] = toy_opener, **changes: object
     ) -> Running:
-        settings = Settings(Path("toy"), port=0, **changes)  # type: ignore[arg-type]
+        settings = Settings(Path("toy"), port=0, **{"opens_per_s": 1e5, **changes})  # type: ignore[arg-type]
         manager = SessionManager(settings, UntimedDevice(opener))
         config = uvicorn.Config(
             Application(settings, manager).app(), host="127.0.0.1", port=0, **SERVER_LIMITS

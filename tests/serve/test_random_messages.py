@@ -40,7 +40,7 @@ MESSAGE = st.binary(max_size=300) | st.text(max_size=300) | CONTROL
 def test_random_messages_are_answered_or_end_their_socket(
     start: Starter, monkeypatch: pytest.MonkeyPatch, cases: int
 ) -> None:
-    for rate in ("OPENS", "SOCKETS", "MESSAGES"):
+    for rate in ("SOCKETS", "MESSAGES"):
         monkeypatch.setattr(seko_serve.http.access, rate, (1e6, 1e6))
     server = start()
     viewer, hostile = AsyncClient(server.url), AsyncClient(server.url)

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import seko_serve.http.access
 import seko_serve.jobs
 from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.client import AsyncClient
@@ -31,11 +30,6 @@ from .test_server import PROMPT, alone, http, pictures, run, watch
 
 FPS = toy_pool.pool_manifest().workload.stream.fps
 KEY, OTHER = "a-key-of-the-first-tenant", "a-key-of-the-second-tenant"
-
-
-@pytest.fixture(autouse=True)
-def _no_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seko_serve.http.access, "OPENS", (1e6, 1e6))
 
 
 def created(server: Running, key: str = "", **fields: object) -> dict[str, Any]:

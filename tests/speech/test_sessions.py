@@ -20,7 +20,7 @@ from seko_runtime.errors import (
     TornStreamError,
     UsageError,
 )
-from seko_runtime.sessions.snapshot import read_snapshot, write_snapshot
+from seko_runtime.sessions.snapshot import Snapshot, read_snapshot
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import Floats, assemble
 from seko_runtime.speech.session import SpeechSession
@@ -334,7 +334,7 @@ def test_snapshots_of_rows_that_cannot_be_are_refused(tmp_path: Path) -> None:
             {"pending": 3},
         ):
             wrong = replace(state, numbers=replace(state.numbers, **changed))
-            write_snapshot(tmp_path / "wrong", pool._digests, wrong)
+            Snapshot(wrong, pool._digests).save(tmp_path / "wrong")
             with pytest.raises(SnapshotError, match=r"positions filled|does not hold"):
                 pool.restore(tmp_path / "wrong")
         assert pool.free == pool.capacity
@@ -474,6 +474,37 @@ def test_a_step_that_fails_ends_its_texts_and_no_others() -> None:
         spared.close()
 
 
+def test_an_error_reaches_the_threads_whose_sessions_the_call_carried_and_no_others() -> None:
+    """Whichever thread runs the call. A prompt that failed can be filled in again."""
+    failing = [False]
+
+    def planted(name: str, run: Any) -> Any:
+        def fails(tensors: list[Any]) -> list[Any]:
+            if failing[0] and name.startswith("prefill"):
+                raise RuntimeError("planted")
+            return run(tensors)
+
+        return fails
+
+    with open_pool(wrap=planted) as pool:
+        hit, spared = pool.open_session(seed=1), pool.open_session(seed=2)
+        sound = spared.speak("zzzz")
+        made = [next(sound)]
+        failing[0] = True
+        begun = hit.speak("hallo")
+        hit.begin("hallo")
+        hit._ahead = 1
+        hit.request_patch(0.0)
+        made += sound  # its thread runs the prefill that fails
+        same(made, said_alone("zzzz", seed=2))
+        with pytest.raises(EngineRunError, match="planted"):
+            list(hit.sound())
+        failing[0] = False
+        same(list(begun), said_alone("hallo", seed=1))
+        hit.close()
+        spared.close()
+
+
 def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     world: World = made_world(monkeypatch)
     with open_pool(FakeMemory(world), buckets=(2,)) as pool:
@@ -489,5 +520,12 @@ def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pyt
         made += [pool.step([first, second])[0], pool.step([first])[0]]
         assert pool._rows.launches == launches + 6
         same([one for one in made if one is not None], said_alone("hallo", seed=1)[:3])
+        sound_in = np.arange(1, 12, dtype=np.float32) / 8
+        second.voice = voice = pool.encode_voice(sound_in, continued=sound_in, text="no")
+        sound = second.speak("aa")  # with a lead-in, while the first speaks on
+        made = [next(sound)]
+        same(list(first.sound()), said_alone("hallo", seed=1)[3:])
+        first.snapshot().blocks()
+        same([*made, *sound], said_alone("aa", voice, seed=2))
         first.close()
         second.close()

@@ -1,4 +1,5 @@
-"""An artifact's folder: lists its files, refuses others, and returns bytes that were hashed. Loads nothing."""
+"""The files of an artifact's folder: checks which files there are, and returns bytes that were hashed. Loads no
+code."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from seko_runtime.format.trust import MAX_SIGNATURE_BYTES
 from seko_runtime.host.faults import lacks
 
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-READ_BYTES = 4 << 20  # at a time
-FILE_FLAGS = OPEN_FLAGS | os.O_NONBLOCK  # a pipe put in a file's place must not hang the open
+READ_BYTES = 4 << 20  # bytes that are hashed at a time
+FILE_FLAGS = OPEN_FLAGS | os.O_NONBLOCK  # with O_NONBLOCK, opening a pipe in place of a file does not hang
 
 
 class ArtifactFiles:
@@ -121,7 +122,7 @@ class ArtifactFiles:
             As given to `open_all`.
         held : frozenset[str]
             Files to read once into private memory and hash there, so that later changes of the file have no effect.
-            All others, plain data of any size, are hashed in pieces and then mapped.
+            All other files, plain data of any size, are hashed in pieces and then mapped.
 
         Returns
         -------
@@ -140,7 +141,7 @@ class ArtifactFiles:
             content = _memory(size) if path in held else None
             sha256 = hashlib.sha256()
             for piece in _pieces(descriptor, size, path, content):
-                sha256.update(piece)  # lets other threads run meanwhile
+                sha256.update(piece)  # hashing lets other threads run
             digest = sha256.hexdigest()
             if digest != files[path].sha256:
                 raise ArtifactError(
@@ -148,7 +149,8 @@ class ArtifactFiles:
                 )
             return _map_privately(descriptor, size, path) if content is None else content
 
-        paths = sorted(files, key=lambda path: -files[path].size)  # the largest first: it takes longest
+        # the largest file first, because it takes longest
+        paths = sorted(files, key=lambda path: -files[path].size)
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
             return dict(zip(paths, pool.map(verify, paths), strict=True))
 
@@ -213,7 +215,7 @@ def _open_beneath(name: str, flags: int, folder_fd: int, path: str) -> int:
         return os.open(name, flags, dir_fd=folder_fd)
     except PermissionError:
         raise ArtifactError(f"{path!r} may not be read by this user; change its permissions") from None
-    except OSError as error:  # it was a plain file a moment ago: somebody is swapping files under us
+    except OSError as error:  # the path was a regular file a moment ago: another process is replacing files
         if lacks(error):
             raise
         raise ArtifactError(
@@ -229,10 +231,11 @@ def _check_regular(status: os.stat_result, path: str) -> None:
 def _map_privately(descriptor: int, size: int, path: str) -> memoryview:
     if size == 0:
         return memoryview(b"")
-    # ACCESS_COPY gives writable pages that never reach the file: torch takes them without a copy and a warning.
+    # ACCESS_COPY gives writable pages whose changes never reach the file; torch uses such memory without a copy or a
+    # warning.
     try:
         return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY))
-    except ValueError:  # the file has become too short for it
+    except ValueError:  # the file has become too short for the map
         raise _changed(path, os.fstat(descriptor).st_size, size) from None
 
 

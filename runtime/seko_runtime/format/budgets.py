@@ -1,7 +1,7 @@
 """Upper limits of a manifest's sizes, so that a small document cannot exhaust the machine that reads it.
 
-The comment at each limit says what the largest known artifact needs: Wan 14B with VAE and text encoder, 40 layers, 5
-passes, calls of 1, 2, 4 and 8 rows in a pool of 64, a cache for each pass, two layer groups.
+The comment at each limit is the number that the largest known artifact needs: Wan 14B with VAE and text encoder, 40
+layers, 5 passes, calls of 1, 2, 4 and 8 rows in a pool of 64, a cache for each pass, two layer groups.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 from seko_runtime.errors import ManifestError
 
 MAX_BUFFERS = 1 << 10  # 62
-MAX_BUFFER_BYTES = 1 << 45  # of all of them, 2.1e12
+MAX_BUFFER_BYTES = 1 << 45  # all buffers together: 2.1e12
 MAX_WEIGHTS = 1 << 15  # 1,767
 MAX_ENGINES = 1 << 10  # 62
-MAX_SIGNATURE_TENSORS = 1 << 15  # of all engines' inputs and outputs, 2,280
+MAX_SIGNATURE_TENSORS = 1 << 15  # inputs and outputs of all engines: 2,280
 MAX_FILES = 1 << 13  # 153
-MAX_FILE_BYTES = 1 << 44  # of all of them, 8e10
-MAX_HELD_BYTES = 1 << 32  # of engines, golden, tokenizer and compiler's cache together, 8e8
+MAX_FILE_BYTES = 1 << 44  # all files together: 8e10
+MAX_HELD_BYTES = 1 << 32  # engines, golden, tokenizer and compiler cache together: 8e8
 MAX_PATH_PARTS = 16  # 2
 MAX_BUCKETS = 1 << 8  # 4
-MAX_ENTRIES = 1 << 10  # of `producer`, of `extra`, of the workload's objects, 10
+MAX_ENTRIES = 1 << 10  # entries of `producer`, `extra` or an object of the workload: 10
 MAX_INPUTS = 1 << 8  # 1
 MAX_CALLS = 1 << 13  # 409
-MAX_REFERENCES = 1 << 18  # of all these calls, 16,048
-MAX_RESOLVED_REFERENCES = 3 << 19  # of the calls of all runs, 116,906
-MAX_DISTINCT_REFERENCES = 1 << 17  # among them, 12,768
+MAX_REFERENCES = 1 << 18  # references of all calls: 16,048
+MAX_RESOLVED_REFERENCES = 3 << 19  # references of the calls of all runs: 116,906
+MAX_DISTINCT_REFERENCES = 1 << 17  # different references among these: 12,768
 
 
 class Budget:

@@ -1,4 +1,4 @@
-"""Typed reading of untrusted JSON; every fault is a ManifestError. Knows no field by name."""
+"""Typed reading of untrusted JSON; every fault raises a ManifestError. Knows no field by name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import TypeVar
 from seko_runtime.errors import ManifestError
 from seko_runtime.format.budgets import Budget
 
-MAX_JSON_BYTES = 16 << 20  # the largest that `budgets` has in mind is 1.0 MB
-MAX_JSON_VALUES = 5 << 17  # it has 50,000; counted by commas and brackets, those in strings too
-MAX_JSON_TABLES = 1 << 18  # of them arrays and objects, which take the most memory; it has 14,000
-MAX_JSON_DEPTH = 64  # it has 6
-MAX_KEY_LETTERS = 1024  # as long as a path may be
-MAX_TEXT_LETTERS = 1 << 20  # a sentence
-MAX_INTEGER = 1 << 62  # keeps sums and products of a few of them meaningful, and numpy's int64 safe
+MAX_JSON_BYTES = 16 << 20  # most bytes of a document; the largest known manifest has 1.0 MB
+# most values, counted by commas and brackets, including those in strings; the largest known manifest has 50,000
+MAX_JSON_VALUES = 5 << 17
+# most arrays and objects, which take the most memory; the largest known manifest has 14,000
+MAX_JSON_TABLES = 1 << 18
+MAX_JSON_DEPTH = 64  # deepest nesting; the largest known manifest has 6
+MAX_KEY_LETTERS = 1024  # most letters of a name: the longest path
+MAX_TEXT_LETTERS = 1 << 20  # most letters of a text: a sentence
+MAX_INTEGER = 1 << 62  # largest integer, so that sums and products of a few integers fit numpy's int64
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,254}")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\ud800-\udfff]")
 
@@ -101,7 +103,7 @@ def parse_json(document: bytes, what: str, max_bytes: int = MAX_JSON_BYTES) -> o
         value: object = json.loads(
             text, object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_float=_finite
         )
-    except ManifestError as error:  # from the hooks, which do not know the document's name
+    except ManifestError as error:  # raised by hooks, which do not know the document's name
         raise ManifestError(f"{what}: {error}") from None
     except RecursionError:
         raise ManifestError(_TOO_DEEP.format(what)) from None

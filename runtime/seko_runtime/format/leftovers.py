@@ -1,5 +1,5 @@
-"""Files and folders that are being written have random names and a lock; those without a lock are leftovers of killed
-processes.
+"""Leftovers of killed processes: files and folders that are being written have random names and a lock, and those
+without a lock are removed.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ def remove_leftovers(
 ) -> None:
     """Remove files that killed processes left, and report it on stderr. Files of living processes stay.
 
-    Only the lock decides: a process number means nothing in another container or on another machine. On a file system
-    without locks leftovers stay. Empty leftovers are removed without a message: a living process may have made one
-    just now and not locked it yet, and will then make another.
+    Only the lock decides, because process numbers mean nothing in another container or on another machine. On a file
+    system without locks leftovers stay. Empty leftovers are removed without a message: a living process may have made
+    a file just now and not locked it yet; it then makes another.
 
     Parameters
     ----------
     place : Path
         The folder to look in; nothing happens if it cannot be read.
     stem : str
-        Regular expression for the start of their names; the digits of `random_name` follow.
+        Regular expression for the start of the leftovers' names; the digits of `random_name` follow.
     claim : callable
-        Called for each while it is locked; returns the path to remove, which is a new one if it renamed the leftover,
-        or None if the leftover stays.
+        Called for each leftover while it is locked. Returns the path to remove, which differs if the function renamed
+        the leftover, or None if the leftover stays.
     """
     for path in names_in(place, stem):
         with _unheld(path) as unheld:
@@ -78,7 +78,7 @@ def names_in(place: Path, stem: str) -> list[Path]:
     name = re.compile(f"(?:{stem})[0-9a-f]{{1,10}}")
     try:
         return sorted(place / entry for entry in os.listdir(place) if name.fullmatch(entry))
-    except OSError:  # not there yet, or not to be read: making something in it says so
+    except OSError:  # the folder does not exist or cannot be read, which making a file in it will report
         return []
 
 
@@ -103,9 +103,9 @@ def _is_empty(path: Path) -> bool:
 
 
 def hold(descriptor: int) -> bool:
-    """Lock what a descriptor has open until it is closed; return False if another process holds the lock.
+    """Lock the file or folder of a descriptor until it is closed; return False if another process holds the lock.
 
-    True on a file system without locks, where nobody can find it unlocked.
+    The result is True on a file system without locks, where no process can find it unlocked.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,7 +115,7 @@ def hold(descriptor: int) -> bool:
 
 
 def _make_held(place: Path, prefix: str, make: Callable[[Path], int]) -> tuple[Path, int]:
-    """Make something and lock it; try again if another process removed it as a leftover in between."""
+    """Make a file or folder and lock it; try again if another process removed it as a leftover in between."""
     for _ in range(_TRIES):
         path = place / random_name(prefix)
         try:
@@ -134,7 +134,7 @@ def _make_held(place: Path, prefix: str, make: Callable[[Path], int]) -> tuple[P
 
 @contextlib.contextmanager
 def _unheld(path: Path) -> Iterator[bool]:
-    """Context that tells whether nobody holds this file or folder; it is locked meanwhile."""
+    """Context that locks a file or folder; its value is False if another process holds the lock."""
     try:
         descriptor = os.open(path, _LOOK)
     except OSError:  # gone; a link; not ours to read
@@ -151,13 +151,13 @@ def _unheld(path: Path) -> Iterator[bool]:
 def _is_locked(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held by another, or no locks here
+    except OSError:  # another process holds the lock, or the file system has no locks
         return False
     return True
 
 
 def is_open_on(descriptor: int, path: Path) -> bool:
-    """Return whether a path still names what a descriptor has open."""
+    """Return whether a path still names the file or folder that a descriptor has open."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:

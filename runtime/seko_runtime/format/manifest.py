@@ -12,10 +12,11 @@ from seko_runtime.format.json_fields import MAX_INTEGER, as_integer, as_name, as
 from seko_runtime.format.paths import as_path
 from seko_runtime.format.records import Limit, Mark, OneOf, Within
 
-FORMAT_VERSION = 1  # the only one: no format was released before
-GPU_SEPARATOR = "-"  # between the GPUs of a `Target.arch`
+FORMAT_VERSION = 1  # the only format version so far
+GPU_SEPARATOR = "-"  # separator between the GPUs of a `Target.arch`
 MANIFEST_FILE = "manifest.json"
-SIGNATURE_FILE = "manifest.sig"  # may lie beside it; no table lists it, since it signs the table
+# file beside the manifest, which the manifest cannot list because it signs the manifest
+SIGNATURE_FILE = "manifest.sig"
 DTYPE_BYTES = {
     "float32": 4,
     "bfloat16": 2,
@@ -27,8 +28,8 @@ DTYPE_BYTES = {
     "int64": 8,
     "bool": 1,
 }
-PLUGINS_KEY = "tensorrt_plugins"  # there: the library of native code that plans are loaded with
-CACHE_KEY = "compiler_cache"  # in `Manifest.extra`: the file of `torch.compiler.save_cache_artifacts`
+PLUGINS_KEY = "tensorrt_plugins"  # key in `Manifest.extra`: the native library with which plans are loaded
+CACHE_KEY = "compiler_cache"  # key in `Manifest.extra`: the file of `torch.compiler.save_cache_artifacts`
 ROLES = ("cache", "session", "host", "state", "lane")
 SOURCES = ("host", "caller")
 DEFAULTS = ("zeros", "required", "hold")
@@ -42,7 +43,8 @@ def as_shape(value: object, where: str) -> tuple[int, ...]:
     """Read a shape: up to 16 positive sizes."""
     if not isinstance(value, list) or len(value) > MAX_RANK:
         raise ManifestError(f"{where} is no shape: expected an array of at most {MAX_RANK} integers")
-    if all(type(size) is int and 1 <= size <= MAX_INTEGER for size in value):  # no bool is of type int
+    # type() excludes bool, which is a subclass of int
+    if all(type(size) is int and 1 <= size <= MAX_INTEGER for size in value):
         return tuple(value)
     return tuple(as_integer(size, f"{where}[{axis}]", minimum=1) for axis, size in enumerate(value))
 
@@ -96,16 +98,17 @@ class Buffer(TensorSpec):
     Parameters
     ----------
     role : str
-        ``cache``: a row's memory, written by calls. ``session``: a row's too, written between calls. ``host``: filled
-        by the host before a call. ``state``: scratch of a call. ``lane``: of programs that run beside calls.
+        ``cache``: state of the rows, written by calls. ``session``: state of the rows, written between calls.
+        ``host``: filled by the host before a call. ``state``: scratch of a call. ``lane``: used by programs that run
+        at the same time as calls.
     row_axis : int
         The axis that holds the rows. Calls index the axes before it, such as passes and layers; all of these axes
         together count the buffer's layers.
     device_layers : int
-        0: all layers lie on the device. n: the device holds n layers at a time, and the host those that are not
-        `resident_layers`.
+        If 0, all layers are on the device. If n, the device holds n layers at a time, and the host holds all layers
+        except the `resident_layers`.
     rank_axis : int
-        The axis of which each of several ranks has a share, in their order; 0: each has all.
+        The axis along which ranks split the buffer, in the order of ranks; 0: each rank has the whole buffer.
     """
 
     role: Annotated[str, OneOf(ROLES), Mark.REQUIRED] = "state"
@@ -115,12 +118,13 @@ class Buffer(TensorSpec):
 
     @property
     def layers(self) -> int:
-        """Number of layers: 1 where nothing comes before its rows."""
+        """Number of layers; 1 if no axis comes before the rows."""
         return math.prod(self.shape[: self.row_axis])
 
     @property
     def resident_layers(self) -> int:
-        """The first layers, which an offloaded buffer has on the device at all times: all seats but three."""
+        """Number of first layers that an offloaded buffer keeps on the device at all times: all seats except
+        three."""
         return max(0, self.device_layers - 3)
 
     @property
@@ -131,7 +135,7 @@ class Buffer(TensorSpec):
 
     @property
     def on_device(self) -> Buffer:
-        """The part of it that lies on the device: of an offloaded buffer some layers, on one axis."""
+        """The part of the buffer that is on the device; for an offloaded buffer its seats, on one axis."""
         if not self.device_layers:
             return self
         shape = (self.device_layers, *self.shape[self.row_axis :])
@@ -147,14 +151,14 @@ class InputSpec(TensorSpec):
     buffer : str
         The buffer from which the programs read it.
     per : str
-        How often it may change, in a word of the workload's.
+        How often the input may change, as a word defined by the workload.
     source : str
         ``host``: the runtime fills it, as the buffer's name says. ``caller``: the caller of the session supplies it.
     default : str
         The value of a row if the caller supplies none: ``zeros``, ``hold`` (the last value supplied; zeros before the
         first), or ``required``: an error.
     kind : str or None
-        What it is, for helpers that make the array from a user's input.
+        Meaning of the input, for helpers that compute its array from a user's input.
     """
 
     buffer: Name
@@ -217,7 +221,7 @@ class Target:
 
     @property
     def archs(self) -> tuple[str, ...]:
-        """Each machine that the engines run on."""
+        """The architectures on which the engines run."""
         return tuple(self.arch.split(GPU_SEPARATOR))
 
 
@@ -259,7 +263,8 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Workload:
-    """Base class of the manifest's object ``workload``: what only one kind of model has. Each workload derives its own.
+    """Base class of the manifest's object ``workload``, with the tables of one kind of model. Each workload derives
+    its own class.
 
     Parameters
     ----------
@@ -277,7 +282,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything an artifact says about itself; see `docs/engine-format.md` for each field.
+    """The manifest of an artifact; `docs/engine-format.md` describes each field.
 
     ``state_rows`` counts the rows for which buffers hold state; without a `Pool` every call carries all of them. Each
     workload has a subclass, whose ``workload`` is its own.
@@ -324,7 +329,7 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """Rows that can hold a stream: all but a pool's spare row."""
+        """Number of rows that can hold a session: all except a pool's spare row."""
         return self.state_rows - (self.pool is not None)
 
     @property

@@ -42,17 +42,19 @@ def parse_manifest(
     Returns
     -------
     Manifest
-        With every field's type, name, path and reference to a file checked. Programs are checked apart,
-        by `programs_check.resolve_programs`.
+        The manifest, with types, names, paths and references to files checked. `programs_check.resolve_programs`
+        checks the programs.
 
     Raises
     ------
     ManifestError
-        If it is of another format; if a file name is no plain relative path; if anything else is wrong.
+        If the manifest has another format version, a file name is no plain relative path, or another field is
+        invalid.
     """
     table = parse_json(document, MANIFEST_FILE)
     version = Fields(table, MANIFEST_FILE).integer("format_version", minimum=1)
-    if version != FORMAT_VERSION:  # before any other field: another format may have changed them all
+    # checked before any other field, because another format may have changed all of them
+    if version != FORMAT_VERSION:
         raise ManifestError(
             f"artifact has format version {version}, this runtime reads {FORMAT_VERSION}; install the seko-runtime "
             "that belongs to it, or rebuild the artifact"
@@ -69,7 +71,7 @@ def parse_manifest(
 
 
 def _check_files(manifest: Manifest) -> None:
-    """Check that `files` lists every file that a table names. It may list more, which is hashed and otherwise
+    """Check that `files` lists every file that a table names. Further files in `files` are hashed and otherwise
     ignored.
     """
     used = {weight.file for weight in manifest.weights} | {engine.file for engine in manifest.engines}

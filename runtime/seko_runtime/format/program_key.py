@@ -16,11 +16,12 @@ class ProgramKey:
     role : str
         What the program does, in the workload's word.
     bucket : int or None
-        Entries of a call for which it is: rows of a pool, or tokens; None without buckets.
+        Number of entries of a call (rows of a pool, or tokens) for which the program is made; None without buckets.
     full : bool
         Whether it is for rows whose caches are full.
     length : int or None
-        Positions that it reads, where a workload has programs for several; only beside a bucket.
+        Number of positions that the program reads, if a workload has programs for several lengths; only with a
+        bucket.
     """
 
     role: str

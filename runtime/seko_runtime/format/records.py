@@ -1,4 +1,4 @@
-"""Reads frozen dataclasses from untrusted JSON by the types of their fields. Knows no dataclass by name.
+"""Reading of frozen dataclasses from untrusted JSON by the types of their fields. Knows no dataclass by name.
 
 A field's type says how it is read: ``str``, ``int`` (from 0), ``float``, ``bool``, ``object``, ``tuple[T, ...]``,
 ``Mapping[str, T]``, ``T | None`` (may be null), another dataclass, or ``Annotated[T, note, ...]``. A note is a
@@ -27,7 +27,7 @@ from seko_runtime.format.json_fields import (
     as_text,
 )
 
-Read = Callable[[object, str], Any]  # of a value and its place in the document
+Read = Callable[[object, str], Any]  # takes a value and its place in the document
 Check = Callable[[Any, str], None]
 T = TypeVar("T")
 _PLAIN: Mapping[object, Read] = {
@@ -35,7 +35,7 @@ _PLAIN: Mapping[object, Read] = {
     int: as_integer,
     float: as_number,
     bool: as_flag,
-    object: lambda value, _: value,  # not interpreted
+    object: lambda value, _: value,  # a value that is kept without being interpreted
 }
 
 
@@ -86,8 +86,8 @@ class Document:
     Parameters
     ----------
     checks : mapping of type to callable
-        By class: called with each object of the class or a subclass and its place in the document, to check what
-        types do not express.
+        Functions by class, each called with every object of the class or a subclass and the object's place in the
+        document, to check rules that types do not express.
     """
 
     def __init__(self, checks: Mapping[type, Check]) -> None:
@@ -106,7 +106,7 @@ class Document:
         where : str
             Its place in the document, for messages.
         outermost : bool
-            Whether it is the document itself; messages then name its required objects without a path.
+            Whether the value is the document itself; messages then name its required objects without a path.
 
         Raises
         ------
@@ -146,7 +146,7 @@ class _Field:
     read: _Reader
     optional: bool
     nullable: bool
-    is_object: bool  # a required one
+    is_object: bool  # a required field
 
 
 @lru_cache

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 _NOREPLACE, _EXCHANGE = 1, 2  # RENAME_NOREPLACE, RENAME_EXCHANGE of linux/fs.h
-_HERE = -100  # AT_FDCWD: relative paths are of the current directory
-# What a kernel, a file system or a sandbox says that does not know the call or the flag.
+_HERE = -100  # AT_FDCWD: relative paths start at the current directory
+# Errors of a kernel, file system or sandbox that does not support the call or the flag.
 _UNKNOWN = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM})
 
 
@@ -23,7 +23,7 @@ def rename_new(source: Path, target: Path) -> None:
 
 
 def exchange(path: Path, other: Path) -> bool:
-    """Exchange two names in one step; return False, without doing anything, if the system cannot."""
+    """Exchange two names atomically; return False, without doing anything, if the system cannot."""
     return _renamed(path, other, _EXCHANGE)
 
 

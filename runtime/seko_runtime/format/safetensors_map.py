@@ -17,7 +17,7 @@ from seko_runtime.errors import (
 from seko_runtime.format.json_fields import Fields, as_integer, as_text, parse_json
 from seko_runtime.format.manifest import DTYPE_BYTES, TensorSpec
 
-MAX_HEADER_BYTES = 16 << 20  # 40 layers of Wan 14B need about 0.15 MB
+MAX_HEADER_BYTES = 16 << 20  # most bytes of a header; 40 layers of Wan 14B need about 0.15 MB
 PREFIX_BYTES = 8
 DTYPE_NAMES = {
     "F32": "float32",
@@ -74,7 +74,7 @@ def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
     Returns
     -------
     dict[str, MappedTensor]
-        By name. Together they cover the file's data without gaps and overlaps.
+        The tensors by name, which together cover the file's data without gaps and overlaps.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
             for name in fields.names()
             if name != "__metadata__"
         }
-    except ManifestError as error:  # the shared JSON reader's word for malformed
+    except ManifestError as error:  # the JSON reader raises a ManifestError if the JSON is malformed
         raise ArtifactError(str(error)) from None
     end = begin
     for tensor in sorted(tensors.values(), key=lambda item: (item.offset, item.nbytes)):

@@ -8,7 +8,7 @@ from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE, FileEntr
 
 BLOCK_BYTES = 512
 END = bytes(2 * BLOCK_BYTES)
-MAX_USTAR_SIZE = 8**11 - 1  # what eleven octal digits hold
+MAX_USTAR_SIZE = 8**11 - 1  # largest size in eleven octal digits
 FILE_TYPE, PAX_TYPE = b"0", b"x"
 _NAME_BYTES = 100
 
@@ -65,7 +65,7 @@ def _block(name: bytes, size: int, kind: bytes) -> bytes:
             b"0000000\0" * 2,  # owner and group
             b"%011o\0" % size,
             b"00000000000\0",  # time
-            b" " * 8,  # the checksum's own place, counted as spaces
+            b" " * 8,  # the checksum field, which counts as spaces
             kind.ljust(1 + _NAME_BYTES, b"\0"),  # type, and no link
             b"ustar\x0000",
         )

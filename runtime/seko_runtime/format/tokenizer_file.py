@@ -1,4 +1,4 @@
-"""A tokenizer's JSON file of the library `tokenizers`, which is imported for the first sentence.
+"""A tokenizer's JSON file for the library `tokenizers`, which is imported when the first text is encoded.
 
 No error quotes a text: texts are private, and errors end up in logs.
 """
@@ -58,7 +58,7 @@ def cut_text(tokenizer: Any, text: str, name: str, *, marks: bool = True) -> Any
     """
     try:
         return tokenizer.encode(text) if marks else tokenizer.encode(text, add_special_tokens=False)
-    except BaseException as error:  # its message is not told: it may quote the text
+    except BaseException as error:  # the library's message is dropped, because it may quote the text
         _raise_foreign(error)
         raise ArtifactError(
             f"{name} cannot cut a text into ids ({type(error).__name__}); rebuild the artifact"

@@ -19,12 +19,13 @@ from seko_runtime.format.manifest import SIGNATURE_FILE
 
 TRUST_VARIABLE = "SEKO_TRUST"
 SIGNATURE_VERSION = 1
-SIGNED_PREFIX = b"seko manifest signature 1\n"  # keeps a signature of something else from fitting here
-TIMED_PREFIX = b"seko manifest signature 2\n"  # the same of a manifest and a time
+# prefix of the signed bytes, so that a signature of other data does not match
+SIGNED_PREFIX = b"seko manifest signature 1\n"
+TIMED_PREFIX = b"seko manifest signature 2\n"  # prefix if manifest and time are signed
 MAX_SIGNATURE_BYTES = 1 << 16
 MAX_TRUST_BYTES = 1 << 20
 KEY_DIGITS, SIGNATURE_DIGITS, DIGEST_DIGITS = 64, 128, 64
-TIME_FORM = "YYYY-MM-DDTHH:MM:SSZ"  # UTC; later times are greater as text
+TIME_FORM = "YYYY-MM-DDTHH:MM:SSZ"  # UTC; later times compare greater as text
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 
 
@@ -135,7 +136,7 @@ def fits(signature: Signature, document: bytes) -> bool:
         key.verify(signature.made, signed_bytes(document))
         if signature.time is not None and signature.timed is not None:
             key.verify(signature.timed, timed_bytes(document, signature.time))
-    except (InvalidSignature, ValueError):  # ValueError: bytes that are no point of the curve
+    except (InvalidSignature, ValueError):  # ValueError: the bytes are no point of the curve
         return False
     return True
 
@@ -186,7 +187,8 @@ def read_trust(path: Path) -> Trust:
             keys[value] = rest[1].strip() if len(rest) > 1 else "unnamed"
         elif word == "not-before" and len(rest) == 1 and _is_time(value):
             not_before = max(value, not_before or "")
-        elif word == "revoked" and _is_hexadecimal(value, DIGEST_DIGITS):  # what follows says why, for people
+        # the rest of the line is a reason for people
+        elif word == "revoked" and _is_hexadecimal(value, DIGEST_DIGITS):
             revoked.add(value)
         else:
             raise EnvironmentLacksError(
@@ -205,7 +207,7 @@ def read_signatures(content: bytes) -> list[Signature]:
     Raises
     ------
     ArtifactError
-        If it is not such a file.
+        If the file is no valid signature file.
     """
     try:
         fields = Fields(parse_json(content, SIGNATURE_FILE, MAX_SIGNATURE_BYTES), SIGNATURE_FILE)
@@ -252,5 +254,5 @@ def _is_time(text: str) -> bool:
 
     try:
         return _TIME.fullmatch(text) is not None and datetime.fromisoformat(text) is not None
-    except ValueError:  # the 31st of February
+    except ValueError:  # an impossible date, such as the 31st of February
         return False

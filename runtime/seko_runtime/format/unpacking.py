@@ -1,4 +1,4 @@
-"""Unpacks a packed artifact strictly: sizes are limited by its manifest, and the folder appears complete or not at
+"""Strict unpacking of a packed artifact: its manifest limits all sizes, and the folder appears complete or not at
 all.
 """
 
@@ -54,8 +54,8 @@ def unpack_artifact(
 ) -> Unpacked:
     """Unpack what `seko-export pack` made.
 
-    An artifact has exactly one tar. So once the manifest is read, every byte except the files' contents is known, and
-    those are known by their hashes. Anything else is refused, and nothing is left behind.
+    An artifact has exactly one tar. Once the manifest is read, every byte except the files' contents is known, and
+    the contents are known by their hashes. Any other byte is refused, and no file is left behind.
 
     Parameters
     ----------
@@ -66,7 +66,8 @@ def unpack_artifact(
     trust : str or Path, optional
         As `seko_runtime.open_artifact` takes it; checked before the manifest is even parsed.
     replace : bool
-        Whether an artifact that is already there is replaced, once the new one is whole. Anything else never is.
+        Whether to replace an existing artifact once the new one is complete. Other files and folders are never
+        replaced.
 
     Raises
     ------
@@ -225,7 +226,7 @@ def _write(reader: _Reader, folder: Path, path: str, entry: FileEntry) -> None:
     sha256 = hashlib.sha256()
     try:
         file = target.open("xb")
-    except FileExistsError:  # a file system that does not tell A from a
+    except FileExistsError:  # a file system that does not distinguish A from a
         raise ArtifactError(f"{path!r} is another name of a file that is there; use another place") from None
     with file:
         left = entry.size

@@ -1,4 +1,5 @@
-"""Writes folders and files that appear complete or not at all: made beside the output path, fsynced, then renamed."""
+"""Folders and files that appear complete or not at all: they are written beside the output path, fsynced, then
+renamed."""
 
 from __future__ import annotations
 
@@ -31,21 +32,22 @@ _BARRED = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR}
     | {errno.EIO, errno.ESTALE, errno.EXDEV, errno.EBUSY}
 )
-_ASIDE = "replaced"  # the hidden name of an artifact that steps aside; `_put_back` may undo that
-_OBSOLETE = "removed"  # its hidden name once it may only be removed
+_ASIDE = "replaced"  # hidden name of an artifact that is being replaced; `_put_back` may undo the rename
+_OBSOLETE = "removed"  # hidden name of a replaced artifact that only needs to be removed
 _TRIES = 100
 
 
 @contextlib.contextmanager
 def whole_folder(output_path: Path, doing: str, *, replace: bool) -> Iterator[Path]:
-    """Give an empty folder to fill; after a clean exit it becomes ``output_path``, otherwise it is removed.
+    """Context with an empty folder to fill, which becomes ``output_path`` after a clean exit and is removed
+    otherwise.
 
-    A process that is killed, at whatever moment, leaves the old artifact or the new one, whole. What else it leaves
-    has a hidden name; the next one with the same output path removes it and says so on stderr. When the machine loses
-    power the same holds, as far as the file system keeps what was fsynced: content is fsynced before it gets its
-    name, and the name before the old artifact is removed. Where two names cannot be exchanged in one step, the old
-    artifact has a hidden name for a moment; if a process is killed there, the next one with the same output path puts
-    it back.
+    A process that is killed at any moment leaves either the old artifact or the new one, complete. Other leftovers
+    have hidden names; the next process with the same output path removes them and reports it on stderr. The same
+    holds after a power loss, if the file system keeps data that was fsynced: content is fsynced before the folder
+    gets its name, and the name before the old artifact is removed. Where two names cannot be exchanged atomically,
+    the old artifact has a hidden name for a moment; if the process is killed then, the next process with the same
+    output path restores the name.
 
     Parameters
     ----------
@@ -94,7 +96,7 @@ def whole_folder(output_path: Path, doing: str, *, replace: bool) -> Iterator[Pa
 def whole_file(
     output_path: Path, doing: str, *, replace: bool, beside: Path | None = None, mode: int = 0o666
 ) -> Iterator[BinaryIO]:
-    """Give a file to write; after a clean exit it becomes ``output_path``, otherwise it is removed.
+    """Context with a file to write, which becomes ``output_path`` after a clean exit and is removed otherwise.
 
     After a kill or a power loss the same holds as for `whole_folder`. Two threads or processes that write one path
     at once write to separate files; with ``replace`` the last one stays.
@@ -145,14 +147,14 @@ def whole_file(
 
 
 def check_file_place(output_path: Path) -> None:
-    """Raise unless a file can be made or replaced at ``output_path``, as far as that shows before it is made.
+    """Raise an error if a file cannot be made or replaced at ``output_path``, as far as that can be known before.
 
     Raises
     ------
     UsageError
-        If something stands there that is no regular file.
+        If the path exists and is no regular file.
     DiskError
-        If the folder, or the nearest one above it that is there, cannot be written.
+        If the folder, or its nearest existing parent, cannot be written.
     """
     output_path = output_path.absolute()
     _check_file_path(output_path, replace=True)
@@ -243,13 +245,13 @@ def _is_artifact(path: Path) -> bool | None:
             descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        except OSError:  # a file or a link; or what is above it cannot be entered
+        except OSError:  # the path is a file or a link, or a parent folder cannot be entered
             return False if os.path.lexists(path) else None
         try:
             with contextlib.suppress(OSError):
                 if stat.S_ISREG(os.stat(MANIFEST_FILE, dir_fd=descriptor).st_mode):
                     return True
-            if is_open_on(descriptor, path):  # else another process is replacing it just now
+            if is_open_on(descriptor, path):  # otherwise another process is replacing the artifact just now
                 return False
         finally:
             os.close(descriptor)
@@ -270,7 +272,7 @@ def _stem(output_path: Path, doing: str) -> str:
 
 
 def _remove_leftovers(output_path: Path) -> None:
-    """Remove leftovers of the same output path, whatever was being done; an artifact that lost its name is kept."""
+    """Remove leftovers of the same output path from any operation; an artifact that lost its name is kept."""
 
     def claim(path: Path) -> Path | None:
         if not path.name.startswith(f".{output_path.name}.{_ASIDE}-"):
@@ -281,12 +283,12 @@ def _remove_leftovers(output_path: Path) -> None:
 
 
 def _out_of_reach(aside: Path, output_path: Path) -> Path | None:
-    """Rename an artifact that stepped aside, so that nobody puts it back while it is being removed.
+    """Rename a replaced artifact again, so that no process restores it while it is being removed.
 
     Returns
     -------
     Path or None
-        Its new name; None if another process put it back first.
+        The new path; None if another process has restored the artifact first.
     """
     obsolete = output_path.with_name(random_name(f".{output_path.name}.{_OBSOLETE}-"))
     try:
@@ -297,9 +299,10 @@ def _out_of_reach(aside: Path, output_path: Path) -> Path | None:
 
 
 def _put_back(output_path: Path) -> None:
-    """Give an artifact its name back if a process renamed it and was killed before the new one had the name.
+    """Restore the name of an artifact if a process renamed it and was killed before the new artifact had the name.
 
-    No lock is checked, so that this works on file systems without locks. A living process notices and tries again.
+    Locks are not checked, so that this works on file systems without locks. A living process notices the change and
+    tries again.
     """
     if os.path.lexists(output_path):
         return
@@ -351,7 +354,7 @@ def _replace_folder(folder: Path, output_path: Path) -> bool:
     """Replace an artifact by a folder; return False if it is no longer an artifact."""
     old = os.open(output_path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        hold(old)  # else another process would take it for a leftover once it has a hidden name
+        hold(old)  # otherwise another process would treat it as a leftover once it has a hidden name
         if exchange(folder, output_path):
             if not _is_artifact(folder):
                 exchange(folder, output_path)
@@ -378,7 +381,7 @@ def _rename_both(folder: Path, output_path: Path, aside: Path) -> None:
     except BaseException:
         with _unless_raced():
             rename_new(aside, output_path)
-        if os.path.lexists(output_path) and _is_artifact(aside):  # replaced by whoever has the name by now
+        if os.path.lexists(output_path) and _is_artifact(aside):  # another process has replaced it
             _discard_aside(aside, output_path)
         raise
 

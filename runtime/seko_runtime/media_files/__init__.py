@@ -1,1 +1,1 @@
-"""Pictures, sound and arrays in files of strangers: read by a closed list of formats, within bounds."""
+"""Readers of untrusted files with pictures, sound and arrays: only listed formats, within bounds."""

@@ -1,4 +1,4 @@
-"""Reads .npy files: the header is checked before memory is taken, and nothing is unpickled."""
+"""Reader of .npy files: the header is checked before memory is allocated, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from seko_runtime.host.faults import told
 from seko_runtime.media_files.containers import MAX_PIXELS, read_head
 
 MAX_ARRAY_BYTES = 1 << 31
-_CHANNELS = 4  # of a picture, at most
-_MAX_HEADER_BYTES = 10_000  # numpy's own bound for files that are not trusted
+_CHANNELS = 4  # most bytes of a picture's array
+_MAX_HEADER_BYTES = 10_000  # most bytes of a header: numpy's own bound for untrusted files
 
 
 def load_array(path: Path, option: str, *, most_bytes: int = MAX_ARRAY_BYTES) -> NDArray[Any]:
@@ -25,8 +25,8 @@ def load_array(path: Path, option: str, *, most_bytes: int = MAX_ARRAY_BYTES) ->
     Raises
     ------
     UsageError
-        If it cannot be read, is none, is not of numbers, is shorter than its header says, or holds more than
-        ``most_bytes``.
+        If the file cannot be read, is no .npy file, has no numbers, is shorter than its header states, or holds more
+        than ``most_bytes``.
     """
     what = f"{option} {path}"
     read_head(path, what)

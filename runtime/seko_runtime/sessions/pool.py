@@ -274,7 +274,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
                         Waiting(request.due, variant)
                         for (_, _, request), variant in zip(asked, variants, strict=True)
                     ],
-                    {variant: self.call_times.expected(variant) for variant in variants},
+                    {variant: self.call_times.expected(variant) for variant in set(variants)},
                     began if now is None else now,
                 )
             if call is None:
@@ -282,9 +282,14 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             chosen = [asked[index] for index in call.sessions]
             for row, session, request in chosen:
                 self._check_request(row, session, request)
-            results = self._rows.run(
-                [row for row, _, _ in chosen], [request.given for _, _, request in chosen]
-            )
+            try:
+                results = self._rows.run(
+                    [row for row, _, _ in chosen], [request.given for _, _, request in chosen]
+                )
+            except SekoRuntimeError as error:
+                if self._told([session for _, session, _ in chosen], error):
+                    return []
+                raise
             for (_, session, _), result in zip(chosen, results, strict=True):
                 self._served(session, result)
                 session.renew()
@@ -311,6 +316,11 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         """Note that a call with a session is queued: its request is met, unless the workload says otherwise."""
         del result
         session._request = None
+
+    def _told(self, sessions: Sequence[SessionT], error: SekoRuntimeError) -> bool:
+        """Return whether a failed call's error reaches the threads that wait for its sessions in another way."""
+        del sessions, error
+        return False
 
     def _check_request(self, row: int, session: SessionT, request: Request) -> None:
         """Check a request again before its call; if the row refuses it, drop the request and raise an error that

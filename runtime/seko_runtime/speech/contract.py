@@ -50,7 +50,7 @@ surplus latents are dropped.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 
 from seko_runtime.errors import ManifestError
 from seko_runtime.executor.contract import CALL_ROWS, Contract, ProgramRule
@@ -97,6 +97,7 @@ def empty_numbers(manifest: SpeechManifest) -> dict[str, float]:
     }
 
 
+@cache
 def step_programs(batch: int, length: int) -> tuple[str, str, str, str]:
     """Return the names of a step's programs, in order; the second has a run for each moving step of the solver."""
     return (
@@ -107,6 +108,7 @@ def step_programs(batch: int, length: int) -> tuple[str, str, str, str]:
     )
 
 
+@cache
 def prefill_program(tokens: int, length: int) -> str:
     """Return the name of the program of a prefill call."""
     return ProgramKey("prefill", tokens, length=length).name

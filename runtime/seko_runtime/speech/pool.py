@@ -192,7 +192,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         -------
         list of (session, Patch or None)
             The session that was due first comes first; None for one whose prompt was filled in further. Empty if no
-            session waits.
+            session waits, or if the call failed and all its sessions are iterated over, whose threads get the error.
         """
         served = super().serve_next(now, among=among, in_one=in_one)
         for _, patch in served:
@@ -249,6 +249,10 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         except SekoRuntimeError as error:
             return not session.refuse(error)
         return True
+
+    def _told(self, sessions: Sequence[SpeechSession], error: SekoRuntimeError) -> bool:
+        told = [session.refuse(error) for session in sessions]
+        return all(told)
 
     def _served(self, session: SpeechSession, result: Patch | None) -> None:
         if result is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Protocol
 
 from seko_runtime.arguments import iterates, shown, whole_number
 from seko_runtime.errors import SekoRuntimeError, UsageError
 from seko_runtime.sessions.session import RowSession, SharedRows
+from seko_runtime.sessions.snapshot import Snapshot
 from seko_runtime.speech.local_rows import LocalSpeechRows, Patch
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.prompts import Floats, SpeechPrompt, assemble
@@ -217,8 +217,8 @@ class SpeechSession(RowSession):
             row = self._pool._rows.row(self._running_row())
             return 0 < row.limit == row.patches and not row.stopped
 
-    def save(self, path: str | Path) -> None:
-        """Write the session's whole state to a file; see `RowSession.save`. The voice is not in it.
+    def snapshot(self) -> Snapshot:
+        """Return the session's whole state as it is now, without its voice; `save` writes it.
 
         Raises
         ------
@@ -231,7 +231,7 @@ class SpeechSession(RowSession):
                     f"session {self.name!r} has {len(self._ready)} patches that were not taken, which no file holds: "
                     "take them first, or ask for patches one by one"
                 )
-        super().save(path)
+        return super().snapshot()
 
     def encode_voice(self, reference: object = None, *, continued: object = None, text: str = "") -> Voice:
         """Return a voice to speak with, to be assigned to ``voice``; see `SpeechPool.encode_voice`."""

@@ -35,7 +35,7 @@ OUTER_MODULES: dict[str, str] = {
         )
     },
 }
-# The same inside a residual block; what is not named here is called the same by both.
+# The same inside a residual block; modules that are not listed have the same name in both.
 BLOCK_MODULES: dict[str, str] = {
     "residual.0": "norm1",
     "residual.2": "conv1",
@@ -150,7 +150,7 @@ def match_vae_sources(
 
 def _vae_hints(opened: OpenedFiles, naming: Naming, config: WanVaeConfig) -> list[str]:
     shapes = naming.shapes_in(opened)
-    # Where each half has base_dim channels, at the first level: what goes into the last conv, out of the first.
+    # Weights from which base_dim is read: inputs of the decoder's last convolution, outputs of the encoder's first.
     for name, axis in (("decoder.head.2.weight", 1), ("encoder.conv1.weight", 0)):
         if len(shapes.get(name, ())) > axis:
             base_dim = (

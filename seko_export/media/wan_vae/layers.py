@@ -1,9 +1,9 @@
-"""Layers of the Wan 2.1 VAE and the frames that they carry from call to call.
+"""Layers of the Wan 2.1 VAE, and caches of the frames that they carry from call to call.
 
-A layer that looks back in time (`Streamed`) takes its past from a `FrameCaches` and leaves the next past there.
-Nothing is written in place, so a call is a pure function. Activations are [B, C, T, H, W] in channels-last memory;
-caches are [B, t, H, W, C] contiguous, the same bytes in a shape that a buffer table can state without strides.
-Attribute names are the original checkpoint's. Source of the maths: Wan 2.1 (arXiv 2503.20314).
+A layer that looks back in time (`Streamed`) takes earlier frames from a `FrameCaches` and stores the frames for the
+next call there. Nothing is written in place, so a call is a pure function. Activations are [B, C, T, H, W] in
+channels-last memory; caches are [B, t, H, W, C] contiguous, the same bytes in a shape that a buffer table can state
+without strides. Attribute names are the original checkpoint's. Source of the maths: Wan 2.1 (arXiv 2503.20314).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from seko_export.media.row_split import RowSplit
 
-CONV_HISTORY = 2  # frames that a causal kernel of three sees before the current one
-# Of these channels cuDNN convolves in time as fast as pictures a tap, and without their sum (docs/LOG.md).
+CONV_HISTORY = 2  # earlier frames that a causal kernel of size 3 reads
+# Numbers of channels for which cuDNN's 3D convolution is as fast as a 2D convolution for each tap, and needs no sum
+# (docs/LOG.md).
 CHANNELS_IN_TIME = 192
-FEWEST_FILTERS = 8  # channels out from which on cuDNN has a fast kernel
-FUSED_HEAD = 256  # channels of a head at most in torch's fused attention on CUDA
+FEWEST_FILTERS = 8  # number of output channels from which cuDNN has a fast kernel
+FUSED_HEAD = 256  # most channels of a head in torch's fused attention on CUDA
 
 
 class FrameCaches:
@@ -30,10 +31,11 @@ class FrameCaches:
     Parameters
     ----------
     earlier : sequence of Tensor or None
-        `kept` of the last call, each [B, t, H, W, C] contiguous. None at the start of a stream: every earlier frame
-        is zeros.
+        The caches of the last call (`kept`), each [B, t, H, W, C] contiguous. None at the start of a stream, where
+        every earlier frame is zeros.
     split : RowSplit, optional
-        The rows of one rank, where several share a picture: activations and caches have these rows only.
+        The pixel rows of one rank, if several ranks share a picture. Activations and caches then have these rows
+        only.
     """
 
     def __init__(self, earlier: Sequence[Tensor] | None, split: RowSplit | None = None) -> None:
@@ -58,11 +60,11 @@ class FrameCaches:
     def keep(self, x: Tensor) -> None:
         """Store a copy of ``x`` [B, C, t, H, W] as the next cache.
 
-        A view would keep the whole activation alive that it is a part of, and a plain copy is taken out by the
-        compiler where the strides agree; one with a bound that changes nothing is not. Give a part of what
-        ``torch.cat`` made, never of what went into it: torch 2.13's compiler computes the latter inside the
-        former's memory, and lets a copy of equal size stay there after that memory went to somebody else (seen in
-        a CPU engine with two frames a call: caches of other layers came back).
+        A view would keep the whole activation alive. The compiler removes a plain copy if the strides agree, but not
+        a copy through a clamp whose bounds change nothing. ``x`` should be a part of the result of ``torch.cat``,
+        never of its inputs: torch 2.13's compiler computes these inputs inside the result's memory, and keeps a copy
+        of equal size there after that memory was reused (seen in a CPU engine with two frames a call, which returned
+        caches of other layers).
         """
         self.kept.append(x.permute(0, 2, 3, 4, 1).clamp(min=-torch.inf).contiguous())
 
@@ -79,7 +81,7 @@ def run(layers: Iterable[nn.Module], x: Tensor, caches: FrameCaches) -> Tensor:
 
 
 class CausalConv3d(Streamed):
-    """A convolution over the frame, the two frames before it, and as many rows and columns on either side."""
+    """A causal 3D convolution: over a frame and the two frames before it, padded in height and width."""
 
     def __init__(self, channels_in: int, channels_out: int, side: int) -> None:
         super().__init__()
@@ -88,7 +90,7 @@ class CausalConv3d(Streamed):
         self._beside = side // 2
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
-        """Return [B, channels_out, T, H, W] from ``x`` [B, channels_in, T, H, W]."""
+        """Return the result [B, channels_out, T, H, W] for ``x`` [B, channels_in, T, H, W]."""
         joined = torch.cat((caches.before(x, CONV_HISTORY), x), dim=2)
         padding, own = (self._beside, self._beside), joined
         if caches.split is not None and self._beside:
@@ -96,15 +98,16 @@ class CausalConv3d(Streamed):
             padding, own, x = (0, self._beside), joined[:, :, :, 1:-1], joined[:, :, CONV_HISTORY:]
         caches.keep(own[:, :, -CONV_HISTORY:])
         if caches.starts and x.shape[2] == 1:
-            # Only the last tap meets anything but zeros: a third of the work.
+            # Only the last tap in time reads anything but zeros, which saves two thirds of the work.
             return self._convolved(x, self.weight[:, :, -1:], padding)
         return self._convolved(joined, self.weight, padding)
 
     def _convolved(self, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
         """Return the convolution of the frames in ``x`` [B, channels_in, T', H', W], which includes the cached frames.
 
-        ``padding``: rows and columns of zeros on either side. cuDNN is asked for what it is fast at: a few filters are
-        a matmul instead, and most kernels in time are one of pictures for each tap.
+        ``padding`` is the number of rows and columns of zeros on either side. cuDNN is used only where it is fast: a
+        convolution with few filters is a matmul instead, and most convolutions in time are a 2D convolution for each
+        tap.
         """
         if not by_cudnn(x):
             return F.conv3d(x, weight, self.bias, padding=(0, *padding))
@@ -116,10 +119,11 @@ class CausalConv3d(Streamed):
         return self._tap_by_tap(x, weight, padding)
 
     def _tap_by_tap(self, x: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
-        """Compute the same for one row as a sum of picture convolutions, one for each tap; mostly faster in cuDNN.
+        """Compute the convolution of one row as a sum of 2D convolutions, one for each tap in time, which is mostly
+        faster in cuDNN.
 
-        The sum is fused with what follows. A CPU takes longer for it where there are few channels. The windows of the
-        taps are cut out of memory as such: of a slice of something not computed yet, torch's compiler makes a copy.
+        The sum is fused with the following ops. On a CPU this is slower for few channels. The taps' windows are views
+        made with strides, because torch's compiler copies a slice of a tensor that is not computed yet.
         """
         _, channels, frames, height, width = x.shape
         memory = x.permute(0, 2, 3, 4, 1).contiguous()
@@ -162,14 +166,14 @@ class ResidualBlock(Streamed):
             CausalConv3d(channels_in, channels_out, side=3),
             RmsNorm(channels_out, axes=3),
             nn.SiLU(),
-            nn.Identity(),  # dropout while training; it counts in the checkpoint's numbering
+            nn.Identity(),  # stands for the dropout of training, which counts in the checkpoint's numbering
             CausalConv3d(channels_out, channels_out, side=3),
         )
         same = channels_in == channels_out
         self.shortcut = nn.Identity() if same else nn.Conv3d(channels_in, channels_out, 1)
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
-        """Return [B, channels_out, T, H, W] from ``x`` [B, channels_in, T, H, W]."""
+        """Return the result [B, channels_out, T, H, W] for ``x`` [B, channels_in, T, H, W]."""
         beside: Tensor = self.shortcut(x)
         return beside + run(self.residual, x, caches)
 
@@ -184,7 +188,7 @@ class AttentionBlock(Streamed):
         self.proj = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
-        """Return the shape of ``x`` [B, C, T, H, W]."""
+        """Return the result, in the shape of ``x`` [B, C, T, H, W]."""
         frames = as_images(x)  # [B*T, C, H, W]
         qkv = self.to_qkv(self.norm(frames)).flatten(2).mT  # [B*T, H*W, 3*C]
         q, kv = qkv.split((x.shape[1], 2 * x.shape[1]), dim=-1)
@@ -207,10 +211,9 @@ class Upsample(Streamed):
         self.time_conv = CausalConv3d(channels, 2 * channels, side=1) if temporal else None
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
-        """Return [B, C/2, T', 2*H, 2*W] from ``x`` [B, C, T, H, W].
+        """Return the upsampled frames [B, C/2, T', 2*H, 2*W] for ``x`` [B, C, T, H, W].
 
-        The first frame of a stream stays one frame, and the time convolution does not see it: its past is zeros until
-        the second frame.
+        The first frame of a stream stays one frame, and the time convolution reads zeros in its place.
         """
         if self.time_conv is not None:
             if not caches.starts:
@@ -223,7 +226,7 @@ class Upsample(Streamed):
             return as_clip(self.resample(as_images(x)), x.shape[0])
         enlarge, convolve = self.resample
         weight, bias = convolve.parameters()
-        # Each neighbour's row becomes two, of which the one beside is wanted.
+        # Each neighbour's row becomes two rows, of which the adjacent one is needed.
         whole = enlarge(as_images(caches.split.with_neighbours(x)))[:, :, 1:-1]
         y = F.conv2d(whole, weight, bias, padding=(0, 1))
         return as_clip(y, x.shape[0])
@@ -235,13 +238,13 @@ class Downsample(Streamed):
     def __init__(self, channels: int, *, temporal: bool) -> None:
         super().__init__()
         self.resample = nn.Sequential(
-            nn.ZeroPad2d((0, 1, 0, 1)),  # right and below alone, as the checkpoint was trained
+            nn.ZeroPad2d((0, 1, 0, 1)),  # padded only right and below, as in training
             nn.Conv2d(channels, channels, 3, stride=2),
         )
         self.time_conv = HalvingTimeConv(channels) if temporal else None
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
-        """Return [B, C, T', H/2, W/2] from ``x`` [B, C, T, H, W]."""
+        """Return the downsampled frames [B, C, T', H/2, W/2] for ``x`` [B, C, T, H, W]."""
         x = as_clip(self.resample(as_images(x)), x.shape[0])
         return x if self.time_conv is None else run((self.time_conv,), x, caches)
 
@@ -249,7 +252,7 @@ class Downsample(Streamed):
 class HalvingTimeConv(Streamed):
     """A convolution over three frames at every second frame: it halves the frames, except the first.
 
-    A stream's first frame passes unchanged, and is part of the first convolution.
+    The first frame of a stream passes unchanged, and is also an input of the first convolution.
     """
 
     def __init__(self, channels: int) -> None:
@@ -258,7 +261,8 @@ class HalvingTimeConv(Streamed):
         self.bias = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
-        """Return [B, C, T/2, H, W] (1 + (T - 1)/2 at the start) from ``x`` [B, C, T, H, W]."""
+        """Return the frames [B, C, T/2, H, W] (at a stream's start 1 + (T - 1)/2 of them) for ``x`` [B, C, T, H,
+        W]."""
         window = (
             x if caches.starts else torch.cat((caches.before(x, 1), x), dim=2)
         )  # windows overlap by a frame
@@ -279,14 +283,15 @@ def by_cudnn(x: Tensor) -> bool:
 def conv_of_few_filters(
     x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int] | None = None
 ) -> Tensor:
-    """Return a convolution as one matmul of all taps with all pixels, and the sum of its shifted rows.
+    """Compute a convolution with few filters as one matmul of all taps with all pixels, and a sum of shifted rows.
 
-    cuDNN has no fast kernel for it: the VAE's last one, 96 channels to 3 at 480x832, took 3.7 ms of an H200 for 12
-    frames, and turning memory around for it 1.5 (docs/LOG.md), where reading ``x`` takes 0.25 by its bandwidth.
+    cuDNN has no fast kernel for few filters: the VAE's last convolution, 96 channels to 3 at 480x832, took 3.7 ms on
+    an H200 for 12 frames, and changing the memory layout for it 1.5 ms (docs/LOG.md), while reading ``x`` takes 0.25
+    ms at the memory's bandwidth.
 
-    Between matmul and sum lie taps * O numbers a place, less than ``x`` has where O is 3 and C is 96. Every one is
-    read once, in the order of memory: a row is one tap of one filter. The compiler makes one loop of the sum and of
-    what follows; the margins are conditions of its reads, no copy.
+    The matmul's result has taps * O numbers for each pixel, fewer than ``x`` has if O is 3 and C is 96. Each is read
+    once, in memory order: a row is one tap of one filter. The compiler fuses the sum with the following ops; margins
+    are conditions on its reads and need no copy.
 
     Parameters
     ----------
@@ -325,7 +330,8 @@ def conv_of_few_filters(
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return attention [..., N, C] of three such; torch does what no fused kernel takes in float32, at a tenth."""
+    """Return the attention [..., N, C] of queries, keys and values of that shape. If no fused kernel supports the
+    size, torch would compute it in float32, ten times slower."""
     if not q.is_cuda or q.shape[-1] <= FUSED_HEAD:
         return F.scaled_dot_product_attention(q, k, v)
     weights = ((q * q.shape[-1] ** -0.5) @ k.mT).softmax(-1, torch.promote_types(q.dtype, torch.float32))
@@ -339,12 +345,12 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def as_images(x: Tensor) -> Tensor:
-    """Return [B*T, C, H, W] from [B, C, T, H, W]; no copy in channels-last memory."""
+    """Return frames [B*T, C, H, W] as pictures, from ``x`` [B, C, T, H, W]; no copy in channels-last memory."""
     return x.transpose(1, 2).flatten(0, 1)
 
 
 def as_clip(x: Tensor, batch: int) -> Tensor:
-    """Return [B, C, T, H, W] from [B*T, C, H, W]; no copy."""
+    """Return pictures [B*T, C, H, W] as frames [B, C, T, H, W]; no copy."""
     frames: Tensor = x.unflatten(0, (batch, -1))
     return frames.transpose(1, 2)
 
@@ -352,5 +358,5 @@ def as_clip(x: Tensor, batch: int) -> Tensor:
 def _interleaved(x: Tensor) -> Tensor:
     """Return [B, C, 2*T, H, W] from [B, 2*C, T, H, W]: the two halves of each frame's channels become two frames."""
     halves: Tensor = x.permute(0, 2, 3, 4, 1).unflatten(4, (2, -1))  # [B, T, H, W, 2, C]
-    # Of a single frame, flatten would give a view whose memory order is no layer's.
+    # For a single frame, flatten would return a view with a memory order that no layer uses.
     return halves.permute(0, 1, 4, 2, 3, 5).flatten(1, 2).contiguous().permute(0, 4, 1, 2, 3)

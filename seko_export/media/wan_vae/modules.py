@@ -34,14 +34,14 @@ from seko_runtime.video.contract import PICTURE_CHANNELS
 
 
 class _StreamedHalf(nn.Module):
-    """What decoder and encoder share: the length of a call, the latents' statistics, checks of the inputs.
+    """Base class of decoder and encoder: the length of a call, the latents' statistics, checks of the inputs.
 
     Parameters
     ----------
     config : WanVaeConfig
         Dimensions.
     first : bool
-        True: the start of a stream, without caches. False: any later call.
+        Whether the call is the first of a stream, which takes no caches.
     frames : int
         Latent frames of one call, at least 1.
     dtype : torch.dtype
@@ -113,14 +113,15 @@ class VaeDecode(_StreamedHalf):
         latents : Tensor
             [B, z, F, h, w], normalised as the diffusion model returns them; float32 or another dtype.
         *caches : Tensor
-            From the call before, with `decoder_cache_shapes`, in the weights' dtype; none for FIRST.
+            The caches that the previous call returned, with `decoder_cache_shapes`, in the weights' dtype; none for
+            FIRST.
 
         Returns
         -------
         video : Tensor
             [B, 3, T, H, W] in -1..1, the weights' dtype.
         *caches : Tensor
-            For the next call, in new memory.
+            The caches for the next call, in new memory.
 
         Raises
         ------
@@ -163,14 +164,15 @@ class VaeEncode(_StreamedHalf):
         video : Tensor
             [B, 3, T, H, W] in -1..1, any floating dtype; H and W multiples of the spatial stride.
         *caches : Tensor
-            From the call before, with `encoder_cache_shapes`, in the weights' dtype; none for FIRST.
+            The caches that the previous call returned, with `encoder_cache_shapes`, in the weights' dtype; none for
+            FIRST.
 
         Returns
         -------
         latents : Tensor
             [B, z, F, h, w] float32 or wider: the posterior's mean, normalised for the diffusion model.
         *caches : Tensor
-            For the next call, in new memory.
+            The caches for the next call, in new memory.
 
         Raises
         ------
@@ -260,7 +262,7 @@ def encoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tu
 def latent_statistics(config: WanVaeConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the two parameters that no checkpoint holds, by name: [z], in the wider of ``dtype`` and float32.
 
-    A module on the meta device has only their shapes; the weights come from here.
+    A module on the meta device has only the shapes of these parameters; their values come from this function.
     """
     wide = torch.promote_types(dtype, torch.float32)
     return {

@@ -1,4 +1,5 @@
-"""The modules of the Wan VAE's engines: one row at a time, pictures as bytes. The maths is in `modules.py`."""
+"""The modules of the Wan VAE's engines, which handle one row at a time, with pictures as bytes. The maths is in
+`modules.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 from seko_runtime.video.contract import PICTURE_CHANNELS
 
-_HALF_RANGE = 127.5  # levels of a byte from -1 to 0, and from 0 to 1
+_HALF_RANGE = 127.5  # levels of a byte between -1 and 0, and between 0 and 1
 
 
 class DecodeRow(VaeDecode):
@@ -31,7 +32,7 @@ class DecodeRow(VaeDecode):
         video : Tensor
             [T, H, W, 3] uint8: red, green, blue, rounded to the nearest level.
         *caches : Tensor
-            For the next call.
+            The caches for the next call.
         """
         return self._pictures(latents, caches)
 
@@ -72,7 +73,7 @@ class DecodeShare(DecodeRow):
         video : Tensor
             [T, H/R, W, 3] uint8.
         *caches : Tensor
-            For the next call.
+            The caches for the next call.
         """
         return self._pictures(latents, caches, self.rows_of(rank))
 

@@ -16,7 +16,7 @@ from seko_serve.security.rates import Rate
 from seko_serve.settings import LOOPBACK, Settings
 
 # How many a second, and at once.
-OPENS = (1.0, 8.0)  # of sessions and videos, by key and address
+OPENS_AT_ONCE = 8.0  # times the setting; by key and address
 SOCKETS = (5.0, 30.0)  # by address
 MESSAGES = (60.0, 120.0)  # of a session's socket
 SAFE_METHODS = frozenset(
@@ -48,7 +48,12 @@ class Access:
         if not settings.keys and settings.uds is None and "*" not in settings.allowed_origins:
             names = (urlsplit(origin).hostname for origin in settings.allowed_origins)
             self._hosts = frozenset({*LOOPBACK, *(name for name in names if name)})
-        self._opens = Rate(*OPENS, "sessions and videos opened", time.monotonic)
+        self._opens = Rate(
+            settings.opens_per_s,
+            max(1.0, OPENS_AT_ONCE * settings.opens_per_s),
+            "sessions and videos opened",
+            time.monotonic,
+        )
         self._sockets = Rate(*SOCKETS, "sockets opened", time.monotonic)
         self.controls = Rate(*MESSAGES, "messages", time.monotonic)
 

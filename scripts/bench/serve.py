@@ -1,0 +1,284 @@
+"""The server under viewers, on one machine: how fast it is, how soon a viewer sees a frame, and what comes late.
+
+    python scripts/bench/serve.py ARTIFACT --rows docs/benchmarks/cpu.jsonl --parts realtime,ttfc,misses
+
+The server runs in this process, its viewers in another one (`seko-serve load`). ARTIFACT was built with ``--sessions``
+where several are to be served. `serve_full.py` does the same at full size without an artifact. Parts and their figures:
+
+- ``overhead``: ``serve_overhead``, chunks a second through encoder, socket and client, as a share of what the runtime
+  alone makes in calls of the same size, read by another thread as they come;
+- ``ttfc``: ``serve_ttfc_ms``, from the request for a session to its first decoded frame, one viewer after another;
+- ``misses``: ``serve_misses``, chunks that came late for viewers that collect one chunk;
+- ``realtime``: ``serve_sessions_realtime``, the most viewers of whom none had a chunk late;
+- ``encode``: ``serve_encode_cores``, cores for the H.264 of eight viewers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in ("runtime", "kernels", "serve", "scripts/bench"))]
+
+import uvicorn  # noqa: E402
+from rows import append_row  # noqa: E402
+
+from seko_runtime import Pool  # noqa: E402
+from seko_serve.http.app import Application  # noqa: E402
+from seko_serve.live.device import Device, pool_of  # noqa: E402
+from seko_serve.live.manager import SessionManager  # noqa: E402
+from seko_serve.load import percentile  # noqa: E402
+from seko_serve.media.video import H264Encoder  # noqa: E402
+from seko_serve.run import SERVER_LIMITS  # noqa: E402
+from seko_serve.settings import Settings  # noqa: E402
+
+PROMPT = "a small red disc bouncing and a large blue ring pulsing on a green gradient"
+ONE_AFTER_ANOTHER = """
+import asyncio, json, sys
+from seko_serve.load import Load, run_load
+url, count, opening = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+views = [asyncio.run(run_load(Load(url, 1, seconds=0.1, opening=opening)))[0] for _ in range(count)]
+assert all(view.first_at is not None for view in views), [view.refused or view.lost for view in views]
+print(json.dumps([1e3 * (view.first_at - view.opened_at) for view in views]))
+"""
+
+
+class Served:
+    """A server in this process, on a free port of the loopback address.
+
+    Parameters
+    ----------
+    opener : callable
+        Returns a context that opens the pool; the device's thread enters it.
+    """
+
+    def __init__(self, opener: Callable[[], AbstractContextManager[Pool]]) -> None:
+        settings = Settings(Path("bench"), port=0, opens_per_s=1e5, videos=0)
+        self.device = Device(opener)
+        manager = SessionManager(settings, self.device)
+        config = uvicorn.Config(
+            Application(settings, manager).app(), host="127.0.0.1", port=0, **SERVER_LIMITS
+        )
+        self._server = uvicorn.Server(config)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._server.serve()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        while not self._server.started:
+            self._thread.join(0.05)
+            if not self._thread.is_alive():
+                raise RuntimeError("the server did not start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        (listener,) = self._server.servers
+        return f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+
+    @property
+    def opening(self) -> dict[str, object]:
+        """Fields with which the artifact's sessions begin."""
+        return {"prompt": PROMPT} if self.device.manifest.workload.text else {}
+
+    @property
+    def chunk_frames(self) -> int:
+        """Video frames of a chunk behind the first."""
+        video = self.device.manifest.workload.video
+        assert video is not None  # else the server would not have started
+        return video.chunk_frames
+
+    def alone(self, work: Callable[[Pool], Any]) -> Any:
+        """Run a function on the device's thread, while nobody is served."""
+        assert self._loop is not None  # the server has started
+        return asyncio.run_coroutine_threadsafe(self.device.call(work), self._loop).result()
+
+    def load(self, *options: object) -> dict[str, Any]:
+        """Put viewers on the server, in a process of their own; return what they noted."""
+        prompt = self.opening.get("prompt", "")
+        command = ["load", self.url, "--json", "--arrivals", 0, "--prompt", prompt, *options]
+        told: dict[str, Any] = json.loads(python("-m", "seko_serve", *command))
+        if not told["served"] or told["lost"]:
+            raise RuntimeError(f"viewers were lost: {told}")
+        return told
+
+
+def python(*arguments: object) -> str:
+    """Run Python in a process of its own, which imports what this one does; return the last line it prints."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, env=environment, check=False
+    )
+    lines = done.stdout.splitlines()
+    if not lines:
+        raise RuntimeError(done.stderr[-2000:])
+    return lines[-1]
+
+
+def chunk_seconds_alone(sessions: int, chunks: int, pool: Pool) -> float:
+    """Return the median seconds of a call of so many sessions of the runtime alone, its frames read by others."""
+    stream = pool.manifest.workload.stream
+    prompt = {"prompt": PROMPT} if pool.manifest.workload.text else {}
+    fill = -(-stream.cache_frames // stream.chunk_frames) + 2
+    times = []
+    with ExitStack() as stack:
+        readers = stack.enter_context(ThreadPoolExecutor(sessions))
+        opened = [stack.enter_context(pool.open_session(seed=seed, **prompt)) for seed in range(sessions)]
+        reading: list[Any] = []
+        for _ in range(fill + chunks):
+            began = time.perf_counter()
+            made = 0
+            for session in opened:
+                session.request_chunk(0.0)
+            while made < sessions:
+                served = pool.serve_next()
+                made += len(served)
+                for read in reading[: len(served)]:
+                    read.result()
+                reading = reading[len(served) :] + [readers.submit(chunk.video) for _, chunk in served]
+            times.append(time.perf_counter() - began)
+    return statistics.median(times[fill:])
+
+
+def overhead(served: Served, shape: str, rows: Path, sessions: int = 1, seconds: float = 20.0) -> None:
+    """Append ``serve_overhead``."""
+    frames, fps = served.chunk_frames, served.device.manifest.workload.stream.fps
+    alone_s = served.alone(partial(chunk_seconds_alone, sessions, 12))
+    chunks = max(30, round(seconds / alone_s))
+    told = served.load("--sessions", sessions, "--seconds", chunks * frames / fps, "--fps", fps, "--at-once")
+    through_s = told["rtf"] * frames / fps
+    append_row(
+        rows, "serve_overhead", f"{shape}, {sessions} at a time", alone_s / through_s,
+        "of the runtime's own chunks a second", None, alone_ms=1e3 * alone_s, served_ms=1e3 * through_s, chunks=chunks,
+    )  # fmt: skip
+
+
+def ttfc(served: Served, shape: str, rows: Path, viewers: int = 20) -> None:
+    """Append ``serve_ttfc_ms``: its p99, nearest rank."""
+    alone_s = served.alone(partial(chunk_seconds_alone, 1, 6))
+    told = python("-c", ONE_AFTER_ANOTHER, served.url, viewers, json.dumps(served.opening))
+    times: Sequence[float] = json.loads(told)
+    p99 = percentile(times, 99)
+    assert p99 is not None  # there are times
+    append_row(
+        rows, "serve_ttfc_ms", shape, p99, "ms, p99 of viewers one after another, to the decoded frame", None,
+        p50_ms=percentile(times, 50), viewers=viewers, chunk_ms=1e3 * alone_s, chunks=p99 / 1e3 / alone_s,
+    )  # fmt: skip
+
+
+def misses(
+    served: Served,
+    shape: str,
+    rows: Path,
+    sessions: int,
+    fps: float,
+    chunks: int,
+    figure: str = "serve_misses",
+) -> None:
+    """Append the chunks that came late, of at least so many of all viewers together."""
+    seconds = -(-chunks // sessions) * served.chunk_frames / fps
+    told = served.load("--sessions", sessions, "--seconds", seconds, "--fps", fps)
+    kept = ("chunks", "served", "refused", "cpr", "worst_ms", "underruns", "stall_s", "rtf")
+    append_row(
+        rows, figure, f"{shape}, {told['served']} viewers at {fps:g} fps", told["late"], "chunks late", None,
+        **{name: told[name] for name in kept},
+    )  # fmt: skip
+
+
+def realtime(served: Served, shape: str, rows: Path, seconds: float = 20.0) -> None:
+    """Append ``serve_sessions_realtime``: viewers are added until one has a chunk late or is not let in."""
+    fps, best, told = served.device.manifest.workload.stream.fps, 0, {}
+    while best < served.device.capacity:
+        told = served.load("--sessions", best + 1, "--seconds", seconds, "--fps", fps)
+        if told["late"] or told["served"] <= best:
+            break
+        best += 1
+    append_row(
+        rows, "serve_sessions_realtime", f"{shape}, {fps} fps", best, "viewers without a late chunk, beside them", None,
+        cores=len(os.sched_getaffinity(0)), rows_of_the_pool=served.device.capacity, seconds=seconds,
+        next_one={name: told[name] for name in ("served", "late", "chunks", "refused", "cpr")},
+    )  # fmt: skip
+
+
+def encode(rows: Path, viewers: int = 8, fps: int = 16, size: tuple[int, int] = (480, 832)) -> None:
+    """Append ``serve_encode_cores``, of frames with edges, slow movement and grain."""
+    height, width = size
+    random = np.random.default_rng(0)
+    y, x = np.mgrid[:height, :width]
+    grain = random.integers(-6, 7, (8, height, width, 1))
+    encoder, spent, frames = H264Encoder(width, height, fps), [], 6 * fps
+    for number in range(frames):
+        wave = 96 * np.sin((x + 3 * number) / 40) + 64 * np.sign(np.sin((y + 2 * number) / 60))
+        picture = wave[..., None] * [1.0, 0.6, 0.3] + 128 + grain[number % 8]
+        frame = np.clip(picture, 0, 255).astype(np.uint8)
+        began = time.thread_time()
+        encoder.encode(frame)
+        spent.append(time.thread_time() - began)
+    frame_s = statistics.mean(spent)
+    append_row(
+        rows, "serve_encode_cores", f"{viewers} viewers, {height}x{width}, {fps} fps, H.264 superfast",
+        viewers * fps * frame_s, "cores", 1.0, frame_ms=1e3 * frame_s, worst_frame_ms=1e3 * max(spent),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Measure the parts that were asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
+    parser.add_argument("--parts", default="overhead,ttfc,misses,realtime,encode")
+    parser.add_argument("--misses-of", type=int, default=500, help="chunks whose lateness is counted")
+    parser.add_argument("--seconds", type=float, default=20.0, help="that each viewer of `realtime` watches")
+    options = parser.parse_args()
+    parts = options.parts.split(",")
+    if unknown := set(parts) - {"overhead", "ttfc", "misses", "realtime", "encode"}:
+        parser.error(f"no part {', '.join(sorted(unknown))}")
+    if "encode" in parts:
+        encode(options.rows)
+    if parts == ["encode"]:
+        return
+    with Served(partial(pool_of, options.artifact)) as served:
+        stream = served.device.manifest.workload.stream
+        shape = (
+            f"{served.device.manifest.name}, {stream.height}x{stream.width}, chunk {stream.chunk_frames}, ring "
+            f"{stream.ring_frames}, {served.device.capacity} rows"
+        )
+        if "overhead" in parts:
+            overhead(served, shape, options.rows)
+        if "ttfc" in parts:
+            ttfc(served, shape, options.rows)
+        if "misses" in parts:
+            misses(served, shape, options.rows, 1, stream.fps, options.misses_of)
+        if "realtime" in parts:
+            realtime(served, shape, options.rows, options.seconds)
+
+
+if __name__ == "__main__":
+    main()

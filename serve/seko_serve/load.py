@@ -1,0 +1,368 @@
+"""Load on a server: viewers that arrive at random times, watch for a while, and note what came late."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import av
+from websockets.exceptions import WebSocketException
+
+from seko_serve.client import AsyncClient
+from seko_serve.errors import ServeError
+from seko_serve.protocol import Codec, Media
+
+PROMPT = "a small red disc bouncing and a large blue ring pulsing on a green gradient"
+DECODERS = {Codec.H264: "h264", Codec.VP8: "vp8", Codec.MJPEG: "mjpeg"}
+CODECS = ("h264", "vp8", "mjpeg", "rgb24")
+
+
+@dataclass(frozen=True)
+class Load:
+    """The load on one server.
+
+    Parameters
+    ----------
+    url : str
+        The server's address.
+    sessions : int
+        Viewers that arrive.
+    arrivals : float
+        Viewers a second, on average, of a Poisson process; 0: all at once. They arrive whether others are served or
+        not.
+    seconds : float
+        Seconds of video that each watches.
+    buffer : int
+        Chunks that each collects before it plays.
+    codec : str
+        One of `CODECS`.
+    opening : mapping of str to object
+        Fields of ``POST /v1/sessions``.
+    seed : int
+        Of the arrivals, and of the first viewer's video; the others have the next ones.
+    api_key : str, optional
+        Where the server has keys.
+    at_once : bool
+        Whether viewers acknowledge a chunk when it comes, not when it was shown: how fast the server can be.
+    """
+
+    url: str
+    sessions: int
+    arrivals: float = 0.0
+    seconds: float = 60.0
+    buffer: int = 1
+    codec: str = "h264"
+    opening: dict[str, object] = field(default_factory=dict)
+    seed: int = 0
+    api_key: str | None = None
+    at_once: bool = False
+
+
+@dataclass
+class View:
+    """The notes of one viewer; times are seconds of its own clock."""
+
+    opened_at: float
+    fps: float = 0.0
+    first_at: float | None = None
+    """When it had decoded its first frame."""
+    came_at: list[float] = field(default_factory=list)
+    """When each chunk was there whole."""
+    frames: list[int] = field(default_factory=list)
+    """Video frames of each chunk."""
+    underruns: int = 0
+    """How often it stood still because the next chunk was not there."""
+    stall_s: float = 0.0
+    """How long it stood still."""
+    refused: str = ""
+    """Code of the error with which it was not let in."""
+    lost: str = ""
+    """Why its stream ended early."""
+
+    def deadlines(self, buffer: int) -> list[float]:
+        """Return when each chunk behind those that are collected first was due.
+
+        That is the time since it began to play by which the frames before the chunk were shown, as vllm-omni's
+        benchmark counts: a chunk that comes late does not put off those behind it.
+        """
+        if len(self.came_at) < buffer:
+            return []
+        begun, dues, before = self.came_at[buffer - 1], [], sum(self.frames[:buffer])
+        for count in self.frames[buffer:]:
+            dues.append(begun + before / self.fps)
+            before += count
+        return dues
+
+    def late(self, buffer: int) -> list[float]:
+        """Return the seconds by which each of these chunks was late, 0 if it was in time."""
+        came = self.came_at[buffer:]
+        return [max(0.0, at - due) for at, due in zip(came, self.deadlines(buffer), strict=True)]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The figures of a load.
+
+    Parameters
+    ----------
+    sessions, served, lost : int
+        Viewers that arrived, that saw a frame, and of these those whose stream ended early.
+    refused : mapping of str to int
+        Viewers that were not let in, by the error's code.
+    chunks, late : int
+        Chunks behind those that are collected first, and those of them that came late.
+    cpr : float or None
+        Continuous playback rate: the share of these chunks that came in time, the mean of the viewers.
+    ttfc_ms_p50, ttfc_ms_p99 : float or None
+        Milliseconds from a viewer's request to its first decoded frame.
+    rtf, rtf_spread : float or None
+        Real-time factor: seconds that a viewer waited and watched for a second of video, the mean of the viewers; and
+        the largest less the smallest.
+    worst_ms : float
+        The latest chunk.
+    underruns, stall_s : int, float
+        How often viewers stood still, and for how long, together.
+    """
+
+    sessions: int
+    served: int
+    lost: int
+    refused: dict[str, int]
+    chunks: int
+    late: int
+    cpr: float | None
+    ttfc_ms_p50: float | None
+    ttfc_ms_p99: float | None
+    rtf: float | None
+    rtf_spread: float | None
+    worst_ms: float
+    underruns: int
+    stall_s: float
+
+    @classmethod
+    def of(cls, views: Sequence[View], buffer: int) -> Report:
+        """Return the figures of these viewers."""
+        served = [view for view in views if view.first_at is not None]
+        lates = [view.late(buffer) for view in served]
+        shares = [sum(late == 0 for late in own) / len(own) for own in lates if own]
+        ttfc = [(view.first_at - view.opened_at) * 1e3 for view in served if view.first_at is not None]
+        factors = [
+            (view.came_at[-1] - view.came_at[0]) * view.fps / sum(view.frames[1:])
+            for view in served
+            if len(view.came_at) > 1
+        ]
+        everything = [late for own in lates for late in own]
+        return cls(
+            sessions=len(views),
+            served=len(served),
+            lost=sum(bool(view.lost) for view in views),
+            refused=dict(Counter(view.refused for view in views if view.refused)),
+            chunks=len(everything),
+            late=sum(late > 0 for late in everything),
+            cpr=_mean(shares),
+            ttfc_ms_p50=percentile(ttfc, 50),
+            ttfc_ms_p99=percentile(ttfc, 99),
+            rtf=_mean(factors),
+            rtf_spread=max(factors) - min(factors) if factors else None,
+            worst_ms=1e3 * max(everything, default=0.0),
+            underruns=sum(view.underruns for view in views),
+            stall_s=sum(view.stall_s for view in views),
+        )
+
+    def text(self) -> str:
+        """Return the figures for a terminal."""
+        refused = ", ".join(f"{count} {code}" for code, count in self.refused.items()) or "none"
+        lines = [
+            f"viewers   {self.served} of {self.sessions} served, {self.lost} lost; refused: {refused}",
+            f"chunks    {self.chunks}, {self.late} late, the worst by {self.worst_ms:.0f} ms",
+            f"CPR       {_shown(self.cpr, 4)}",
+            f"TTFC      p50 {_shown(self.ttfc_ms_p50, 0)} ms, p99 {_shown(self.ttfc_ms_p99, 0)} ms",
+            f"RTF       {_shown(self.rtf, 3)}, spread {_shown(self.rtf_spread, 3)}",
+            f"stalls    {self.underruns}, {self.stall_s:.2f} s",
+        ]
+        return "\n".join(lines)
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Return the nearest-rank percentile; None of no values."""
+    if not values:
+        return None
+    return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
+
+
+def arrivals(count: int, per_second: float, seed: int) -> list[float]:
+    """Return the seconds at which viewers arrive: gaps of a Poisson process, the first at once."""
+    generator, at, times = random.Random(seed), 0.0, []
+    for _ in range(count):
+        times.append(at)
+        at += generator.expovariate(per_second) if per_second > 0 else 0.0
+    return times
+
+
+async def run_load(load: Load) -> list[View]:
+    """Put a load on a server; return what each viewer noted."""
+    views = await asyncio.gather(
+        *(
+            _view(load, number, after)
+            for number, after in enumerate(arrivals(load.sessions, load.arrivals, load.seed))
+        )
+    )
+    return list(views)
+
+
+async def _view(load: Load, number: int, after: float) -> View:
+    await asyncio.sleep(after)
+    view = View(time.monotonic())
+    async with AsyncClient(load.url, load.api_key) as client:
+        try:
+            opening = {"seed": load.seed + number, **load.opening}
+            await client.open(codecs=[load.codec], buffer=load.buffer, **opening)  # type: ignore[arg-type]
+        except ServeError as error:
+            view.refused = error.kind.code
+            return view
+        except (OSError, WebSocketException) as error:
+            view.refused = type(error).__name__
+            return view
+        try:
+            await _watch(client, load, view)
+            await client.close()
+        except ServeError as error:
+            view.lost = error.kind.code
+        except (OSError, WebSocketException) as error:
+            view.lost = type(error).__name__
+    return view
+
+
+async def _watch(client: AsyncClient, load: Load, view: View) -> None:
+    """Watch until so much video was shown; what came is noted, and acknowledged when it was shown."""
+    view.fps = float(client.ready["fps"])
+    came: asyncio.Queue[int] = asyncio.Queue()
+    playing = asyncio.create_task(_play(client, load, view, came))
+    reading = asyncio.create_task(_read(client, view, came))
+    try:
+        await asyncio.wait({playing, reading}, return_when=asyncio.FIRST_COMPLETED)
+        if not playing.done():
+            await reading  # raises why it ended
+            view.lost = "closed"
+        else:
+            await playing
+    finally:
+        for task in (playing, reading):
+            task.cancel()
+        await asyncio.gather(playing, reading, return_exceptions=True)
+
+
+async def _read(client: AsyncClient, view: View, came: asyncio.Queue[int]) -> None:
+    """Note what comes."""
+    async for received in client.messages():
+        if isinstance(received, Media):
+            if view.first_at is None and received.codec < Codec.PCM:
+                await asyncio.to_thread(decoded, received)
+                view.first_at = time.monotonic()
+        elif received["type"] == "chunk":
+            view.came_at.append(time.monotonic())
+            view.frames.append(received["frames"])
+            came.put_nowait(received["chunk"])
+
+
+async def _play(client: AsyncClient, load: Load, view: View, came: asyncio.Queue[int]) -> None:
+    """Show what came, a chunk after the other, and acknowledge each at its end."""
+    chunks = [await came.get() for _ in range(load.buffer)]
+    shown, end = 0, time.monotonic()
+    while shown < load.seconds * view.fps:
+        if not chunks:
+            if came.empty():
+                chunks.append(await came.get())
+                stall = time.monotonic() - end
+                view.underruns += 1
+                view.stall_s += stall
+                end += stall
+            else:
+                chunks.append(came.get_nowait())
+        chunk = chunks.pop(0)
+        count = view.frames[chunk]
+        end += count / view.fps
+        shown += count
+        if not load.at_once:
+            await asyncio.sleep(end - time.monotonic())
+        await client.acknowledge(chunk)
+
+
+def decoded(media: Media) -> Any:
+    """Return the decoded frame of a message that a decoder can begin with."""
+    if media.codec not in DECODERS:
+        return media.payload
+    context = av.CodecContext.create(DECODERS[media.codec], "r")
+    assert isinstance(context, av.VideoCodecContext)  # the names are of video codecs
+    frames = [*context.decode(av.Packet(media.payload)), *context.decode(None)]
+    return frames[0].to_ndarray()
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line of ``seko-serve load``."""
+    argument_parser = argparse.ArgumentParser(
+        "seko-serve load", description="Put a load of viewers on a server."
+    )
+    argument_parser.add_argument("url", help="the server's address, such as http://127.0.0.1:8000")
+    argument_parser.add_argument("--sessions", type=int, default=8, help="viewers that arrive (default: 8)")
+    argument_parser.add_argument(
+        "--arrivals",
+        type=float,
+        default=0.5,
+        help="viewers a second, at random; 0: all at once (default: 0.5)",
+    )
+    argument_parser.add_argument("--seconds", type=float, default=60.0, help="of video that each watches")
+    argument_parser.add_argument(
+        "--buffer", type=int, default=1, help="chunks collected before playing, 1 to 8"
+    )
+    argument_parser.add_argument("--codec", choices=CODECS, default="h264")
+    argument_parser.add_argument("--prompt", default=PROMPT, help="of each viewer; empty: none")
+    argument_parser.add_argument("--fps", type=float, help="frames that viewers show a second")
+    argument_parser.add_argument("--seed", type=int, default=0, help="of the arrivals and videos")
+    argument_parser.add_argument("--api-key-file", type=Path, help="its first line is the key")
+    argument_parser.add_argument(
+        "--at-once", action="store_true", help="acknowledge chunks unshown: how fast the server can be"
+    )
+    argument_parser.add_argument("--json", action="store_true", help="one line of JSON")
+    return argument_parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``seko-serve load``; return the exit code: 1 if no viewer was served."""
+    chosen = parser().parse_args(arguments)
+    opening: dict[str, object] = {"prompt": chosen.prompt} if chosen.prompt else {}
+    if chosen.fps is not None:
+        opening["fps"] = chosen.fps
+    key = None if chosen.api_key_file is None else chosen.api_key_file.read_text().splitlines()[0].strip()
+    load = Load(
+        chosen.url,
+        chosen.sessions,
+        chosen.arrivals,
+        chosen.seconds,
+        chosen.buffer,
+        chosen.codec,
+        opening,
+        chosen.seed,
+        key,
+        chosen.at_once,
+    )
+    report = Report.of(asyncio.run(run_load(load)), load.buffer)
+    print(json.dumps(asdict(report)) if chosen.json else report.text())
+    return 0 if report.served else 1

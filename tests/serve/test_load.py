@@ -1,0 +1,71 @@
+"""The load tool: its figures by their definitions, and a run against a server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seko_serve.cli import main
+from seko_serve.load import Report, View, arrivals, percentile
+
+from .conftest import Starter
+from .test_server import PROMPT
+
+
+def view(came: list[float], frames: list[int], fps: float = 4.0) -> View:
+    return View(opened_at=came[0] - 1.0, fps=fps, first_at=came[0], came_at=came, frames=frames)
+
+
+def test_figures_are_those_of_their_definitions() -> None:
+    # Frames are shown from 10 s on: the chunk of 4 frames is due at 11, the next ones at 12 and 13.
+    steady = view([10.0, 11.0, 11.5, 13.0], [4, 4, 4, 4])
+    late = view([10.0, 11.5, 12.25, 12.5], [4, 4, 4, 4])
+    assert steady.late(1) == [0.0, 0.0, 0.0]
+    assert late.late(1) == [0.5, 0.25, 0.0]
+    assert late.late(2) == [0.0, 0.0]  # it begins to play at 11.5
+    refused = View(opened_at=0.0, refused="full")
+    report = Report.of([steady, late, refused], 1)
+    assert (report.sessions, report.served, report.refused) == (3, 2, {"full": 1})
+    assert (report.chunks, report.late, report.worst_ms) == (6, 2, 500.0)
+    assert report.cpr == pytest.approx((1 + 1 / 3) / 2)
+    assert report.ttfc_ms_p99 == pytest.approx(1000.0)
+    assert report.rtf == pytest.approx((1.0 + 2.5 / 3) / 2)
+    assert "CPR       0.6667" in report.text()
+    assert Report.of([refused], 1).cpr is None
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0.1, 100))
+def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
+    values: list[float], percent: float
+) -> None:
+    found = percentile(values, percent)
+    assert found in values
+    share = [value for value in values if value <= found]  # type: ignore[operator]
+    below = [value for value in values if value < found]  # type: ignore[operator]
+    assert len(share) >= percent / 100 * len(values) - 1e-9
+    assert len(below) <= percent / 100 * len(values) + 1e-9
+
+
+def test_arrivals_are_seeded_and_at_the_rate() -> None:
+    times = arrivals(4_000, 0.5, 3)
+    assert times == arrivals(4_000, 0.5, 3) == sorted(times)
+    assert times != arrivals(4_000, 0.5, 4)
+    assert times[-1] / 3_999 == pytest.approx(2.0, rel=0.1)
+    assert arrivals(3, 0.0, 0) == [0.0] * 3
+
+
+def test_viewers_are_served_refused_and_counted(start: Starter, capsys: pytest.CaptureFixture[str]) -> None:
+    server = start(max_sessions=2)
+    options = ["--sessions", "3", "--arrivals", "0", "--seconds", "1", "--prompt", PROMPT, "--fps", "60"]
+    assert main(["load", server.url, *options, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["sessions"], report["served"], report["lost"]) == (3, 2, 0)
+    assert report["refused"] == {"full": 1}
+    assert report["chunks"] > 0
+    assert report["ttfc_ms_p50"] > 0
+    assert server.manager.sessions == {}
+    assert main(["load", server.url, "--sessions", "1", "--prompt", "x" * 5000]) == 1
+    assert "1 too_large" in capsys.readouterr().out
