@@ -1,4 +1,4 @@
-"""Makes a seeded random checkpoint of a preset in any format the loader reads; ends in one JSON line."""
+"""Makes a seeded random checkpoint or LoRA of a preset in any format the loader reads; ends in one JSON line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from pathlib import Path
 
 import torch
 
-from seko_export.errors import ExportError
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, its folder stands there
+
+from scripts.quantised_files import FORMS as QUANTISED
+from scripts.quantised_files import write_quantised
+from scripts.random_lora import FORMS as LORAS
+from scripts.random_lora import random_pairs, write_lora
+from seko_export.checkpoints.random import random_weight
+from seko_export.config.model import ModelConfig
+from seko_export.errors import ExportError, UsageError
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.registry import families, family_named, presets
 from seko_export.families.voxcpm2.presets import PRESETS as SPEECH
@@ -35,7 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
             config = presets()[options.preset].model
             keys = family_named(config.family).keys
             form, count = options.format or next(iter(keys.random_forms)), len(keys.shapes(config))
-            write_random_checkpoint(options.output, config, format=form, **drawn)
+            if form in QUANTISED or options.lora:
+                form, count = _write_other(options, config)
+            else:
+                write_random_checkpoint(options.output, config, format=form, **drawn)
     except ExportError as fault:
         print(fault, file=sys.stderr)
         return fault.exit_code
@@ -54,11 +65,42 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _write_other(options: argparse.Namespace, model: ModelConfig) -> tuple[str, int]:
+    """Write what the exporter only reads: a LoRA, or weights in 8 bits; return its form and number of tensors."""
+    if options.output.exists():
+        raise UsageError(f"{options.output} exists; remove it or name another path")
+    if options.lora:
+        pairs = random_pairs(model, rank=options.rank, seed=options.seed, dtype=DTYPES[options.dtype])
+        write_lora(options.output, pairs, options.lora, float(options.rank))
+        return f"lora {options.lora}", 2 * len(pairs)
+    keys = family_named(model.family).keys
+    shapes = keys.shapes(model)
+    state = {
+        name: random_weight(
+            name,
+            shape,
+            seed=options.seed,
+            dtype=DTYPES[options.dtype],
+            device=options.device,
+            spread=keys.spread,
+        )
+        for name, shape in shapes.items()
+    }
+    write_quantised(options.output, state, options.format)
+    return options.format, len(shapes)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Make a seeded random checkpoint.")
     forms = dict.fromkeys(form for family in families().values() for form in family.keys.random_forms)
     parser.add_argument("--preset", choices=sorted({*presets(), *SPEECH}), default="tiny")
-    parser.add_argument("--format", choices=forms, help="default: the first one of the preset's family")
+    parser.add_argument(
+        "--format", choices=[*forms, *QUANTISED], help="default: the first one of the preset's family"
+    )
+    parser.add_argument(
+        "--lora", choices=LORAS, help="a LoRA of the preset in these key names, not its weights"
+    )
+    parser.add_argument("--rank", type=int, default=16, help="of the LoRA")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")
     parser.add_argument("--device", default="cpu", help="where to draw; cuda draws other numbers than cpu")

@@ -143,14 +143,22 @@ def plan(
     return predict(PlanRequest(options, gpu, steps, fps))
 
 
-def inspect(path: str | Path) -> dict[str, Any]:
-    """Return what a finished artifact or a checkpoint holds, as `seko-export inspect --json` prints it.
+def inspect(path: str | Path, *, gpu: str | None = None) -> dict[str, Any]:
+    """Return what a finished artifact, a checkpoint or a LoRA holds, as `seko-export inspect --json` prints it.
+
+    Parameters
+    ----------
+    path : str or Path
+        Its file or folder.
+    gpu : str, optional
+        A name of `seko_export.roofline.gpus.GPUS`: with the bytes that a checkpoint's build takes there.
 
     Raises
     ------
     ArtifactError, CheckpointError
         A subclass for the cause, if it is damaged or neither of the two.
     """
+    from seko_export.errors import UsageError
     from seko_runtime.errors import ArtifactError
 
     path = Path(path)
@@ -160,4 +168,10 @@ def inspect(path: str | Path) -> dict[str, Any]:
     from seko_export.tools.checkpoint_inspection import inspect_checkpoint, is_checkpoint
     from seko_export.tools.inspection import inspect_artifact
 
-    return inspect_checkpoint(path) if is_checkpoint(path) else inspect_artifact(path)
+    if is_checkpoint(path):
+        return inspect_checkpoint(path, gpu)
+    if gpu is not None:
+        raise UsageError(
+            f"--gpu {gpu} is for checkpoints; {path} is an artifact, whose bytes are in its report"
+        )
+    return inspect_artifact(path)

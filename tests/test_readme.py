@@ -82,7 +82,8 @@ def test_the_step_in_the_first_lines_is_that_of_the_figures() -> None:
 
 
 def test_readme_names_every_family_preset_and_backend() -> None:
-    assert [name for name in (*FAMILIES, "sample", *presets()) if f"`{name}`" not in README] == []
+    models = README + (ROOT / "docs" / "real-models.md").read_text(encoding="utf-8")
+    assert [name for name in (*FAMILIES, "sample", *presets()) if f"`{name}`" not in models] == []
     (matrix,) = re.findall(r"^\| family .*\n(?:\|.*\n)+", INDEX, re.MULTILINE)
     assert re.findall(r"`([\w-]+)`", matrix.splitlines()[0]) == [*FAMILIES, *BACKENDS]
 

@@ -21,7 +21,8 @@ from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource, s
 from seko_export.errors import CheckpointError, MachineError
 
 MAGIC = b"GGUF"
-MAX_HEADER_BYTES = 64 << 20  # that of a model of 14B takes 0.1 MB
+MAX_HEADER_BYTES = 16 << 20  # that of a model of 14B takes 0.1 MB
+MAX_ENTRIES = 1 << 16  # fields, tensors, strings of an array; it has 1,100 tensors
 MAX_DIMENSIONS = 8
 _ARCHITECTURE, _ALIGNMENT = "general.architecture", "general.alignment"
 _SHAPE = "comfy.gguf.orig_shape."  # of a tensor whose rows were regrouped to fit the blocks
@@ -61,7 +62,7 @@ class _Header:
         if kind != _ARRAY:
             raise ValueError(f"a value of type {kind}")
         inner, count = self.number("I"), self.number("Q")
-        if inner == _STRING:
+        if inner == _STRING and count <= MAX_ENTRIES:
             return [self.text() for _ in range(count)]
         if inner not in _SCALARS:
             raise ValueError(f"an array of type {inner}")
@@ -96,10 +97,14 @@ def open_gguf(path: Path, layout: Layout) -> OpenedFiles:
         version, tensors, fields = header.number("I"), header.number("Q"), header.number("Q")
         if version not in (2, 3):
             raise ValueError(f"version {version}, expected 2 or 3")
-        facts = {}
+        if max(tensors, fields) > MAX_ENTRIES:
+            raise ValueError(f"{tensors} tensors and {fields} fields, at most {MAX_ENTRIES} are read")
+        facts: dict[str, Any] = {}
         for _ in range(fields):
             name = header.text()
             facts[name] = header.value(header.number("I"))
+            if name == _ARCHITECTURE and facts[name] != _WAN:
+                raise _another(path, facts[name])
         entries = [_entry(header) for _ in range(tensors)]
         alignment = facts.get(_ALIGNMENT, 32)
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
@@ -129,12 +134,15 @@ def open_gguf(path: Path, layout: Layout) -> OpenedFiles:
             f"{path} is no whole GGUF file: cut short or damaged ({len(content)} bytes found; {shown(str(fault))}); "
             "fetch it again"
         ) from fault
-    architecture = facts.get(_ARCHITECTURE)
-    if architecture != _WAN:
-        raise NotACheckpointError(
-            f"{path} is a GGUF file of the architecture {shown(repr(architecture))}, expected {_WAN!r}"
-        )
+    if _ARCHITECTURE not in facts:
+        raise _another(path, None)
     return OpenedFiles("gguf", "all", len(content), tuple(sources))
+
+
+def _another(path: Path, architecture: object) -> NotACheckpointError:
+    return NotACheckpointError(
+        f"{path} is a GGUF file of the architecture {shown(repr(architecture))}, expected {_WAN!r}"
+    )
 
 
 def _check_kind(path: Path, kind: Any) -> None:

@@ -13,7 +13,7 @@ import click
 from seko_export.cli.delivery import keygen, pack, sign, unpack
 from seko_export.cli.grouped_help import GroupedCommand, GroupedOption, help_all_option
 from seko_export.cli.progress import shown_progress
-from seko_export.cli.questions import bench, doctor, inspect, profile, verify
+from seko_export.cli.questions import bench, doctor, inspect, presets, profile, verify
 from seko_export.cli.shared import SekoGroup, completing, json_option, print_json, say
 from seko_export.options.declaration import BuildOptions, Group, Option, declared, flag, numbers
 from seko_export.roofline.gpus import GPUS
@@ -120,6 +120,65 @@ def build(
     say(*result.lines())
 
 
+@click.command("try", cls=GroupedCommand, short_help="Build into a cache and write a video, or run the page.")
+@click.argument("checkpoint", required=False, type=click.Path(path_type=Path))
+@build_options()
+@grouped_option(
+    "-o",
+    "--output",
+    group=Group.OUTPUT,
+    common=True,
+    type=click.Path(path_type=Path),
+    default=Path("try.mp4"),
+    show_default=True,
+    help="The video's file: .mp4, .y4m or .npy.",
+)
+@grouped_option(
+    "--prompt", group=Group.OUTPUT, common=True, help="A sentence, of a build with a text encoder."
+)
+@grouped_option(
+    "--chunks", group=Group.OUTPUT, common=True, type=click.IntRange(min=1), help="Chunks to make."
+)
+@grouped_option("--seed", group=Group.OUTPUT, type=int, help="Seed of the noise.")
+@grouped_option(
+    "--serve", group=Group.OUTPUT, common=True, is_flag=True, help="Run the page of seko-serve instead."
+)
+@json_option
+@help_all_option
+def try_command(
+    checkpoint: Path | None,
+    output: Path,
+    prompt: str | None,
+    chunks: int | None,
+    seed: int | None,
+    serve: bool,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Build an artifact of CHECKPOINT into a cache folder, and write a video of it, or run its page.
+
+    The artifact is built again only if its files, options or the toolchain changed.
+    """
+    import seko_export
+    from seko_export.tools.trial import check_shown, serve_page, try_artifact, write_video
+
+    check_shown(None if serve else output)
+    with shown_progress() as tell:
+        build_it = partial(seko_export.build, progress=tell, note=note)
+        artifact, built = try_artifact(BuildOptions(checkpoint, **asked), build_it)
+    how = "built" if built else "nothing changed since it was built"
+    if serve:
+        note(f"{artifact}: {how}")
+        click.get_current_context().exit(serve_page(artifact))
+    given = {"--prompt": prompt, "--chunks": chunks, "--seed": seed}
+    words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    report = write_video(artifact, output, words)
+    if as_json:
+        print_json({**report, "artifact": str(artifact), "built": built})
+    else:
+        say(f"artifact  {artifact}  ({how})", f"video     {output}")
+
+
 @click.command(cls=GroupedCommand, short_help="Predict memory and time of a build on any GPU.")
 @grouped_option(
     "--gpu",
@@ -146,6 +205,6 @@ def plan(gpu: str, steps: int | None, fps: int | None, as_json: bool, **asked: A
         say(show(report))
 
 
-main.add_section("Build", build, inspect, plan, doctor)
+main.add_section("Build", build, try_command, inspect, presets, plan, doctor)
 main.add_section("Check and measure", verify, bench, profile)
 main.add_section("Deliver", pack, unpack, keygen, sign)

@@ -7,24 +7,65 @@ from pathlib import Path
 import click
 from rich.markup import escape
 
-from seko_export.cli.shared import artifact_argument, drawn, json_option, print_json, print_table, say
+from seko_export.cli.shared import (
+    artifact_argument,
+    completing,
+    drawn,
+    json_option,
+    print_json,
+    print_table,
+    say,
+)
+from seko_export.roofline.gpus import GPUS
 
 
-@click.command(short_help="Show what an artifact or a checkpoint holds.")
+@click.command(short_help="Show what an artifact, a checkpoint or a LoRA holds.")
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+@click.option(
+    "--gpu",
+    help=f"Of a checkpoint: also the bytes that its build takes on one of {', '.join(GPUS)}.",
+    shell_complete=completing(lambda: [*GPUS]),
+)
 @json_option
-def inspect(path: Path, as_json: bool) -> None:
-    """Show what PATH holds: an artifact, after checking every hash, or a checkpoint and the build that it is for.
+def inspect(path: Path, gpu: str | None, as_json: bool) -> None:
+    """Show what PATH holds: an artifact, after checking every hash; a checkpoint, what goes with it, and the command
+    that builds it; or a LoRA and its base.
 
     No engine is loaded and no weight of a checkpoint is read.
     """
     import seko_export
 
-    report = seko_export.inspect(path)
+    report = seko_export.inspect(path, gpu=gpu)
     if as_json:
         print_json(report)
     else:
         print_table(report)
+
+
+@click.command(short_help="List the named models that are known.")
+@json_option
+def presets(as_json: bool) -> None:
+    """List the presets of `build --preset`: sizes, streams, where they are from, and what nobody has checked.
+
+    Those that lack something are listed with what they lack, and a build refuses them.
+    """
+    from seko_export.tools.preset_report import preset_report
+
+    report = preset_report()
+    if as_json:
+        print_json(report)
+        return
+    for name, preset in report.items():
+        if "stream" not in preset:
+            say(f"{name}  ({preset['family']}: speech)")
+            continue
+        stream = preset["stream"]
+        size = f"{preset['model']['layers']} layers of {preset['model']['dim']}, {stream['height']}x{stream['width']}"
+        frames = f"chunk {stream['chunk_frames']}, sink {stream['sink_frames']}, ring {stream['ring_frames']}"
+        say(f"{name}  ({preset['family']}: {size}, {frames})")
+        for word in ("source", "needs", "unverified", "missing"):
+            if preset[word]:
+                say(f"    {word:11} {preset[word]}")
 
 
 @click.command(short_help="Replay the goldens of an artifact and compare.")

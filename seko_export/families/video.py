@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seko_export.config.model import ModelConfig
@@ -35,12 +36,32 @@ class Preset:
         The passes of a chunk, if they differ from the usual ones.
     entry : str or None
         The entry of the authors' `.pt` with the weights that they run.
+    files : tuple of str
+        Ends of the paths of the authors' files, for models that only the names of their files tell apart.
+    source : str
+        Repository and licence of the weights, and the code that the numbers are from.
+    needs : str
+        Further files of the model, and the options that take them.
+    unverified : str
+        What nobody has checked.
+    missing : str
+        What Seko lacks to run the model. A build refuses a preset that is not empty here.
     """
 
     model: ModelConfig
     stream: StreamConfig
     schedule: Schedule | None = None
     entry: str | None = None
+    files: tuple[str, ...] = ()
+    source: str = ""
+    needs: str = ""
+    unverified: str = ""
+    missing: str = ""
+
+    def is_named(self, checkpoint: Path) -> bool:
+        """Return whether a checkpoint has the path of one of its authors' files."""
+        path = checkpoint.absolute().as_posix()
+        return any(path.endswith(f"/{file}") for file in self.files)
 
 
 @dataclass(frozen=True)

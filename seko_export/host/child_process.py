@@ -10,16 +10,24 @@ from seko_export.host.compiler_cache import CACHE_VARIABLE, private_cache
 from seko_runtime.format.trust import TRUST_VARIABLE
 
 
-def run_child(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_child(module: str, *arguments: str, shown: bool = False) -> subprocess.CompletedProcess[str]:
     """Run ``python -m MODULE ARGUMENTS`` and return its output; the caller checks the exit code.
 
+    If it is ``shown``, its stderr goes where this process's goes.
     Strings hash alike in every child, so that sets keep their order and equal builds give equal bytes.
     """
     environ = os.environ | {"PYTHONHASHSEED": "0", CACHE_VARIABLE: private_cache()}
     environ.pop(TRUST_VARIABLE, None)  # what is being built cannot be signed yet
     # -P: the current directory is no place to import from.
     command = [sys.executable, "-P", "-m", module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    return subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=None if shown else subprocess.PIPE,
+        text=True,
+        check=False,
+        env=environ,
+    )
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -188,12 +188,18 @@ class ReadFacts:
         That of the preset with all dimensions that were read, else made of family, width and depth.
     model, stream : mapping of str to Fact
         Fields of `ModelConfig` and `StreamConfig`; those that were not read are the preset's or the family's.
+    preset : Preset or None
+        The preset of that name.
+    alike : tuple of str
+        Presets with all dimensions and fields of the stream that were read.
     """
 
     file: ModelFile
     name: str
     model: Mapping[str, Fact]
     stream: Mapping[str, Fact]
+    preset: Preset | None = None
+    alike: tuple[str, ...] = ()
 
     @property
     def recognised(self) -> Recognised:
@@ -231,11 +237,23 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
     # Where the family takes the passes from a preset, the rest is of that preset, too.
     passes = file.recognised.schedule
     usual = passes.detail if passes is not None and passes.source is Source.ASSUMED else ""
+    # Of models that differ in their streams alone, the one with this stream; of these, the one that the path names.
     for name, preset in sorted(
-        alike.items(), key=lambda item: (item[0] != usual, not _has(item[1].stream, layout))
+        alike.items(),
+        key=lambda item: (
+            item[0] != usual,
+            bool(item[1].missing) and not item[1].is_named(checkpoint),
+            not _has(item[1].stream, layout),
+            not item[1].is_named(checkpoint),
+        ),
     ):
-        return ReadFacts(  # of models that differ in their streams alone, the one with this stream
-            file, name, _taken_from(name, preset.model, model), _taken_from(name, preset.stream, stream)
+        return ReadFacts(
+            file,
+            name,
+            _taken_from(name, preset.model, model),
+            _taken_from(name, preset.stream, stream),
+            preset,
+            tuple(name for name, preset in alike.items() if _has(preset.stream, layout)),
         )
     return ReadFacts(file, f"{family}-{model['dim'].value}x{model['layers'].value}", model, stream)
 
@@ -266,7 +284,7 @@ def read_model(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
     return ChosenModel(
         model_of(checkpoint, facts),
         StreamConfig(**{name: fact.value for name, fact in recognised.stream.items()} | {**options.layout}),
-        recognised.own_schedule,
+        recognised.own_schedule or (None if facts.preset is None else facts.preset.schedule),
         notes_on(checkpoint, facts, answered),
     )
 
@@ -349,6 +367,16 @@ def notes_on(checkpoint: Path, facts: ReadFacts, answered: Set[str] = frozenset(
             notes.append(
                 f"{name} {answer.value} is taken ({answer.origin}); if the weights have others: {question.sentence}"
             )
+    if facts.preset is not None and len(facts.alike) > 1:
+        others = ", ".join(name for name in facts.alike if name != facts.name)
+        why = (
+            "since the file is named so"
+            if facts.preset.is_named(checkpoint)
+            else "and its file is named otherwise"
+        )
+        notes.append(
+            f"stream and passes are those of {facts.name}, {why}; {others} have the same sizes: --preset names one"
+        )
     notes += _unused_note(checkpoint, facts.recognised)
     if facts.file.ignored_config is not None:
         notes.append(f"{facts.file.ignored_config} is of something else than {checkpoint}, and was not read")

@@ -159,6 +159,11 @@ def resolve_build(
         )
     weights = sample.checkpoint if sample and checkpoint is None else checkpoint
     chosen_preset = known.get(preset or chosen.model.name)
+    if chosen_preset is not None and chosen_preset.missing:
+        raise UsageError(
+            f"{chosen.model.name} is not built yet: it needs {chosen_preset.missing}; `seko-export presets` "
+            "lists the others"
+        )
     first_entry = None if chosen_preset is None else chosen_preset.entry
     return ResolvedBuild(config, weights, files, tuple(notes), first_entry)
 

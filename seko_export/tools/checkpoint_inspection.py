@@ -12,17 +12,21 @@ from typing import Any
 
 from seko_export.checkpoints.errors import AmbiguousCheckpointError
 from seko_export.checkpoints.keycheck import match_sources
+from seko_export.checkpoints.lora_files import Role, open_lora
 from seko_export.config.model import ModelConfig
+from seko_export.errors import CheckpointError
 from seko_export.families.recognition import CHOSEN, Fact
 from seko_export.families.registry import family_named, presets
 from seko_export.families.video import Preset
 from seko_export.media.umt5.layout import TEXT_LAYOUT
-from seko_export.media.vaes import vaes
+from seko_export.media.vaes import vae_for, vaes
 from seko_export.options.checks import SAMPLE_FOLDER, is_sample
 from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
 from seko_export.options.model_folder import WEIGHT_SUFFIXES, find_files
 from seko_export.options.sample import read_sample
+from seko_export.roofline.gpus import find_gpu
+from seko_export.video.plan.predict import PlanRequest, predict
 from seko_runtime.format.manifest import MANIFEST_FILE
 
 _ENGINES = "engines"  # a folder that every artifact has, even one that lost its manifest
@@ -50,27 +54,35 @@ def is_checkpoint(path: Path) -> bool:
         return True
 
 
-def inspect_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the report on a checkpoint. Keys and shapes are checked; no weight is read.
+def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
+    """Return the report on a checkpoint or a LoRA. Keys and shapes are checked; no weight is read.
 
     Parameters
     ----------
     path : Path
-        As `load_checkpoint` takes it, or a folder with all files of a model.
+        As `load_checkpoint` takes it, or a folder with all files of a model; or a LoRA, see `inspect_lora`.
+    gpu : str, optional
+        A name of `roofline.gpus.GPUS`.
 
     Returns
     -------
     dict
         Plain data: ``checkpoint`` (its name), ``family``, ``format``, ``part``, ``bytes``, ``parameters``, ``dtypes``
         (how many tensors of each), ``model`` and ``stream`` (``value`` and ``from`` of each field), ``preset`` (the one
-        with these dimensions, or None), ``beside`` (further files of a folder, by option), ``notes``, and ``command``,
-        which builds it.
+        with these dimensions, or None), ``presets`` (all with these dimensions), ``beside`` (further files of a folder,
+        by option), ``needs`` (parts that no option of the command names), ``gpu`` (bytes there, if one is named),
+        ``notes``, and ``command``, which builds it; None if the model is not built yet.
 
     Raises
     ------
     CheckpointError
         If it cannot be read, is of no known family, contradicts its config.json, or has other keys than its model.
     """
+    if gpu is not None:
+        find_gpu(gpu)
+    lora = _lora_of(path)
+    if lora is not None:
+        return lora
     beside: dict[str, Path] = {}
     home, adapter = path, None
     odd: list[str] = []
@@ -92,7 +104,11 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         model = model_of(path, facts)
         preset = _preset_of(model, facts.name, known)
         match_sources(path, facts.file.opened, model, family_named(recognised.family).keys)
-    return {
+    missing = "" if facts.preset is None else facts.preset.missing
+    if missing:
+        notes.append(f"{facts.name} is not built yet: it needs {missing}")
+    command = _sample_command(home) if is_sample(home) else _command(path, facts, preset, beside)
+    report: dict[str, Any] = {
         "checkpoint": path.name or path.resolve().name,
         "family": recognised.family,
         "format": recognised.format,
@@ -103,9 +119,93 @@ def inspect_checkpoint(path: Path) -> dict[str, Any]:
         "model": _shown(recognised.model),
         "stream": _shown(recognised.stream),
         "preset": preset,
+        "presets": list(facts.alike),
         "beside": {option: str(file) for option, file in beside.items()},
+        "needs": _needs(facts, command, preset),
         "notes": notes,
-        "command": _sample_command(home) if is_sample(home) else _command(path, facts, preset, beside),
+        "command": None if missing else command,
+    }
+    if gpu is not None and not missing and not recognised.lacking:
+        report["gpu"] = _bytes_on(gpu, BuildOptions(path, audio_adapter=adapter, **_media_of(beside)))
+    return report
+
+
+def _lora_of(path: Path) -> dict[str, Any] | None:
+    """Return the report on a LoRA, or None if a path holds none."""
+    try:
+        lora = open_lora(path)
+    except CheckpointError:
+        return None
+    ranks = Counter(tensors[Role.DOWN].shape[0] for tensors in lora.modules.values() if Role.DOWN in tensors)
+    widths = Counter(
+        tensors[Role.DOWN].shape[1]
+        for tensors in lora.modules.values()
+        if Role.DOWN in tensors and len(tensors[Role.DOWN].shape) > 1
+    )
+    width = widths.most_common(1)[0][0] if widths else None
+    return {
+        "lora": path.name or path.resolve().name,
+        "modules": len(lora.modules),
+        "tensors": dict(Counter(str(role) for tensors in lora.modules.values() for role in tensors)),
+        "ranks": sorted(ranks),
+        "alpha": "its keys"
+        if any(Role.ALPHA in tensors for tensors in lora.modules.values())
+        else lora.scaling.origin or "none: the scale is 1",
+        "width": width,
+        "presets": [name for name, preset in presets().items() if preset.model.dim == width],
+        "sha256": lora.sha256,
+        "command": shlex.join(
+            ["seko-export", "build", "CHECKPOINT", "--lora", str(path), "-o", "artifacts/merged"]
+        ),
+    }
+
+
+def _needs(facts: ReadFacts, command: str, preset: str | None) -> list[str]:
+    """Return the parts that a build of whole video takes and that the command does not name."""
+    needs = []
+    if preset != SAMPLE:
+        vae = vae_for(
+            facts.recognised.model["out_channels"].value,
+            _value(facts.stream, "spatial_stride", 8),
+            _value(facts.stream, "temporal_stride", 4),
+        )
+        if "--vae" not in command:
+            what = (
+                "the VAE of its latents"
+                if vae is None
+                else f"a VAE of {vae.latent_channels} channels, such as Wan's"
+            )
+            needs.append(f"--vae: {what}; without it latents come out")
+        if "--text-encoder" not in command:
+            needs.append("--text-encoder: UMT5-XXL with its tokenizer.json; without it embeddings go in")
+    if facts.preset is not None and facts.preset.needs:
+        needs.append(facts.preset.needs)
+    return needs
+
+
+def _value(facts: Mapping[str, Fact], name: str, otherwise: int) -> int:
+    return facts[name].value if name in facts else otherwise
+
+
+def _media_of(beside: Mapping[str, Path]) -> dict[str, Any]:
+    return {
+        option.removeprefix("--").replace("-", "_"): path
+        for option, path in beside.items()
+        if option in ("--vae", "--text-encoder", "--tokenizer", "--audio-encoder", "--image-encoder")
+    }
+
+
+def _bytes_on(gpu: str, options: BuildOptions) -> dict[str, Any]:
+    """Return the bytes that a build takes on a GPU, with Wan's VAE and UMT5-XXL where none is named."""
+    plan = predict(PlanRequest(options, gpu))
+    return {
+        "name": plan["gpu_title"],
+        "weight_bytes": sum(plan["weight_bytes"].values()),
+        "cache_bytes": plan["session_bytes"]["kv"],
+        "peak_bytes": plan["peak_bytes"],
+        "memory_bytes": plan["memory_bytes"],
+        "fits": plan["fits"],
+        "fits_with": [change["options"] for change in plan["would_fit"]],
     }
 
 

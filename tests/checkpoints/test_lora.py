@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from scripts.make_checkpoint import main as make_checkpoint
 from scripts.random_lora import FORMS, Pair, random_pairs, write_lora
 from seko_export.checkpoints.errors import WeightKeysError
 from seko_export.checkpoints.load import Checkpoint
@@ -21,6 +22,7 @@ from seko_export.checkpoints.sources import LoraFile
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
+from seko_export.families.registry import presets
 from seko_export.families.wan.keys import FORMATS
 from seko_export.options.declaration import BuildOptions
 from tests.truth.naive_lora import merged
@@ -94,6 +96,17 @@ def test_any_base_format(
     write_lora(tmp_path / "lora", pairs, "comfyui", ALPHA)
     checkpoint = load_checkpoint(write(format), model, loras=[LoraFile(tmp_path / "lora")])
     assert_merged(checkpoint, weights, pairs, alpha=ALPHA)
+
+
+@pytest.mark.parametrize("preset", ["lingbot-tiny", "seko-talk-tiny"])
+def test_other_families(preset: str, tmp_path: Path) -> None:
+    other = presets()[preset].model
+    write_random_checkpoint(tmp_path / "base", other, seed=0)
+    wan_pairs = random_pairs(other, rank=RANK, seed=1)
+    write_lora(tmp_path / "lora", wan_pairs, "comfyui", ALPHA)
+    base = load_checkpoint(tmp_path / "base", other)
+    checkpoint = load_checkpoint(tmp_path / "base", other, loras=[LoraFile(tmp_path / "lora")])
+    assert_merged(checkpoint, dict(base.items()), wan_pairs, alpha=ALPHA)
 
 
 def test_two_loras_add_up(tmp_path: Path, load: Load, weights: Weights, model: ModelConfig) -> None:
@@ -324,3 +337,17 @@ def test_file_and_weight_are_told_apart(tmp_path: Path) -> None:
     ]  # fmt: skip
     with pytest.raises(UsageError, match="--lora-partial"):
         BuildOptions(lora_partial=True)
+
+
+def test_the_script_writes_checkpoints_and_loras_that_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = presets()["tiny"].model
+    base, lora = tmp_path / "base.safetensors", tmp_path / "lora.safetensors"
+    assert make_checkpoint(["--format", "lightx2v-fp8", "-o", str(base)]) == 0
+    assert make_checkpoint(["--lora", "musubi", "--rank", "8", "-o", str(lora)]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["format"] == "lora musubi"
+    (note, *_) = load_checkpoint(base, tiny, loras=[LoraFile(lora)]).notes
+    assert "16 weights changed, rank 8" in note
+    assert make_checkpoint(["--lora", "musubi", "-o", str(lora)]) == 2

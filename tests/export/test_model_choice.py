@@ -12,14 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from seko_export import inspect
 from seko_export.checkpoints.errors import NotACheckpointError, UnknownModelError
 from seko_export.checkpoints.key_table import Dimension, KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families import registry
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
 from seko_export.families.recognition import Recognised, Source
+from seko_export.families.video import Preset
 from seko_export.families.wan.family import WanFamily
 from seko_export.families.wan.keys import FORMATS, KEYS
 from seko_export.families.wan.presets import PRESETS
@@ -95,16 +98,75 @@ def test_a_preset_that_is_left_out_builds_the_same(format: str, tmp_path: Path) 
     assert (named.notes, bool(read.notes)) == ((), format != "wan-sharded")
 
 
-@pytest.mark.parametrize("preset", ["self-forcing-1.3b", "wan-14b"])
-def test_presets_differ_in_what_shapes_tell(preset: str) -> None:
-    """Else a file could not tell which one it is."""
-    model = PRESETS[preset].model
-    same = [
-        name
-        for name, one in PRESETS.items()
-        if (one.model.dim, one.model.layers) == (model.dim, model.layers)
-    ]
-    assert same == [preset]
+LIKE_TINY = {
+    "first": Preset(replace(TINY.model, name="first"), TINY.stream),
+    "windowed": Preset(
+        replace(TINY.model, name="windowed"),
+        replace(TINY.stream, sink_frames=3, ring_frames=9),
+        Schedule((900.0, 500.0)),
+        entry="generator",
+        files=("models/windowed.pt",),
+    ),
+    "unbuilt": Preset(
+        replace(TINY.model, name="unbuilt"), TINY.stream, files=("unbuilt.pt",), missing="a clock of its own"
+    ),
+}
+
+
+@pytest.fixture
+def alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `.pt` of random weights, whose sizes several presets have."""
+    monkeypatch.setattr("seko_export.families.wan.presets.PRESETS", LIKE_TINY)
+    (tmp_path / "models").mkdir()
+    write_random_checkpoint(tmp_path / "any.pt", TINY.model, format="self-forcing", seed=0)
+    return tmp_path / "any.pt"
+
+
+def test_of_presets_with_the_same_sizes_the_file_s_name_tells(alike: Path) -> None:
+    made = resolved(checkpoint=alike)
+    assert (made.config.model.name, made.config.workload.stream) == ("first", TINY.stream)
+    assert made.first_entry is None
+    assert any("windowed, unbuilt have the same sizes: --preset names one" in note for note in made.notes)
+    named = alike.rename(alike.parent / "models" / "windowed.pt")
+    made = resolved(checkpoint=named)
+    assert made.config.model.name == "windowed"
+    assert made.config.workload.schedule.timesteps == (900.0, 500.0)
+    assert made.config.workload.stream.sink_frames == 3
+    assert made.first_entry == "generator"
+    assert any("those of windowed, since the file is named so" in note for note in made.notes)
+    assert resolved("first", checkpoint=named).config.model.name == "first"
+
+
+def test_a_config_json_tells_which_of_them(alike: Path) -> None:
+    put_config(alike.parent, num_heads=2, text_len=32, local_attn_size=12, sink_size=3)
+    made = resolved(checkpoint=alike)
+    assert made.config.model.name == "windowed"
+    assert not any("have the same sizes" in note for note in made.notes)
+
+
+def test_a_preset_that_lacks_something_is_refused_by_name(alike: Path) -> None:
+    with pytest.raises(UsageError, match="unbuilt is not built yet: it needs a clock of its own"):
+        resolved("unbuilt", checkpoint=alike)
+    named = alike.rename(alike.parent / "unbuilt.pt")
+    with pytest.raises(UsageError, match="unbuilt is not built yet"):
+        resolved(checkpoint=named)
+    report = inspect(named)
+    assert report["command"] is None
+    assert any("a clock of its own" in note for note in report["notes"])
+
+
+def test_published_presets() -> None:
+    """Names that the page promises, with a source each; those of the same sizes differ in files."""
+    named = [preset for name, preset in PRESETS.items() if name != "tiny"]
+    assert all(preset.source and preset.unverified for preset in named)
+    files = [file for preset in named for file in preset.files]
+    assert len(files) == len(set(files))
+    assert {
+        *("self-forcing-1.3b", "causvid-1.3b", "causal-forcing-1.3b", "causal-forcing-framewise-1.3b"),
+        *("causal-forcing-pp-1.3b", "longlive-1.3b", "longlive-2-5b", "krea-14b", "wan-14b", "wan-5b"),
+    } <= {*PRESETS}
+    longlive = PRESETS["longlive-1.3b"].stream
+    assert (longlive.sink_frames, longlive.cache_frames) == (3, 12)
 
 
 def test_heads_that_nobody_told_are_said(tiny: Path) -> None:

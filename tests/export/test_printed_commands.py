@@ -90,7 +90,13 @@ ODD: dict[str, ModelConfig] = {
     )
     for name in families()
 }
-MODELS = {name: preset.model for name, preset in presets().items()} | {
+# Of presets with the same sizes, the first.
+SIZES = {
+    replace(preset.model, name="any"): name
+    for name, preset in reversed(presets().items())
+    if not preset.missing
+}
+MODELS = {name: presets()[name].model for name in SIZES.values()} | {
     f"{family} of no preset": model for family, model in ODD.items()
 }
 FORMS = [

@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
+from scripts.quantised_files import write_quantised
+from scripts.random_lora import FORMS, random_pairs, write_lora
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.artifact.packing import pack_artifact
 from seko_export.artifact.signing import make_key, sign_artifact
@@ -44,6 +47,7 @@ MODEL = ModelConfig(
 )
 SNAPSHOT_KEY = bytes(range(32))
 CHECKPOINTS = ("self-forcing", "wan", "wan-sharded", "diffusers")
+QUANTISED = ("lightx2v-fp8", "comfyui-scaled", "comfyui-quant", "gguf")
 
 Callables = dict[str, Callable[[list[Any]], list[Any]]]
 
@@ -70,6 +74,7 @@ class Bases:
     trust: bytes = b""
     signature: bytes = b""
     checkpoints: dict[str, Path] = field(default_factory=dict)
+    loras: dict[str, Path] = field(default_factory=dict)
 
 
 class DoubleBackend:
@@ -131,6 +136,14 @@ def make_bases(room: Path, *, with_sample: bool = True) -> Bases:
     for format_name in CHECKPOINTS:
         bases.checkpoints[format_name] = room / f"checkpoint-{format_name}"
         write_random_checkpoint(bases.checkpoints[format_name], MODEL, format=format_name, seed=7)
+    weights = load_file(bases.checkpoints["wan"])
+    for form in QUANTISED:
+        bases.checkpoints[form] = room / f"checkpoint-{form}"
+        write_quantised(bases.checkpoints[form], weights, form)
+    pairs = random_pairs(MODEL, rank=2, seed=7)
+    for form in FORMS:
+        bases.loras[form] = room / f"lora-{form}"
+        write_lora(bases.loras[form], pairs, form, 2.0)
     return bases
 
 

@@ -14,7 +14,7 @@ from seko_runtime.errors import SekoRuntimeError
 
 from .bases import Bases, DoubleBackend
 from .corpus import CORPUS
-from .file_cases import checkpoint_case, safetensors_case, snapshot_case, tar_case, trust_case
+from .file_cases import checkpoint_case, lora_case, safetensors_case, snapshot_case, tar_case, trust_case
 from .guarded import Limits, NotGoodEnoughError, Outcome, guarded
 from .manifest_cases import manifest_case, member_case
 
@@ -54,7 +54,8 @@ KINDS = (
     Kind("safetensors", 8, safetensors_case, (ARTIFACT,)),
     Kind("snapshot", 10, snapshot_case),
     Kind("trust", 6, trust_case),
-    Kind("checkpoint", 6, checkpoint_case, (CHECKPOINT,)),
+    Kind("checkpoint", 8, checkpoint_case, (CHECKPOINT,)),
+    Kind("lora", 6, lora_case, (CHECKPOINT,)),
 )
 
 

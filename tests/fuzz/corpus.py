@@ -7,12 +7,17 @@ import io
 import json
 import os
 import shutil
+import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+
+from seko_export.checkpoints.sources import LoraFile
 from seko_export.families.model_files import load_checkpoint
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE
@@ -399,3 +404,62 @@ def pipe_as_a_shard(bases: Bases, folder: Path) -> None:
     shard.unlink()
     os.mkfifo(shard)
     load_checkpoint(place, MODEL)
+
+
+@named(3)
+def sparse_header_of_a_gguf(bases: Bases, folder: Path) -> None:  # noqa: ARG001
+    """Fields without end: every length in a hole is 0."""
+    file = folder / "sparse.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 1 << 60))
+    os.truncate(file, SPARSE_BYTES)
+    load_checkpoint(file, MODEL)
+
+
+@named(3)
+def gguf_with_an_array_of_2_60_numbers(bases: Bases, folder: Path) -> None:  # noqa: ARG001
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k"
+    (folder / "array.gguf").write_bytes(head + struct.pack("<IIQ", 9, 5, 1 << 60) + bytes(100))
+    load_checkpoint(folder / "array.gguf", MODEL)
+
+
+def _with_config(bases: Bases, folder: Path, change: Callable[[Tree], object]) -> None:
+    """Merge a LoRA whose PEFT config was changed."""
+    place = folder / "lora"
+    shutil.copytree(bases.loras["peft"], place)
+    config = json.loads((place / "adapter_config.json").read_bytes())
+    change(config)
+    put(place / "adapter_config.json", json.dumps(config).encode())
+    checkpoint = load_checkpoint(bases.checkpoints["wan"], MODEL, loras=[LoraFile(place)])
+    for _ in checkpoint.items():
+        pass
+
+
+@named(3)
+def lora_pattern_that_backtracks(bases: Bases, folder: Path) -> None:
+    """A regular expression that takes a second for each 25 letters of a name."""
+    _with_config(bases, folder, lambda config: config.update(rank_pattern={"(a|.)*(.|a)*(.*)*x": 4}))
+
+
+@named(3)
+def lora_pattern_of_many_repetitions(bases: Bases, folder: Path) -> None:
+    _with_config(bases, folder, lambda config: config.update(rank_pattern={".*" * 60 + "x": 4}))
+
+
+@named(3)
+def lora_of_a_rank_of_2_62(bases: Bases, folder: Path) -> None:
+    _with_config(bases, folder, lambda config: config.update(r=1 << 62))
+
+
+@named(3)
+def lora_of_very_many_tensors(bases: Bases, folder: Path) -> None:
+    (folder / "many.safetensors").write_bytes(_many_tensors())
+    load_checkpoint(bases.checkpoints["wan"], MODEL, loras=[LoraFile(folder / "many.safetensors")])
+
+
+@named(3)
+def format_of_a_matrix_that_is_nested_deeply(bases: Bases, folder: Path) -> None:
+    tensors = load_file(bases.checkpoints["comfyui-quant"])
+    key = next(key for key in tensors if key.endswith(".comfy_quant"))
+    tensors[key] = torch.full((4000,), ord("["), dtype=torch.uint8)
+    save_file(tensors, folder / "deep.safetensors")
+    load_checkpoint(folder / "deep.safetensors", MODEL)

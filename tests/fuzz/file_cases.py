@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from seko_export.checkpoints.sources import LoraFile
 from seko_export.errors import ExportError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
 from seko_export.media.umt5.dimensions import text_config_of
@@ -25,7 +26,7 @@ from seko_runtime.format.unpacking import unpack_artifact
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.opening.checked_artifact import read_manifest
 
-from .bases import CHECKPOINTS, MODEL, SNAPSHOT_KEY, Bases, linked, put
+from .bases import CHECKPOINTS, MODEL, QUANTISED, SNAPSHOT_KEY, Bases, linked, put
 from .damage import PATHS, Document, damage_bytes, damage_json
 from .manifest_cases import damage_header
 
@@ -271,11 +272,49 @@ def _damage_trust(content: bytes, random: Random) -> tuple[bytes, str]:
 
 def checkpoint_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> str:
     """Damage a checkpoint and read it as a build does; a flipped weight may pass, as no format has a checksum."""
-    name = random.choice(CHECKPOINTS)
+    name = random.choice((*CHECKPOINTS, *QUANTISED))
     source, path = bases.checkpoints[name], folder / f"checkpoint-{name}"
     if source.is_dir():
         shutil.copytree(source, path, copy_function=os.link)
         target = random.choice(sorted(one for one in path.rglob("*") if one.is_file()))
+    else:
+        os.link(source, path)
+        target = path
+    content = target.read_bytes()
+    if target.suffix == ".json":
+        document = Document(json.loads(content))
+        told = damage_json(document, random)
+        content = document.encoded()
+    elif content.startswith(b"PK"):
+        content, told = _damage_zip(content, random)
+    elif content.startswith(b"GGUF"):
+        content, told = _damage_gguf(content, random)
+    elif name == "comfyui-quant" and random.random() < 0.4:
+        content, told = _damage_format(content, random)
+    elif random.random() < 0.7:
+        content, told = damage_header(content, random)
+    else:
+        content, told = damage_bytes(content, random)
+    notes.append(f"{name}, {target.name}: {told}")
+    put(target, content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for config_of in (text_config_of, vae_config_of, recognise_checkpoint):
+            with contextlib.suppress(ExportError):  # that it is none of that kind is an answer
+                config_of(path)
+        checkpoint = load_checkpoint(path, MODEL)
+        for _ in checkpoint.items():
+            pass
+    return "loaded"
+
+
+def lora_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> str:
+    """Damage a LoRA's tensors, header or config, and merge it as a build does."""
+    name = random.choice(tuple(bases.loras))
+    source, path = bases.loras[name], folder / "lora"
+    if source.is_dir():
+        shutil.copytree(source, path, copy_function=os.link)
+        target = random.choice(sorted(path.iterdir()))
     else:
         os.link(source, path)
         target = path
@@ -292,15 +331,35 @@ def checkpoint_case(bases: Bases, random: Random, folder: Path, notes: list[str]
         content, told = damage_bytes(content, random)
     notes.append(f"{name}, {target.name}: {told}")
     put(target, content)
+    file = LoraFile.parse(random.choice((str(path), f"{path}:0.5", f"{path}:-1", f"{path}:nan")))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for config_of in (text_config_of, vae_config_of, recognise_checkpoint):
-            with contextlib.suppress(ExportError):  # that it is none of that kind is an answer
-                config_of(path)
-        checkpoint = load_checkpoint(path, MODEL)
+        partial_match = random.random() < 0.5
+        checkpoint = load_checkpoint(
+            bases.checkpoints["wan"], MODEL, loras=[file], lora_partial=partial_match
+        )
         for _ in checkpoint.items():
             pass
-    return "loaded"
+    return "merged"
+
+
+def _damage_gguf(content: bytes, random: Random) -> tuple[bytes, str]:
+    """Damage a GGUF file: its first kilobytes, which are its header, or its bytes."""
+    size = random.choice((64, 1024, 8192, len(content)))
+    head, told = damage_bytes(content[:size], random)
+    return head + content[size:], f"first {size}: {told}"
+
+
+def _damage_format(content: bytes, random: Random) -> tuple[bytes, str]:
+    """Change the JSON of a matrix's format, which a tensor of bytes holds."""
+    size = int.from_bytes(content[:8], "little")
+    table = json.loads(content[8 : 8 + size])
+    key = random.choice([key for key in table if key.endswith(".comfy_quant")])
+    begin, end = (8 + size + offset for offset in table[key]["data_offsets"])
+    document = Document(json.loads(content[begin:end]))
+    told = damage_json(document, random)
+    changed = document.encoded()[: end - begin].ljust(end - begin)
+    return content[:begin] + changed + content[end:], f"{key}: {told}"
 
 
 def _damage_zip(content: bytes, random: Random) -> tuple[bytes, str]:

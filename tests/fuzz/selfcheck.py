@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from seko_export.checkpoints.sources import LoraFile
 from seko_export.families.model_files import load_checkpoint
 from seko_runtime.errors import ManifestError, UsageError
 from seko_runtime.format.manifest import SIGNATURE_FILE
@@ -53,6 +54,7 @@ def check_sight(bases: Bases, folder: Path) -> None:
     whole |= {
         f"checkpoint {name}": lambda path=path: _loaded(path) for name, path in bases.checkpoints.items()
     }
+    whole |= {f"lora {name}": lambda path=path: _merged(bases, path) for name, path in bases.loras.items()}
     for name, work in whole.items():
         outcome = _run(folder, lambda _, work=work: str(work()), Limits())
         if not outcome.caught or outcome.ending.endswith("Error"):
@@ -113,6 +115,14 @@ def _trusted(bases: Bases, folder: Path) -> str:
     (folder / "trust").write_bytes(bases.trust)
     read_manifest(place, trust=folder / "trust")
     return "trusted"
+
+
+def _merged(bases: Bases, path: Path) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in load_checkpoint(bases.checkpoints["wan"], MODEL, loras=[LoraFile(path)]).items():
+            pass
+    return "merged"
 
 
 def _loaded(path: Path) -> str:

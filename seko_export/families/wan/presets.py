@@ -1,26 +1,128 @@
-"""Wan's presets: models of the Wan 2.1 and Self-Forcing authors, and a tiny model for tests."""
+"""Wan's presets: published models of its layers with their authors' streams and passes, and a tiny one for tests."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from seko_export.config.model import ModelConfig
+from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.video import Preset
 from seko_export.families.wan_layout.recognise import USUAL_STREAM
 
-# Sources: the Wan 2.1 and Self-Forcing model configurations.
+_NUMBERS = "that trained weights give the video of the authors' code: the numbers are read from it, no file was opened"
+
+
+def _wan_1_3b(name: str) -> ModelConfig:
+    return ModelConfig(name=name, layers=30, dim=1536, heads=12, ffn_dim=8960)
+
+
+def _wan_14b(name: str) -> ModelConfig:
+    return ModelConfig(name=name, layers=40, dim=5120, heads=40, ffn_dim=13824)
+
+
+def _wan_5b(name: str) -> ModelConfig:
+    return ModelConfig(
+        name=name, layers=30, dim=3072, heads=24, ffn_dim=14336, in_channels=48, out_channels=48
+    )
+
+
+_STREAM_5B = StreamConfig(
+    height=704, width=1280, chunk_frames=8, sink_frames=8, ring_frames=24, fps=24, spatial_stride=16
+)
+_LACKS_5B = "a time for every token, and the VAE of Wan 2.2"
+
+# Of models with the same sizes, the first is taken where neither the file's name nor its config.json tells them apart.
 PRESETS: dict[str, Preset] = {
     "tiny": Preset(
         ModelConfig(
             name="tiny", layers=2, dim=256, heads=2, ffn_dim=512, text_dim=64, text_tokens=32, freq_dim=64
         ),
         StreamConfig(height=64, width=96, chunk_frames=3, sink_frames=1, ring_frames=6),
+        source="for tests; it has no weights but random ones",
     ),
     "self-forcing-1.3b": Preset(
-        ModelConfig(name="self-forcing-1.3b", layers=30, dim=1536, heads=12, ffn_dim=8960),
+        _wan_1_3b("self-forcing-1.3b"),
         USUAL_STREAM,
+        entry="generator_ema",
+        files=("self_forcing_dmd.pt",),
+        source="gdhe17/Self-Forcing, checkpoints/self_forcing_dmd.pt; code guandeh17/Self-Forcing",
+        unverified=_NUMBERS,
+    ),
+    "causvid-1.3b": Preset(
+        _wan_1_3b("causvid-1.3b"),
+        USUAL_STREAM,
+        Schedule((1000.0, 757.0, 522.0), shift=8.0),  # three passes, their times as given
+        entry="generator",
+        files=("autoregressive_checkpoint/model.pt",),
+        source="tianweiy/CausVid, autoregressive_checkpoint/model.pt (CC BY-NC-SA 4.0)",
+        unverified=f"{_NUMBERS}; its levels of noise are taken as time / 1000",
+    ),
+    "causal-forcing-1.3b": Preset(
+        _wan_1_3b("causal-forcing-1.3b"),
+        USUAL_STREAM,
+        entry="generator",
+        files=("chunkwise/causal_forcing.pt",),
+        source="zhuhz22/Causal-Forcing, chunkwise/causal_forcing.pt; code thu-ml/Causal-Forcing (Apache-2.0)",
+        unverified=_NUMBERS,
+    ),
+    "causal-forcing-framewise-1.3b": Preset(
+        _wan_1_3b("causal-forcing-framewise-1.3b"),
+        replace(USUAL_STREAM, chunk_frames=1),
+        entry="generator_ema",
+        files=("framewise/causal_forcing.pt",),
+        source="zhuhz22/Causal-Forcing, framewise/causal_forcing.pt; code thu-ml/Causal-Forcing (Apache-2.0)",
+        unverified=_NUMBERS,
+    ),
+    "causal-forcing-pp-1.3b": Preset(
+        _wan_1_3b("causal-forcing-pp-1.3b"),
+        replace(USUAL_STREAM, chunk_frames=1),
+        Schedule.warped((1000.0, 500.0)),
+        entry="generator_ema",
+        files=("causal-forcing++/framewise-1step.pt", "causal-forcing++/framewise-2step.pt"),
+        source="zhuhz22/Causal-Forcing, causal-forcing++/framewise-{1,2}step.pt (Apache-2.0)",
+        unverified=_NUMBERS,
+        missing="passes of its own for the first chunk: four there, and one or two in the others",
+    ),
+    "longlive-1.3b": Preset(
+        _wan_1_3b("longlive-1.3b"),
+        replace(USUAL_STREAM, sink_frames=3, ring_frames=9),
+        entry="generator",
+        files=("longlive_base.pt",),
+        source="Efficient-Large-Model/LongLive-1.3B, models/longlive_base.pt; code NVlabs/LongLive v1.0 (Apache-2.0)",
+        needs="--lora models/lora.pt of the same repository",
+        unverified=f"{_NUMBERS}; MemFlow's files have the same keys, and its memory bank is not built",
+    ),
+    "wan-5b": Preset(
+        _wan_5b("wan-5b"),
+        _STREAM_5B,
+        source="Wan-AI/Wan2.2-TI2V-5B (Apache-2.0)",
+        unverified="a good video: it was not trained for chunks",
+        missing=_LACKS_5B,
+    ),
+    "longlive-2-5b": Preset(
+        _wan_5b("longlive-2-5b"),
+        _STREAM_5B,
+        Schedule((999.0, 937.0, 833.0, 624.0), shift=5.0, own_sigmas=(0.9998, 0.9373, 0.8331, 0.6247)),
+        entry="generator",
+        files=("model_bf16.pt",),
+        source="Efficient-Large-Model/LongLive-2.0-5B, model_bf16.pt; code NVlabs/LongLive (Apache-2.0)",
+        unverified=_NUMBERS,
+        missing=f"{_LACKS_5B}, and UniPC of order 2 between its passes",
     ),
     "wan-14b": Preset(
-        ModelConfig(name="wan-14b", layers=40, dim=5120, heads=40, ffn_dim=13824),
+        _wan_14b("wan-14b"),
         USUAL_STREAM,
+        source="Wan-AI/Wan2.1-T2V-14B (Apache-2.0), or a causal model with its keys",
+        unverified="a good video: it was not trained for chunks. Causal models of this size have streams of their own",
+    ),
+    "krea-14b": Preset(
+        _wan_14b("krea-14b"),
+        replace(USUAL_STREAM, ring_frames=6),
+        Schedule((1000.0, 937.0, 833.0, 625.0), shift=5.0),
+        files=("krea-realtime-video-14b.safetensors",),
+        source="krea/krea-realtime-video, krea-realtime-video-14b.safetensors (CC BY-NC-SA 4.0)",
+        unverified=_NUMBERS,
+        missing="a cache that is rebuilt before each chunk, whose first frame the VAE encodes again from the video",
     ),
 }

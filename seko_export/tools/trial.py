@@ -1,0 +1,166 @@
+"""`seko-export try`: builds into a cache folder, keyed by what is built, and shows the video of it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, astuple
+from pathlib import Path
+from typing import Any
+
+from seko_export.config.video import VideoBuild
+from seko_export.errors import ExportError, MachineError, UsageError
+from seko_export.host import environment
+from seko_export.host.child_process import run_child
+from seko_export.options.checks import is_speech
+from seko_export.options.declaration import BuildOptions
+from seko_export.options.resolve import resolve_build
+from seko_export.options.resolved import ResolvedBuild
+from seko_runtime.format.manifest import MANIFEST_FILE
+from seko_runtime.video.files import check_output
+
+TRIALS = "trials"  # below the user's cache
+SERVER = "seko_serve"
+_DIGESTS = "digests.json"
+_KEY_LETTERS = 16
+
+
+def try_artifact(options: BuildOptions, build: Callable[[BuildOptions, Path], object]) -> tuple[Path, bool]:
+    """Return the folder of an artifact of these options in the cache, and whether it was built now.
+
+    It is built if there is none of the same files (by SHA-256), configuration, backend, target and toolchain.
+
+    Parameters
+    ----------
+    options : BuildOptions
+        What `seko-export build` takes.
+    build : callable
+        `seko_export.build`, called with options and folder.
+
+    Raises
+    ------
+    ExportError
+        As of `seko_export.build`.
+    """
+    if is_speech(options):
+        raise UsageError(
+            "try makes video: build a speech model with `seko-export build`, and run it with seko-run"
+        )
+    home = environment.user_cache() / TRIALS
+    folder = home / _key(options, resolve_build(options), _Digests(home / _DIGESTS))
+    if (folder / MANIFEST_FILE).is_file():
+        return folder, False
+    build(options, folder)
+    return folder, True
+
+
+def check_shown(output: Path | None) -> None:
+    """Check, before anything is built, that a video can be written, or without an output that the server is there.
+
+    Raises
+    ------
+    MachineError
+        If the server is not installed.
+    SekoRuntimeError
+        If the output cannot be written.
+    """
+    if output is not None:
+        check_output(output)
+    elif importlib.util.find_spec(SERVER) is None:
+        raise MachineError(
+            "--serve needs the server, which is not installed: install the folder serve, or leave it out"
+        )
+
+
+def write_video(artifact: Path, output: Path, run_options: Iterable[str] = ()) -> dict[str, Any]:
+    """Write a video of an artifact in a process of its own; return what ``seko-run run --json`` says of it.
+
+    Parameters
+    ----------
+    artifact : Path
+        The folder.
+    output : Path
+        The video's file, ``.mp4``, ``.y4m`` or ``.npy``.
+    run_options : iterable of str
+        Further options of ``seko-run run``, such as ``--prompt`` and a sentence.
+
+    Raises
+    ------
+    ExportError
+        With the sentence and exit code of a run that failed.
+    """
+    done = run_child(
+        "seko_runtime", "run", str(artifact), "-o", str(output), *run_options, "--json", shown=True
+    )
+    lines = done.stdout.strip().splitlines()
+    report: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if done.returncode:
+        fault = ExportError(str(report.get("error", f"the run ended with exit code {done.returncode}")))
+        fault.exit_code = done.returncode
+        raise fault
+    return report
+
+
+def serve_page(artifact: Path) -> int:
+    """Serve an artifact's page until a signal ends it; returns the exit code."""
+    return run_child(SERVER, str(artifact), shown=True).returncode
+
+
+def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _Digests) -> str:
+    """Return a name for everything that determines an artifact, its paths apart."""
+    loras = [[*digests.of(lora.path), lora.weight] for lora in options.lora_files]
+    told = {
+        "config": repr(resolved.config),
+        "checkpoint": digests.of(resolved.checkpoint),
+        "entry": [options.entry, resolved.first_entry],
+        "media": [digests.of(path) for path in astuple(resolved.media)],
+        "loras": [loras, options.lora_partial],
+        "random": options.random_weights,
+        "backend": [options.backend, options.no_goldens],
+        "target": asdict(environment.resolve_target(resolved.config.target.device)),
+        "producer": environment.producer(),
+    }
+    digests.save()
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:_KEY_LETTERS]
+
+
+class _Digests:
+    """SHA-256 of files, kept in a file of the cache for as long as size and time of change stay."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            content = {}
+        self._known: dict[str, list[Any]] = content if isinstance(content, dict) else {}
+
+    def of(self, path: Path | None) -> list[str]:
+        """Return the digest of a file, or of each file in a folder, with its name there."""
+        if path is None:
+            return []
+        if path.is_file():
+            return [self._digest(path)]
+        return [
+            f"{file.relative_to(path).as_posix()} {self._digest(file)}" for file in sorted(self._files(path))
+        ]
+
+    def save(self) -> None:
+        """Write what is known."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(json.dumps(self._known, indent=1, sort_keys=True), encoding="utf-8")
+
+    @staticmethod
+    def _files(folder: Path) -> Iterator[Path]:
+        return (file for file in folder.rglob("*") if file.is_file())
+
+    def _digest(self, file: Path) -> str:
+        at, state = str(file.resolve()), file.stat()
+        known = self._known.get(at)
+        if not isinstance(known, list) or known[:2] != [state.st_size, state.st_mtime_ns] or len(known) != 3:
+            with file.open("rb") as opened:
+                known = [state.st_size, state.st_mtime_ns, hashlib.file_digest(opened, "sha256").hexdigest()]
+            self._known[at] = known
+        return str(known[2])

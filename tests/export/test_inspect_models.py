@@ -1,0 +1,57 @@
+"""What `inspect` says of a checkpoint beyond its sizes (what goes with it, bytes on a GPU), and of a LoRA."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from scripts.random_lora import random_pairs, write_lora
+from seko_export import inspect
+from seko_export.cli import main
+from seko_export.errors import UsageError
+from seko_export.families.model_files import write_random_checkpoint
+from seko_export.families.registry import presets
+from seko_export.families.wan.presets import PRESETS
+
+TINY = PRESETS["tiny"].model
+
+
+def test_a_checkpoint_and_what_goes_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.pt"
+    write_random_checkpoint(path, TINY, format="self-forcing", seed=0)
+    report = inspect(path, gpu="h200")
+    assert report["presets"] == ["tiny"]
+    vae, text = report["needs"]
+    assert vae.startswith("--vae: a VAE of 16 channels")
+    assert text.startswith("--text-encoder: UMT5-XXL")
+    sizes = report["gpu"]
+    assert sizes["fits"]
+    assert 0 < sizes["weight_bytes"] < sizes["peak_bytes"] < sizes["memory_bytes"]
+    assert "gpu" not in inspect(path)
+    with pytest.raises(UsageError, match="h201"):
+        inspect(path, gpu="h201")
+
+
+@pytest.mark.parametrize("form", ["peft", "comfyui", "lightx2v"])
+def test_a_lora_and_its_base(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "style"
+    write_lora(path, random_pairs(TINY, rank=4, seed=0), form, 2.0)
+    report = inspect(path)
+    assert (report["ranks"], report["width"], report["presets"]) == ([4], TINY.dim, ["tiny"])
+    assert report["alpha"] == {
+        "peft": "adapter_config.json", "comfyui": "its keys", "lightx2v": "none: the scale is 1",
+    }[form]  # fmt: skip
+    file = path / "adapter_model.safetensors" if form == "peft" else path
+    assert report["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert report["command"].startswith(f"seko-export build CHECKPOINT --lora {path}")
+
+
+def test_presets_are_listed() -> None:
+    done = CliRunner().invoke(main, ["presets"], standalone_mode=False)
+    assert done.exception is None
+    for name, preset in presets().items():
+        assert f"{name}  (" in done.output
+        assert preset.missing in done.output

@@ -1,0 +1,99 @@
+"""`seko-export try`: an artifact in a cache, built anew only where its files or options changed; then a video."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from scripts.random_lora import random_pairs, write_lora
+from seko_export.errors import CheckpointError, ExportError, MachineError
+from seko_export.families.model_files import write_random_checkpoint
+from seko_export.families.wan.presets import PRESETS
+from seko_export.options.declaration import BuildOptions
+from seko_export.tools import trial
+from seko_export.tools.trial import check_shown, try_artifact, write_video
+from seko_runtime.errors import UsageError
+from seko_runtime.format.manifest import MANIFEST_FILE
+
+TINY = PRESETS["tiny"].model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def build(_: BuildOptions, folder: Path) -> None:
+    """Stands for a build: the folder appears with a manifest."""
+    folder.mkdir(parents=True)
+    (folder / MANIFEST_FILE).touch()
+
+
+def test_it_is_built_again_only_if_something_changed(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.safetensors"
+    write_random_checkpoint(file, TINY, format="wan", seed=0)
+    pairs = random_pairs(TINY, rank=2, seed=0)
+    for name, alpha in (("a", 1.0), ("b", 2.0)):
+        write_lora(tmp_path / name, pairs, "comfyui", alpha)
+
+    def made(**options: Any) -> tuple[Path, bool]:
+        return try_artifact(BuildOptions(**{"checkpoint": file, "target": "cpu", **options}), build)
+
+    first, built = made()
+    assert built
+    assert made() == (first, False)
+    moved = tmp_path / "elsewhere.safetensors"
+    moved.write_bytes(file.read_bytes())
+    assert made(checkpoint=moved) == (first, False)  # the same bytes by another name
+    others = [
+        made(kv="fp4"),
+        made(height=32),
+        made(backend="onnx"),
+        made(lora=(str(tmp_path / "a"),)),
+        made(lora=(f"{tmp_path / 'a'}:0.5",)),
+        made(lora=(str(tmp_path / "b"),)),
+    ]
+    state = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    state["head.head.bias"] += 1
+    file.unlink()
+    save_file(state, file)
+    others.append(made())
+    assert all(built for _, built in others)
+    assert len({folder for folder, _ in others} | {first}) == len(others) + 1
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+    write_random_checkpoint(tmp_path / "tiny", TINY, format="wan", seed=0)
+
+    def fail(*_: object) -> None:
+        raise CheckpointError("no")
+
+    with pytest.raises(CheckpointError):
+        try_artifact(BuildOptions(tmp_path / "tiny", target="cpu"), fail)
+    assert [path.name for path in (cache / "seko" / "trials").iterdir()] == ["digests.json"]
+    (cache / "seko" / "trials" / "digests.json").write_text("[")  # a cache may be lost
+    assert try_artifact(BuildOptions(tmp_path / "tiny", target="cpu"), build)[1]
+
+
+def test_what_cannot_be_shown_is_told_before_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="format"):
+        check_shown(tmp_path / "video.avi")
+    monkeypatch.setattr(trial, "SERVER", "no_such_server")
+    with pytest.raises(MachineError, match="--serve needs the server"):
+        check_shown(None)
+
+
+@pytest.mark.slow
+def test_a_video_of_an_artifact(small_artifact: Path, tmp_path: Path) -> None:
+    report = write_video(small_artifact, tmp_path / "video.npy", ["--chunks", "1"])
+    assert (tmp_path / "video.npy").is_file()
+    assert report["format"] == "npy"
+    with pytest.raises(ExportError, match="chunks") as caught:
+        write_video(small_artifact, tmp_path / "more.npy", ["--chunks", "0"])
+    assert caught.value.exit_code == 2
