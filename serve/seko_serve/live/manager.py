@@ -302,17 +302,15 @@ class SessionManager:
             or session.made_chunks == 0
         ):
             return
-        while not session.settled:
-            await asyncio.sleep(SETTLE_S)
-        if session.end is not None:
-            return
 
-        def capture(_: ServedPool) -> Capture:
-            self.device.remove(session)
-            return session.capture()
+        def capture(_: ServedPool) -> Capture | None:
+            self.device.remove(session)  # from now on the device makes no chunk of it
+            return session.capture() if session.settled else None
 
         try:
-            await self.saving.write(session, await self.device.call(capture))
+            while (captured := await self.device.call(capture)) is None:
+                await asyncio.sleep(SETTLE_S)
+            await self.saving.write(session, captured)
         except (SekoRuntimeError, StoreError, ServeError, RuntimeError) as error:
             _LOG.error("session %s is not saved: %s", session.name, error)
 
