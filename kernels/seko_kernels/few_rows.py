@@ -24,6 +24,9 @@ from seko_kernels.triton.few_rows import few_rows_kernel
 
 FEW_ROWS = 32
 TICKETS = 512
+EARLY_ARCH = (9, 0)
+# Kernels that wait for the launch before them themselves: an engine may launch them before that one has ended.
+EARLY_KERNELS = ("few_rows_kernel", "local_attention_kernel", "decode_attention_kernel")
 _PROGRAMS = 132  # multiprocessors of a large GPU
 _CHANNELS, _PRODUCTS = 16, 256  # of a program, and of a turn
 
@@ -52,6 +55,7 @@ class RowTiles(NamedTuple):
     splits: int
     warps: int = 4
     stages: int = 4
+    early: bool = False
 
     @classmethod
     def of(cls, rows: int, outer: int, inner: int, *, gated: bool, shared: bool) -> RowTiles:
@@ -133,6 +137,11 @@ def linear_added(x: Tensor, weight: Weight, hidden: Tensor, scale: float, ticket
     return _linear(x, weight, tickets, hidden=hidden, branch_scale=scale)
 
 
+def begins_early(device: torch.device) -> bool:
+    """Return whether launches on a GPU can begin before the one before them has ended."""
+    return torch.cuda.get_device_capability(device) >= EARLY_ARCH
+
+
 def _is_few(x: Tensor, weight: Weight) -> bool:
     return takes_kernels(x, weight.values) and x.numel() // x.shape[-1] <= FEW_ROWS
 
@@ -191,11 +200,12 @@ def _few_rows_cuda(
     outer = outer // 2 if gated else outer
     rows = x.numel() // inner
     out = torch.empty((*x.shape[:-1], outer), dtype=x.dtype, device=x.device)
+    tiles = RowTiles.of(rows, outer, inner, gated=gated, shared=hidden is not None)
     launch_few_rows(
         wrap_triton(few_rows_kernel),
         *(x, norm_weight, weight, scale, hidden, out, tickets),
         *(eps, branch_scale, gated, makes_tickets),
-        RowTiles.of(rows, outer, inner, gated=gated, shared=hidden is not None),
+        tiles._replace(early=begins_early(x.device)),
     )
     return out
 
@@ -253,5 +263,6 @@ def launch_few_rows(
         BK=tiles.products,
         SLICES=tiles.warps,
         STAGES=tiles.stages,
+        EARLY=tiles.early,
         num_warps=tiles.warps,
     )

@@ -12,7 +12,7 @@ from torch.library import triton_op, wrap_triton
 from seko_kernels import few_rows_reference as reference
 from seko_kernels.checks import expect, expect_dims
 from seko_kernels.errors import KernelsError
-from seko_kernels.few_rows import TICKETS
+from seko_kernels.few_rows import TICKETS, begins_early
 from seko_kernels.formats import FP4, INT8, NUMBER_FORMATS, NumberFormat
 from seko_kernels.kv_ops import kv_expand, kv_write
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
@@ -238,7 +238,10 @@ def _block(size: int) -> int:
 
 @triton_op("seko::local_attention", mutates_args=())
 def _local_attention_cuda(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> Tensor:
-    return launch_local_attention(wrap_triton(local_attention_kernel), qkv, cos, sin, heads, kv_heads)
+    early = begins_early(qkv.device)
+    return launch_local_attention(
+        wrap_triton(local_attention_kernel), qkv, cos, sin, heads, kv_heads, early=early
+    )
 
 
 @triton_op("seko::decode_attention", mutates_args={"k_cache", "v_cache", "tickets"})
@@ -255,7 +258,8 @@ def _decode_attention_cuda(
 ) -> Tensor:
     parts = decode_parts(len(qkv), k_cache.shape[1])
     arguments = (qkv, cos, sin, k_cache, v_cache, starts, positions, write_index, tickets)
-    return launch_decode_attention(wrap_triton(decode_attention_kernel), *arguments, parts)
+    early = begins_early(qkv.device)
+    return launch_decode_attention(wrap_triton(decode_attention_kernel), *arguments, parts, early=early)
 
 
 @triton_op("seko::quantised_decode_attention", mutates_args={"tickets"})
@@ -276,12 +280,24 @@ def _quantised_decode_cuda(
     arguments = (qkv, cos, sin, k_codes, v_codes, starts, positions, starts, tickets)
     quantised = (NUMBER_FORMATS[form], k_scales, v_scales)
     return launch_decode_attention(
-        wrap_triton(decode_attention_kernel), *arguments, parts, quantised=quantised
+        wrap_triton(decode_attention_kernel),
+        *arguments,
+        parts,
+        quantised=quantised,
+        early=begins_early(qkv.device),
     )
 
 
 def launch_local_attention(
-    kernel: Any, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, warps: int = LOCAL_WARPS
+    kernel: Any,
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    warps: int = LOCAL_WARPS,
+    *,
+    early: bool = False,
 ) -> Tensor:
     """Launch `local_attention_kernel`, wrapped for an op or as it is."""
     batch, tokens, width = qkv.shape
@@ -300,6 +316,7 @@ def launch_local_attention(
         BT=_block(tokens),
         BH=_block(head_dim // 2),
         BD=_block(head_dim),
+        EARLY=early,
         num_warps=warps,
     )
     return out
@@ -320,6 +337,8 @@ def launch_decode_attention(
     turn: int = DECODE_TURN,
     warps: int = DECODE_WARPS,
     quantised: tuple[NumberFormat, Tensor, Tensor] | None = None,
+    *,
+    early: bool = False,
 ) -> Tensor:
     """Launch `decode_attention_kernel`, wrapped for an op or as it is, in some parts of a row's positions.
 
@@ -367,6 +386,7 @@ def launch_decode_attention(
         BN=turn,
         BH=_block(head_dim // 2),
         BD=block,
+        EARLY=early,
         num_warps=warps,
     )
     return out

@@ -16,10 +16,13 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +32,8 @@ from seko_export.families.voxcpm2.config import NetConfig
 from seko_export.families.voxcpm2.fused_layers import FusedLocalLayer, FusedStepLayer
 from seko_export.families.voxcpm2.layers import CachedLayer, LocalLayer, Positions, local_rotary, rope_tables
 from seko_export.families.voxcpm2.presets import FULL, PRESETS
+from seko_export.lowering import patches
+from seko_export.lowering.patches.patch import applied
 from seko_kernels import few_rows_reference as reference
 from seko_kernels.few_rows import TICKETS, RowTiles, launch_few_rows
 from seko_kernels.few_tokens import (
@@ -85,6 +90,16 @@ class Matrix:
         return f"{self.net} {self.name} {self.rows}"
 
 
+class Early:
+    """A kernel whose launches may begin before the launch before them has ended."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return partial(self._kernel[grid], launch_pdl=True)
+
+
 NAMES = ("qkv", "o", "gate_up", "down")
 SWEPT = [Matrix(net, name, rows) for net, rows in (("decoder", 22), ("base", 1)) for name in NAMES]
 COMPARED = [Matrix("decoder", name, 44) for name in NAMES] + [Matrix("base", name, 16) for name in NAMES]
@@ -95,6 +110,7 @@ def candidates(matrix: Matrix) -> Iterator[RowTiles]:
     outer, inner = matrix.sizes
     default = RowTiles.of(matrix.rows, outer, inner, gated=matrix.gated, shared=not matrix.normed)
     yield default
+    yield default._replace(early=True)
     splits = (1,) if matrix.normed else (1, 2, 4)
     for channels, products, warps, stages, split in itertools.product(
         (16, 32), (256, 512), (4, 8), (3, 4), splits
@@ -103,7 +119,7 @@ def candidates(matrix: Matrix) -> Iterator[RowTiles]:
         turn = 2 * products * (tiles.rows + channels * (1 + matrix.gated))
         programs = -(-outer // channels) * split
         if turn * stages < SHARED_MEMORY and inner >= products * split and 60 <= programs <= 800:
-            yield tiles
+            yield tiles._replace(early=True)
 
 
 def main() -> None:
@@ -186,7 +202,34 @@ def compare_layers(
         compiled = torch.compile(functional(plain, dims), dynamic=False)
         weights = [dict(m.named_parameters()) for m in made[plain]]
         found["compiled_us"] = microseconds([partial(compiled, w, plain_inputs) for w in weights])
+        with tempfile.TemporaryDirectory() as folder:
+            engine = engine_of(fused, dims, fused_inputs, Path(folder))
+        lists = [[*layer.parameters(), *fused_inputs] for layer in made[fused]]
+        found["engine_us"] = microseconds([lambda given=given: engine(list(given)) for given in lists])  # type: ignore[misc]
+        found["engine_difference"] = relative(engine(list(lists[0]))[0], ours)
     emit(kind="layer", name=name, **found)
+
+
+def engine_of(
+    kind: type[nn.Module], dims: NetConfig, inputs: tuple[Tensor, ...], folder: Path
+) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Return the layer as an artifact's engine, which takes its weights and inputs."""
+    layer = meta_layer(kind, dims)
+    names = [name for name, _ in layer.named_parameters()]
+
+    class Flat(nn.Module):
+        def forward(self, *tensors: Tensor) -> Tensor:
+            weights = dict(zip(names, tensors, strict=False))
+            return torch.func.functional_call(layer, weights, tensors[len(names) :])  # type: ignore[no-any-return]
+
+    example = (*random_layer(kind, dims, 0).parameters(), *inputs)
+    package = str(folder / "engine.pt2")
+    torch._inductor.config.cpp.vec_isa_ok = False  # finding out takes half a minute
+    with warnings.catch_warnings(), applied(*patches.AOTI):
+        warnings.simplefilter("ignore")
+        program = torch.export.export(Flat(), example)
+        torch._inductor.aoti_compile_and_package(program, package_path=package)
+    return torch._C._aoti.AOTIModelPackageLoader(package, "model", True, 1, -1).boxed_run  # type: ignore[no-any-return]
 
 
 def functional(kind: type[nn.Module], dims: NetConfig) -> Callable[..., Tensor]:
@@ -333,7 +376,7 @@ def run_tiles(
     for weight, scale in zip(weights, scales, strict=True):
         out = torch.empty_like(hidden)
         launch_few_rows(
-            few_rows_kernel,
+            Early(few_rows_kernel) if tiles.early else few_rows_kernel,
             *(
                 x,
                 norm if matrix.normed else None,

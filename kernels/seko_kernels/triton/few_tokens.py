@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
+from seko_kernels.triton.early import after_previous, let_next_begin
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -75,6 +76,7 @@ def local_attention_kernel(  # type: ignore[no-untyped-def]
     BT: tl.constexpr,
     BH: tl.constexpr,
     BD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Write the attention of each row's tokens to all of that row, one program a row and head of queries.
 
@@ -90,8 +92,14 @@ def local_attention_kernel(  # type: ignore[no-untyped-def]
         Factor of the scores, for powers of two.
     BT, BH, BD : constexpr
         Powers of two that hold TOKENS, half a head and a head; at least 16.
+    EARLY : constexpr bool
+        Whether it may begin before the launch before it has ended; from sm_90 on.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if EARLY:
+        zero = after_previous(let_next_begin(head))
+        QKV += zero
+        OUT += zero
     width: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     half: tl.constexpr = HEAD_DIM // 2
     token, channel = tl.arange(0, BT), tl.arange(0, BD)
@@ -141,6 +149,7 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     BN: tl.constexpr,
     BH: tl.constexpr,
     BD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Write the attention of one token a row to what its row holds and to itself.
 
@@ -173,8 +182,26 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
         0: an exact cache. Else bits of a code, 8 (int8) or 4 (e2m1), channels that share a step, factor of all steps.
     BG, BN, BH, BD : constexpr
         Powers of two that hold HEADS / KV_HEADS, positions of a turn, half a head, a head; at least 16.
+    EARLY : constexpr bool
+        As of `local_attention_kernel`.
     """
     row, shared, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    if EARLY:
+        zero = after_previous(let_next_begin(part))
+        QKV += zero
+        COS += zero
+        SIN += zero
+        K_CACHE += zero
+        V_CACHE += zero
+        K_SCALES += zero
+        V_SCALES += zero
+        STARTS += zero
+        POSITIONS += zero
+        WRITE_INDEX += zero
+        OUT += zero
+        SUMS += zero
+        TOPS += zero
+        TICKETS += zero
     group: tl.constexpr = HEADS // KV_HEADS
     width: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     half: tl.constexpr = HEAD_DIM // 2

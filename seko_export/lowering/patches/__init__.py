@@ -10,6 +10,7 @@ from seko_export.lowering.patches import (
     container_code,
     descriptor_scratch,
     dtype_rules,
+    early_launches,
     int_arrays,
     outlined_kernels,
     precompiled_headers,
@@ -23,6 +24,7 @@ AOTI = (  # patches that apply while a module is compiled to an AOTInductor pack
     container_code.PATCH,
     dtype_rules.PATCH,
     outlined_kernels.PATCH,
+    early_launches.PATCH,
 )
 CACHE = (  # patches that apply while torch.compile fills the cache that an artifact ships
     precompiled_headers.PATCH,

@@ -20,6 +20,7 @@ from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import Refusals
 from seko_serve.http.metrics import MetricsRoutes
+from seko_serve.http.openapi import OpenApiRoutes
 from seko_serve.http.service import ServiceRoutes
 from seko_serve.http.sessions import SessionRoutes
 from seko_serve.http.speech import SpeechRoutes
@@ -62,6 +63,7 @@ class Application:
             VideoRoutes(manager, self._jobs, self._access),
             SpeechRoutes(manager, self._access),
             MetricsRoutes(manager, self._access),
+            OpenApiRoutes(),
         )
 
     def app(self) -> ASGIApp:
