@@ -16,7 +16,7 @@ from seko_runtime.backends.torch_memory import CpuMemory
 from seko_serve.http.app import Application
 from seko_serve.live.device import Device
 from seko_serve.live.manager import SessionManager
-from seko_serve.run import SERVER_LIMITS, Server
+from seko_serve.run import Server
 from seko_serve.settings import Settings
 from tests.runtime import toy_pool, toy_whole
 from tests.stacked import open_rows
@@ -86,10 +86,7 @@ def start() -> Iterator[Starter]:
     ) -> Running:
         settings = Settings(Path("toy"), port=0, **{"opens_per_s": 1e5, **changes})  # type: ignore[arg-type]
         manager = SessionManager(settings, UntimedDevice(opener))
-        config = uvicorn.Config(
-            Application(settings, manager).app(), host="127.0.0.1", port=0, **SERVER_LIMITS
-        )
-        server = Server(config, manager)
+        server = Server(Application(settings, manager), host="127.0.0.1", port=0)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
         thread.start()
         while not server.started and thread.is_alive():

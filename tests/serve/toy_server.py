@@ -9,13 +9,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-import uvicorn
-
 from seko_serve.http.app import Application
 from seko_serve.live.device import Device
 from seko_serve.live.manager import SessionManager
 from seko_serve.logs import set_up
-from seko_serve.run import SERVER_LIMITS, Server
+from seko_serve.run import Server
 from seko_serve.settings import Settings
 from tests.serve.conftest import toy_opener
 
@@ -24,10 +22,9 @@ def main(port: str, folder: str, snapshot_every: str) -> None:
     """Serve until a signal comes."""
     settings = Settings(Path("toy"), port=int(port), snapshots=folder, snapshot_every=int(snapshot_every))
     manager = SessionManager(settings, Device(toy_opener))
-    app = Application(settings, manager).app()
     set_up("info")
-    config = uvicorn.Config(app, host="127.0.0.1", port=settings.port, **SERVER_LIMITS)  # type: ignore[arg-type]
-    asyncio.run(Server(config, manager).serve())
+    server = Server(Application(settings, manager), host="127.0.0.1", port=settings.port)
+    asyncio.run(server.serve())
 
 
 if __name__ == "__main__":
