@@ -277,6 +277,10 @@ def test_one_call_may_be_made_to_carry_all() -> None:
 
 
 def test_the_slowest_variant_counts() -> None:
+    flat = CallTimes((1, 2, 4, 8), proportional=False)
+    for bucket, seconds in ((2, 3.0), (8, 5.0)):
+        flat.record("step", bucket, seconds)
+    assert flat.expected("step") == {1: 3.0, 2: 3.0, 4: 3.0, 8: 5.0}
     times = CallTimes((1, 2))
     assert times.slowest() == {}
     times.record("filling", 2, 1.0)

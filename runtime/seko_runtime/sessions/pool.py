@@ -10,11 +10,13 @@ taken.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -38,6 +40,31 @@ from seko_runtime.sessions.snapshot import Content, checked_key, read_snapshot
 SessionT = TypeVar("SessionT", bound=RowSession)
 GivenT = TypeVar("GivenT")
 ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class QueuedCall(Generic[SessionT, ResultT]):
+    """A call that is queued and may still run.
+
+    Parameters
+    ----------
+    results : list of (session, result)
+        Of the sessions that it carries, sorted by due time.
+    wait : callable
+        Waits for it; any thread may call it, without the pool's lock.
+    variant : hashable
+        Its launch variant.
+    bucket : int
+        Its bucket.
+    began : float
+        When it was queued, in seconds of the pool's clock.
+    """
+
+    results: list[tuple[SessionT, ResultT]]
+    wait: Callable[[], None]
+    variant: Hashable
+    bucket: int
+    began: float
 
 
 class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
@@ -249,6 +276,20 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             The error of the call. If a single session is refused, for example because its row is inconsistent, the
             message names that session and its request is dropped, so that the next call serves the others.
         """
+        queued = self._queue_next(now, among, in_one)
+        if queued is None:
+            return []
+        self._await(queued)
+        return queued.results
+
+    def _queue_next(
+        self,
+        now: float | None = None,
+        among: Collection[RowSession] | None = None,
+        in_one: bool = False,
+    ) -> QueuedCall[SessionT, ResultT] | None:
+        """Queue the call that `serve_next` runs, without waiting for it; None if there is none, or if it failed and
+        whoever waits for its sessions is told. Parameters and errors as `serve_next` has them."""
         with self._call_lock.take():
             self.reap()
             self._rows.check_open()
@@ -278,7 +319,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
                     began if now is None else now,
                 )
             if call is None:
-                return []
+                return None
             chosen = [asked[index] for index in call.sessions]
             for row, session, request in chosen:
                 self._check_request(row, session, request)
@@ -288,15 +329,21 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
                 )
             except SekoRuntimeError as error:
                 if self._told([session for _, session, _ in chosen], error):
-                    return []
+                    return None
                 raise
             for (_, session, _), result in zip(chosen, results, strict=True):
                 self._served(session, result)
                 session.renew()
-            wait = self._rows.calls_done()
-        wait()
-        self.call_times.record(variants[call.sessions[0]], call.bucket, self._clock() - began)
-        return [(session, result) for (_, session, _), result in zip(chosen, results, strict=True)]
+            served = [(session, result) for (_, session, _), result in zip(chosen, results, strict=True)]
+            return QueuedCall(served, self._rows.calls_done(), variants[call.sessions[0]], call.bucket, began)
+
+    def _await(self, queued: QueuedCall[SessionT, ResultT], ended: float = -math.inf) -> float:
+        """Wait for a call and record its time, from when it was queued or the call before it ``ended``; return when
+        it ended, on the pool's clock."""
+        queued.wait()
+        now = self._clock()
+        self.call_times.record(queued.variant, queued.bucket, now - max(queued.began, ended))
+        return now
 
     def _one_call(self, variants: Sequence[Hashable]) -> NextCall:
         """Return the call that carries all sessions of these variants; UsageError if none does."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from seko_runtime.arguments import real_number, shown, whole_number
 from seko_runtime.errors import SekoRuntimeError, UsageError
-from seko_runtime.sessions.pool import RowPool
+from seko_runtime.sessions.call_times import CallTimes
+from seko_runtime.sessions.pool import QueuedCall, RowPool
 from seko_runtime.sessions.session import Request, RowSession, SharedRows
 from seko_runtime.sessions.snapshot import content_digest
 from seko_runtime.speech.local_rows import PREFILL, LocalSpeechRows, Patch, RowSettings
@@ -54,7 +57,13 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         self.manifest: SpeechManifest = rows.manifest
         digests = digest, speech_content(self.manifest) or digest
         super().__init__(rows, SpeechSession, digests=digests, clock=clock, snapshot_key=snapshot_key)
+        self.call_times = CallTimes(
+            self._buckets, proportional=False
+        )  # a step reads the same weights for any rows
         self._turn = threading.Lock()  # held by the thread that serves all
+        # the last call that it queued, with its patches, and when the one before that ended
+        self._before: tuple[QueuedCall[SpeechSession, Patch | None], list[Patch | None]] | None = None
+        self._ended = -math.inf
         self._encoding = threading.Lock()  # held while a voice is encoded, stretch by stretch
 
     def open_session(
@@ -195,16 +204,29 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             session waits, or if the call failed and all its sessions are iterated over, whose threads get the error.
         """
         served = super().serve_next(now, among=among, in_one=in_one)
-        for _, patch in served:
-            if patch is not None:
-                patch.ends()  # its call has run: from now on it is known
+        _read_flags([patch for _, patch in served])
         return served
 
     def serve(self, session: SpeechSession) -> None:
-        """Serve the sessions that wait, if this one does, unless another thread has served it meanwhile."""
+        """Queue the next call for the sessions that wait, if this one needs a patch, and wait for the call before it.
+
+        So the device always has a call to run while sound is read, and flags are read one step late. One thread does so
+        for all; the others find their patches ready.
+        """
         with self._turn:
-            if session.waits:
-                self.serve_next()
+            if not session.needs:
+                return
+            # what others asked for by `request_patch` is theirs to serve
+            listened = {session for session in self.sessions if session.listened}
+            queued = self._queue_next(among=listened)
+            before, self._before = self._before, None
+            if (
+                queued is not None
+            ):  # without its sessions, which are no business of the pool when they are dropped
+                self._before = replace(queued, results=[]), [patch for _, patch in queued.results]
+            if before is not None:
+                self._ended = self._await(before[0], self._ended)
+                _read_flags(before[1])
 
     @property
     def free_positions(self) -> int:
@@ -276,6 +298,13 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
                 reads.append(self._rows.encode(stretch, first=number == 0))
         latents = np.concatenate([read() for read in reads])
         return latents.reshape(-1, *patch.shape)[:count].copy()
+
+
+def _read_flags(patches: Sequence[Patch | None]) -> None:
+    """Read the stop flags of patches whose call has run, so that sessions know whether their texts are over."""
+    for patch in patches:
+        if patch is not None:
+            patch.ends()
 
 
 def speech_content(manifest: SpeechManifest) -> str:
