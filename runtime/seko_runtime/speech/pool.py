@@ -185,7 +185,11 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         return [None if patch is None or patch.surplus() else patch.samples() for patch in patches]
 
     def serve_next(
-        self, now: float | None = None, *, among: Collection[RowSession] | None = None
+        self,
+        now: float | None = None,
+        *,
+        among: Collection[RowSession] | None = None,
+        in_one: bool = False,
     ) -> list[tuple[SpeechSession, Patch | None]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a patch, and wait for it.
 
@@ -200,7 +204,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             The session that was due first comes first; None for one whose prompt was filled in further. Empty if no
             session waits, or if the call failed and all its sessions are iterated over, whose threads get the error.
         """
-        served = super().serve_next(now, among=among)
+        served = super().serve_next(now, among=among, in_one=in_one)
         _read_flags([patch for _, patch in served])
         return served
 
