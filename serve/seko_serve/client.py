@@ -18,7 +18,16 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from seko_serve.errors import KINDS, ServeError
-from seko_serve.protocol import RESUME_PREFIX, SUBPROTOCOL, TICKET_PREFIX, Codec, Media, message
+from seko_serve.protocol import (
+    JOIN,
+    QUEUE_HEADER,
+    RESUME_PREFIX,
+    SUBPROTOCOL,
+    TICKET_PREFIX,
+    Codec,
+    Media,
+    message,
+)
 
 CLOSE_S = 10.0  # for the server's answer to a close
 MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
@@ -60,6 +69,7 @@ class AsyncClient:
         codecs: Sequence[str] = ("h264", "vp8"),
         audio: Sequence[str] = (),
         buffer: int = 1,
+        wait: bool = False,
         **session: object,
     ) -> Self:
         """Open a session and its socket.
@@ -72,6 +82,8 @@ class AsyncClient:
             Sound codecs, such as pcm, where sound is wanted.
         buffer : int
             Chunks that the viewer collects before it plays.
+        wait : bool
+            Wait in the server's queue while it is full.
         **session
             Fields of ``POST /v1/sessions``: prompt, seed, fps, image, voice, inputs.
 
@@ -80,7 +92,16 @@ class AsyncClient:
         ServeError
             As the server says.
         """
-        opened = await asyncio.to_thread(self._post, "/v1/sessions", session)
+        queue = JOIN if wait else ""
+        while True:
+            try:
+                opened = await asyncio.to_thread(self._post, "/v1/sessions", session, queue)
+                break
+            except ServeError as refused:
+                queue = str(refused.facts.get("queue_token", ""))
+                if not queue:
+                    raise
+                await asyncio.sleep(refused.retry_after or 1.0)
         self._id, self._codecs = str(opened["id"]), {"codecs": list(codecs), "audio": list(audio)}
         await self._connect(f"{TICKET_PREFIX}{opened['ticket']}", buffer)
         return self
@@ -166,8 +187,10 @@ class AsyncClient:
                         pass
             await self.drop()
 
-    def _post(self, path: str, table: dict[str, object]) -> dict[str, Any]:
+    def _post(self, path: str, table: dict[str, object], queue: str) -> dict[str, Any]:
         headers = {"content-type": "application/json"}
+        if queue:
+            headers[QUEUE_HEADER] = queue
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         request = Request(self._url + path, json.dumps(table).encode(), headers, method="POST")
@@ -188,4 +211,9 @@ class AsyncClient:
 
 def _error(table: dict[str, Any]) -> ServeError:
     code = table["code"] if table["code"] in KINDS else "internal"
-    return ServeError(code, str(table["message"]), retry_after=table.get("retry_after"))
+    facts = {
+        name: table[name]
+        for name in table
+        if name not in ("type", "code", "message", "retryable", "retry_after")
+    }
+    return ServeError(code, str(table["message"]), retry_after=table.get("retry_after"), facts=facts)
