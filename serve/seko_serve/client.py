@@ -20,11 +20,18 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from seko_serve.errors import KINDS, ServeError
-from seko_serve.protocol import RESUME_PREFIX, SUBPROTOCOL, TICKET_PREFIX, Codec, Media, message
+from seko_serve.protocol import (
+    JOIN,
+    QUEUE_HEADER,
+    RESUME_PREFIX,
+    SUBPROTOCOL,
+    TICKET_PREFIX,
+    Codec,
+    Media,
+    message,
+)
 
 CLOSE_S = 10.0  # for the server's answer to a close
-QUEUE_HEADER = "seko-queue"
-JOIN = "join"
 ResultT = TypeVar("ResultT")
 MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
 
@@ -65,7 +72,7 @@ class AsyncClient:
         codecs: Sequence[str] = ("h264", "vp8"),
         audio: Sequence[str] = (),
         buffer: int = 1,
-        wait_s: float = 0.0,
+        wait: bool = False,
         **session: object,
     ) -> Self:
         """Open a session and its socket.
@@ -78,8 +85,8 @@ class AsyncClient:
             Sound codecs, such as pcm, where sound is wanted.
         buffer : int
             Chunks that the viewer collects before it plays.
-        wait_s : float
-            Seconds to wait in the queue where all places are taken.
+        wait : bool
+            Wait in the server's queue while it is full.
         **session
             Fields of ``POST /v1/sessions``: prompt, seed, fps, image, voice, inputs.
 
@@ -88,24 +95,19 @@ class AsyncClient:
         ServeError
             As the server says.
         """
-        opened = await self._admitted(session, wait_s)
+        queue = JOIN if wait else ""
+        while True:
+            try:
+                opened = await asyncio.to_thread(self._post, "/v1/sessions", session, queue)
+                break
+            except ServeError as refused:
+                queue = str(refused.facts.get("queue_token", ""))
+                if not queue:
+                    raise
+                await asyncio.sleep(refused.retry_after or 1.0)
         self._id, self._codecs = str(opened["id"]), {"codecs": list(codecs), "audio": list(audio)}
         await self._connect(f"{TICKET_PREFIX}{opened['ticket']}", buffer)
         return self
-
-    async def _admitted(self, session: dict[str, object], wait_s: float) -> dict[str, Any]:
-        """Open a session, in the queue for so long as it is full."""
-        loop = asyncio.get_running_loop()
-        end, place = loop.time() + wait_s, JOIN if wait_s else ""
-        while True:
-            try:
-                return await asyncio.to_thread(self._post, "/v1/sessions", session, {QUEUE_HEADER: place})
-            except ServeError as error:
-                again = error.retry_after
-                if error.kind.code != "full" or again is None or loop.time() + again > end:
-                    raise
-                place = str(error.facts.get("queue_token", place))
-                await asyncio.sleep(again)
 
     async def resume(self, *, buffer: int = 1) -> None:
         """Come back after the socket was lost: what was missed is sent again."""
@@ -188,7 +190,8 @@ class AsyncClient:
                         pass
             await self.drop()
 
-    def _post(self, path: str, table: dict[str, object], headers: Mapping[str, str] = {}) -> dict[str, Any]:
+    def _post(self, path: str, table: dict[str, object], queue: str) -> dict[str, Any]:
+        headers = {QUEUE_HEADER: queue} if queue else {}
         with _posted(self._url + path, table, self._key, headers) as answer:
             fields: dict[str, Any] = json.load(answer)
             return fields
@@ -301,7 +304,10 @@ def _posted(
 
 
 def _error(table: dict[str, Any]) -> ServeError:
-    known = ("code", "message", "retryable", "retry_after")
     code = table["code"] if table["code"] in KINDS else "internal"
-    facts = {name: value for name, value in table.items() if name not in (*known, "type")}
+    facts = {
+        name: table[name]
+        for name in table
+        if name not in ("type", "code", "message", "retryable", "retry_after")
+    }
     return ServeError(code, str(table["message"]), retry_after=table.get("retry_after"), facts=facts)

@@ -50,7 +50,7 @@ def test_one_that_waits_in_line_gets_in_when_a_row_is_free(start: Starter) -> No
         with pytest.raises(ServeError) as refused:
             second.open(codecs=["rgb24"], prompt=PROMPT)
         assert refused.value.kind.code == "full"
-        waiting = threading.Thread(target=lambda: second.open(codecs=["rgb24"], prompt=PROMPT, wait_s=60.0))
+        waiting = threading.Thread(target=lambda: second.open(codecs=["rgb24"], prompt=PROMPT, wait=True))
         waiting.start()
         first.close()
         waiting.join(60)
