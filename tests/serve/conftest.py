@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -42,6 +42,20 @@ def plain_opener() -> Iterator[Pool]:
         yield pool
 
 
+class UntimedDevice(Device):
+    """A device whose calls take the time that a test says, for admission: a busy machine would refuse sessions."""
+
+    fixed: Mapping[int, float] = {}
+
+    @property
+    def call_seconds(self) -> Mapping[int, float]:
+        return self.fixed
+
+    @call_seconds.setter
+    def call_seconds(self, _: Mapping[int, float]) -> None:
+        """Leave out what was measured."""
+
+
 class Running:
     """A server that answers at `url`."""
 
@@ -71,7 +85,7 @@ def start() -> Iterator[Starter]:
         opener: Callable[[], AbstractContextManager[Pool]] = toy_opener, **changes: object
     ) -> Running:
         settings = Settings(Path("toy"), port=0, **{"opens_per_s": 1e5, **changes})  # type: ignore[arg-type]
-        manager = SessionManager(settings, Device(opener))
+        manager = SessionManager(settings, UntimedDevice(opener))
         server = Server(Application(settings, manager), host="127.0.0.1", port=0)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
         thread.start()

@@ -241,7 +241,11 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         return [results[row] for row in rows]
 
     def serve_next(
-        self, now: float | None = None, *, among: Collection[RowSession] | None = None
+        self,
+        now: float | None = None,
+        *,
+        among: Collection[RowSession] | None = None,
+        in_one: bool = False,
     ) -> list[tuple[SessionT, ResultT]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a result, and wait for it.
 
@@ -255,6 +259,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             Seconds of the pool's clock.
         among : collection of sessions, optional
             The sessions to choose from; default: all that have asked.
+        in_one : bool
+            Carry all of these in one call, whatever their due times. This measures a bucket.
 
         Returns
         -------
@@ -264,18 +270,23 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
 
         Raises
         ------
+        UsageError
+            If one call cannot carry all that ``in_one`` demands.
         SekoRuntimeError
             The error of the call. If a single session is refused, for example because its row is inconsistent, the
             message names that session and its request is dropped, so that the next call serves the others.
         """
-        queued = self._queue_next(now, among)
+        queued = self._queue_next(now, among, in_one)
         if queued is None:
             return []
         self._await(queued)
         return queued.results
 
     def _queue_next(
-        self, now: float | None = None, among: Collection[RowSession] | None = None
+        self,
+        now: float | None = None,
+        among: Collection[RowSession] | None = None,
+        in_one: bool = False,
     ) -> QueuedCall[SessionT, ResultT] | None:
         """Queue the call that `serve_next` runs, without waiting for it; None if there is none, or if it failed and
         whoever waits for its sessions is told. Parameters and errors as `serve_next` has them."""
@@ -296,6 +307,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             if self._together:
                 every = len(asked) == self._buckets[-1]
                 call = NextCall(tuple(_by_row(asked)), self._buckets[-1]) if every else None
+            elif in_one and asked:
+                call = self._one_call(variants)
             else:
                 call = next_call(
                     [
@@ -331,6 +344,16 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         now = self._clock()
         self.call_times.record(queued.variant, queued.bucket, now - max(queued.began, ended))
         return now
+
+    def _one_call(self, variants: Sequence[Hashable]) -> NextCall:
+        """Return the call that carries all sessions of these variants; UsageError if none does."""
+        buckets = [rows for rows in self._buckets if rows >= len(variants)]
+        if not buckets or len(set(variants)) > 1:
+            raise UsageError(
+                f"{len(variants)} sessions of {len(set(variants))} launch variants; one call carries at most "
+                f"{self._buckets[-1]} sessions of one variant"
+            )
+        return NextCall(tuple(range(len(variants))), buckets[0])
 
     def _eligible(self, asked: list[tuple[int, SessionT, Request]]) -> list[tuple[int, SessionT, Request]]:
         """Return the sessions with their rows, of all that have asked, of which the next call may carry some."""

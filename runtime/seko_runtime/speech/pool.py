@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -184,7 +185,11 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         return [None if patch is None or patch.surplus() else patch.samples() for patch in patches]
 
     def serve_next(
-        self, now: float | None = None, *, among: Collection[RowSession] | None = None
+        self,
+        now: float | None = None,
+        *,
+        among: Collection[RowSession] | None = None,
+        in_one: bool = False,
     ) -> list[tuple[SpeechSession, Patch | None]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a patch, and wait for it.
 
@@ -199,7 +204,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             The session that was due first comes first; None for one whose prompt was filled in further. Empty if no
             session waits, or if the call failed and all its sessions are iterated over, whose threads get the error.
         """
-        served = super().serve_next(now, among=among)
+        served = super().serve_next(now, among=among, in_one=in_one)
         _read_flags([patch for _, patch in served])
         return served
 
@@ -287,13 +292,16 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         whole = pad_voice(samples, spec.patch_samples, continued=continued)
         count = len(whole) // spec.patch_samples
         stretches = pad_voice(whole, spec.samples, continued=False).reshape(-1, spec.samples)
-        reads = []
+        queued: deque[Callable[[], Floats]] = deque()
+        latents: list[Floats] = []
         for number, stretch in enumerate(stretches):
             with self._call_lock.take():
                 self._rows.check_open()
-                reads.append(self._rows.encode(stretch, first=number == 0))
-        latents = np.concatenate([read() for read in reads])
-        return latents.reshape(-1, *patch.shape)[:count].copy()
+                queued.append(self._rows.encode(stretch, first=number == 0))
+            if len(queued) > 1:  # no more, so that steps of others run between the stretches of a long voice
+                latents.append(queued.popleft()())
+        latents += [read() for read in queued]
+        return np.concatenate(latents).reshape(-1, *patch.shape)[:count].copy()
 
 
 def _read_flags(patches: Sequence[Patch | None]) -> None:
