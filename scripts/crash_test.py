@@ -240,7 +240,10 @@ def content_of(path: Path) -> Content:
     """Return a file's bytes, those of a folder's files by name, or None if nothing is there."""
     if not path.is_dir():
         return path.read_bytes() if os.path.lexists(path) else None
-    return {str(one.relative_to(path)): one.read_bytes() if one.is_file() else b"" for one in path.rglob("*")}
+    return {
+        str(entry.relative_to(path)): entry.read_bytes() if entry.is_file() else b""
+        for entry in path.rglob("*")
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -266,7 +269,7 @@ def main(arguments: list[str] | None = None) -> int:
     violations = [f"{name}: {wrong}" for name, one in found.items() for wrong in one.violations]
     report = {
         "calls": {name: one.calls for name, one in found.items()},
-        "points": sum(one.runs for one in found.values()),
+        "points": sum(value.runs for value in found.values()),
         "violations": len(violations),
         "told": violations[:20],
     }

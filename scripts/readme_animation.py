@@ -90,11 +90,11 @@ def main() -> None:
     parser.add_argument("--world", type=Path, default=Path("artifacts/quickstart-world"))
     parser.add_argument("--picture", type=Path, default=Path("artifacts/world-sample/picture.npy"))
     options = parser.parse_args()
-    left = [one for chunk in sample(options.sample) for one in captioned(*chunk)]
-    right = [one for chunk in world(options.world, options.picture) for one in captioned(*chunk)]
+    left = [picture for chunk in sample(options.sample) for picture in captioned(*chunk)]
+    right = [picture for chunk in world(options.world, options.picture) for picture in captioned(*chunk)]
     frames = []
     for pair in zip(left, right, strict=True):
-        width = sum(one.width for one in pair) + GAP
+        width = sum(part.width for part in pair) + GAP
         frames.append(Image.new("RGB", (width, pair[0].height), "white"))
         frames[-1].paste(pair[0])
         frames[-1].paste(pair[1], (pair[0].width + GAP, 0))

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from seko_runtime.cli.parser import SUMMARIES, parse
+from seko_serve.cli import parser, settings
 from tests.loaded import load_script
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +39,7 @@ def faults(path: Path) -> list[str]:
     steps = instructions(path)
     images = [rest for name, rest in steps if name == "FROM"]
     stages = [image.split(" AS ")[1] for image in images if " AS " in image]
+    images = [image for image in images if image.split(" AS ")[0] not in stages]
     pinned = {
         Requirement(line).name: Requirement(line).specifier
         for line in (ROOT / "scripts/constraints.txt").read_text().splitlines()
@@ -175,3 +177,18 @@ def test_hiding_must_be_asked_for():
     )
     assert done.returncode == 2
     assert "belong together" in done.stderr
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_the_server_s_stage_starts_it_as_a_user_whose_key_is_asked_for(path):
+    steps = instructions(path)
+    begin = next(
+        number for number, (name, rest) in enumerate(steps) if name == "FROM" and rest.endswith(" AS serve")
+    )
+    end = next(number for number in range(begin + 1, len(steps)) if steps[number][0] == "FROM")
+    stage = dict(steps[begin:end])
+    assert stage["USER"] == "1000:1000"
+    program, *options = json.loads(stage["ENTRYPOINT"])
+    assert program in tomllib.loads((ROOT / "serve/pyproject.toml").read_text())["project"]["scripts"]
+    with pytest.raises(ValueError, match="SEKO_SERVE_API_KEY"):
+        settings(parser().parse_args(options))

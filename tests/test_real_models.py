@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,15 @@ def test_a_variant_of_a_pipeline(published: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(CheckpointError, match=r"--variant fp16: .*vae has no checkpoints of that variant"):
         resolve_build(BuildOptions(pipeline, variant="fp16"), machine=Target("cuda", "sm_90"))
+
+
+def test_a_vae_of_another_model(published: Path, tmp_path: Path) -> None:
+    write_random_checkpoint(
+        tmp_path / "wide", replace(SMALL, in_channels=48, out_channels=48), format="wan", seed=0
+    )
+    vae = published / "Wan2.1-T2V-1.3B" / "Wan2.1_VAE.pth"
+    with pytest.raises(CheckpointError, match=r"--vae .*Wan2.1_VAE.pth has 16 latent channels, .* gives 48"):
+        resolve_build(BuildOptions(tmp_path / "wide", vae=vae, target="cpu"))
 
 
 def test_a_pt_that_tells_no_heads_says_what_was_taken(

@@ -77,12 +77,12 @@ def main() -> None:
                 subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
                 for _ in range(RUNS)
             ]
-            return statistics.median(float(one.stdout) for one in done)
+            return statistics.median(float(run.stdout) for run in done)
 
         report = {
             "python": sys.version.split()[0],
-            "bindings_bytes": sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()),
-            "bindings_files": sum(one.is_file() for one in folder.rglob("*")),
+            "bindings_bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+            "bindings_files": sum(path.is_file() for path in folder.rglob("*")),
             "own_bytes": OURS.stat().st_size,
             "own_lines": len(text.splitlines()),
             "own_lines_of_the_library": lines_of_the_library(text),

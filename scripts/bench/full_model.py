@@ -195,13 +195,13 @@ class FullModelBench:
             running = [pool.submit(self._compile, config) for config in configs]
 
             def wait() -> None:
-                for one in running:
-                    one.result()
+                for future in running:
+                    future.result()
                 self.say("engines compiled")
 
             yield wait
-            for one in running:
-                one.result()
+            for future in running:
+                future.result()
 
     def _compile(self, config: VideoBuild) -> None:
         folder = self.folder(config)
@@ -227,7 +227,7 @@ class FullModelBench:
         manifest = describe(config, export_backend("aoti"), table, hash_files(folder))
         backend = open_backend("aoti", config.target.device)
         try:
-            files = {one.file: memoryview((folder / one.file).read_bytes()) for one in manifest.engines}
+            files = {entry.file: memoryview((folder / entry.file).read_bytes()) for entry in manifest.engines}
             yield manifest, backend.load_engines(manifest, files)
         finally:
             backend.close()

@@ -62,7 +62,7 @@ def _errors(
     """Errors of the latents and of the cache, as `verify` measures them."""
     made = golden.run_eager(config, weights, record.text, record.seeds, tuple(record.chunks), silent, None)
     apart = [difference(config, made[number], right) for number, right in record.chunks.items()]
-    return max(one.latents for one in apart), max(one.cache for one in apart)
+    return max(gap.latents for gap in apart), max(gap.cache for gap in apart)
 
 
 def _row(config: VideoBuild, fault: str, errors: tuple[float, float]) -> None:

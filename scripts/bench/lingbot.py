@@ -103,7 +103,9 @@ def chunk(bench: Bench) -> None:
     for config in configs:
         with bench.opened(config) as session:
             times = steady(session, config, bench.options.chunks)
-            kept = sum(one.nbytes for one in session.manifest.buffers if one.name.startswith("chunk.camera"))
+            kept = sum(
+                buffer.nbytes for buffer in session.manifest.buffers if buffer.name.startswith("chunk.camera")
+            )
             bench.chunk_ms[config.model.camera] = times["median"]
             bench.row("lingbot_v2_chunk_ms", config, times["median"], "ms a chunk, 4 passes and context", **times,
                       camera_bytes=kept, kv_bytes=session.manifest.workload.kv.pool_bytes,
@@ -184,12 +186,12 @@ def fits(bench: Bench) -> None:
         latents = session.run_chunk(keyboard(config).next_chunk()).to_host()
         if not bool((abs(latents) < 1e3).all()):
             raise ValueError(f"latents up to {abs(latents).max()}: expected numbers near 1")
-        sizes = {one.name: one.nbytes for one in session.manifest.buffers}
+        sizes = {buffer.name: buffer.nbytes for buffer in session.manifest.buffers}
         bench.row("lingbot_720p_fits", config, max(peak_bytes(), sum(sizes.values())) / 1e9, "GB at the peak",
                   chunk_ms=times["median"], kv_bytes=session.manifest.workload.kv.pool_bytes,
                   buffer_bytes=sum(sizes.values()),
                   camera_bytes=sum(size for name, size in sizes.items() if name.startswith("chunk.camera")),
-                  weight_bytes=sum(one.nbytes for one in session.manifest.weights))  # fmt: skip
+                  weight_bytes=sum(weight.nbytes for weight in session.manifest.weights))  # fmt: skip
 
 
 PARTS = {one.__name__: one for one in (chunk, compiled, share, key, fits)}

@@ -58,7 +58,7 @@ class Load:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.size = pool.manifest.call_rows
-        buffer = next(one for one in pool.manifest.buffers if one.name == "text.embeddings")
+        buffer = next(entry for entry in pool.manifest.buffers if entry.name == "text.embeddings")
         self._shape = (1, *buffer.shape[1:])
 
     def text(self, number: int) -> np.ndarray:

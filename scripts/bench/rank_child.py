@@ -106,7 +106,7 @@ def opened(spec: Mapping[str, Any]) -> Iterator[Session]:
         folder = Path(spec["engines"])
         manifest = describe(config, export_backend("aoti"), table, hash_files(folder))
         backend = open_backend("aoti", spec["device"])
-        files = {one.file: memoryview((folder / one.file).read_bytes()) for one in manifest.engines}
+        files = {engine.file: memoryview((folder / engine.file).read_bytes()) for engine in manifest.engines}
         engines = backend.load_engines(manifest, files)
     rank = RankPlace(spec["rank"])
     loaded = Loaded(manifest, resolve_video(manifest), engines, weights, lambda: memory, rank=rank)

@@ -126,7 +126,7 @@ def artifacts(options: argparse.Namespace, one: Path, several: Path) -> None:
     ranks, passes = manifest.ranks, manifest.workload.schedule.denoise_passes + manifest.has_context
     shape = f"{manifest.name}, {ranks} GPUs"
     seen = [called(one, options.chunks, 0), called(several, options.chunks, options.busy)]
-    steps = [statistics.median(one["chunk_ms"]) / passes for one in seen]
+    steps = [statistics.median(report["chunk_ms"]) / passes for report in seen]
     more: dict[str, Any] = {"open_s": seen[1]["open_s"], "graph_launches": seen[1]["graph_launches"]}
     try:
         found = [
@@ -183,7 +183,7 @@ def drawn(options: argparse.Namespace) -> None:
         )
         for name, count in counts.items()
     ]
-    step = [statistics.median(one[0]["ms"]["to_host"]) / one[0]["passes"] for one in found]
+    step = [statistics.median(report[0]["ms"]["to_host"]) / report[0]["passes"] for report in found]
     shape = (
         f"{options.drawn}, {found[0][0]['layers']} layers, FP4, fp8, resident window, {options.ranks} GPUs"
     )
@@ -202,7 +202,7 @@ def drawn(options: argparse.Namespace) -> None:
     )
     append_skew(options.rows, f"sp{options.ranks}_s5_rank_skew_ms", shape, found[1])
     files = [np.load(options.work / f"{name}.npz") for name in counts]
-    append_equal(options.rows, shape, *([one[name] for name in one.files] for one in files))
+    append_equal(options.rows, shape, *([file[name] for name in file.files] for file in files))
 
 
 def decoded(options: argparse.Namespace) -> None:
@@ -239,7 +239,7 @@ def decoded(options: argparse.Namespace) -> None:
     chunks = parts["one"][0].files
     apart = [
         np.abs(
-            parts["one"][0][chunk].astype(int) - np.concatenate([one[chunk] for one in parts["several"]], 1)
+            parts["one"][0][chunk].astype(int) - np.concatenate([part[chunk] for part in parts["several"]], 1)
         )
         for chunk in chunks
     ]
@@ -253,8 +253,8 @@ def decoded(options: argparse.Namespace) -> None:
         ms=ms,
         by_rank=by_rank["several"],
         engines="uncompiled" if options.eager else "aoti",
-        levels_apart=int(max(one.max() for one in apart)),
-        share_apart=float(np.mean([(one > 0).mean() for one in apart])),
+        levels_apart=int(max(difference.max() for difference in apart)),
+        share_apart=float(np.mean([(difference > 0).mean() for difference in apart])),
         peak_bytes=[rank["peak_bytes"] for told in found.values() for rank in told],
     )
 

@@ -316,8 +316,8 @@ def filled(bench: Bench, pool: Pool, config: VideoBuild, figure: str) -> None:
     told = pool.manifest
     bench.row(
         figure, config, float(len(sessions)), f"sessions, each made {CHUNKS_EACH} chunks", peak_bytes=peak_bytes(),
-        kv_bytes=told.workload.kv.pool_bytes, buffer_bytes=sum(one.nbytes for one in told.buffers),
-        weight_bytes=sum(one.nbytes for one in told.weights), last_chunk_s=chunk_s[-1],
+        kv_bytes=told.workload.kv.pool_bytes, buffer_bytes=sum(buffer.nbytes for buffer in told.buffers),
+        weight_bytes=sum(weight.nbytes for weight in told.weights), last_chunk_s=chunk_s[-1],
     )  # fmt: skip
 
 

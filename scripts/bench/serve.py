@@ -36,7 +36,6 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in ("runtime", "kernels", "serve", "scripts/bench"))]
 
-import uvicorn  # noqa: E402
 from rows import append_row  # noqa: E402
 
 from seko_runtime import Pool  # noqa: E402
@@ -45,7 +44,7 @@ from seko_serve.live.device import Device, pool_of  # noqa: E402
 from seko_serve.live.manager import SessionManager  # noqa: E402
 from seko_serve.load import percentile  # noqa: E402
 from seko_serve.media.video import H264Encoder  # noqa: E402
-from seko_serve.run import SERVER_LIMITS  # noqa: E402
+from seko_serve.run import Server  # noqa: E402
 from seko_serve.settings import Settings  # noqa: E402
 
 PROMPT = "a small red disc bouncing and a large blue ring pulsing on a green gradient"
@@ -72,10 +71,7 @@ class Served:
         settings = Settings(Path("bench"), port=0, opens_per_s=1e5, videos=0)
         self.device = Device(opener)
         manager = SessionManager(settings, self.device)
-        config = uvicorn.Config(
-            Application(settings, manager).app(), host="127.0.0.1", port=0, **SERVER_LIMITS
-        )
-        self._server = uvicorn.Server(config)
+        self._server = Server(Application(settings, manager), host="127.0.0.1", port=0)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 

@@ -285,7 +285,7 @@ def figure_lines() -> str:
     """The table of README's figures."""
     newest = newest_rows()
     lines = [
-        f"| {text} | {form.format(*(newest[one]['value'] for one in sources))} |"
+        f"| {text} | {form.format(*(newest[source]['value'] for source in sources))} |"
         for text, form, sources in FIGURES
     ]
     return "\n".join(["| what | figure |", "|---|---|", *lines]) + "\n"
@@ -303,7 +303,7 @@ def dated_lines() -> str:
     newest = newest_rows()
     lines = []
     for text, form, sources in (*FIGURES, *MORE):
-        found = [newest[one] for one in sources]
+        found = [newest[source] for source in sources]
         told = ", ".join(dict.fromkeys(f"`{row['figure']}`" for row in found))
         made = "; ".join(dict.fromkeys(measured(row) for row in found))
         lines.append(f"| {text} | {form.format(*(row['value'] for row in found))} | {told} | {made} |")

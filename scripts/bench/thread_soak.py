@@ -54,7 +54,7 @@ class Teller:
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        buffer = next(one for one in pool.manifest.buffers if one.name == "text.embeddings")
+        buffer = next(entry for entry in pool.manifest.buffers if entry.name == "text.embeddings")
         self._texts = [
             np.random.default_rng(number).standard_normal((1, *buffer.shape[1:])).astype(np.float32)
             for number in range(STORIES)
@@ -152,8 +152,8 @@ def soak(path: Path, folder: Path, options: argparse.Namespace) -> None:
                     counts.update(found)
 
         with ThreadPoolExecutor(options.threads) as threads:
-            for one in [threads.submit(work, thread) for thread in range(options.threads)]:
-                one.result()
+            for future in [threads.submit(work, thread) for thread in range(options.threads)]:
+                future.result()
         stream = artifact.manifest.workload.stream
         shape = (
             f"{artifact.manifest.name}, {stream.height}x{stream.width}, ring {stream.ring_frames}, "

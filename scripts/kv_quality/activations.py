@@ -118,12 +118,12 @@ def errors(form: KvFormat, seen: list[Seen], layout: Places, constants: Scales) 
         for of_layer in constants
     ]
     sums = {name: torch.zeros(len(scales), 2, dtype=torch.float64) for name in ("k", "v", "attention")}
-    for one in seen:
-        q, true_k, true_v = (x.to(layout.cos.device).float() for x in (one.q, one.k, one.v))
-        k, v = _through(form, scales[one.layer], true_k, true_v, layout)
+    for record in seen:
+        q, true_k, true_v = (x.to(layout.cos.device).float() for x in (record.q, record.k, record.v))
+        k, v = _through(form, scales[record.layer], true_k, true_v, layout)
         exact, lossy = attention(q, true_k, true_v, None), attention(q, k, v, None)
         for name, a, b in (("k", k, true_k), ("v", v, true_v), ("attention", lossy, exact)):
-            sums[name][one.layer] += torch.stack(((a - b).square().sum(), b.square().sum())).cpu()
+            sums[name][record.layer] += torch.stack(((a - b).square().sum(), b.square().sum())).cpu()
     return {name: (s[:, 0] / s[:, 1]).sqrt().tolist() for name, s in sums.items()}
 
 

@@ -29,8 +29,8 @@ def draw_activations(folder: Path, seen: Sequence[Seen], layout: Places) -> None
 
     Histograms are in units of the layer's own standard deviation.
     """
-    layers = 1 + max(one.layer for one in seen)
-    last = {one.layer: one for one in seen}
+    layers = 1 + max(record.layer for record in seen)
+    last = {record.layer: record for record in seen}
     device = layout.cos.device
     with _figure(folder / "kv-histograms.png", 2, -(-layers // 2), 3.0, 2.2) as axes:
         for layer in range(layers):

@@ -35,13 +35,13 @@ def report_of(judged: Sequence[Judged]) -> dict[str, Any]:
         `by_motion`, at the start and at the end.
     """
     return {
-        "start": summary([one.start for one in judged]),
-        "end": summary([one.end for one in judged]),
+        "start": summary([judgement.start for judgement in judged]),
+        "end": summary([judgement.end for judgement in judged]),
         "alive": alive(judged),
         "by_count": by_count(judged),
         "by_motion": {
-            "start": by_motion([(one.wanted, one.start) for one in judged]),
-            "end": by_motion([(one.wanted, one.end) for one in judged]),
+            "start": by_motion([(judgement.wanted, judgement.start) for judgement in judged]),
+            "end": by_motion([(judgement.wanted, judgement.end) for judgement in judged]),
         },
     }
 
@@ -56,10 +56,16 @@ def alive(judged: Sequence[Judged]) -> dict[str, Any]:
         ``largest_fall``: the share of prompts by which an attribute (``of_attribute``) is seen less often at the end;
         ``within_10_points``: that it is at most `ALIVE_WITHIN`.
     """
-    begun = [one for one in judged if one.start.seen is not None and one.start.seen.figures]
-    kept = sum(all(one.end.right[name] for name in ATTRIBUTES if one.start.right[name]) for one in begun)
+    begun = [
+        judgement for judgement in judged if judgement.start.seen is not None and judgement.start.seen.figures
+    ]
+    kept = sum(
+        all(judgement.end.right[name] for name in ATTRIBUTES if judgement.start.right[name])
+        for judgement in begun
+    )
     lost = {
-        name: sum(one.start.right[name] for one in judged) - sum(one.end.right[name] for one in judged)
+        name: sum(judgement.start.right[name] for judgement in judged)
+        - sum(judgement.end.right[name] for judgement in judged)
         for name in ATTRIBUTES
     }
     worst = max(lost, key=lambda name: lost[name])
@@ -75,13 +81,13 @@ def alive(judged: Sequence[Judged]) -> dict[str, Any]:
 def by_count(judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
     """Return clips, followed shares and failures at the start by attribute, of each number of shapes wanted."""
     found = {}
-    for count in sorted({len(one.wanted.figures) for one in judged}):
-        part = [one for one in judged if len(one.wanted.figures) == count]
-        failed = {name: sum(not one.start.right[name] for one in part) for name in ATTRIBUTES}
+    for count in sorted({len(judgement.wanted.figures) for judgement in judged}):
+        part = [judgement for judgement in judged if len(judgement.wanted.figures) == count]
+        failed = {name: sum(not judgement.start.right[name] for judgement in part) for name in ATTRIBUTES}
         found[str(count)] = {
             "clips": len(part),
-            "followed": round(sum(one.start.followed for one in part) / len(part), 4),
-            "followed_end": round(sum(one.end.followed for one in part) / len(part), 4),
+            "followed": round(sum(judgement.start.followed for judgement in part) / len(part), 4),
+            "followed_end": round(sum(judgement.end.followed for judgement in part) / len(part), 4),
             "failed": {name: number for name, number in failed.items() if number},
         }
     return found

@@ -151,7 +151,7 @@ def _averaged(told: dict[str, Any]) -> str:
     """Return what the card says of an average; nothing of another student."""
     if "averaged" not in told:
         return ""
-    ways = ", ".join(f"`{one['distillation']['optimizer']}`" for one in told["averaged"])
+    ways = ", ".join(f"`{student['distillation']['optimizer']}`" for student in told["averaged"])
     return (
         f" The student is the mean of {len(told['averaged'])} that were trained side by side from one start"
         f" (optimisers {ways}); the last parts are theirs."

@@ -52,7 +52,7 @@ class Asked:
 
     def verdicts(self, kind: int) -> list[Verdict]:
         """Return one kind's verdicts; waits for them."""
-        return [one.result() for one in self.clips[kind]]
+        return [clip.result() for clip in self.clips[kind]]
 
 
 def lookers(count: int) -> ProcessPoolExecutor:
@@ -213,7 +213,7 @@ def judge_session(
     old, new = (held_out_prompts(pairs, PAIR_SEED + i) for i in range(2))
     latents = session_stream(dit, texts(old), texts(new), switch, switch + CLIP_CHUNKS, device, folder)
     behind, wanted = latents[:, :, -CLIP_LATENTS - WARMUP_LATENTS :], [parse(text) for text in new]
-    return summary([one.result() for one in submit(workers, vae, behind, wanted, 4 * WARMUP_LATENTS)])
+    return summary([future.result() for future in submit(workers, vae, behind, wanted, 4 * WARMUP_LATENTS)])
 
 
 def answer(asked: dict[str, Asked]) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def draw_switch_sheet(
     generator = torch.Generator(device).manual_seed(3)
     latents = switched_stream(dit, before, after, switch, switch + 4, sigmas, generator, recache=True)
     video = vae.decode(latents[:, :, 3 * (switch - 1) :]).float()
-    lines = [torch.cat(list(one[:, ::4].unbind(1)), 2) for one in video]
+    lines = [torch.cat(list(clip[:, ::4].unbind(1)), 2) for clip in video]
     sheet = ((torch.cat(lines, 1).clamp(-1, 1) + 1) / 2).permute(1, 2, 0).cpu().numpy()
     image.imsave(path, sheet)
 

@@ -227,7 +227,9 @@ def draw_world_sheet(
     for walks, rows in ((plain, slice(0, -2)), (changed, slice(-2, None))):
         video, truth = shown(dit, vae, texts, walks, sigmas, device), walks.video(size)
         for wanted, got in zip(truth[rows], video[rows], strict=True):
-            lines += [torch.cat(list(one[:, :: 2 * VIDEO_PER_LATENT].unbind(1)), 2) for one in (wanted, got)]
+            lines += [
+                torch.cat(list(clip[:, :: 2 * VIDEO_PER_LATENT].unbind(1)), 2) for clip in (wanted, got)
+            ]
     sheet = ((torch.cat(lines, 1).float().clamp(-1, 1) + 1) / 2).permute(1, 2, 0).cpu().numpy()
     path.parent.mkdir(parents=True, exist_ok=True)
     image.imsave(path, sheet)

@@ -44,7 +44,7 @@ def ship(made: Path, sample: Path, images: Path | None) -> None:
     judged = json.loads((made / REPORT).read_text(encoding="utf-8"))
     require_good(judged)
     fresh, shipped = load_file(made / CHECKPOINT), load_file(sample / CHECKPOINT)
-    kinds = [{name: (tuple(t.shape), t.dtype) for name, t in one.items()} for one in (fresh, shipped)]
+    kinds = [{name: (tuple(t.shape), t.dtype) for name, t in state.items()} for state in (fresh, shipped)]
     if kinds[0] != kinds[1]:
         odd = sorted(name for name in {*fresh, *shipped} if kinds[0].get(name) != kinds[1].get(name))
         raise ValueError(

@@ -112,7 +112,8 @@ def render(worlds: Worlds, views: Tensor) -> Tensor:
         [B, 3, T, 96, 96] float32 in -1..1.
     """
     device = views.device
-    right, ahead, yaw, zoom = (one[..., None, None] for one in views.float().unbind(-1))  # each [B, T, 1, 1]
+    # each [B, T, 1, 1]
+    right, ahead, yaw, zoom = (channel[..., None, None] for channel in views.float().unbind(-1))
     grid = torch.arange(SIDE, device=device) + 0.5 - SIDE / 2
     x, y = grid / zoom, -grid[:, None] / zoom  # right and ahead of the camera, in the world's pixels
 
@@ -125,7 +126,7 @@ def render(worlds: Worlds, views: Tensor) -> Tensor:
     u = (east * turn.cos() + north * turn.sin() + per_world(worlds.offset[:, 0])) / period
     v = (north * turn.cos() - east * turn.sin() + per_world(worlds.offset[:, 1])) / period
     odd = torch.remainder(u.floor() + v.floor(), 2).bool()
-    u, v = ((one - one.floor() - 0.5) * period for one in (u, v))
+    u, v = ((coordinate - coordinate.floor() - 0.5) * period for coordinate in (u, v))
     radius = worlds.radius[:, None, None, None]
     away = torch.where(odd, *(signed_distance(u, -v, radius, worlds.shape[:, kind]) for kind in (1, 0)))
     alpha = (0.5 - away * zoom).clamp(0, 1)[:, None]  # [B, 1, T, 96, 96]
@@ -186,9 +187,9 @@ def views_of(poses: Tensor) -> Tensor:
         poses.new_zeros(len(poses), 3),
     )
     states = []
-    for one in poses.unbind(1):
-        place = place + (turn @ one[:, :, 3:]).squeeze(-1)
-        turn = turn @ one[:, :, :3]
+    for pose in poses.unbind(1):
+        place = place + (turn @ pose[:, :, 3:]).squeeze(-1)
+        turn = turn @ pose[:, :, :3]
         yaw = torch.atan2(-turn[:, 2, 0], turn[:, 0, 0])
         pitch = torch.asin(-turn[:, 1, 2].clamp(-1, 1))
         states.append(torch.stack((STEP * place[:, 0], STEP * place[:, 2], yaw, pitch), -1))

@@ -84,7 +84,7 @@ def draw_walks(
         before,
         before.looking_like(other).where(changes, before),
         at * changes,
-        torch.stack([torch.from_numpy(one) for one in poses]).to(device),
+        torch.stack([torch.from_numpy(pose) for pose in poses]).to(device),
     )
 
 

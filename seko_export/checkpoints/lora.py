@@ -99,6 +99,7 @@ def with_loras(
             dtype_name="merged",
             dtype=torch.float32,
             read=partial(_merged, source, tuple(changes[name])),
+            copy=None,
             row_codes=None,
         )
         if name in changes
@@ -113,7 +114,7 @@ def _name(path: Path) -> str:
 
 
 def _merged(source: TensorSource, changes: tuple[Change, ...]) -> Tensor:
-    weight = source.read().to(torch.float32, copy=True)
+    weight = (source.copy or source.read)().to(torch.float32, copy=source.copy is None)
     for change in changes:
         weight = change(weight)
     return weight

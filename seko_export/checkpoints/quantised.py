@@ -195,6 +195,7 @@ def _expanded(source: TensorSource, scale: TensorSource | None, codes: str) -> T
         dtype_name=name,
         dtype=torch.float32,
         read=partial(_numbers, source, scale),
+        copy=None,
         row_codes=row_codes,
     )
 

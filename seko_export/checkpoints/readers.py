@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -257,15 +260,15 @@ def _open_safetensors(path: Path, layout: Layout) -> tuple[tuple[TensorSource, .
     """Return a file's tensors, and the metadata of its header."""
     try:
         file = safe_open(str(path), framework="pt", device="cpu")
+        places = cache(partial(_places_in, path))  # read if a tensor is copied
         sources = []
         for key in file.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118 - the handle is no mapping
             stored = file.get_slice(key)  # type: ignore[no-untyped-call]
             kind = stored.get_dtype()
             shape = tuple(stored.get_shape())
-            read = partial(file.get_tensor, key)
-            sources.append(
-                TensorSource(layout.bare(key), key, shape, kind, _SAFETENSORS_DTYPES.get(kind), read)
-            )
+            dtype, read = _SAFETENSORS_DTYPES.get(kind), partial(file.get_tensor, key)
+            copy = None if dtype is None else partial(_copied, path, key, places, dtype, shape)
+            sources.append(TensorSource(layout.bare(key), key, shape, kind, dtype, read, copy))
         return tuple(sources), file.metadata() or {}  # type: ignore[no-untyped-call]
     except SafetensorError as fault:
         raise DamagedCheckpointError(
@@ -277,6 +280,27 @@ def _open_safetensors(path: Path, layout: Layout) -> tuple[tuple[TensorSource, .
             f"{path} cannot be mapped ({shown(str(fault))}): use a machine with more memory, or save the checkpoint in "
             "smaller shards"
         ) from fault
+
+
+def _places_in(path: Path) -> dict[str, int]:
+    """Return where the bytes of each tensor begin; the header is one that the library has checked."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    return {
+        key: 8 + size + entry["data_offsets"][0] for key, entry in header.items() if key != "__metadata__"
+    }
+
+
+def _copied(
+    path: Path, key: str, places: Callable[[], dict[str, int]], dtype: torch.dtype, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """Return a tensor that is read into memory of its own: pages of a mapping would stay beside what is made of it."""
+    count = math.prod(shape) * dtype.itemsize
+    content = torch.from_numpy(np.fromfile(path, np.uint8, count, offset=places()[key]))
+    if content.numel() != count:
+        raise DamagedCheckpointError(f"{path} became shorter while it was read; fetch it again")
+    return content.view(dtype).reshape(shape)
 
 
 def _refused_content(path: Path, head: bytes, layout: Layout) -> Exception:

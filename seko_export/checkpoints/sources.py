@@ -135,6 +135,8 @@ class TensorSource:
         Stored dtype as a torch dtype; None if the loader does not support it.
     read : Callable[[], torch.Tensor]
         Returns the tensor on the CPU, mapped from the file.
+    copy : callable or None
+        Returns the tensor in memory of its own, without the mapping; None where the container does not tell its place.
     row_codes : callable or None
         Of a matrix that is stored in e4m3: returns its codes [out, in] and a float32 scale for each row [out, 1].
     """
@@ -145,6 +147,7 @@ class TensorSource:
     dtype_name: str
     dtype: torch.dtype | None
     read: Callable[[], torch.Tensor]
+    copy: Callable[[], torch.Tensor] | None = None
     row_codes: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
 
 

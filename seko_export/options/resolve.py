@@ -100,6 +100,11 @@ def resolve_build(
         )
         options = replace(options, image_encoder=None)
     files, vae, text, audio, image = _media(options, sample)
+    if options.vae is not None and vae is not None and vae.latent_channels != chosen.model.out_channels:
+        raise NotACheckpointError(
+            f"--vae {options.vae} has {vae.latent_channels} latent channels, {chosen.model.name!r} gives "
+            f"{chosen.model.out_channels}: they are not of one model; take this model's VAE"
+        )
     exact = exact_scheme_of(device)
     keys, values = (exact if name == EXACT else name for name in (wanted.keys, wanted.values))
     config = VideoBuild(

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from seko_runtime import open_artifact
+from seko_runtime.format.manifest import Manifest
 from seko_runtime.opening.artifact import check_artifact
 from seko_runtime.sessions.verdict import verdict
 from seko_runtime.video.artifact import video_artifact
-from seko_runtime.video.manifest import video_manifest
+from seko_runtime.video.manifest import VideoManifest
 
 
 def inspect_artifact(path: Path) -> dict[str, Any]:
@@ -26,7 +27,8 @@ def inspect_artifact(path: Path) -> dict[str, Any]:
     Returns
     -------
     dict
-        Plain data: name, digest, target, model, stream, kv, schedule, sizes, engines, programs.
+        Plain data: name, digest, target, model, what the workload says (of video: stream, kv, schedule, text, video),
+        sizes, engines, programs.
 
     Raises
     ------
@@ -34,7 +36,7 @@ def inspect_artifact(path: Path) -> dict[str, Any]:
         A subclass for the cause.
     """
     checked = check_artifact(path, fits_here=False)
-    manifest = video_manifest(checked.manifest)
+    manifest = checked.manifest
     sizes = {name: entry.size for name, entry in manifest.files.items()}
     return {
         "name": manifest.name,
@@ -44,15 +46,27 @@ def inspect_artifact(path: Path) -> dict[str, Any]:
         "target": asdict(manifest.target),
         "producer": dict(manifest.producer),
         "model": dict(manifest.model),
-        "stream": asdict(manifest.workload.stream),
-        "kv": asdict(manifest.workload.kv) | {"device_bytes": manifest.device_pool_bytes},
-        "schedule": asdict(manifest.workload.schedule),
-        "text": None if manifest.workload.text is None else asdict(manifest.workload.text),
-        "video": None if manifest.workload.video is None else asdict(manifest.workload.video),
+        **_workload(manifest),
         "engine_bytes": sum(size for name, size in sizes.items() if name.startswith("engines/")),
         "weight_bytes": sum(size for name, size in sizes.items() if name.startswith("weights/")),
         "engines": {engine.name: sizes[engine.file] for engine in manifest.engines},
         "programs": {name: [call.engine for call in calls] for name, calls in manifest.programs.items()},
+    }
+
+
+def _workload(manifest: Manifest) -> dict[str, Any]:
+    """Return what only the workload says, without its goldens."""
+    if isinstance(manifest, VideoManifest):
+        video = manifest.workload
+        return {
+            "stream": asdict(video.stream),
+            "kv": asdict(video.kv) | {"device_bytes": manifest.device_pool_bytes},
+            "schedule": asdict(video.schedule),
+            "text": None if video.text is None else asdict(video.text),
+            "video": None if video.video is None else asdict(video.video),
+        }
+    return {
+        "workload": {name: value for name, value in asdict(manifest.workload).items() if name != "golden"}
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from seko_serve.errors import ServeError
 
 SUBPROTOCOL = "seko.v1"
+QUEUE_HEADER, JOIN = "seko-queue", "join"  # of a request that waits: `join`, then the token of its place
 TICKET_PREFIX, RESUME_PREFIX = "seko.ticket.", "seko.resume."
 VERSION = 1
 HEADER = struct.Struct("<BBBBIIIQII")

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import sys
 from functools import partial
+from typing import Any
 
 import uvicorn
 
@@ -18,7 +19,7 @@ from seko_serve.logs import set_up
 from seko_serve.settings import LOOPBACK, Settings
 from seko_serve.store.base import StoreError
 
-SERVER_LIMITS = {
+SERVER_LIMITS: dict[str, Any] = {
     "http": HttpConnection,
     "ws": StreamConnection,
     "ws_max_size": 1 << 20,
@@ -29,6 +30,7 @@ SERVER_LIMITS = {
     "timeout_keep_alive": 15,
     "h11_max_incomplete_event_size": 64 << 10,
     "log_config": None,  # lines go where `logs.set_up` says
+    "lifespan": "off",  # `Server` starts the application: uvicorn would write a refusal's traceback to the log
     "log_level": "warning",  # below it there are paths of requests, and messages of sockets
     "timeout_graceful_shutdown": 10,
     "server_header": False,
@@ -37,33 +39,43 @@ SERVER_LIMITS = {
 
 
 class Server(uvicorn.Server):
-    """A server that saves its sessions before it closes their sockets.
+    """A server that opens its artifact before it listens, and saves its sessions before it closes their sockets.
 
     Parameters
     ----------
-    config : uvicorn.Config
-        Its settings.
-    manager : SessionManager
-        The live sessions.
+    application : Application
+        The routes.
+    **options
+        Of `uvicorn.Config`, beside `SERVER_LIMITS`.
     """
 
-    def __init__(self, config: uvicorn.Config, manager: SessionManager) -> None:
-        super().__init__(config)
-        self._manager = manager
+    def __init__(self, application: Application, **options: Any) -> None:
+        super().__init__(uvicorn.Config(application.app(), **SERVER_LIMITS, **options))
+        self._application = application
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then listen; raises what keeps the application from it."""
+        await self._application.start()
+        try:
+            await super().startup(sockets)
+        except BaseException:  # such as the SystemExit with which uvicorn says that the port is taken
+            await self._application.stop()
+            raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Save and end the sessions, then close what is open; a second signal leaves out the first."""
         if not self.force_exit:
-            await self._manager.drain()
+            await self._application.drain()
         await super().shutdown(sockets)
+        await self._application.stop()
 
 
 def server(settings: Settings) -> Server:
     """Return the server of these settings, not started."""
     opener = partial(pool_of, settings.artifact, settings.device, settings.snapshot_key)
     manager = SessionManager(settings, Device(opener))
-    config = uvicorn.Config(
-        Application(settings, manager).app(),
+    return Server(
+        Application(settings, manager),
         host=settings.host,
         port=settings.port,
         uds=None if settings.uds is None else str(settings.uds),
@@ -72,9 +84,7 @@ def server(settings: Settings) -> Server:
         forwarded_allow_ips="*" if settings.uds else "127.0.0.1,::1",
         ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
         ssl_certfile=None if settings.tls_certificate is None else str(settings.tls_certificate),
-        **SERVER_LIMITS,  # type: ignore[arg-type]
     )
-    return Server(config, manager)
 
 
 def serve(settings: Settings) -> int:
@@ -88,7 +98,7 @@ def serve(settings: Settings) -> int:
     http_server = server(settings)
     try:
         asyncio.run(http_server.serve())
-    except (SekoRuntimeError, StoreError) as error:
+    except (SekoRuntimeError, StoreError, OSError) as error:
         print(f"seko-serve: {error}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:

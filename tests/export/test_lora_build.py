@@ -6,17 +6,21 @@ import hashlib
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from scripts.random_lora import random_pairs, write_lora
+from seko_export import BuildOptions, build
 from seko_export.artifact.sbom import SBOM_FILE
 from seko_export.checkpoints.sources import LoraFile
 from seko_export.config.schedule import Schedule
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
+from seko_export.errors import CheckpointError
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
 from seko_export.families.wan.family import FAMILY
+from seko_export.families.wan.presets import PRESETS
 from seko_kernels.matmul import quantise_weight
 from seko_runtime.opening.artifact import read_manifest
 from tests.small_artifact import MODEL, STREAM, build_small_artifact
@@ -55,3 +59,25 @@ def test_fp8_weights_are_those_of_merged_matrices(tmp_path: Path) -> None:
     )
     assert torch.equal(built["blocks.0.self_attn.qkv.weight_fp8"].view(torch.uint8), codes.view(torch.uint8))
     assert torch.equal(built["blocks.0.self_attn.qkv.weight_scale"], scales)
+
+
+@pytest.mark.parametrize("fault", ["absent", "negative", "another base", "code", "cut"])
+def test_a_lora_that_cannot_be_merged_leaves_nothing(fault: str, tmp_path: Path) -> None:
+    """The sentence names the option; the exit code is that of checkpoints."""
+    write_random_checkpoint(tmp_path / "base", PRESETS["tiny"].model, format="wan", seed=0)
+    lora = tmp_path / "lora"
+    asked = str(lora)
+    if fault == "negative":
+        asked = f"{lora}:-0.5"
+    elif fault == "another base":
+        write_lora(lora, random_pairs(MODEL, rank=4, seed=1), "comfyui", 2.0)
+    elif fault == "code":
+        torch.save({"blocks.0.self_attn.q.lora_A.weight": print}, lora)
+    elif fault == "cut":
+        write_lora(lora, random_pairs(PRESETS["tiny"].model, rank=4, seed=1), "comfyui", 2.0)
+        lora.write_bytes(lora.read_bytes()[:-9])
+    options = BuildOptions(tmp_path / "base", lora=(asked,), target="cpu")
+    with pytest.raises(CheckpointError, match="--lora ") as caught:
+        build(options, tmp_path / "out" / "artifact", room_check=False, note=lambda _: None)
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())

@@ -261,7 +261,26 @@ def test_a_call_may_be_chosen_among_some_of_those_that_asked() -> None:
         assert names(pool.serve_next()) == [first.name]
 
 
+def test_one_call_may_be_made_to_carry_all() -> None:
+    with closing(Device().pool(sessions=5)) as pool:
+        sessions = opened(pool, 5)
+        for bucket, count in ((4, 4), (4, 3), (2, 2), (1, 1)):
+            for session in sessions[:count]:
+                session.request_chunk(0.0)  # all are late: alone they would be less so
+            assert len(pool.serve_next(in_one=True)) == count
+            measured = pool.call_times.measured(False) | pool.call_times.measured(True)
+            assert measured[bucket] == SECONDS[bucket]
+        for session in sessions:
+            session.request_chunk(0.0)
+        with pytest.raises(UsageError, match="5 sessions of 2 launch variants"):
+            pool.serve_next(in_one=True)
+
+
 def test_the_slowest_variant_counts() -> None:
+    flat = CallTimes((1, 2, 4, 8), proportional=False)
+    for bucket, seconds in ((2, 3.0), (8, 5.0)):
+        flat.record("step", bucket, seconds)
+    assert flat.expected("step") == {1: 3.0, 2: 3.0, 4: 3.0, 8: 5.0}
     times = CallTimes((1, 2))
     assert times.slowest() == {}
     times.record("filling", 2, 1.0)

@@ -184,6 +184,9 @@ def test_a_session_of_other_passes_beside_one_of_the_artifacts_own(whole_folder:
         ["--text", "missing.npy"],
         ["--shift", "-1"],
         ["--shift", "nan"],
+        ["--voice", "a.wav"],  # of speech
+        ["--text-file", "a.txt"],
+        ["--patches", "3"],
     ],
 )
 def test_options_that_cannot_be_meant_are_usage_errors_and_leave_nothing(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from seko_runtime.backends.torch_memory import CpuMemory
 from seko_serve.http.app import Application
 from seko_serve.live.device import Device
 from seko_serve.live.manager import SessionManager
-from seko_serve.run import SERVER_LIMITS, Server
+from seko_serve.run import Server
 from seko_serve.settings import Settings
 from tests.runtime import toy_pool, toy_whole
 from tests.stacked import open_rows
@@ -40,6 +40,20 @@ def plain_opener() -> Iterator[Pool]:
     )
     with Pool(rows) as pool:
         yield pool
+
+
+class UntimedDevice(Device):
+    """A device whose calls take the time that a test says, for admission: a busy machine would refuse sessions."""
+
+    fixed: Mapping[int, float] = {}
+
+    @property
+    def call_seconds(self) -> Mapping[int, float]:
+        return self.fixed
+
+    @call_seconds.setter
+    def call_seconds(self, _: Mapping[int, float]) -> None:
+        """Leave out what was measured."""
 
 
 class Running:
@@ -71,11 +85,8 @@ def start() -> Iterator[Starter]:
         opener: Callable[[], AbstractContextManager[Pool]] = toy_opener, **changes: object
     ) -> Running:
         settings = Settings(Path("toy"), port=0, **{"opens_per_s": 1e5, **changes})  # type: ignore[arg-type]
-        manager = SessionManager(settings, Device(opener))
-        config = uvicorn.Config(
-            Application(settings, manager).app(), host="127.0.0.1", port=0, **SERVER_LIMITS
-        )
-        server = Server(config, manager)
+        manager = SessionManager(settings, UntimedDevice(opener))
+        server = Server(Application(settings, manager), host="127.0.0.1", port=0)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
         thread.start()
         while not server.started and thread.is_alive():

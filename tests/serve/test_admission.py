@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from seko_serve.errors import ServeError
 from seko_serve.live.admission import GRACE, Admission, Demand, call_seconds
+from seko_serve.live.calibration import calibrate
+from tests.runtime import toy_pool
 
 PERIOD = 0.75
 
@@ -245,3 +247,11 @@ def test_a_place_can_be_looked_at_and_is_kept_by_that() -> None:
     assert world.admission.look("a", "1")["admitted"]
     with pytest.raises(ServeError, match="no such place"):
         world.admission.look("b", "1")
+
+
+def test_all_calls_of_a_pool_are_measured_before_its_first_session() -> None:
+    with toy_pool.open_pool() as pool:
+        calibrate(pool)
+        assert set(pool.call_times.measured(True)) == set(toy_pool.BUCKETS)  # with full caches
+        assert set(pool.call_times.slowest()) == set(toy_pool.BUCKETS)
+        assert pool.free == pool.capacity

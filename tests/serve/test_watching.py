@@ -57,6 +57,7 @@ def test_figures_count_what_a_session_did(start: Starter) -> None:
                 facts = http(f"{server.url}/v1/sessions")[1]["data"][0]
             assert chunks["seko_serve_sessions state=paused"] == 1
             assert chunks["seko_serve_sockets"] == chunks["seko_serve_capacity"] == 1
+            assert chunks["seko_serve_queue"] == 0
             assert chunks["seko_serve_call_seconds_count bucket=1"] >= 4
             assert chunks["seko_serve_encode_seconds_count"] >= 4
             assert chunks["seko_serve_ttfc_seconds_count"] == 1

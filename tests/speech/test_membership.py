@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,16 @@ class Story(RuleBasedStateMachine):
             for session, patch in self.pool.serve_next():
                 if patch is not None and not patch.surplus():
                     self.said[session].made.append(patch.samples())
+
+    @precondition(lambda self: self.running(lambda one: one.speaks))
+    @rule(data=st.data(), patches=st.integers(1, 6), ahead=st.integers(0, 3))
+    def listen(self, data: Any, patches: int, ahead: int) -> None:
+        session = data.draw(st.sampled_from(self.running(lambda one: one.speaks)))
+        said, sound = self.said[session], session.sound(ahead=ahead)
+        said.made += islice(sound, patches)
+        said.check()
+        sound.close()  # which finishes the text
+        said.wanted, said.made = [], []
 
     @precondition(lambda self: self.running())
     @rule(data=st.data())

@@ -120,7 +120,11 @@ def test_a_flag_may_be_read_one_step_late_and_the_surplus_patch_is_dropped(pool:
         with pytest.raises(UsageError, match="no text to speak, or has spoken it"):
             pool.step([session])
         same(list(session.speak(text)), wanted)
-        assert pool._rows.row(row).patches == len(wanted)  # not by the scheduler, which knows in time
+        assert (
+            pool._rows.row(row).patches == len(wanted) + 1
+        )  # the device had its next call before the flag was read
+        same(list(session.speak(text, ahead=0)), wanted)
+        assert pool._rows.row(row).patches == len(wanted)
 
 
 @pytest.mark.parametrize("bucket", BUCKETS)
@@ -436,8 +440,8 @@ def test_what_is_no_text_is_refused(pool: SpeechPool) -> None:
                 session.speak(text)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="give a sentence with words"):
             next(session.speak(""))
-        with pytest.raises(UsageError, match="ahead is 0"):
-            session.speak("abc", ahead=0)
+        with pytest.raises(UsageError, match="ahead is -1"):
+            session.speak("abc", ahead=-1)
         with pytest.raises(UsageError, match="patches is 0"):
             next(session.speak("abc", patches=0))
         with pytest.raises(UsageError, match="no text to speak"):
@@ -472,6 +476,17 @@ def test_a_step_that_fails_ends_its_texts_and_no_others() -> None:
         same(list(hit.speak("hallo")), said_alone("hallo", seed=1))
         hit.close()
         spared.close()
+
+
+def test_what_was_asked_for_by_request_patch_is_not_made_by_threads_that_iterate(pool: SpeechPool) -> None:
+    asked, spoken = pool.open_session(seed=1), pool.open_session(seed=2)
+    asked.begin("hallo")
+    asked.request_patch(0.0)
+    same(list(spoken.speak("aa")), said_alone("aa", seed=2))
+    served = [patch for _ in range(2) for _, patch in pool.serve_next()]
+    same([patch.samples() for patch in served if patch is not None], said_alone("hallo", seed=1)[:1])
+    asked.close()
+    spoken.close()
 
 
 def test_an_error_reaches_the_threads_whose_sessions_the_call_carried_and_no_others() -> None:

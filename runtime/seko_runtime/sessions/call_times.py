@@ -15,10 +15,13 @@ class CallTimes:
     ----------
     buckets : sequence of int
         Rows of each bucket.
+    proportional : bool
+        Whether a bucket that has not run is expected to take longer the more rows it has. Otherwise it is expected to
+        take as long as the nearest one below it that has run, so that each bucket is tried.
     """
 
-    def __init__(self, buckets: Sequence[int]) -> None:
-        self._buckets = tuple(buckets)
+    def __init__(self, buckets: Sequence[int], *, proportional: bool = True) -> None:
+        self._buckets, self._proportional = tuple(buckets), proportional
         self._measured: defaultdict[tuple[Hashable, int], deque[float]] = defaultdict(
             lambda: deque(maxlen=KEPT)
         )
@@ -38,9 +41,9 @@ class CallTimes:
     def expected(self, variant: Hashable = None) -> Mapping[int, float]:
         """Return the seconds that a call of each bucket should take.
 
-        For a bucket that has not run, the time of the largest measured bucket is scaled by the number of rows. For a
-        variant that has not run, the times of the slowest measured variant are taken. Before the first call all are 0
-        s.
+        For a bucket that has not run, the time of the largest measured bucket is scaled by the number of rows, if calls
+        are ``proportional``. For a variant that has not run, the times of the slowest measured variant are taken.
+        Before the first call all are 0 s.
         """
         variants = {known for known, _ in list(self._measured)}
         known = self.measured(variant)
@@ -48,6 +51,9 @@ class CallTimes:
             others = [self.expected(other) for other in variants if other != variant]
             return {bucket: max((times[bucket] for times in others), default=0.0) for bucket in self._buckets}
         largest = max(known)
+        if not self._proportional:
+            below = {bucket: [ran for ran in known if ran <= bucket] for bucket in self._buckets}
+            return {bucket: known[max(ran, default=min(known))] for bucket, ran in below.items()}
         return {bucket: known.get(bucket, known[largest] * bucket / largest) for bucket in self._buckets}
 
     def slowest(self) -> dict[int, float]:

@@ -10,11 +10,13 @@ taken.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -38,6 +40,31 @@ from seko_runtime.sessions.snapshot import Content, checked_key, read_snapshot
 SessionT = TypeVar("SessionT", bound=RowSession)
 GivenT = TypeVar("GivenT")
 ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class QueuedCall(Generic[SessionT, ResultT]):
+    """A call that is queued and may still run.
+
+    Parameters
+    ----------
+    results : list of (session, result)
+        Of the sessions that it carries, sorted by due time.
+    wait : callable
+        Waits for it; any thread may call it, without the pool's lock.
+    variant : hashable
+        Its launch variant.
+    bucket : int
+        Its bucket.
+    began : float
+        When it was queued, in seconds of the pool's clock.
+    """
+
+    results: list[tuple[SessionT, ResultT]]
+    wait: Callable[[], None]
+    variant: Hashable
+    bucket: int
+    began: float
 
 
 class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
@@ -214,7 +241,11 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         return [results[row] for row in rows]
 
     def serve_next(
-        self, now: float | None = None, *, among: Collection[RowSession] | None = None
+        self,
+        now: float | None = None,
+        *,
+        among: Collection[RowSession] | None = None,
+        in_one: bool = False,
     ) -> list[tuple[SessionT, ResultT]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a result, and wait for it.
 
@@ -228,6 +259,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             Seconds of the pool's clock.
         among : collection of sessions, optional
             The sessions to choose from; default: all that have asked.
+        in_one : bool
+            Carry all of these in one call, whatever their due times. This measures a bucket.
 
         Returns
         -------
@@ -237,10 +270,26 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
 
         Raises
         ------
+        UsageError
+            If one call cannot carry all that ``in_one`` demands.
         SekoRuntimeError
             The error of the call. If a single session is refused, for example because its row is inconsistent, the
             message names that session and its request is dropped, so that the next call serves the others.
         """
+        queued = self._queue_next(now, among, in_one)
+        if queued is None:
+            return []
+        self._await(queued)
+        return queued.results
+
+    def _queue_next(
+        self,
+        now: float | None = None,
+        among: Collection[RowSession] | None = None,
+        in_one: bool = False,
+    ) -> QueuedCall[SessionT, ResultT] | None:
+        """Queue the call that `serve_next` runs, without waiting for it; None if there is none, or if it failed and
+        whoever waits for its sessions is told. Parameters and errors as `serve_next` has them."""
         with self._call_lock.take():
             self.reap()
             self._rows.check_open()
@@ -258,6 +307,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             if self._together:
                 every = len(asked) == self._buckets[-1]
                 call = NextCall(tuple(_by_row(asked)), self._buckets[-1]) if every else None
+            elif in_one and asked:
+                call = self._one_call(variants)
             else:
                 call = next_call(
                     [
@@ -268,7 +319,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
                     began if now is None else now,
                 )
             if call is None:
-                return []
+                return None
             chosen = [asked[index] for index in call.sessions]
             for row, session, request in chosen:
                 self._check_request(row, session, request)
@@ -278,15 +329,31 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
                 )
             except SekoRuntimeError as error:
                 if self._told([session for _, session, _ in chosen], error):
-                    return []
+                    return None
                 raise
             for (_, session, _), result in zip(chosen, results, strict=True):
                 self._served(session, result)
                 session.renew()
-            wait = self._rows.calls_done()
-        wait()
-        self.call_times.record(variants[call.sessions[0]], call.bucket, self._clock() - began)
-        return [(session, result) for (_, session, _), result in zip(chosen, results, strict=True)]
+            served = [(session, result) for (_, session, _), result in zip(chosen, results, strict=True)]
+            return QueuedCall(served, self._rows.calls_done(), variants[call.sessions[0]], call.bucket, began)
+
+    def _await(self, queued: QueuedCall[SessionT, ResultT], ended: float = -math.inf) -> float:
+        """Wait for a call and record its time, from when it was queued or the call before it ``ended``; return when
+        it ended, on the pool's clock."""
+        queued.wait()
+        now = self._clock()
+        self.call_times.record(queued.variant, queued.bucket, now - max(queued.began, ended))
+        return now
+
+    def _one_call(self, variants: Sequence[Hashable]) -> NextCall:
+        """Return the call that carries all sessions of these variants; UsageError if none does."""
+        buckets = [rows for rows in self._buckets if rows >= len(variants)]
+        if not buckets or len(set(variants)) > 1:
+            raise UsageError(
+                f"{len(variants)} sessions of {len(set(variants))} launch variants; one call carries at most "
+                f"{self._buckets[-1]} sessions of one variant"
+            )
+        return NextCall(tuple(range(len(variants))), buckets[0])
 
     def _eligible(self, asked: list[tuple[int, SessionT, Request]]) -> list[tuple[int, SessionT, Request]]:
         """Return the sessions with their rows, of all that have asked, of which the next call may carry some."""

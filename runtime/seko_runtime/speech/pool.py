@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from seko_runtime.arguments import real_number, shown, whole_number
 from seko_runtime.errors import SekoRuntimeError, UsageError
-from seko_runtime.sessions.pool import RowPool
+from seko_runtime.sessions.call_times import CallTimes
+from seko_runtime.sessions.pool import QueuedCall, RowPool
 from seko_runtime.sessions.session import Request, RowSession, SharedRows
 from seko_runtime.sessions.snapshot import content_digest
 from seko_runtime.speech.local_rows import PREFILL, LocalSpeechRows, Patch, RowSettings
@@ -54,7 +58,13 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         self.manifest: SpeechManifest = rows.manifest
         digests = digest, speech_content(self.manifest) or digest
         super().__init__(rows, SpeechSession, digests=digests, clock=clock, snapshot_key=snapshot_key)
+        self.call_times = CallTimes(
+            self._buckets, proportional=False
+        )  # a step reads the same weights for any rows
         self._turn = threading.Lock()  # held by the thread that serves all
+        # the last call that it queued, with its patches, and when the one before that ended
+        self._before: tuple[QueuedCall[SpeechSession, Patch | None], list[Patch | None]] | None = None
+        self._ended = -math.inf
         self._encoding = threading.Lock()  # held while a voice is encoded, stretch by stretch
 
     def open_session(
@@ -175,7 +185,11 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         return [None if patch is None or patch.surplus() else patch.samples() for patch in patches]
 
     def serve_next(
-        self, now: float | None = None, *, among: Collection[RowSession] | None = None
+        self,
+        now: float | None = None,
+        *,
+        among: Collection[RowSession] | None = None,
+        in_one: bool = False,
     ) -> list[tuple[SpeechSession, Patch | None]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a patch, and wait for it.
 
@@ -190,17 +204,30 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             The session that was due first comes first; None for one whose prompt was filled in further. Empty if no
             session waits, or if the call failed and all its sessions are iterated over, whose threads get the error.
         """
-        served = super().serve_next(now, among=among)
-        for _, patch in served:
-            if patch is not None:
-                patch.ends()  # its call has run: from now on it is known
+        served = super().serve_next(now, among=among, in_one=in_one)
+        _read_flags([patch for _, patch in served])
         return served
 
     def serve(self, session: SpeechSession) -> None:
-        """Serve the sessions that wait, if this one does, unless another thread has served it meanwhile."""
+        """Queue the next call for the sessions that wait, if this one needs a patch, and wait for the call before it.
+
+        So the device always has a call to run while sound is read, and flags are read one step late. One thread does so
+        for all; the others find their patches ready.
+        """
         with self._turn:
-            if session.waits:
-                self.serve_next()
+            if not session.needs:
+                return
+            # what others asked for by `request_patch` is theirs to serve
+            listened = {session for session in self.sessions if session.listened}
+            queued = self._queue_next(among=listened)
+            before, self._before = self._before, None
+            if (
+                queued is not None
+            ):  # without its sessions, which are no business of the pool when they are dropped
+                self._before = replace(queued, results=[]), [patch for _, patch in queued.results]
+            if before is not None:
+                self._ended = self._await(before[0], self._ended)
+                _read_flags(before[1])
 
     @property
     def free_positions(self) -> int:
@@ -265,13 +292,23 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         whole = pad_voice(samples, spec.patch_samples, continued=continued)
         count = len(whole) // spec.patch_samples
         stretches = pad_voice(whole, spec.samples, continued=False).reshape(-1, spec.samples)
-        reads = []
+        queued: deque[Callable[[], Floats]] = deque()
+        latents: list[Floats] = []
         for number, stretch in enumerate(stretches):
             with self._call_lock.take():
                 self._rows.check_open()
-                reads.append(self._rows.encode(stretch, first=number == 0))
-        latents = np.concatenate([read() for read in reads])
-        return latents.reshape(-1, *patch.shape)[:count].copy()
+                queued.append(self._rows.encode(stretch, first=number == 0))
+            if len(queued) > 1:  # no more, so that steps of others run between the stretches of a long voice
+                latents.append(queued.popleft()())
+        latents += [read() for read in queued]
+        return np.concatenate(latents).reshape(-1, *patch.shape)[:count].copy()
+
+
+def _read_flags(patches: Sequence[Patch | None]) -> None:
+    """Read the stop flags of patches whose call has run, so that sessions know whether their texts are over."""
+    for patch in patches:
+        if patch is not None:
+            patch.ends()
 
 
 def speech_content(manifest: SpeechManifest) -> str:

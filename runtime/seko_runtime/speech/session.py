@@ -7,7 +7,7 @@ from typing import Protocol
 
 from seko_runtime.arguments import iterates, shown, whole_number
 from seko_runtime.errors import SekoRuntimeError, UsageError
-from seko_runtime.sessions.session import RowSession, SharedRows
+from seko_runtime.sessions.session import Request, RowSession, SharedRows
 from seko_runtime.sessions.snapshot import Snapshot
 from seko_runtime.speech.local_rows import LocalSpeechRows, Patch
 from seko_runtime.speech.manifest import SpeechManifest
@@ -26,7 +26,7 @@ class SharedSpeech(SharedRows, Protocol):
         """Return a voice to speak with."""
 
     def serve(self, session: SpeechSession) -> None:
-        """Make the next call that waits, or wait for the thread that does, until the session may have a patch."""
+        """Queue the next call, if the session needs a patch."""
 
 
 class SpeechSession(RowSession):
@@ -62,7 +62,8 @@ class SpeechSession(RowSession):
         self.voice: Voice = NO_VOICE
         self._text = 0  # number of the present text
         self._began = 0.0  # when it began, on the pool's clock
-        self._ahead = 0  # patches of it that are made before they are taken; 0: each is asked for
+        # how many patches of it are made before they are taken; None: nobody iterates over its sound
+        self._ahead: int | None = None
         self._ready: dict[int, Patch] = {}  # patches of it that were made and not taken, by number
         self._taken = 0  # patches of it that were taken
         self._refusal: SekoRuntimeError | None = None  # of its last request
@@ -80,7 +81,8 @@ class SpeechSession(RowSession):
         patches : int, optional
             The most patches of each sentence; default: the model's limit for its length.
         ahead : int
-            Patches that may be made before they are taken, at least 1.
+            Patches that may be made before they are taken. With 0 the device waits while a patch is read, and no patch
+            is left over when the session is saved.
 
         Yields
         ------
@@ -97,7 +99,7 @@ class SpeechSession(RowSession):
         """
         if not isinstance(text, str) and (isinstance(text, bytes) or not iterates(text)):
             raise UsageError(f"the text is {shown(text)}, expected a string or strings")
-        ahead = whole_number(ahead, "ahead", 1)
+        ahead = whole_number(ahead, "ahead", 0)
         return self._spoken([text] if isinstance(text, str) else text, patches, ahead)
 
     def _spoken(self, sentences: Iterable[str], patches: int | None, ahead: int) -> Iterator[Floats]:
@@ -147,7 +149,7 @@ class SpeechSession(RowSession):
         """
         with self._pool._call_lock.take():
             row = self._running_row()
-            self._ahead = whole_number(ahead, "ahead", 1)
+            self._ahead = whole_number(ahead, "ahead", 0)
             text = self._text
             if not self._ready:
                 self._taken = self._pool._rows.row(row).patches
@@ -243,9 +245,14 @@ class SpeechSession(RowSession):
         return self._pool._rows.manifest
 
     @property
-    def waits(self) -> bool:
-        """Whether it has asked for a patch that is not there; not while it is paused."""
-        return self._request is not None and self._row is not None
+    def listened(self) -> bool:
+        """Whether its present text is iterated over."""
+        return self._ahead is not None
+
+    @property
+    def needs(self) -> bool:
+        """Whether it has asked for a patch, and none is ready; not while it is paused."""
+        return self._request is not None and self._row is not None and not self._ready
 
     def _next(self, text: int) -> Patch | None:
         """Return the next patch, which is made if necessary; None behind the last one."""
@@ -261,34 +268,40 @@ class SpeechSession(RowSession):
                 if patch is None and not self._pool._rows.row(row).speaks:
                     return None
                 self._taken += patch is not None
-                self._ask_ahead(row)
-            if patch is not None:  # without the lock: other sessions' calls are queued meanwhile
+                if patch is None or self._ahead:
+                    self._ask_for_more(row)
+            # without the lock: other sessions' calls are queued meanwhile
+            if patch is None or self._ahead:
+                self._pool.serve(self)
+            if patch is not None:
                 return None if patch.surplus() else patch
-            self._pool.serve(self)
 
     def take(self, patch: Patch) -> None:
         """Take a patch whose call is queued; the pool calls it, under its lock."""
         self._request = None
-        if self._ahead and self._row is not None:
+        if self._ahead is not None and self._row is not None:
             self._ready[patch.number] = patch
-            self._ask_ahead(self._row)
+            if len(self._ready) < self._ahead:
+                self._ask_for_more(self._row)
 
     def refuse(self, error: SekoRuntimeError) -> bool:
         """Drop a request that cannot be served, if the thread that waits can be told the error; return whether."""
-        if self._ahead:
+        if self._ahead is not None:
             self._request, self._refusal = None, error
-        return bool(self._ahead)
+        return self._ahead is not None
 
-    def _ask_ahead(self, row: int) -> None:
-        """Ask for the next patch, unless the text is over, as far as is known, or enough were made."""
+    def _ask_for_more(self, row: int) -> None:
+        """Ask for the next patch, unless the text is over, as far as is known."""
         held = self._pool._rows.row(row)
-        if self._request is None and len(self._ready) < self._ahead and held.may_speak:
-            self.request_patch(self._began + held.patches * self.manifest.workload.patch.seconds)
+        if self._request is None and held.may_speak:
+            due = self._began + held.patches * self.manifest.workload.patch.seconds
+            # not by `request_patch`: its checks read the last flag, which may not be there
+            self._request = Request(due, next(self._pool._turns), None)
 
     def _drop_text(self) -> None:
         self._text += 1
         self._request = self._refusal = None
-        self._ahead = self._taken = 0
+        self._ahead, self._taken = None, 0
         self._ready.clear()
 
     def _ended(self) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from seko_serve.errors import ServeError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import Refusals
 from seko_serve.http.metrics import MetricsRoutes
+from seko_serve.http.openapi import OpenApiRoutes
 from seko_serve.http.service import ServiceRoutes
 from seko_serve.http.sessions import SessionRoutes
 from seko_serve.http.speech import SpeechRoutes
@@ -62,10 +62,29 @@ class Application:
             VideoRoutes(manager, self._jobs, self._access),
             SpeechRoutes(manager, self._access),
             MetricsRoutes(manager, self._access),
+            OpenApiRoutes(),
         )
 
+    async def start(self) -> None:
+        """Open the artifact and what else is needed; raises what that raises, such as an ArtifactError."""
+        await self._manager.start()
+        try:
+            await self._jobs.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def drain(self) -> None:
+        """Admit nobody, save all sessions, and close their sockets."""
+        await self._manager.drain()
+
+    async def stop(self) -> None:
+        """End what is left, and close the artifact."""
+        await self._jobs.stop()
+        await self._manager.stop()
+
     def app(self) -> ASGIApp:
-        """Return the ASGI application; its lifespan starts and stops the manager."""
+        """Return the ASGI application, which serves between `start` and `stop`."""
         routes = [
             Route("/", self._page),
             *(route for family in self._families for route in family.routes()),
@@ -76,21 +95,11 @@ class Application:
             HTTPException: self._refusals.of_routing,
             Exception: self._refusals.unknown,
         }
-        return self._guarded(Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers))
+        return self._guarded(Starlette(routes=routes, exception_handlers=handlers))
 
     async def _page(self, _: Request) -> Response:
         speaks = isinstance(self._manager.device.manifest, SpeechManifest)
         return FileResponse(PAGE / ("speech.html" if speaks else "index.html"))
-
-    @asynccontextmanager
-    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        await self._manager.start()
-        try:
-            await self._jobs.start()
-            yield
-        finally:
-            await self._jobs.stop()
-            await self._manager.stop()
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
         """Return the application with the headers of every answer, closed to pages of other sites."""

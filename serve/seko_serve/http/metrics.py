@@ -43,6 +43,9 @@ class SessionsCollector(Collector):
         watched = sum(bool(facts["attached"]) for facts in sessions)
         yield GaugeMetricFamily(f"{PREFIX}_sockets", "Sessions with a socket", watched)
         yield GaugeMetricFamily(f"{PREFIX}_capacity", "Sessions that may be open", self._manager.capacity)
+        yield GaugeMetricFamily(
+            f"{PREFIX}_queue", "Requests for a session that wait", self._manager.admission.waiting
+        )
         shares = [1 - late / due for late, due in map(_late_and_due, sessions) if due]
         yield GaugeMetricFamily(
             f"{PREFIX}_cpr",

@@ -18,10 +18,8 @@ from seko_serve.http.openings import MAX_OPENING_BYTES, session_opening_of
 from seko_serve.http.stream import serve_stream
 from seko_serve.live.manager import SessionManager
 from seko_serve.live.session import LiveSession
-from seko_serve.protocol import parse_control
+from seko_serve.protocol import QUEUE_HEADER, parse_control
 from seko_serve.security.tokens import TICKET_S
-
-QUEUE_HEADER = "seko-queue"  # `join`, or the token of a place in the queue
 
 
 class SessionRoutes:

@@ -12,7 +12,6 @@ from seko_serve.live.device import ServedPool
 from seko_serve.live.video import VideoContent, opening_picture
 
 LONGEST_S = 30.0  # a device that is slower is measured further by its first sessions
-FAR = 1e9  # due: nobody waits, so calls are as full as they can be
 _LOG = logging.getLogger("seko_serve")
 
 
@@ -42,8 +41,8 @@ def calibrate(pool: ServedPool) -> None:
             if time.monotonic() - began > LONGEST_S:
                 break
             for content, session in zip(contents[:count], sessions[:count], strict=True):
-                content.ask(session, FAR)
-            for session, chunk in pool.serve_next():
+                content.ask(session, 0.0)
+            for session, chunk in pool.serve_next(in_one=True):
                 contents[sessions.index(session)].made(chunk)
     except SekoRuntimeError as error:
         _LOG.warning("calls are not measured before the first session: %s", type(error).__name__)

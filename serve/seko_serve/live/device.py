@@ -163,8 +163,9 @@ class Device:
             self._desk.notify()
 
     def add(self, stream: Watched) -> None:
-        """Serve a session from now on; called on the device's thread."""
-        self._streams.append(stream)
+        """Serve a session from now on, if it is not served already; called on the device's thread."""
+        if all(other is not stream for other in self._streams):
+            self._streams.append(stream)
 
     def remove(self, stream: Streamed) -> None:
         """Serve a stream no more; called on the device's thread."""

@@ -20,6 +20,7 @@ from seko_serve.live.device import Device, ServedPool
 from seko_serve.live.kinds import check_served, content_of
 from seko_serve.live.saving import Saving
 from seko_serve.live.session import Capture, LiveSession
+from seko_serve.protocol import JOIN
 from seko_serve.security.keys import ApiKeys, digest
 from seko_serve.security.tokens import ResumeTokens, Tickets
 from seko_serve.settings import Settings
@@ -31,7 +32,6 @@ ENCODERS = 4  # threads that encode
 DRAIN_S = 60.0  # in which all sessions are saved when the server stops
 CLOSING_S = 5.0  # in which their sockets close
 SETTLE_S = 0.01  # between two looks whether a session's chunks are coded
-JOIN = "join"  # in place of a queue token: for a place in the queue
 AGAIN_S = 2.0  # after which a client comes back to a server that starts again
 _LOG = logging.getLogger("seko_serve")
 
@@ -302,17 +302,15 @@ class SessionManager:
             or session.made_chunks == 0
         ):
             return
-        while not session.settled:
-            await asyncio.sleep(SETTLE_S)
-        if session.end is not None:
-            return
 
-        def capture(_: ServedPool) -> Capture:
-            self.device.remove(session)
-            return session.capture()
+        def capture(_: ServedPool) -> Capture | None:
+            self.device.remove(session)  # from now on the device makes no chunk of it
+            return session.capture() if session.settled else None
 
         try:
-            await self.saving.write(session, await self.device.call(capture))
+            while (captured := await self.device.call(capture)) is None:
+                await asyncio.sleep(SETTLE_S)
+            await self.saving.write(session, captured)
         except (SekoRuntimeError, StoreError, ServeError, RuntimeError) as error:
             _LOG.error("session %s is not saved: %s", session.name, error)
 

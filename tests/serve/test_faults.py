@@ -1,0 +1,238 @@
+"""Faults of one session or one call change no byte of another's stream; the queue over HTTP; a race of everything."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from seko_runtime import Pool
+from seko_serve.client import AsyncClient
+from seko_serve.errors import ServeError
+from seko_serve.media.video import RawEncoder
+from seko_serve.protocol import Media
+from tests.runtime import toy_pool
+
+from .conftest import Starter
+from .test_server import PROMPT, alone, http, pictures, run, watch
+
+
+class Fault:
+    """A toy pool whose engine of each call fails once when `planted`, or always for a row when it is `broken`."""
+
+    def __init__(self) -> None:
+        self.planted, self.failures = 0, 0
+        self.broken: int | None = None
+        real = toy_pool.pool_engines()
+        self._engines = {f"begin.{b}": self._failing(real[f"begin.{b}"]) for b in toy_pool.BUCKETS}
+
+    def _failing(self, begin: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+        def call(inputs: list[Any]) -> list[Any]:
+            rows = inputs[-1].tolist()
+            if self.planted or self.broken in rows:
+                self.planted = max(0, self.planted - 1)
+                self.failures += 1
+                raise RuntimeError("planted")
+            return begin(inputs)
+
+        return call
+
+    @contextmanager
+    def opener(self) -> Iterator[Pool]:
+        with toy_pool.open_pool(engines=self._engines) as pool:
+            yield pool
+
+
+async def watched(clients: list[AsyncClient], chunks: int) -> list[list[Media]]:
+    """Take so many chunks of each at the same time."""
+    seen = await asyncio.gather(*(watch(client, chunks) for client in clients))
+    return [media for media, _ in seen]
+
+
+def test_an_engine_that_fails_in_one_call_ends_no_session(start: Starter) -> None:
+    fault = Fault()
+    server = start(fault.opener)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        clients = [await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3) for _ in range(3)]
+        media = await watched(clients, 2)
+        fault.planted = 1
+        more = await watched(clients, 3)
+        assert fault.failures == 1
+        expected = alone(6, {0: PROMPT})
+        for before, after in zip(media, more, strict=True):
+            assert np.array_equal(pictures(before + after), expected[: len(before + after)])
+
+    run(test, server)
+
+
+def test_an_engine_that_fails_for_one_row_ends_its_session_alone(start: Starter) -> None:
+    fault = Fault()
+    server = start(fault.opener)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        clients = [await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3) for _ in range(3)]
+        media = await watched(clients, 2)
+        fault.broken = 1
+        broken, *others = clients[1], clients[0], clients[2]
+
+        async def ends() -> ServeError:
+            with pytest.raises(ServeError) as end:
+                await watch(broken, 9)
+            return end.value
+
+        end, *more = await asyncio.gather(ends(), *(watch(client, 3) for client in others))
+        assert (end.kind.code, end.kind.close) == ("internal", 1011)
+        expected = alone(6, {0: PROMPT})
+        for before, (after, _) in zip((media[0], media[2]), more, strict=True):
+            assert np.array_equal(pictures(before + after), expected[: len(before + after)])
+
+    run(test, server)
+
+
+def test_an_encoder_that_fails_ends_its_session_alone(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        failing = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        other = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(other, 1)
+        encoder = server.manager.sessions[failing._id].content.frames  # type: ignore[attr-defined]
+        real = RawEncoder._encode
+
+        def encode(this: RawEncoder, frame: Any, key: bool) -> Any:
+            if this is encoder:
+                raise RuntimeError("planted")
+            return real(this, frame, key)
+
+        monkeypatch.setattr(RawEncoder, "_encode", encode)
+        with pytest.raises(ServeError) as end:
+            await watch(failing, 9)
+        assert end.value.kind.code == "internal"
+        more, _ = await watch(other, 4)
+        assert np.array_equal(pictures(media + more), alone(9, {0: PROMPT})[: len(media + more)])
+        while failing._id in server.manager.sessions:
+            await asyncio.sleep(0.02)
+        assert server.manager.admission.free == server.manager.capacity - 1
+
+    run(test, server)
+
+
+def test_a_clock_that_is_set_back_stops_nothing(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(lease_s=0.3)
+    real, offset = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() - offset[0])
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 2)
+        offset[0] = 86_400.0
+        more, _ = await watch(client, 2)
+        assert np.array_equal(pictures(media + more), alone(4, {0: PROMPT})[: len(media + more)])
+        await (await new_client().open(prompt=PROMPT)).drop()
+        await client.drop()
+        while server.manager.sessions:  # leases end as before
+            await asyncio.sleep(0.02)
+
+    run(test, server)
+
+
+def test_a_client_waits_in_the_queue_and_begins_when_a_row_is_free(start: Starter) -> None:
+    server = start(max_sessions=1)
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        first = await new_client().open(codecs=["rgb24"], prompt=PROMPT)
+        waiting = asyncio.create_task(new_client().open(codecs=["rgb24"], prompt=PROMPT, wait=True))
+        while not server.manager.admission.waiting:
+            await asyncio.sleep(0.02)
+        status, answer = await asyncio.to_thread(
+            http, f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT}
+        )
+        assert (status, answer["error"]["waiting"]) == (503, 1)
+        assert "queue_token" not in answer["error"]
+        assert http(f"{server.url}/v1/queue")[0] == 404
+        await first.close()
+        await watch(await waiting, 2)
+        assert not server.manager.admission.waiting
+
+    run(test, server)
+
+
+def test_sessions_whose_chunks_would_not_fit_are_refused(start: Starter) -> None:
+    server = start()
+    server.manager.device.fixed = {1: 0.4, 2: 0.7, 4: 1.3}
+    period = server.manager.device.manifest.workload.video.chunk_frames  # type: ignore[union-attr]
+    fps = period / 0.8
+    for status in (201, 201, 503):
+        found, answer = http(f"{server.url}/v1/sessions", "POST", {"prompt": PROMPT, "fps": fps})
+        assert found == status
+    assert answer["error"]["code"] == "full"
+
+
+def test_eight_tasks_that_race_on_one_session_leave_a_server_that_serves(
+    start: Starter, tmp_path: Any
+) -> None:
+    """Sockets with the newest tokens that anybody saw, controls, requests and deletes, in an order that changes."""
+    server = start(snapshots=str(tmp_path / "store"), snapshot_every=1, lease_s=0.2, max_sessions=3)
+
+    async def story(new_client: Callable[[], AsyncClient], choose: random.Random) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        newest = [client._resume]
+        url = f"{server.url}/v1/sessions/{client._id}"
+        over = asyncio.Event()
+
+        async def sockets() -> None:
+            while not over.is_set():
+                async with AsyncClient(server.url) as again:
+                    again._id, again._codecs, again._resume = client._id, client._codecs, newest[0]
+                    with suppress(ServeError, ConnectionClosed, InvalidHandshake, OSError):
+                        await again.resume()
+                        newest[0] = again._resume
+                        await again.send(choose.choice(["pause", "play", "restart"]))
+                        await asyncio.wait_for(watch(again, choose.randrange(1, 4)), 0.5)
+                await asyncio.sleep(choose.random() / 20)
+
+        async def requests() -> None:
+            while not over.is_set():
+                method, table = choose.choice(
+                    [("GET", None), ("PATCH", {"paused": False}), ("PATCH", {"prompt": "c a"})]
+                )
+                status, _ = await asyncio.to_thread(http, url, method, table)
+                assert status in (200, 404, 409)
+                await asyncio.sleep(choose.random() / 20)
+
+        async def delete() -> None:
+            await asyncio.sleep(choose.random())
+            assert (await asyncio.to_thread(http, url, "DELETE"))[0] in (204, 404)
+            over.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            for work in (sockets, sockets, sockets, requests, requests, requests, delete, delete):
+                tasks.create_task(work())
+        while client._id in server.manager.sessions:
+            await asyncio.sleep(0.02)
+        assert (await asyncio.to_thread(http, url))[0] == 404
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        bystander = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        seen: list[Media] = []
+        for seed in range(3):
+            racing = asyncio.create_task(story(new_client, random.Random(seed)))
+            while not racing.done():
+                seen += (await watch(bystander, 1))[0]
+            await racing
+        assert np.array_equal(pictures(seen), alone(seen[-1].chunk + 1, {0: PROMPT}))
+        assert server.manager.admission.free == 2
+        assert list((tmp_path / "store").glob("*.record*"))  # the bystander's alone
+        assert {file.name[:16] for file in (tmp_path / "store").glob("*.*")} == {bystander._id}
+
+    run(test, server)

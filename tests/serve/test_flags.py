@@ -1,0 +1,209 @@
+"""Options of the command line, each by what it does to a server."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from websockets.asyncio.client import connect
+
+import seko_serve.run
+from seko_runtime import Pool
+from seko_serve.cli import main, parser, settings
+from seko_serve.run import Server
+
+from .conftest import toy_opener
+from .test_server import PROMPT
+
+KEY = "a-key-of-the-first-tenant"
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Start the server of a command line, over the toy's pool."""
+
+    @contextmanager
+    def opened(*_: object) -> Iterator[Pool]:
+        with toy_opener() as pool:
+            yield pool
+
+    monkeypatch.setattr(seko_serve.run, "pool_of", opened)
+    monkeypatch.delenv("SEKO_SERVE_API_KEY", raising=False)
+
+    @contextmanager
+    def started(*options: object) -> Iterator[Server]:
+        arguments = ["toy", "--port", "0", "--snapshots", "none", *map(str, options)]
+        server = seko_serve.run.server(settings(parser().parse_args(arguments)))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+        thread.start()
+        while not server.started and thread.is_alive():
+            thread.join(0.01)
+        try:
+            assert thread.is_alive()
+            yield server
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive()
+
+    return started
+
+
+def port(server: Server) -> int:
+    (listener,) = server.servers
+    return int(listener.sockets[0].getsockname()[1])
+
+
+def get(url: str, **headers: str) -> tuple[int, Any]:
+    with urlopen(Request(url, headers=headers), timeout=20) as answer:
+        return answer.status, json.loads(answer.read())
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Write a key and a certificate of 127.0.0.1, signed by itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = datetime.datetime.now(datetime.UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    key_file, certificate_file = folder / "key.pem", folder / "certificate.pem"
+    key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    certificate_file.write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    return key_file, certificate_file
+
+
+def test_tls_for_pages_and_sockets(serve: Callable[..., Any], tmp_path: Path) -> None:
+    key_file, certificate_file = certificate(tmp_path)
+    trusted = ssl.create_default_context(cafile=str(certificate_file))
+    with serve("--ssl-keyfile", key_file, "--ssl-certfile", certificate_file) as server:
+        url = f"https://127.0.0.1:{port(server)}"
+        with urlopen(f"{url}/health", timeout=20, context=trusted) as answer:
+            assert answer.status == 200
+
+        async def refused() -> int | None:
+            where = f"wss://127.0.0.1:{port(server)}/v1/sessions/x/stream"
+            async with connect(where, ssl=trusted, subprotocols=["seko.v1"]) as stream:  # type: ignore[list-item]
+                assert json.loads(await stream.recv())["code"] == "unauthorized"
+                await stream.wait_closed()
+                return stream.close_code
+
+        assert asyncio.run(refused()) == 1008
+
+
+def test_a_socket_file_in_place_of_a_port(serve: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with serve("--uds", path), socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: my.example\r\nConnection: close\r\n\r\n")
+        assert connection.makefile("rb").read().startswith(b"HTTP/1.1 200")
+
+
+def test_a_proxy_serves_it_below_a_path(serve: Callable[..., Any]) -> None:
+    with serve("--root-path", "/seko") as server:
+        url = f"http://127.0.0.1:{port(server)}"
+        assert get(f"{url}/health")[0] == 200  # as the proxy asks, which has taken the path away
+        assert get(f"{url}/openapi.json")[1]["servers"] == [{"url": "/seko"}]
+        with urlopen(f"{url}/", timeout=20) as answer:
+            page = answer.read().decode()
+        with urlopen(f"{url}/page/app.js", timeout=20) as answer:
+            assert answer.status == 200
+        assert 'src="/' not in page
+        assert 'href="/' not in page
+
+
+def test_keys_open_an_address_of_the_network(
+    serve: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["toy", "--host", "0.0.0.0"]) == 2
+    assert "--api-key-file" in capsys.readouterr().err
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY}\n")
+    keys.chmod(0o600)
+    with serve("--host", "0.0.0.0", "--api-key-file", keys) as server:
+        url = f"http://127.0.0.1:{port(server)}/v1/models"
+        assert get(url, authorization=f"Bearer {KEY}", host="my.example")[0] == 200
+
+
+def test_numbers_reach_the_server(serve: Callable[..., Any]) -> None:
+    options = (
+        "--max-sessions",
+        1,
+        "--lease",
+        7,
+        "--opens-per-second",
+        1e-5,
+        "--allowed-origins",
+        "https://a.example",
+    )
+    with serve(*options) as server:
+        url = f"http://127.0.0.1:{port(server)}"
+        assert get(f"{url}/ready")[1]["capacity"] == 1
+        headers = {"origin": "https://a.example", "content-type": "application/json"}
+        body = json.dumps({"prompt": PROMPT}).encode()
+        with urlopen(Request(f"{url}/v1/sessions", body, headers), timeout=20) as answer:
+            assert json.loads(answer.read())["lease_s"] == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--port", "70000"], "--port"),
+        (["--lease", "0"], "--lease"),
+        (["--max-sessions", "0"], "--max-sessions"),
+        (["--videos", "-1"], "--videos"),
+        (["--opens-per-second", "0"], "--opens-per-second"),
+        (["--queue", "-1"], "--queue"),
+        (["--ssl-keyfile", "x"], "--ssl-certfile"),
+        (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
+    ],
+)
+def test_options_that_cannot_be_are_named(
+    options: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["toy", *options]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_an_artifact_that_is_not_there_ends_it_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, before = logging.getLogger(), logging.getLogger().level
+    handlers = list(root.handlers)
+    try:
+        options = ["--port", "0", "--snapshots", "none", "--log-level", "error"]
+        assert main([str(tmp_path / "nothing"), *options]) == 3
+        assert root.level == logging.ERROR
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(before)
+    told = capsys.readouterr().err
+    assert "nothing" in told
+    assert "Traceback" not in told

@@ -1,0 +1,86 @@
+"""The OpenAPI document: valid, of every route, and true of the answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+from starlette.routing import Route, WebSocketRoute
+
+from seko_serve.http import openings, speech, videos
+from seko_serve.http.app import Application
+from seko_serve.http.openapi import document
+from seko_serve.live.device import Device
+from seko_serve.live.manager import SessionManager
+from seko_serve.settings import Settings
+
+from .conftest import Starter, toy_opener
+from .test_server import PROMPT, http
+
+DOCUMENT = document()
+
+
+def check(answer: object, schema: str) -> None:
+    table = {"$ref": f"#/components/schemas/{schema}", "components": DOCUMENT["components"]}
+    Draft202012Validator(table).validate(answer)
+
+
+def test_it_is_valid_openapi() -> None:
+    validate(DOCUMENT)
+
+
+def test_it_has_every_route_and_no_other(tmp_path: Any) -> None:
+    settings = Settings(tmp_path)
+    application = Application(settings, SessionManager(settings, Device(toy_opener)))
+    routed = set()
+    for family in application._families:
+        for route in family.routes():
+            assert isinstance(route, Route | WebSocketRoute)
+            methods = (route.methods or set()) - {"HEAD"} if isinstance(route, Route) else {"GET"}
+            routed |= {(route.path, method.lower()) for method in methods}
+    told = {(path, name) for path, item in DOCUMENT["paths"].items() for name in item if name != "parameters"}
+    assert told == routed
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields"),
+    [
+        ("SessionRequest", {*openings.FIELDS, *openings.SPEECH_FIELDS}),
+        ("VideoRequest", {*videos.FIELDS, "input_reference"}),
+        ("SpeechRequest", speech.FIELDS),
+    ],
+)
+def test_requests_have_the_fields_that_are_taken(schema: str, fields: set[str]) -> None:
+    assert set(DOCUMENT["components"]["schemas"][schema]["properties"]) == set(fields)
+
+
+def test_answers_are_as_it_says(start: Starter) -> None:
+    server = start()
+    url = server.url
+    for path, schema in (
+        ("/health", "Health"),
+        ("/ready", "Ready"),
+        ("/version", "Version"),
+        ("/v1/models", "Models"),
+    ):
+        check(http(url + path)[1], schema)
+    status, opened = http(f"{url}/v1/sessions", "POST", {"prompt": PROMPT})
+    assert str(status) in DOCUMENT["paths"]["/v1/sessions"]["post"]["responses"]
+    check(opened, "OpenedSession")
+    check(http(f"{url}/v1/sessions")[1], "Sessions")
+    check(http(f"{url}/v1/sessions/{opened['id']}", "PATCH", {"paused": True})[1], "Session")
+    for path, method in (
+        ("/v1/sessions/x", "GET"),
+        ("/v1/sessions", "PUT"),
+        ("/v1/videos/x", "DELETE"),
+        ("/x", "GET"),
+    ):
+        check(http(url + path, method)[1], "Error")
+    video = http(f"{url}/v1/videos", "POST", {"prompt": PROMPT, "seconds": 0.1})[1]
+    check(video, "Video")
+    check(http(f"{url}/v1/videos")[1], "Videos")
+    check(http(f"{url}/v1/videos/{video['id']}", "DELETE")[1], "RemovedVideo")
+    served = http(f"{url}/openapi.json")[1]
+    assert served == DOCUMENT

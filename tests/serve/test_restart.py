@@ -1,0 +1,186 @@
+"""Processes that are killed and started again, and eight viewers that come and go: bytes are the runtime's."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+
+from seko_runtime import Pool
+from seko_serve.client import AsyncClient
+from seko_serve.errors import ServeError
+from seko_serve.protocol import Media
+from tests.runtime import toy_pool
+
+from .conftest import Starter
+from .test_server import http, pictures, run, watch
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = ("a b", "c a", "b")
+LIMIT_S = 120.0
+
+
+def alone(seed: int, prompt: str, chunks: int) -> np.ndarray:
+    """Video frames of the runtime's own session."""
+    with toy_pool.open_pool() as pool, pool.open_session(seed=seed, prompt=prompt) as session:
+        return np.concatenate([session.run_chunk().video()[0] for _ in range(chunks)])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def process(port: int, folder: Path, every: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A server's process that answers."""
+    command = [sys.executable, "-m", "tests.serve.toy_server", str(port), str(folder), str(every)]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE)
+    try:
+        while server.poll() is None:
+            try:
+                http(f"http://127.0.0.1:{port}/ready")
+                break
+            except (URLError, ConnectionError):
+                pass
+        assert server.poll() is None
+        yield server
+    finally:
+        server.kill()
+        server.wait()
+        assert server.stderr is not None
+        server.stderr.close()
+
+
+async def to_the_end(client: AsyncClient) -> tuple[list[Media], str]:
+    """Take what comes until the socket ends; return also the error's code."""
+    media: list[Media] = []
+    try:
+        async for received in client.messages():
+            if isinstance(received, Media):
+                media.append(received)
+    except ServeError as end:
+        return media, end.kind.code
+    return media, ""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_the_same_tokens_go_on_in_a_new_process(how: signal.Signals, tmp_path: Path) -> None:
+    port, folder = free_port(), tmp_path / "store"
+    url = f"http://127.0.0.1:{port}"
+
+    async def test() -> None:
+        clients = [AsyncClient(url) for _ in range(3)]
+        with process(port, folder, 2) as first:
+            for seed, client in enumerate(clients):
+                await client.open(codecs=["rgb24"], prompt=PROMPTS[seed], seed=seed, fps=1)  # however busy
+            media = [(await watch(client, 7))[0] for client in clients]
+            while len({file.name[:16] for file in folder.glob("*.record*")}) < len(clients):
+                for seen, client in zip(media, clients, strict=True):
+                    seen += (await watch(client, 1))[0]
+            first.send_signal(how)
+            for seen, client in zip(media, clients, strict=True):
+                rest, code = await to_the_end(client)
+                seen += rest
+                assert code == ("stopping" if how is signal.SIGTERM else "")
+            assert first.wait(60) == -how  # as uvicorn ends, once all is saved
+        with process(port, folder, 2):
+            for seed, (seen, client) in enumerate(zip(media, clients, strict=True)):
+                await client.resume()
+                again = (await watch(client, 5))[0]
+                assert again[0].serial == seen[-1].serial + 1
+                assert again[0].discontinuity == (again[0].first <= seen[-1].first)
+                if how is signal.SIGTERM:
+                    assert again[0].first == seen[-1].first + 1
+                expected = alone(seed, PROMPTS[seed], max(seen[-1].chunk, again[-1].chunk) + 1)
+                for one in (*seen, *again):
+                    assert np.array_equal(pictures([one])[0], expected[one.first])
+                assert [one.first for one in again] == [*range(again[0].first, again[0].first + len(again))]
+            for client in clients:
+                await client.close()
+        assert not list(folder.glob("*.record*"))
+
+    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
+
+
+def test_a_killed_process_leaves_no_token_and_no_prompt_in_its_log_or_its_files(tmp_path: Path) -> None:
+    port, folder = free_port(), tmp_path / "store"
+
+    async def test() -> None:
+        with process(port, folder, 1) as server:
+            client = await AsyncClient(f"http://127.0.0.1:{port}").open(
+                codecs=["rgb24"], prompt="secret words"
+            )
+            await watch(client, 5)
+            await client.drop()
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
+            assert server.stderr is not None
+            written = server.stderr.read() + b"".join(file.read_bytes() for file in folder.iterdir())
+        for secret in (client._resume, "secret words"):
+            assert secret.encode() not in written
+        assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
+
+
+@contextmanager
+def eight() -> Iterator[Pool]:
+    with toy_pool.open_pool(8) as pool:
+        yield pool
+
+
+def test_eight_sessions_that_join_leave_pause_and_come_back_have_the_runtimes_bytes(
+    start: Starter, tmp_path: Path
+) -> None:
+    server = start(eight, snapshots=str(tmp_path / "store"), snapshot_every=3, lease_s=0.2)
+
+    async def viewer(new_client: Callable[[], AsyncClient], seed: int) -> None:
+        choose = random.Random(seed)
+        await asyncio.sleep(choose.random())
+        client, prompt = new_client(), PROMPTS[seed % len(PROMPTS)]
+        await client.open(codecs=["rgb24"], prompt=prompt, seed=seed)
+        media: list[Media] = []
+        for _ in range(6):
+            media += (await watch(client, choose.randrange(1, 5)))[0]
+            what = choose.choice(["go on", "pause", "drop", "leave for long", "drop unheard"])
+            if what == "pause":
+                await client.send("pause")
+                await asyncio.sleep(choose.random() / 5)
+                await client.send("play")
+            elif what in ("drop", "drop unheard"):
+                if what == "drop unheard":
+                    media += (await watch(client, 1, acknowledge=False))[0]
+                await client.drop()
+                await asyncio.sleep(choose.random() / 20)
+                await client.resume()
+            elif what == "leave for long":
+                await client.drop()
+                while client._id in server.manager.sessions:
+                    await asyncio.sleep(0.05)
+                await client.resume()
+        await client.close()
+        assert [one.serial for one in media] == list(range(len(media)))
+        expected = await asyncio.to_thread(alone, seed, prompt, media[-1].chunk + 1)
+        assert np.array_equal(pictures(media), expected[: len(media)])
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        async with asyncio.TaskGroup() as viewers:
+            for seed in range(8):
+                viewers.create_task(viewer(new_client, seed))
+
+    run(test, server)
+    assert server.manager.admission.free == 8

@@ -1,0 +1,312 @@
+"""Artifacts of a tiny VoxCPM2, built from a folder as the command takes it, against the original."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from seko_export import BuildOptions, build, inspect
+from seko_export.artifact.describe import describe
+from seko_export.backends import EAGER
+from seko_export.checkpoints.errors import CheckpointNotFoundError
+from seko_export.config.speech import SpeechBuild
+from seko_export.engines.piece import dtype_name
+from seko_export.errors import CheckpointError, UsageError
+from seko_export.families.registry import family_of, graph_of
+from seko_export.families.voxcpm2.config import VoxCpm2Config
+from seko_export.families.voxcpm2.random_files import tokenizer_json
+from seko_export.families.voxcpm2.recognise import config_json
+from seko_export.host.progress import silent
+from seko_export.options.checks import check_options, is_speech
+from seko_export.options.speech import resolve_speech
+from seko_export.speech.description import kv_pool
+from seko_export.speech.recording import LEAST
+from seko_export.speech.workload import WORKLOAD
+from seko_runtime import open_artifact
+from seko_runtime.errors import ArtifactError
+from seko_runtime.format.manifest import Weight
+from seko_runtime.speech import contract
+from seko_runtime.speech.artifact import SpeechArtifact, speech_artifact
+from seko_runtime.speech.manifest import SpeechManifest
+from seko_runtime.speech.prompts import SpeechPrompt
+from tests.shared import UNCOMPILED, made_once, programs_as_they_are
+from tests.tolerances import ORACLE, relative_error
+from tests.voxcpm2.models import PLAIN, prompt, scaled
+from tests.voxcpm2.oracle import Step, original_model, run_original, weights_of
+
+CONFIGS = {"plain": PLAIN, "scaled": scaled(PLAIN)}
+# Heads wide enough for the groups of quantised caches.
+WIDE = replace(
+    PLAIN,
+    name="wide",
+    rope=replace(PLAIN.rope, short_factors=(1.0,) * 16, long_factors=(1.0,) * 16),
+    **{
+        role: replace(getattr(PLAIN, role), head_dim=32)
+        for role in ("base", "residual", "encoder", "decoder")
+    },
+)
+POSITIONS, TOKENS, STEPS, SEED = 64, 19, 6, 3
+BAR = 10 * ORACLE[torch.float32]  # steps that feed on each other, and a prompt in two calls
+
+
+def write_folder(folder: Path, config: VoxCpm2Config) -> None:
+    """Write a model's folder: config.json, both files of weights, the tokenizer."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config_json(config)))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    weights, vae = weights_of(original_model(config, seed=SEED))
+    for name, tensors in (("model", weights), ("audiovae", vae)):
+        save_file(
+            {key: tensor.contiguous().clone() for key, tensor in tensors.items()},
+            folder / f"{name}.safetensors",
+        )
+
+
+def build_speech(folder: Path, config: VoxCpm2Config, backend: str = "compile", **options: Any) -> Any:
+    """Build an artifact of two sessions beside its checkpoint; engines of the backend ``compile`` are not compiled."""
+    checkpoint = folder.with_name(f"{folder.name}-checkpoint")
+    write_folder(checkpoint, config)
+    asked = BuildOptions(
+        checkpoint,
+        sessions=2,
+        batch=(2,),  # a session alone has a batch index without one beside it
+        positions=POSITIONS,
+        prefill=(16,),
+        read_lengths=(32, POSITIONS),
+        target="cpu",
+        backend=backend,
+        **options,
+    )
+    with programs_as_they_are() if backend == "compile" else nullcontext():
+        return build(asked, folder, compiler_cache=False)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact whose programs torch runs op by op; not to be changed."""
+    return made_once(tmp_path_factory, "built-speech", lambda folder: build_speech(folder, PLAIN))
+
+
+@pytest.fixture(autouse=True)
+def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(UNCOMPILED, "1")
+
+
+def original_steps(config: VoxCpm2Config) -> tuple[dict[str, Any], list[Step]]:
+    """Return a prompt with a reference and a voice that goes on, and the original's steps behind it."""
+    given = prompt(config, TOKENS, range(1, 5), range(15, TOKENS))
+    return given, run_original(original_model(config, seed=SEED), **given, count=STEPS)
+
+
+def check_steps(artifact: SpeechArtifact, config: VoxCpm2Config, worst: Callable[[str, float], None]) -> None:
+    """Compare a session's states, patches and stop logits with the original's, each step from the original's state."""
+    given, steps = original_steps(config)
+    told = SpeechPrompt(*(given[name].numpy() for name in ("ids", "is_audio", "patches")))
+    with artifact.open_pool() as pool, pool.open_session(seed=1) as session:
+        rows, device = pool._rows, pool._rows.device()
+        session.begin_prompt(told, STEPS)
+        row = session._running_row()
+        while rows.row(row).pending is not None:
+            rows.run([row])
+        for number, step in enumerate(steps):
+            wanted = dict(zip(contract.STATES, (step.base, step.residual, step.last_patch), strict=True))
+            for name, state in device.state(row).items():
+                assert relative_error(torch.from_numpy(state), wanted[name][0]) <= BAR, (number, name)
+            with rows.memory.ordered():
+                device.set_state(row, {name: state[0].numpy() for name, state in wanted.items()})
+                # the original draws its noise by torch: what `begin` makes of the state is kept, its noise replaced
+                device._fill(numbers(rows, row))
+                begin, solve, advance, decode = contract.step_programs(2, POSITIONS)
+                device.run_all(device.programs[begin])
+                rows.memory.write(device.results(1, contract.PATCH)[contract.PATCH], step.noise.numpy())
+                for name in (solve, advance, decode):
+                    device.run_all(device.programs[name])
+            rows.row(row).filled += 1
+            made = device.results(1, contract.PATCH, contract.STOP_LOGITS)
+            for name, truth in ((contract.PATCH, step.patch), (contract.STOP_LOGITS, step.stop_logits)):
+                error = relative_error(
+                    torch.from_numpy(rows.memory.read(made[name])).flatten(), truth.flatten()
+                )
+                worst(f"VoxCPM2 artifact, {name}", error)
+                assert error <= BAR, (number, name)
+
+
+def numbers(rows: Any, row: int) -> dict[str, list[float]]:
+    """Return what the host fills for a step of one row."""
+    held = rows.row(row)
+    return {
+        contract.ROWS: [row],
+        contract.STARTS: [held.start],
+        contract.FIRST: [held.filled],
+        contract.COUNT: [1],
+        contract.TEMPERATURE: [1.0],
+        contract.GUIDANCE: [2.0],
+    }
+
+
+def test_it_speaks_as_the_original(built: Path, worst: Callable[[str, float], None]) -> None:
+    with open_artifact(built) as opened:
+        artifact = speech_artifact(opened)
+        check_steps(artifact, PLAIN, worst)
+        assert all(error.within for error in artifact.verify())
+        with artifact.open_session(seed=4) as session:
+            sound = list(session.speak("hello 世界", patches=3))
+    assert [len(samples) for samples in sound] == [PLAIN.patch_samples] * 3
+    assert all(np.isfinite(samples).all() for samples in sound)
+
+
+def test_its_manifest_says_what_was_asked_for(built: Path) -> None:
+    report = inspect(built)
+    speech = report["workload"]
+    assert (speech["positions"], speech["places"]) == (POSITIONS, 2 * POSITIONS + 1)
+    assert (speech["read_lengths"], speech["prefill_tokens"]) == ((32, POSITIONS), (16,))
+    assert speech["solver"]["moving_steps"] == 9
+    assert set(report["programs"]) == {
+        *(f"{name}.2" for name in ("begin", "solve", "decode")),
+        *(f"advance.2.{length}" for length in (32, POSITIONS)),
+        *(f"prefill.16.{length}" for length in (32, POSITIONS)),
+        contract.LEAD_IN,
+        contract.VOICE_PROGRAM,
+    }
+
+
+def test_a_tampered_manifest_is_refused(built: Path, tmp_path: Path) -> None:
+    manifest = json.loads((built / "manifest.json").read_text())
+    for change, why in (
+        (lambda m: m["workload"].update(vocabulary=10**6), "looks ids up"),
+        (lambda m: m["workload"].update(places=POSITIONS), "the last place is nobody's"),
+        (lambda m: m["workload"].update(step_lengths=[32]), "step_lengths end with 32"),
+        (lambda m: m["workload"]["solver"].update(moving_steps=10), "fewer than the 10 steps"),
+        (lambda m: m.update(pool=None), "needs the table pool"),
+        (lambda m: m["programs"].pop("voice"), "lack"),
+        (lambda m: m["buffers"][0].update(dtype="int8"), "buffer"),
+    ):
+        copy = json.loads(json.dumps(manifest))
+        change(copy)
+        folder = tmp_path / why.replace(" ", "-")
+        folder.mkdir()
+        for file in built.iterdir():
+            if file.name != "manifest.json":
+                (folder / file.name).symlink_to(file)
+        (folder / "manifest.json").write_text(json.dumps(copy))
+        with pytest.raises(ArtifactError, match=why):
+            open_artifact(folder)
+
+
+def test_a_folder_is_recognised_and_its_model_named(tmp_path: Path) -> None:
+    write_folder(tmp_path / "tiny", PLAIN)
+    options = BuildOptions(tmp_path / "tiny", target="cpu")
+    assert is_speech(options)
+    config = resolve_speech(options).config
+    assert (config.model, config.workload.positions) == (PLAIN, PLAIN.rope.max_positions)
+    odd = replace(PLAIN, name="voxcpm2", fsq_dim=24)
+    write_folder(tmp_path / "odd", odd)
+    assert resolve_speech(BuildOptions(tmp_path / "odd", target="cpu")).config.model == odd
+    with pytest.raises(CheckpointError, match="contradicts --preset voxcpm2-tiny: fsq_dim is 24"):
+        resolve_speech(BuildOptions(tmp_path / "odd", preset="voxcpm2-tiny", target="cpu"))
+    os.remove(tmp_path / "odd" / "tokenizer.json")
+    with pytest.raises(CheckpointNotFoundError, match=r"no tokenizer\.json"):
+        resolve_speech(BuildOptions(tmp_path / "odd", target="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"ranks": 2}, "runs on one GPU"),
+        ({"height": 480}, "--height belongs to models of video"),
+        ({"positions": 10**6}, "has 2048 at most"),
+        ({"prefill": (64, 32)}, "rising numbers"),
+        ({"read_lengths": (32,)}, "the last must be --positions 2048"),
+        ({"steps": 1}, "at least 2"),
+        ({"sessions": 2, "batch": (1, 4)}, "from 1 to 2"),
+        ({"backend": "tensorrt"}, "makes engines for the workload video"),
+        ({"kv": "int8-fp4"}, "keys and values alike"),
+    ],
+)
+def test_what_speech_cannot_have_is_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        resolve_speech(BuildOptions(preset="voxcpm2-tiny", random_weights=0, **{"target": "cpu", **options}))
+
+
+@pytest.mark.parametrize(
+    ("options", "share", "worst_error"),
+    [({"kv": "int8"}, 0.52, 0.05), ({"fp4_kv": True}, 0.29, 0.5), ({"fp8": True}, 2, 0.5)],
+    ids=["int8", "fp4", "fp8"],
+)
+def test_lossy_caches_and_weights_are_compared_with_exact_ones(
+    options: dict[str, Any], share: float, worst_error: float, tmp_path: Path
+) -> None:
+    """The size of the caches as a share of bf16, and what the loss does to a step's results."""
+    folder = tmp_path / "model"
+    write_folder(folder, WIDE)
+    sizes = {"positions": POSITIONS, "prefill": (16,), "read_lengths": (POSITIONS,)}
+    resolved = resolve_speech(BuildOptions(folder, target="cpu", **sizes, **options))
+    config, family = resolved.config, family_of(resolved.config)
+    checkpoint = family.load(folder, config.model)
+    weights = dict(family.weights(graph_of(config).pieces, checkpoint)) | dict(
+        family.tables(config, checkpoint)
+    )
+    recording = WORKLOAD.record(config, weights, checkpoint, resolved.media, silent)
+    assert 0 < max(recording.error_vs_exact.values()) < worst_error
+    assert recording.bounds == LEAST[torch.float32]
+    pool = kv_pool(config)
+    assert 0.9 * share < pool.pool_bytes / pool.bf16_pool_bytes <= share
+    assert_resolves(config)
+
+
+def assert_resolves(config: SpeechBuild) -> None:
+    """Check a build's manifest against the runtime's contract."""
+    table = tuple(Weight(name, shape, dtype) for name, shape, dtype in weight_table(config))
+    contract.resolve_speech(cast(SpeechManifest, describe(config, EAGER, table, {})))
+
+
+def weight_table(config: SpeechBuild) -> list[tuple[str, tuple[int, ...], str]]:
+    """Return name, shape and dtype of each weight that the engines take."""
+    found = {}
+    for piece in graph_of(config).pieces.values():
+        for layer in piece.served or (0,):
+            for argument in piece.signature:
+                kind, _, name = argument.ref.format(layer=layer, place=layer).partition(":")
+                if kind == "weight":
+                    steps = (9,) if name.endswith("[pass]") else ()
+                    name = name.removesuffix("[pass]")
+                    found[name] = (name, (*steps, *argument.shape), dtype_name(argument.dtype))
+    return list(found.values())
+
+
+def test_quantised_caches_need_heads_of_whole_groups() -> None:
+    with pytest.raises(UsageError, match="heads of 16 channels are no multiple"):
+        graph_of(
+            resolve_speech(
+                BuildOptions(preset="voxcpm2-tiny", random_weights=0, kv="int8", target="cpu")
+            ).config
+        )
+
+
+def test_video_has_no_options_of_speech() -> None:
+    with pytest.raises(UsageError, match="--positions belongs to models of speech"):
+        check_options(BuildOptions(preset="tiny", positions=8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", CONFIGS)
+def test_engines_for_a_cpu_speak_as_the_original(
+    named: str, tmp_path: Path, worst: Callable[[str, float], None]
+) -> None:
+    """By AOTInductor; with ``use_mup`` and longrope's long factors, and without."""
+    with mock.patch.dict(os.environ, {UNCOMPILED: "0"}):
+        result = build_speech(tmp_path / named, CONFIGS[named], "aoti")
+        assert result.golden_error <= 1e-4
+        with open_artifact(tmp_path / named) as artifact:
+            check_steps(speech_artifact(artifact), CONFIGS[named], worst)
