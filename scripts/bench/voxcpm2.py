@@ -164,7 +164,9 @@ def talk(bench: Bench) -> None:
     """From a text to its first samples on the host, with a voice; alone and beside others; and how fast it goes on."""
     with bench.opened("artifact") as artifact, artifact.open_pool() as pool:
         encoder = artifact.manifest.workload.voice
-        samples = min(VOICE_SECONDS * encoder.sample_rate, 32 * encoder.patch_samples)  # a tiny patch is short
+        samples = min(
+            VOICE_SECONDS * encoder.sample_rate, 32 * encoder.patch_samples
+        )  # a tiny patch is short
         sound = 0.1 * np.random.default_rng(0).standard_normal(samples).astype(np.float32)
         voice = pool.encode_voice(sound)
         share = (artifact.manifest.workload.places - 1) // pool.capacity
