@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # a model's dimensions are looked at before torch is loaded
     from seko_runtime.speech.manifest import Patch, VoiceEncoder
 
 VOICE_PATCHES = 8  # of a voice that one call encodes
+QUANTISED = ("int8", "fp4")  # formats of caches without calibration
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class SpeechConfig(WorkloadConfig):
     steps : int
         Solver steps of a patch.
     kv_scheme : str
-        Format of the caches.
+        Format of keys and values in the caches: ``bf16`` and ``fp32`` are exact, `QUANTISED` are not.
     voice_patches : int
         Patches of a voice that one call encodes.
     tokenizer : bool
@@ -149,6 +150,16 @@ class SpeechBuild(BuildConfig):
     def step_lengths(self) -> tuple[int, ...]:
         """Positions that a step can read, ascending: fused layers read what a row holds, so they have one length."""
         return self.workload.read_lengths[-1:] if self.target.fused else self.workload.read_lengths
+
+    @property
+    def lossless(self) -> bool:
+        """Whether caches and weights are exact, so that the engines differ from the eager model by rounding only."""
+        return self.workload.kv_scheme == self.exact_scheme and not self.target.fp8
+
+    @property
+    def as_exact(self) -> SpeechBuild:
+        """The same model with exact caches and weights: lossy builds are compared with it."""
+        return self.changed(kv_scheme=self.exact_scheme, fp8=False)
 
     @property
     def exact_scheme(self) -> str:

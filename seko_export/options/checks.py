@@ -44,6 +44,8 @@ _OF_ANY = (
     "batch",
     "sessions",
     "ranks",
+    "kv",
+    "fp4_kv",
     "fp8",
     "kernels",
     "backend",

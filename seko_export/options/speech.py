@@ -9,7 +9,7 @@ from seko_export.backends import export_backend
 from seko_export.backends.base import refuse_uncarried
 from seko_export.checkpoints.errors import CheckpointNotFoundError, NotACheckpointError
 from seko_export.config.pool import PoolConfig
-from seko_export.config.speech import SpeechBuild, SpeechConfig, SpeechModel
+from seko_export.config.speech import QUANTISED, SpeechBuild, SpeechConfig, SpeechModel
 from seko_export.config.target import TargetConfig
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.registry import speech_families, speech_family_named, speech_presets
@@ -21,6 +21,7 @@ from seko_export.options.declaration import (
     DEFAULT_PREFILL,
     DEFAULT_READ_LENGTHS,
     DEFAULT_STEPS,
+    KV_FORMATS,
     SPEECH_BUCKETS,
     BuildOptions,
 )
@@ -66,7 +67,7 @@ def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> R
     if target.fp8 and machine.device == "cuda" and not has_fp8(machine):
         raise UsageError("--fp8: this GPU has no fp8 numbers, which need sm_89 or newer; leave it out")
     config = SpeechBuild(model, _sizes(options, model, tokenizer, fused=target.fused), target)
-    config = config.changed(kv_scheme=config.exact_scheme)
+    config = config.changed(kv_scheme=_kv_scheme(options, config))
     refuse_uncarried(backend, config)
     if options.no_goldens and not config.target.archs:
         raise UsageError(
@@ -74,6 +75,16 @@ def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> R
         )
     notes = () if tokenizer else ("no tokenizer: the artifact takes token ids; name one with --tokenizer",)
     return ResolvedBuild(config, folder, MediaSources(tokenizer=tokenizer), notes)
+
+
+def _kv_scheme(options: BuildOptions, config: SpeechBuild) -> str:
+    """Return the format of the caches."""
+    named = "fp4" if options.fp4_kv else options.kv or KV_FORMATS[0]
+    if named != KV_FORMATS[0] and named not in QUANTISED:
+        raise UsageError(
+            f"--kv {named}: caches of speech are {KV_FORMATS[0]}, {' or '.join(QUANTISED)}, keys and values alike"
+        )
+    return config.exact_scheme if named == KV_FORMATS[0] else named
 
 
 def _fused(options: BuildOptions, machine: Target) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from seko_export.config.speech import SpeechBuild
 from seko_export.families.registry import graph_of, speech_family_named
-from seko_runtime.format.manifest import DTYPE_BYTES, KvPool
+from seko_runtime.format.manifest import KvPool
 from seko_runtime.speech import contract
 from seko_runtime.speech.manifest import KIND, Golden, Solver, SpeechWorkload
 
@@ -35,12 +37,15 @@ def speech_workload(config: SpeechBuild, golden: Golden | None = None) -> Speech
 
 def kv_pool(config: SpeechBuild) -> KvPool:
     """Return the size of the caches in bytes, in the build's own format and in bf16."""
-    caches = [buffer for buffer in graph_of(config).buffers if buffer.row_axis == contract.PLACES_AXIS]
-    held = sum(buffer.nbytes for buffer in caches)
-    numbers = sum(buffer.nbytes // DTYPE_BYTES[buffer.dtype] for buffer in caches)
+    held, exact = (
+        [buffer for buffer in graph_of(build).buffers if buffer.row_axis == contract.PLACES_AXIS]
+        for build in (config, config.as_exact)
+    )
+    size = sum(buffer.nbytes for buffer in held)
+    numbers = sum(prod(buffer.shape) for buffer in exact)
     return KvPool(
         scheme=config.workload.kv_scheme,
-        pool_bytes=held,
+        pool_bytes=size,
         bf16_pool_bytes=numbers * _BF16_BYTES,
-        bits_per_number=8 * held / numbers,
+        bits_per_number=8 * size / numbers,
     )

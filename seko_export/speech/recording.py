@@ -89,12 +89,16 @@ class SpeechRecord:
         For `verify`.
     rounding : float
         How far other last bits alone move a patch of the eager model.
+    error_vs_exact : mapping of str to float
+        How far each result of a lossy build is from that of exact caches and weights, as ||a - b|| / ||b||, each step
+        from the same states; empty of an exact build.
     """
 
     inputs: GoldenInputs
     results: Mapping[str, Floats]
     bounds: GoldenBounds
     rounding: float
+    error_vs_exact: Mapping[str, float] = field(default_factory=dict)
     scales: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -113,7 +117,11 @@ class SpeechRecord:
 
 
 def record(
-    config: SpeechBuild, weights: Mapping[str, Tensor], tokenizer: Path | None, progress: Progress
+    config: SpeechBuild,
+    weights: Mapping[str, Tensor],
+    exact_weights: Mapping[str, Tensor],
+    tokenizer: Path | None,
+    progress: Progress,
 ) -> SpeechRecord:
     """Run the eager model twice and record its first steps in the largest bucket.
 
@@ -123,6 +131,8 @@ def record(
         The build.
     weights : mapping of str to Tensor
         The artifact's weights and tables, on the CPU.
+    exact_weights : mapping of str to Tensor
+        Those that only the exact model needs.
     tokenizer : Path, optional
         The tokenizer of the golden's text; without one its ids are random.
     progress : callable
@@ -130,9 +140,10 @@ def record(
     """
     on_device = {name: tensor.to(config.target.eager_device) for name, tensor in weights.items()}
     inputs = golden_inputs(config, tokenizer)
-    progress("recording goldens", 0, 2)
+    runs = 2 + (not config.lossless)
+    progress("recording goldens", 0, runs)
     results = run_eager(config, on_device, inputs)
-    progress("recording goldens (perturbed)", 1, 2)
+    progress("recording goldens (perturbed)", 1, runs)
     states = {name: results[name] for name in contract.STATES}
     shaken = run_eager(config, on_device, inputs, states, shake=True)
     rounding = {name: _error(shaken[name], results[name]) for name in results}
@@ -144,7 +155,16 @@ def record(
         samples=max(least.samples, 2 * rounding[golden.SAMPLES]),
         voice=least.voice,
     )
-    return SpeechRecord(inputs, results, bounds, rounding[golden.PATCHES])
+    lossy: dict[str, float] = {}
+    if not config.lossless:
+        progress("recording goldens (exact)", 2, runs)
+        beside = {name: tensor.to(config.target.eager_device) for name, tensor in exact_weights.items()}
+        exact = run_eager(config.as_exact, on_device | beside, inputs, states)
+        lossy = {
+            name: float(np.linalg.norm(results[name] - wanted) / np.linalg.norm(wanted))
+            for name, wanted in exact.items()
+        }
+    return SpeechRecord(inputs, results, bounds, rounding[golden.PATCHES], lossy)
 
 
 def golden_inputs(config: SpeechBuild, tokenizer: Path | None) -> GoldenInputs:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from seko_export.config.speech import SpeechBuild
 from seko_export.engines.weight_source import WeightSource
+from seko_export.families.registry import family_of, graph_of
 from seko_export.host.progress import Progress
 from seko_export.media.sources import MediaSources
 from seko_export.speech.description import TOKENIZER_FILE, speech_workload
@@ -32,7 +33,8 @@ class SpeechBuildResult(BuildResult):
     Parameters
     ----------
     kv : dict
-        ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``.
+        ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``; of lossy caches or weights also
+        ``error_vs_exact``, the relative error of each recorded result.
     golden_error : float or None
         Largest relative error of the engines against the eager model over recorded tensors; None of a build for GPUs
         that are not here, whose engines have not run.
@@ -48,7 +50,12 @@ class SpeechBuildResult(BuildResult):
         """Yield what was built, as lines for a reader."""
         yield from super().lines()
         kv = self.kv
-        yield f"caches    {kv['pool_bytes']} bytes as {kv['scheme']}"
+        share = kv["pool_bytes"] / kv["bf16_pool_bytes"]
+        yield f"caches    {kv['pool_bytes']} bytes as {kv['scheme']}, {share:.4f} of bf16"
+        lossy = kv.get("error_vs_exact", {})
+        if lossy:
+            errors = ", ".join(f"{name} {error:.2e}" for name, error in lossy.items())
+            yield f"          against exact caches and weights, each step from the same states: {errors}"
         if self.golden_error is None:
             yield UNVERIFIED
             return
@@ -93,8 +100,12 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
         progress: Progress,
     ) -> SpeechRecord:
         """Record a prompt and its first steps."""
-        del checkpoint
-        made = record(config, weights, media.tokenizer, progress)
+        exact: dict[str, Tensor] = {}
+        if config.target.fp8:
+            pieces = graph_of(config.as_exact).pieces
+            needed = family_of(config).weights(pieces, checkpoint)
+            exact = {name: tensor for name, tensor in needed if name not in weights}
+        made = record(config, weights, exact, media.tokenizer, progress)
         if config.target.eager_device == "cuda":
             torch.cuda.empty_cache()  # what compiles engines and verifies the artifact are other processes
         return made
@@ -123,9 +134,12 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
         """Return the result with the caches' size, and how far the engines are from the recorded steps."""
         del config
         recorded = cast("SpeechRecord | None", recording)
+        kv = asdict(cast(SpeechManifest, manifest).workload.kv)
+        if recorded is not None and recorded.error_vs_exact:
+            kv["error_vs_exact"] = dict(recorded.error_vs_exact)
         return SpeechBuildResult(
             **{result_field.name: getattr(result, result_field.name) for result_field in fields(BuildResult)},
-            kv=asdict(cast(SpeechManifest, manifest).workload.kv),
+            kv=kv,
             golden_error=None if report is None else _largest_error(report),
             golden_rounding=None if recorded is None else recorded.rounding,
         )

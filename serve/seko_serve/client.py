@@ -1,12 +1,14 @@
-"""A client of the server: opens a session, yields what comes, sends controls, comes back after a lost socket."""
+"""Clients of the server: open a session, yield what comes, send controls, come back after a lost socket; speech."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from http.client import HTTPResponse
+from typing import Any, Self, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -30,6 +32,7 @@ from seko_serve.protocol import (
 )
 
 CLOSE_S = 10.0  # for the server's answer to a close
+ResultT = TypeVar("ResultT")
 MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
 
 
@@ -188,18 +191,10 @@ class AsyncClient:
             await self.drop()
 
     def _post(self, path: str, table: dict[str, object], queue: str) -> dict[str, Any]:
-        headers = {"content-type": "application/json"}
-        if queue:
-            headers[QUEUE_HEADER] = queue
-        if self._key is not None:
-            headers["authorization"] = f"Bearer {self._key}"
-        request = Request(self._url + path, json.dumps(table).encode(), headers, method="POST")
-        try:
-            with urlopen(request, timeout=30) as answer:
-                fields: dict[str, Any] = json.load(answer)
-                return fields
-        except HTTPError as refused:
-            raise _error(json.load(refused)["error"]) from None
+        headers = {QUEUE_HEADER: queue} if queue else {}
+        with _posted(self._url + path, table, self._key, headers) as answer:
+            fields: dict[str, Any] = json.load(answer)
+            return fields
 
     @staticmethod
     def _parsed(received: str | bytes) -> dict[str, Any]:
@@ -207,6 +202,105 @@ class AsyncClient:
         if table["type"] == "error":
             raise _error(table)
         return table
+
+
+class Client:
+    """The same for programs without an event loop: it runs an `AsyncClient` in a thread of its own.
+
+    Parameters as `AsyncClient` has them; methods too, but that they wait.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self._client, self._loop = AsyncClient(url, api_key), asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="seko-client", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wait(self._client.drop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def ready(self) -> dict[str, Any]:
+        """The server's first message."""
+        return self._client.ready
+
+    def open(self, **session: Any) -> Self:
+        """Open a session and its socket; see `AsyncClient.open`."""
+        self._wait(self._client.open(**session))
+        return self
+
+    def resume(self, *, buffer: int = 1) -> None:
+        """Come back after the socket was lost; see `AsyncClient.resume`."""
+        self._wait(self._client.resume(buffer=buffer))
+
+    def messages(self) -> Iterator[Media | dict[str, Any]]:
+        """Yield media and JSON messages as they come; see `AsyncClient.messages`."""
+        coming = self._client.messages()
+        with suppress(StopAsyncIteration):
+            while True:
+                yield self._wait(anext(coming))  # type: ignore[arg-type]
+
+    def send(self, kind: str, **fields: object) -> str:
+        """Send a control; return its id."""
+        return self._wait(self._client.send(kind, **fields))
+
+    def send_audio(self, samples: NDArray[np.int16], *, last: bool = False) -> str:
+        """Send a piece of the voice; see `AsyncClient.send_audio`."""
+        return self._wait(self._client.send_audio(samples, last=last))
+
+    def acknowledge(self, chunk: int) -> None:
+        """Say that all chunks up to this number were shown."""
+        self._wait(self._client.acknowledge(chunk))
+
+    def close(self) -> None:
+        """End the session."""
+        self._wait(self._client.close())
+
+    def _wait(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def speech(url: str, text: str, *, api_key: str | None = None, **fields: object) -> Iterator[bytes]:
+    """Yield the parts of a sound file in which a text is spoken, as they come.
+
+    Parameters
+    ----------
+    url, api_key
+        As `AsyncClient` takes them.
+    text : str
+        The text.
+    **fields
+        Of ``POST /v1/audio/speech``: response_format, seed, ref_audio, ref_text.
+
+    Raises
+    ------
+    ServeError
+        As the server says.
+    """
+    with _posted(f"{url.rstrip('/')}/v1/audio/speech", {"input": text, **fields}, api_key, {}) as answer:
+        while part := answer.read1():
+            yield part
+
+
+def _posted(
+    url: str, table: Mapping[str, object], key: str | None, headers: Mapping[str, str]
+) -> HTTPResponse:
+    """Return the answer to a JSON body; ServeError if it is a refusal."""
+    headers = {"content-type": "application/json", **headers}
+    if key is not None:
+        headers["authorization"] = f"Bearer {key}"
+    try:
+        answer: HTTPResponse = urlopen(
+            Request(url, json.dumps(table).encode(), headers, method="POST"), timeout=30
+        )
+        return answer
+    except HTTPError as refused:
+        raise _error(json.load(refused)["error"]) from None
 
 
 def _error(table: dict[str, Any]) -> ServeError:

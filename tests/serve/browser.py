@@ -18,7 +18,7 @@ import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium-headless-shell", "chromium", "google-chrome")
-START_S, WAIT_S = 60.0, 60.0
+START_S, WAIT_S = 120.0, 120.0
 
 
 def browser_path() -> str | None:
@@ -125,7 +125,9 @@ def open_page(url: str, *options: str) -> Iterator[Page]:
                 port = _port(Path(profile, "DevToolsActivePort"))
                 with urlopen(f"http://127.0.0.1:{port}/json/list", timeout=WAIT_S) as answer:
                     target = next(entry for entry in json.load(answer) if entry["type"] == "page")
-                with connect(target["webSocketDebuggerUrl"], max_size=64 << 20, compression=None) as socket:
+                with connect(
+                    target["webSocketDebuggerUrl"], max_size=64 << 20, compression=None, ping_interval=None
+                ) as socket:
                     page = Page(socket)
                     page.call("Page.navigate", url=url)
                     page.until("document.readyState === 'complete'")

@@ -100,14 +100,17 @@ def test_a_lost_socket_is_told_and_comes_back(start: Starter) -> None:
         assert page.value("document.getElementById('state').textContent") == "Live"
 
 
-def test_a_full_server_is_told_in_words(start: Starter) -> None:
+def test_a_full_server_tells_the_place_in_line_and_lets_one_in_when_a_row_is_free(start: Starter) -> None:
     server = start(max_sessions=1)
     with open_page(f"{server.url}/") as first, open_page(f"{server.url}/") as second:
         begin(first)
         first.until(f"{FRAMES} > 5")
         begin(second)
-        second.until("document.getElementById('state').textContent.includes('all 1 sessions are taken')")
+        second.until("document.getElementById('state').textContent.includes('You are number 1 in line')")
         assert second.value("document.getElementById('state').classList.contains('error')")
+        first.value("document.getElementById('stop').click(); true")
+        second.until(f"{FRAMES} > 5")
+        assert second.value("document.getElementById('state').textContent") == "Live"
 
 
 def test_it_fits_a_phone_and_can_be_used_by_the_keyboard(start: Starter, tmp_path: Path) -> None:

@@ -18,11 +18,16 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+import torch
 
+from seko_export.families.voxcpm2.random_files import write_random_voxcpm2
 from tests.shared import made_once
+from tests.voxcpm2.models import PLAIN
+from tests.voxcpm2.test_sessions import opened as opened_speech
 
 from .artifacts import ENVIRONMENT, make_talk, make_world
 from .browser import Page, browser_path, open_page
+from .conftest import Starter
 
 pytestmark = [
     pytest.mark.slow,
@@ -197,6 +202,52 @@ def test_a_portrait_is_seen_and_its_voice_heard_on_one_clock(talk: Path, tmp_pat
         page.value("document.getElementById('pause').click(); true")
         page.until(f"{FRAMES} > {page.value(FRAMES)} + 20")
         assert page.problems == []
+
+
+def test_the_page_comes_back_after_the_servers_kill_9(world: Path, tmp_path: Path) -> None:
+    port, options = free_port(), ("--snapshots", str(tmp_path / "snapshots"), "--snapshot-every", "1")
+    with served(world / "artifact", *options, port=port) as (url, process), open_page(url) as page:
+        begin(page, world, (world / "prompt.txt").read_text())
+        page.until(f"{FRAMES} > 60")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        page.until("document.getElementById('state').textContent.includes('connection was lost')")
+        stood = page.value("Number(document.body.dataset.frame)")
+        with served(world / "artifact", *options, port=port):
+            page.until("document.getElementById('state').textContent === 'Live'")
+            page.until(f"Number(document.body.dataset.frame) > {stood} + 30")
+            numbers, frames = watched(page, 8)
+            assert numbers == sorted(set(numbers))
+            assert share(frames[-1], (190, 90, 220)) > 0.05  # the same world
+
+
+def test_what_one_types_is_spoken_in_the_browser(
+    start: Starter, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = made_once(
+        tmp_path_factory,
+        "voxcpm2-tiny-fp32",
+        lambda path: write_random_voxcpm2(path, PLAIN, seed=11, dtype=torch.float32),
+    )
+    server = start(lambda: opened_speech(folder, 2, (1, 2)))
+    with open_page(f"{server.url}/") as page:
+        page.until("!document.getElementById('text').disabled")
+        page.value("document.getElementById('text').focus()")
+        page.call("Input.insertText", text="The first sentence. And")
+        page.until("Number(document.body.dataset.samples) > 0")  # before the second one has ended
+        page.until("document.getElementById('reaction').textContent.endsWith('ms')")
+        page.until("Number(document.body.dataset.heard) > 0")
+        stood = page.value("Number(document.body.dataset.samples)")
+        page.call("Input.insertText", text=" so on")
+        page.value("document.getElementById('say').click(); true")
+        page.until(f"Number(document.body.dataset.samples) > {stood}")
+        page.value("document.getElementById('hush').click(); true")
+        page.value("document.getElementById('save').click(); true")
+        page.until("Number(document.body.dataset.saved) > 100")
+        page.screenshot(folder.parent / "speech.png", 1280, 800)
+        assert [text for text in page.problems if "503" not in text] == []  # its row is not free at once
+        page.screenshot(folder.parent / "speech-phone.png", 390, 844)
+        assert page.value("document.documentElement.scrollWidth <= 390")
 
 
 def test_a_microphone_moves_a_portrait_that_was_silent(talk: Path) -> None:

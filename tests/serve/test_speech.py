@@ -7,9 +7,12 @@ import base64
 import io
 import json
 import re
+import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import av
@@ -152,6 +155,20 @@ def test_pieces_of_a_text_are_spoken_as_they_are_written(start: Starter) -> None
         await client.close()
 
     run(test, server)
+
+
+def test_a_listener_that_leaves_frees_its_row(start: Starter) -> None:
+    server = start(opener)
+    body = json.dumps({"input": "hallo\n" * 600, "response_format": "pcm"}).encode()
+    parts = urlsplit(server.url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) as listener:
+        head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
+        listener.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        assert listener.recv(100)[:12] == b"HTTP/1.1 200"
+        (session,) = server.manager.sessions.values()
+    while server.manager.sessions:
+        time.sleep(0.01)
+    assert session.facts()["chunks"] < 600 * len(said_alone("hallo"))
 
 
 def test_several_listeners_share_calls_and_hear_their_own(start: Starter) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -17,17 +17,28 @@ import torch
 from safetensors.torch import save_file
 
 from seko_export import BuildOptions, build, inspect
+from seko_export.artifact.describe import describe
+from seko_export.backends import EAGER
 from seko_export.checkpoints.errors import CheckpointNotFoundError
+from seko_export.config.speech import SpeechBuild
+from seko_export.engines.piece import dtype_name
 from seko_export.errors import CheckpointError, UsageError
+from seko_export.families.registry import family_of, graph_of
 from seko_export.families.voxcpm2.config import VoxCpm2Config
 from seko_export.families.voxcpm2.random_files import tokenizer_json
 from seko_export.families.voxcpm2.recognise import config_json
+from seko_export.host.progress import silent
 from seko_export.options.checks import check_options, is_speech
 from seko_export.options.speech import resolve_speech
+from seko_export.speech.description import kv_pool
+from seko_export.speech.recording import LEAST
+from seko_export.speech.workload import WORKLOAD
 from seko_runtime import open_artifact
 from seko_runtime.errors import ArtifactError
+from seko_runtime.format.manifest import Weight
 from seko_runtime.speech import contract
 from seko_runtime.speech.artifact import SpeechArtifact, speech_artifact
+from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.prompts import SpeechPrompt
 from tests.shared import UNCOMPILED, made_once, programs_as_they_are
 from tests.tolerances import ORACLE, relative_error
@@ -35,6 +46,16 @@ from tests.voxcpm2.models import PLAIN, prompt, scaled
 from tests.voxcpm2.oracle import Step, original_model, run_original, weights_of
 
 CONFIGS = {"plain": PLAIN, "scaled": scaled(PLAIN)}
+# Heads wide enough for the groups of quantised caches.
+WIDE = replace(
+    PLAIN,
+    name="wide",
+    rope=replace(PLAIN.rope, short_factors=(1.0,) * 16, long_factors=(1.0,) * 16),
+    **{
+        role: replace(getattr(PLAIN, role), head_dim=32)
+        for role in ("base", "residual", "encoder", "decoder")
+    },
+)
 POSITIONS, TOKENS, STEPS, SEED = 64, 19, 6, 3
 BAR = 10 * ORACLE[torch.float32]  # steps that feed on each other, and a prompt in two calls
 
@@ -210,11 +231,67 @@ def test_a_folder_is_recognised_and_its_model_named(tmp_path: Path) -> None:
         ({"steps": 1}, "at least 2"),
         ({"sessions": 2, "batch": (1, 4)}, "from 1 to 2"),
         ({"backend": "tensorrt"}, "makes engines for the workload video"),
+        ({"kv": "int8-fp4"}, "keys and values alike"),
     ],
 )
 def test_what_speech_cannot_have_is_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         resolve_speech(BuildOptions(preset="voxcpm2-tiny", random_weights=0, **{"target": "cpu", **options}))
+
+
+@pytest.mark.parametrize(
+    ("options", "share", "worst_error"),
+    [({"kv": "int8"}, 0.52, 0.05), ({"fp4_kv": True}, 0.29, 0.5), ({"fp8": True}, 2, 0.5)],
+    ids=["int8", "fp4", "fp8"],
+)
+def test_lossy_caches_and_weights_are_compared_with_exact_ones(
+    options: dict[str, Any], share: float, worst_error: float, tmp_path: Path
+) -> None:
+    """The size of the caches as a share of bf16, and what the loss does to a step's results."""
+    folder = tmp_path / "model"
+    write_folder(folder, WIDE)
+    sizes = {"positions": POSITIONS, "prefill": (16,), "read_lengths": (POSITIONS,)}
+    resolved = resolve_speech(BuildOptions(folder, target="cpu", **sizes, **options))
+    config, family = resolved.config, family_of(resolved.config)
+    checkpoint = family.load(folder, config.model)
+    weights = dict(family.weights(graph_of(config).pieces, checkpoint)) | dict(
+        family.tables(config, checkpoint)
+    )
+    recording = WORKLOAD.record(config, weights, checkpoint, resolved.media, silent)
+    assert 0 < max(recording.error_vs_exact.values()) < worst_error
+    assert recording.bounds == LEAST[torch.float32]
+    pool = kv_pool(config)
+    assert 0.9 * share < pool.pool_bytes / pool.bf16_pool_bytes <= share
+    assert_resolves(config)
+
+
+def assert_resolves(config: SpeechBuild) -> None:
+    """Check a build's manifest against the runtime's contract."""
+    table = tuple(Weight(name, shape, dtype) for name, shape, dtype in weight_table(config))
+    contract.resolve_speech(cast(SpeechManifest, describe(config, EAGER, table, {})))
+
+
+def weight_table(config: SpeechBuild) -> list[tuple[str, tuple[int, ...], str]]:
+    """Return name, shape and dtype of each weight that the engines take."""
+    found = {}
+    for piece in graph_of(config).pieces.values():
+        for layer in piece.served or (0,):
+            for argument in piece.signature:
+                kind, _, name = argument.ref.format(layer=layer, place=layer).partition(":")
+                if kind == "weight":
+                    steps = (9,) if name.endswith("[pass]") else ()
+                    name = name.removesuffix("[pass]")
+                    found[name] = (name, (*steps, *argument.shape), dtype_name(argument.dtype))
+    return list(found.values())
+
+
+def test_quantised_caches_need_heads_of_whole_groups() -> None:
+    with pytest.raises(UsageError, match="heads of 16 channels are no multiple"):
+        graph_of(
+            resolve_speech(
+                BuildOptions(preset="voxcpm2-tiny", random_weights=0, kv="int8", target="cpu")
+            ).config
+        )
 
 
 def test_video_has_no_options_of_speech() -> None:

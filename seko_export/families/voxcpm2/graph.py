@@ -7,9 +7,11 @@ from typing import cast
 
 from seko_export.config.speech import SpeechBuild
 from seko_export.engines.piece import OF_LAYER, Piece, dtype_name
+from seko_export.errors import UsageError
 from seko_export.families.base import ModelGraph
 from seko_export.families.voxcpm2.config import VoxCpm2Config
 from seko_export.families.voxcpm2.pieces import SpeechLayout, prefill_pieces, step_pieces, voice_piece
+from seko_kernels.formats import NUMBER_FORMATS
 from seko_runtime.format.manifest import Buffer, Call
 from seko_runtime.speech import contract
 
@@ -35,9 +37,21 @@ _BETWEEN_CALLS = (contract.IDS, contract.IS_AUDIO, contract.PROMPT_PATCHES)
 def speech_graph(config: SpeechBuild) -> ModelGraph:
     """Return engines, programs and buffers of a build; `seko_runtime.speech.contract` describes them."""
     model, work = cast(VoxCpm2Config, config.model), config.workload
-    target = config.target
+    target, form = config.target, NUMBER_FORMATS.get(work.kv_scheme)  # None: exact
+    for net in (model.base, model.residual):
+        if form is not None and net.head_dim % form.unit:
+            raise UsageError(
+                f"--kv {form.name}: heads of {net.head_dim} channels are no multiple of {form.unit}, which it takes "
+                f"together; give --kv bf16, which is exact"
+            )
     layout = SpeechLayout(
-        work.state_rows, work.places, target.dtype, work.voice_patches, fused=target.fused, fp8=target.fp8
+        work.state_rows,
+        work.places,
+        target.dtype,
+        work.voice_patches,
+        fused=target.fused,
+        fp8=target.fp8,
+        form=form,
     )
     pieces: dict[str, Piece] = {}
     programs: dict[str, tuple[Call, ...]] = {}

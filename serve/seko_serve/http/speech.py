@@ -45,6 +45,7 @@ class SpeechRoutes:
 
     def __init__(self, manager: SessionManager, access: Access) -> None:
         self._manager, self._access = manager, access
+        self._closing: set[asyncio.Task[None]] = set()
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes."""
@@ -89,8 +90,11 @@ class SpeechRoutes:
                 session.control(Control("ack", "", {"chunk": media.chunk}))
             if part := file.close():
                 yield part
-        finally:
-            await self._manager.close(session)
+        finally:  # in a task of its own: a client that leaves cancels this one, at each of its waits
+            closing = asyncio.create_task(self._manager.close(session))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            await asyncio.shield(closing)
 
 
 async def _heard(connection: Connection) -> AsyncIterator[Media]:

@@ -1,5 +1,5 @@
 // The page: what a person does, and what is told. The worker decodes and paints; the connection talks to the server.
-import { Connection, request } from "./connection.js";
+import { Connection, admitted, request } from "./connection.js";
 import { KeyPad } from "./keys.js";
 import { Recorder, save } from "./recorder.js";
 import { Microphone, Sound, playable, sendFile } from "./sound.js";
@@ -75,7 +75,6 @@ function control(type, fields) {
 }
 
 const seed = () => Math.trunc(Number(find("seed").value) || 0);
-const rest = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
 
 /** Open a session; where all places are taken, try again when the server says, until the person gives up. */
 async function start(prompt) {
@@ -86,26 +85,19 @@ async function start(prompt) {
   };
   say("Opening");
   find("stop").disabled = false;
-  for (;;) {
+  await admitted(async (place) => {
     const trial = new Connection(base, find("key").value);
+    listen(trial);
+    connection = trial;
     try {
-      listen(trial);
-      connection = trial;
-      await trial.open(session, hello);
+      await trial.open(session, hello, place);
       pictureSent = picture;
-      return;
     } catch (error) {
       if (connection === trial) connection = undefined;
       if (error.code === "unauthorized") find("access").open = true;
-      if (!error.retryAfter || mine !== attempt) throw error;
-      const place = error.facts.place ? `You are number ${error.facts.place} in line. ` : "";
-      for (let left = Math.ceil(error.retryAfter); left > 0 && mine === attempt; left -= 1) {
-        say(`${error.message}. ${place}Trying again in ${left} s`, "error");
-        await rest(1000);
-      }
-      if (mine !== attempt) return;
+      throw error;
     }
-  }
+  }, say, () => mine === attempt);
 }
 
 function listen(to) {
@@ -355,7 +347,8 @@ async function meet() {
   find("prompt-box").hidden = !model.takes.prompt;
   find("picture-box").hidden = model.takes.image === "no";
   find("voice-box").hidden = !model.takes.voice;
-  if (model.takes.voice) find("picture-legend").textContent = "Portrait";
+  find("picture-legend").textContent = model.takes.voice ? "Portrait"
+    : `Picture to begin with${model.takes.image === "may" ? ", if you like" : ""}`;
   if (model.takes.keys) find("reaction-name").textContent = "Key to picture";
   find("microphone").hidden = !navigator.mediaDevices || model.takes.voice !== 1;
   showRunning(Boolean(connection));

@@ -1,7 +1,8 @@
-// A session and its socket: opens, sends controls, comes back after a lost socket until the lease is over.
+// A session and its socket: opens, sends controls, comes back after a lost socket.
 import { packVoice, parseMedia } from "./protocol.js";
 
 const FIRST_RETRY_MS = 200, LONGEST_RETRY_MS = 4000;
+const GIVE_UP_MS = 600_000; // a session that has no row any more is saved, and the server says so if it is not
 
 /** An error that the server told: its code, and the seconds after which to try again. */
 export class Refusal extends Error {
@@ -11,8 +12,8 @@ export class Refusal extends Error {
   }
 }
 
-export async function request(base, path, key, body) {
-  const headers = { ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
+export async function request(base, path, key, body, more = {}) {
+  const headers = { ...more, ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
   const answer = await fetch(new URL(path, base), {
     method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body),
   });
@@ -21,17 +22,37 @@ export async function request(base, path, key, body) {
   return table;
 }
 
+const rest = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
+
+/** Open by `attempt(place)`; where all places are taken, wait in the line for as long as `wanted` says so. */
+export async function admitted(attempt, say, wanted) {
+  let place = "join";
+  for (;;) {
+    try {
+      return await attempt(place);
+    } catch (error) {
+      if (error.code !== "full" || !error.retryAfter) throw error;
+      place = error.facts?.queue_token ?? place;
+      const line = error.facts?.place ? ` You are number ${error.facts.place} in line.` : "";
+      for (let left = Math.ceil(error.retryAfter); left > 0 && wanted(); left -= 1) {
+        say(`All places are taken.${line} Trying again in ${left} s`, "error");
+        await rest(1000);
+      }
+      if (!wanted()) return undefined;
+    }
+  }
+}
+
 export class Connection extends EventTarget {
   constructor(base, key, buffer = 1) {
     super();
     Object.assign(this, { base, key, buffer, controls: 0, ended: false, serial: undefined, lostAt: undefined });
   }
 
-  async open(session, hello) {
+  async open(session, hello, place) {
     this.hello = hello;
-    const opened = await request(this.base, "v1/sessions", this.key, session);
+    const opened = await request(this.base, "v1/sessions", this.key, session, { "seko-queue": place });
     this.id = opened.id;
-    this.leaseMs = opened.lease_s * 1000;
     this.connect(`seko.ticket.${opened.ticket}`);
   }
 
@@ -69,7 +90,7 @@ export class Connection extends EventTarget {
   lost(socket) {
     if (socket !== this.socket) return;
     this.lostAt ??= performance.now();
-    const gone = this.ended || !this.resume || performance.now() - this.lostAt > this.leaseMs;
+    const gone = this.ended || !this.resume || performance.now() - this.lostAt > GIVE_UP_MS;
     this.dispatchEvent(new CustomEvent("lost", { detail: { ended: gone } }));
     if (gone) return;
     const serial = this.serial ?? 0;

@@ -58,6 +58,8 @@ export class Sound {
   }
 
   async take(media) {
+    if (media.first + media.count <= (this.next ?? 0)) return; // a restarted server makes chunks again
+    this.next = media.first + media.count;
     await this.opened;
     if (this.facts.codec === "pcm") {
       const view = new DataView(media.payload.buffer, media.payload.byteOffset, media.payload.byteLength);

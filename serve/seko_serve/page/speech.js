@@ -1,5 +1,5 @@
 // The page of a model that speaks: what is typed goes to the server as it is written, and is heard as it comes.
-import { Connection, request } from "./connection.js";
+import { Connection, admitted, request } from "./connection.js";
 import { save as saveFile } from "./recorder.js";
 import { Sound, playable } from "./sound.js";
 import { dataUrl } from "./uploads.js";
@@ -7,13 +7,13 @@ import { dataUrl } from "./uploads.js";
 const find = (id) => document.getElementById(id);
 const base = new URL("./", location.href);
 const BUFFER = 8; // chunks that may come before they are heard
-const BUTTONS = ["say", "again", "hush", "save"];
-const BARS = 160;
+const BUTTONS = ["say", "again", "hush"];
+const BARS = 160, SAVE_TRIES = 10;
 
 let model, connection, sound, voice, begun = false;
 let sent = ""; // of the text: what the server has
 let written; // when the piece was sent whose sound has not come
-let samples = 0, started = false;
+let samples = 0, started = false, attempts = 0;
 const waiting = []; // chunks that came and were not heard: { chunk, end } in microseconds
 const bars = [];
 
@@ -38,7 +38,7 @@ async function meet() {
     return;
   }
   find("model").textContent = `${model.id}, ${model.rate / 1000} kHz`;
-  find("start").disabled = false;
+  find("start").disabled = find("save").disabled = false;
   find("text").disabled = false;
   say("Ready");
   find("text").focus();
@@ -53,22 +53,25 @@ async function start() {
     ...(voice && { voice, ...(words && { voice_text: words }) }),
   };
   say("Opening");
-  const mine = new Connection(base, find("key").value, BUFFER);
-  connection = mine;
-  [sent, samples, started, begun] = ["", 0, false, false];
-  mine.addEventListener("media", ({ detail: { media } }) => { if (mine === connection) heard(media); });
-  mine.addEventListener("told", ({ detail }) => { if (mine === connection) told(detail); });
-  mine.addEventListener("lost", ({ detail }) => {
-    if (mine !== connection) return;
-    if (detail.ended) ended();
-    else say("The connection was lost. Trying again", "error");
-  });
-  try {
-    await mine.open(session, { codecs: [], audio });
-  } catch (error) {
-    connection = undefined;
-    throw error;
-  }
+  const attempt = ++attempts;
+  await admitted(async (place) => {
+    const mine = new Connection(base, find("key").value, BUFFER);
+    connection = mine;
+    [sent, samples, started, begun] = ["", 0, false, false];
+    mine.addEventListener("media", ({ detail: { media } }) => { if (mine === connection) heard(media); });
+    mine.addEventListener("told", ({ detail }) => { if (mine === connection) told(detail); });
+    mine.addEventListener("lost", ({ detail }) => {
+      if (mine !== connection) return;
+      if (detail.ended) ended();
+      else say("The connection was lost. Trying again", "error");
+    });
+    try {
+      await mine.open(session, { codecs: [], audio }, place);
+    } catch (error) {
+      if (connection === mine) connection = undefined;
+      throw error;
+    }
+  }, say, () => attempt === attempts);
 }
 
 function ended() {
@@ -129,7 +132,7 @@ function played(pts, peak) {
 function draw() {
   const canvas = find("wave"), context = canvas.getContext("2d");
   context.clearRect(0, 0, canvas.width, canvas.height);
-  context.fillStyle = getComputedStyle(document.body).getPropertyValue("--accent") || "#0b5cad";
+  context.fillStyle = getComputedStyle(canvas).color;
   const width = canvas.width / BARS;
   bars.forEach((level, at) => {
     const height = Math.max(2, level * canvas.height);
@@ -164,7 +167,9 @@ find("save").onclick = () => attempted(async () => {
   if (!input) throw new Error("Write something first");
   const words = find("words").value.trim();
   const key = find("key").value;
-  const answer = await fetch(new URL("v1/audio/speech", base), {
+  if (connection) { connection.close(); ended(); } // its row may be the only one
+  say("Making the file");
+  const ask = () => fetch(new URL("v1/audio/speech", base), {
     method: "POST",
     headers: { "content-type": "application/json", ...(key && { authorization: `Bearer ${key}` }) },
     body: JSON.stringify({
@@ -172,7 +177,13 @@ find("save").onclick = () => attempted(async () => {
       ...(voice && { ref_audio: voice, ...(words && { ref_text: words }) }),
     }),
   });
+  let answer = await ask();
+  for (let tries = 0; answer.status === 503 && tries < SAVE_TRIES; tries += 1) {
+    await new Promise((resolve) => { setTimeout(resolve, 1000); });
+    answer = await ask();
+  }
   if (!answer.ok) throw new Error((await answer.json()).error.message);
+  say("Saved");
   const blob = await answer.blob();
   document.body.dataset.saved = blob.size;
   saveFile(blob, "seko.mp3");

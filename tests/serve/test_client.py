@@ -1,0 +1,66 @@
+"""The client for programs without an event loop, and what both clients do besides one stream."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from seko_serve.client import Client, speech
+from seko_serve.errors import ServeError
+from seko_serve.protocol import Media
+
+from .conftest import Starter
+from .test_server import PROMPT, alone, pictures
+from .test_speech import levels, opener, said_alone
+
+
+def watched(client: Client, chunks: int) -> list[Media]:
+    """The media of so many chunks."""
+    media = []
+    for received in client.messages():
+        if isinstance(received, Media):
+            media.append(received)
+        elif received["type"] == "chunk":
+            client.acknowledge(received["chunk"])
+            chunks -= 1
+            if not chunks:
+                break
+    return media
+
+
+def test_a_program_without_an_event_loop_sees_the_same_stream(start: Starter) -> None:
+    server = start()
+    with Client(server.url) as client:
+        client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        assert client.ready["codec"] == "rgb24"
+        media = watched(client, 3)
+        assert client.send("pause")
+        assert client.send("play")
+        client.close()
+        assert list(client.messages()) == []
+    assert np.array_equal(pictures(media), alone(3, {0: PROMPT})[: len(media)])
+
+
+def test_one_that_waits_in_line_gets_in_when_a_row_is_free(start: Starter) -> None:
+    server = start(max_sessions=1)
+    with Client(server.url) as first, Client(server.url) as second:
+        first.open(codecs=["rgb24"], prompt=PROMPT)
+        with pytest.raises(ServeError) as refused:
+            second.open(codecs=["rgb24"], prompt=PROMPT)
+        assert refused.value.kind.code == "full"
+        waiting = threading.Thread(target=lambda: second.open(codecs=["rgb24"], prompt=PROMPT, wait=True))
+        waiting.start()
+        first.close()
+        waiting.join(60)
+        assert len(watched(second, 1)) > 0
+        second.close()
+
+
+def test_speech_comes_part_by_part(start: Starter) -> None:
+    server = start(opener)
+    content = b"".join(speech(server.url, "hallo", seed=4, response_format="pcm"))
+    assert np.array_equal(np.frombuffer(content, "<i2"), levels(said_alone("hallo", seed=4)))
+    with pytest.raises(ServeError, match="with words"):
+        next(speech(server.url, "..."))
