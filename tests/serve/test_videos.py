@@ -71,7 +71,7 @@ def shape_of(file: bytes) -> tuple[int, ...]:
 
 
 def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
-    start: Starter, tmp_path: Path
+    start: Starter, tmp_path: Path, written: list[np.ndarray]
 ) -> None:
     server = start(keys=(KEY, OTHER), video_folder=tmp_path / "videos")
     video = created(server, KEY, seconds="1", size=f"{toy_whole.WIDTH}x{toy_whole.HEIGHT}")
