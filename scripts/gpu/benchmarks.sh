@@ -6,7 +6,7 @@
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-lanes=("vae pipeline stream" "peers" "parts" "peers14" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "seko_talk" "serve" "serve_misses" "serve_s3" "serve_key")
+lanes=("vae pipeline stream" "peers" "parts" "peers14" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "seko_talk" "voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
     [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }
@@ -65,6 +65,7 @@ section() { # NAME
     serve_misses) serve_full misses ;;                                   # 480 s of video: SEKO_SECONDS=590
     serve_s3) serve_full s3 ;;
     serve_key) serve_full key ;;
+    voxcpm2) "${limit[@]}" scripts/bench/voxcpm2.py --work "$work/voxcpm2" --rows "$rows" ;;
     layers) "${limit[@]}" scripts/bench/layer_streaming.py --work "$work/layers" --rows "$rows" ;;
     esac
 }

@@ -22,6 +22,7 @@ from websockets.typing import Subprotocol
 from seko_serve.errors import KINDS, ServeError
 from seko_serve.protocol import (
     JOIN,
+    NONE_SEEN,
     QUEUE_HEADER,
     RESUME_PREFIX,
     SUBPROTOCOL,
@@ -55,7 +56,7 @@ class AsyncClient:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url, self._key = url.rstrip("/"), api_key
         self._socket: ClientConnection | None = None
-        self._id, self._resume, self._serial = "", "", 0
+        self._id, self._resume, self._serial = "", "", NONE_SEEN
         self._codecs: dict[str, list[str]] = {}
         self._controls = 0
         self.ready: dict[str, Any] = {}
@@ -111,7 +112,8 @@ class AsyncClient:
 
     async def resume(self, *, buffer: int = 1) -> None:
         """Come back after the socket was lost: what was missed is sent again."""
-        await self._connect(f"{RESUME_PREFIX}{self._resume}.{self._serial}", buffer)
+        seen = "" if self._serial == NONE_SEEN else self._serial
+        await self._connect(f"{RESUME_PREFIX}{self._resume}.{seen}", buffer)
 
     async def _connect(self, entrance: str, buffer: int) -> None:
         parts = urlsplit(self._url)

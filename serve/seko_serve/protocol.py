@@ -15,6 +15,7 @@ from seko_serve.errors import ServeError
 
 SUBPROTOCOL = "seko.v1"
 QUEUE_HEADER, JOIN = "seko-queue", "join"  # of a request that waits: `join`, then the token of its place
+NONE_SEEN = -1  # in place of the last serial that a client saw
 TICKET_PREFIX, RESUME_PREFIX = "seko.ticket.", "seko.resume."
 VERSION = 1
 HEADER = struct.Struct("<BBBBIIIQII")
@@ -332,7 +333,7 @@ class Entrance:
 
     ticket: str = ""
     resume: str = ""
-    last_serial: int = 0
+    last_serial: int = NONE_SEEN
 
 
 def parse_subprotocols(offered: Sequence[str]) -> Entrance:
@@ -346,6 +347,6 @@ def parse_subprotocols(offered: Sequence[str]) -> Entrance:
     if tickets:
         return Entrance(ticket=tickets[0])
     token, _, serial = resumes[0].rpartition(".")
-    if not token or not (serial.isascii() and serial.isdecimal() and len(serial) < 11):
+    if not token or not (serial == "" or (serial.isascii() and serial.isdecimal() and len(serial) < 11)):
         raise ServeError("unauthorized", f"expected {RESUME_PREFIX}TOKEN.SERIAL")
-    return Entrance(resume=token, last_serial=int(serial))
+    return Entrance(resume=token, last_serial=int(serial) if serial else NONE_SEEN)

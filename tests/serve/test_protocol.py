@@ -14,6 +14,7 @@ from seko_serve.protocol import (
     CONTROLS,
     HEADER,
     MAX_AUDIO_BYTES,
+    NONE_SEEN,
     Codec,
     Entrance,
     Media,
@@ -149,6 +150,7 @@ def test_errors_tell_nothing_that_a_user_wrote() -> None:
     [
         (["seko.v1", "seko.ticket.abc"], Entrance(ticket="abc")),
         (["seko.resume.a.b-c.17", "seko.v1"], Entrance(resume="a.b-c", last_serial=17)),
+        (["seko.v1", "seko.resume.a."], Entrance(resume="a", last_serial=NONE_SEEN)),
     ],
 )
 def test_the_entrance_is_read_from_subprotocols(offered: list[str], entrance: Entrance) -> None:

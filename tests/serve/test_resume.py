@@ -356,3 +356,19 @@ def test_what_a_lost_socket_has_not_acknowledged_stops_no_stream(start: Starter)
         assert np.array_equal(pictures(media), alone(6, {0: PROMPT})[: len(media)])
 
     run(test, server)
+
+
+def test_a_socket_that_is_lost_before_anything_was_seen_lacks_nothing(start: Starter) -> None:
+    server = start()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        while server.manager.sessions[client._id].facts()["chunks"] < 2:
+            await asyncio.sleep(0.02)
+        await client.drop()
+        await client.resume()
+        media, _ = await watch(client, 3)
+        assert [one.serial for one in media] == list(range(len(media)))
+        assert np.array_equal(pictures(media), alone(6, {0: PROMPT})[: len(media)])
+
+    run(test, server)

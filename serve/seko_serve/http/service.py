@@ -39,8 +39,8 @@ class ServiceRoutes:
     async def _ready(self, _: Request) -> Response:
         if self._manager.stopping:
             raise ServeError("stopping", "the server is shutting down")
-        free = self._manager.capacity - len(self._manager.sessions)
-        return JSONResponse({"status": "ready", "free": max(0, free), "capacity": self._manager.capacity})
+        free, capacity = self._manager.admission.free, self._manager.capacity
+        return JSONResponse({"status": "ready", "free": free, "capacity": capacity})
 
     async def _models(self, request: Request) -> Response:
         self._access.tenant(request)

@@ -347,7 +347,8 @@ async function meet() {
   find("prompt-box").hidden = !model.takes.prompt;
   find("picture-box").hidden = model.takes.image === "no";
   find("voice-box").hidden = !model.takes.voice;
-  if (model.takes.voice) find("picture-legend").textContent = "Portrait";
+  find("picture-legend").textContent = model.takes.voice ? "Portrait"
+    : `Picture to begin with${model.takes.image === "may" ? ", if you like" : ""}`;
   if (model.takes.keys) find("reaction-name").textContent = "Key to picture";
   find("microphone").hidden = !navigator.mediaDevices || model.takes.voice !== 1;
   showRunning(Boolean(connection));

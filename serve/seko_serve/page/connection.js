@@ -93,7 +93,7 @@ export class Connection extends EventTarget {
     const gone = this.ended || !this.resume || performance.now() - this.lostAt > GIVE_UP_MS;
     this.dispatchEvent(new CustomEvent("lost", { detail: { ended: gone } }));
     if (gone) return;
-    const serial = this.serial ?? 0;
+    const serial = this.serial ?? "";
     setTimeout(() => { if (!this.ended) this.connect(`seko.resume.${this.resume}.${serial}`); }, this.retryMs);
     this.retryMs = Math.min(2 * this.retryMs, LONGEST_RETRY_MS);
   }

@@ -132,7 +132,7 @@ function played(pts, peak) {
 function draw() {
   const canvas = find("wave"), context = canvas.getContext("2d");
   context.clearRect(0, 0, canvas.width, canvas.height);
-  context.fillStyle = getComputedStyle(document.body).getPropertyValue("--accent") || "#0b5cad";
+  context.fillStyle = getComputedStyle(canvas).color;
   const width = canvas.width / BARS;
   bars.forEach((level, at) => {
     const height = Math.max(2, level * canvas.height);
