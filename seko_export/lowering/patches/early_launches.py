@@ -2,8 +2,8 @@
 
 On sm_90 and later a launch may carry an attribute with which it begins early; the kernel itself waits for the launch
 before. A chain of kernels of 5 us each takes a fifth less with it. The compiler's host code has no way to ask for it.
-Here its function that launches a kernel sets the attribute for the kernels that wait, which it knows by their names; a
-kernel that does not wait must not begin early. CUDA graphs keep the attribute.
+Here its function that loads a kernel notes those that wait, by their names, and its function that launches sets the
+attribute for them; a kernel that does not wait must not begin early. CUDA graphs keep the attribute.
 """
 
 from __future__ import annotations
@@ -20,13 +20,25 @@ _CALL = re.compile(
     r"CUDA_DRIVER_CHECK\(cuLaunchKernel\(\s*func, gridX, gridY, gridZ, 32\*numWarps, 1, 1, sharedMemBytes, stream, "
     r"args, nullptr\s*\)\);"
 )
-_EARLY = """const char* kernelName = nullptr;
-                CUDA_DRIVER_CHECK(cuFuncGetName(&kernelName, func));
+_LOADER, _LOADED = "static inline CUfunction loadKernel(", "return func;"
+_KNOWN = """static std::vector<CUfunction> earlyKernels;
+
+            static inline CUfunction noted(CUfunction func, const std::string &funcName) {{
                 if ({condition}) {{
-                    CUlaunchAttribute early = {{}};
+                    earlyKernels.push_back(func);
+                }}
+                return func;
+            }}
+
+            """
+_EARLY = """for (CUfunction known : earlyKernels) {
+                    if (known != func) {
+                        continue;
+                    }
+                    CUlaunchAttribute early = {};
                     early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
                     early.value.programmaticStreamSerializationAllowed = 1;
-                    CUlaunchConfig config = {{}};
+                    CUlaunchConfig config = {};
                     config.gridDimX = gridX;
                     config.gridDimY = gridY;
                     config.gridDimZ = gridZ;
@@ -39,7 +51,7 @@ _EARLY = """const char* kernelName = nullptr;
                     config.numAttrs = 1;
                     CUDA_DRIVER_CHECK(cuLaunchKernelEx(&config, func, args, nullptr));
                     return;
-                }}
+                }
                 """
 
 
@@ -69,11 +81,12 @@ def early_where_kernels_wait() -> Iterator[None]:
 def with_early_launches(source: str) -> str:
     """Return the compiler's host code that launches kernels, with early launches in it."""
     found = _CALL.findall(source)
-    if len(found) != 1:
+    if len(found) != 1 or not 1 <= source.count(_LOADER) == source.count(_LOADED):
         raise LoweringError("this torch launches kernels by unknown host code: kernels could not begin early")
-    found_in = 'std::string(kernelName).find("{}") != std::string::npos'  # torch may number kernels
-    names = " || ".join(found_in.format(name) for name in EARLY_KERNELS)
-    return source.replace(found[0], _EARLY.format(condition=names) + found[0])
+    named = 'funcName.find("{}") != std::string::npos'  # torch may number kernels
+    condition = " || ".join(named.format(name) for name in EARLY_KERNELS)
+    source = source.replace(_LOADED, "return noted(func, funcName);").replace(found[0], _EARLY + found[0])
+    return source.replace(_LOADER, _KNOWN.format(condition=condition) + _LOADER, 1)
 
 
 PATCH = Patch(early_where_kernels_wait)

@@ -27,6 +27,7 @@ def test_this_torch_launches_kernels_by_the_code_that_is_replaced():
     assert patched.count("cuLaunchKernelEx") == 1
     assert patched.count("cuLaunchKernel(") == known.count("cuLaunchKernel(") == 1
     assert all(f'"{name}"' in patched for name in EARLY_KERNELS)
+    assert patched.count("noted(func, funcName)") == known.count("return func;") == 2
 
 
 def test_kernels_have_the_names_by_which_they_are_known():
