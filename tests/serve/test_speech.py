@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -21,10 +22,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seko_runtime.sessions.call_times import CallTimes
+from seko_runtime.speech.local_rows import PREFILL
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.prompts import assemble
 from seko_runtime.speech.voice import NO_VOICE, Voice
 from seko_serve.client import AsyncClient
+from seko_serve.live.device import pool_of
 from seko_serve.live.sentences import LONGEST, Sentences
 from seko_serve.media.sound_files import FORMS, sound_file
 from seko_serve.protocol import Media
@@ -37,9 +41,11 @@ from tests.speech.toy_speech import (
     C,
     P,
     Tokens,
+    ToyBackend,
     alone,
     manifest,
     open_pool,
+    write_artifact,
 )
 
 from .conftest import Starter
@@ -227,6 +233,25 @@ def test_what_cannot_be_spoken_is_refused(
     found, answer = http(f"{server.url}/v1/audio/speech", "POST", table)
     assert (found, words in answer["error"]["message"]) == (status, True), answer
     assert http(f"{server.url}/ready")[1]["free"] == server.manager.capacity
+
+
+def test_parts_of_prompts_keep_nobody_out() -> None:
+    """They take longer than a patch sounds, but come once a sentence."""
+    times = CallTimes((1, 2))
+    times.record(PREFILL, 1, 9.0)
+    assert times.slowest(but=(PREFILL,)) == {}
+    times.record("step", 1, 0.1)
+    assert times.slowest(but=(PREFILL,)) == {1: 0.1, 2: 0.2}
+
+
+def test_an_artifact_that_speaks_is_opened_for_its_pool(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seko_runtime.opening.artifact.open_backend", lambda *_: ToyBackend())
+    folder = write_artifact(tmp_path / "toy")
+    server = start(lambda: pool_of(folder))
+    content, _ = spoken(server.url, input="hallo", seed=3, response_format="pcm")
+    assert np.array_equal(np.frombuffer(content, "<i2"), levels(said_alone("hallo", seed=3)))
 
 
 def test_models_of_the_other_kind_are_told_so(start: Starter) -> None:

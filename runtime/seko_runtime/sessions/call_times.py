@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 KEPT = 5  # newest durations, for each variant and bucket
 
@@ -56,8 +56,8 @@ class CallTimes:
             return {bucket: known[max(ran, default=min(known))] for bucket, ran in below.items()}
         return {bucket: known.get(bucket, known[largest] * bucket / largest) for bucket in self._buckets}
 
-    def slowest(self) -> dict[int, float]:
-        """Return seconds by bucket of the variant that takes longest, as far as any call has run."""
-        variants = {known for known, _ in list(self._measured)}
+    def slowest(self, *, but: Collection[Hashable] = ()) -> dict[int, float]:
+        """Return seconds by bucket of the variant that takes longest, as far as any call has run; ``but`` some."""
+        variants = {known for known, _ in list(self._measured) if known not in but}
         expected = [self.expected(variant) for variant in variants]
         return {bucket: max(times[bucket] for times in expected) for bucket in self._buckets if expected}

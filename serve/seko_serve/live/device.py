@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from seko_runtime import Pool, VideoManifest, open_artifact
 from seko_runtime.sessions.session import RowSession
 from seko_runtime.speech.artifact import SpeechArtifact
+from seko_runtime.speech.local_rows import PREFILL
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.video.artifact import video_artifact
@@ -27,6 +28,14 @@ CAUTION = 1.25  # times the measured times, before it is let run
 ResultT = TypeVar("ResultT")
 ServedPool = Pool | SpeechPool
 _LOG = logging.getLogger("seko_serve")
+
+
+def step_seconds(pool: ServedPool) -> Mapping[int, float]:
+    """Return measured seconds by bucket of the calls that a session needs again and again.
+
+    A part of a prompt is none: it is one session's, once a sentence, however many rows there are.
+    """
+    return pool.call_times.slowest(but=(PREFILL,))
 
 
 @contextmanager
@@ -275,7 +284,7 @@ class Device:
         now = time.monotonic()
         if served:
             self.metrics.call.labels(self._bucket(len(served))).observe(now - began)
-            self.call_seconds = pool.call_times.slowest()
+            self.call_seconds = step_seconds(pool)
         for session, chunk in served:
             if chunk is None:  # a part of its prompt was made: it still waits
                 continue

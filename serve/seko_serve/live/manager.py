@@ -16,7 +16,7 @@ from seko_serve.errors import ServeError
 from seko_serve.live.admission import Admission, Demand
 from seko_serve.live.calibration import calibrate
 from seko_serve.live.content import Content, Opening, SpeechOpening
-from seko_serve.live.device import Device, ServedPool
+from seko_serve.live.device import Device, ServedPool, step_seconds
 from seko_serve.live.kinds import check_served, content_of
 from seko_serve.live.saving import Saving
 from seko_serve.live.session import Capture, LiveSession
@@ -341,7 +341,7 @@ class SessionManager:
 
     def _calibrate(self, pool: ServedPool) -> None:
         calibrate(pool)
-        self.device.call_seconds = pool.call_times.slowest()
+        self.device.call_seconds = step_seconds(pool)
 
     async def _reap(self) -> None:
         """Free the rows of sessions that have failed, or whose socket has been gone for the lease's length."""
