@@ -52,7 +52,11 @@ def test_the_wheel_holds_the_runtime_alone(wheel):
     )
     files = [line.split()[0] for line in listing.stdout.splitlines()[1:]]
     assert {file.split("/")[0].split("-")[0] for file in files} == {"seko_runtime"}
-    assert {"seko_runtime/py.typed", "seko_runtime/video/manifest.schema.json"} <= {*files}
+    assert {
+        "seko_runtime/py.typed",
+        "seko_runtime/video/manifest.schema.json",
+        "seko_runtime/speech/manifest.schema.json",
+    } <= {*files}
 
 
 def test_importing_the_runtime_is_light(lone_python):

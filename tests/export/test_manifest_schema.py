@@ -1,4 +1,4 @@
-"""The JSON schema of the manifest: made of the dataclasses, and no stricter than the runtime."""
+"""The JSON schemas of the manifest: made of the dataclasses, and no stricter than the runtime."""
 
 from __future__ import annotations
 
@@ -10,19 +10,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from seko_export.video.manifest_schema import SCHEMA_PATH, schema_text
+from seko_export.artifact.manifest_json import manifest_json
+from seko_export.tools.manifest_schema import SCHEMAS, manifest_schema, schema_text
 from seko_runtime.errors import ArtifactError
+from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.video.contract import resolve_video
 from seko_runtime.video.manifest import parse_video_manifest
 from tests.manifest_schema import SCHEMA, validator
 from tests.runtime.test_manifest import JUNK, PLACES, as_table, with_video
+from tests.speech.toy_speech import manifest as speech_manifest
 
 
-def test_the_runtimes_package_holds_the_schema_of_its_dataclasses() -> None:
-    """If not: python -m seko_export.video.manifest_schema."""
-    assert SCHEMA.samefile(SCHEMA_PATH)
-    assert SCHEMA_PATH.read_text(encoding="utf-8") == schema_text()
-    Draft202012Validator.check_schema(json.loads(schema_text()))
+def test_the_runtimes_package_holds_the_schemas_of_its_dataclasses() -> None:
+    """If not: python -m seko_export.tools.manifest_schema."""
+    assert SCHEMA.samefile(next(iter(SCHEMAS)))
+    for path, kind in SCHEMAS.items():
+        assert path.read_text(encoding="utf-8") == schema_text(kind)
+        Draft202012Validator.check_schema(json.loads(schema_text(kind)))
+
+
+def test_the_toy_that_speaks_is_as_its_schema_says() -> None:
+    table = json.loads(manifest_json(speech_manifest()))
+    table["weights"] = []  # its own lie in no file
+    validator = Draft202012Validator(manifest_schema(SpeechManifest))
+    validator.validate(table)
+    for place, value in (("kind", "video"), ("positions", 1), ("read_lengths", ["x"]), ("vocabulary", 0)):
+        assert not validator.is_valid({**table, "workload": {**table["workload"], place: value}})
 
 
 def test_the_largest_toy_is_as_the_schema_says() -> None:

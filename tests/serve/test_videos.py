@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.request import Request, urlopen
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import seko_serve.jobs
+import seko_serve.live.behind
 from seko_runtime.video.sinks import Mp4Sink
 from seko_serve.client import AsyncClient
 from seko_serve.errors import ServeError
@@ -48,17 +50,28 @@ def ended(server: Running, name: str, key: str = "") -> dict[str, Any]:
         time.sleep(0.01)
 
 
-def mp4(frames: np.ndarray) -> bytes:
-    """The runtime's own file of these frames."""
-    file = io.BytesIO()
-    sink = Mp4Sink(file, toy_whole.HEIGHT, toy_whole.WIDTH, FPS, preview=False)
-    sink.write(frames)
-    sink.close(whole=True)
-    return file.getvalue()
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The frames that are handed to the encoder of videos: what comes out hangs on its version and threads."""
+    frames: list[np.ndarray] = []
+
+    class Sink(Mp4Sink):
+        def write(self, pictures: Iterable[np.ndarray]) -> None:
+            frames.append(np.array(list(pictures)))
+            super().write(pictures)
+
+    monkeypatch.setattr(seko_serve.live.behind, "Mp4Sink", Sink)
+    return frames
+
+
+def shape_of(file: bytes) -> tuple[int, ...]:
+    """Return the shape of a file's decoded frames."""
+    with av.open(io.BytesIO(file)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]).shape
 
 
 def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
-    start: Starter, tmp_path: Path
+    start: Starter, tmp_path: Path, written: list[np.ndarray]
 ) -> None:
     server = start(keys=(KEY, OTHER), video_folder=tmp_path / "videos")
     video = created(server, KEY, seconds="1", size=f"{toy_whole.WIDTH}x{toy_whole.HEIGHT}")
@@ -73,7 +86,8 @@ def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
     assert (done["status"], done["progress"], done["seconds"]) == ("completed", 100, "1")
     assert done["created_at"] <= done["completed_at"] < done["expires_at"]
     content = http(f"{url}/content", key=KEY)[1]
-    assert content == mp4(alone(20, {0: PROMPT})[:FPS])
+    assert shape_of(content) == (FPS, toy_whole.HEIGHT, toy_whole.WIDTH, 3)
+    assert np.array_equal(np.concatenate(written), alone(20, {0: PROMPT})[:FPS])
     (file,) = (tmp_path / "videos").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     for method, path in (("GET", url), ("GET", f"{url}/content"), ("DELETE", url)):
@@ -135,7 +149,9 @@ def test_random_forms_are_refused_by_name(body: bytes, kind: str) -> None:
         assert all(isinstance(name, str) and isinstance(value, str | int) for name, value in fields.items())
 
 
-def test_a_live_session_takes_the_row_of_a_video_which_goes_on_behind_it(start: Starter) -> None:
+def test_a_live_session_takes_the_row_of_a_video_which_goes_on_behind_it(
+    start: Starter, written: list[np.ndarray]
+) -> None:
     server = start(plain_opener)  # one row
     video = created(server, seconds=4)
 
@@ -155,7 +171,7 @@ def test_a_live_session_takes_the_row_of_a_video_which_goes_on_behind_it(start: 
     with plain_opener() as pool, pool.open_session(seed=3, prompt=PROMPT) as session:
         whole = np.concatenate([session.run_chunk().video()[0] for _ in range(60)])
     assert np.array_equal(seen[0], whole[: len(seen[0])])
-    assert http(f"{server.url}/v1/videos/{video['id']}/content")[1] == mp4(whole[: 4 * FPS])
+    assert np.array_equal(np.concatenate(written), whole[: 4 * FPS])
 
 
 def test_a_removed_video_ends_and_the_next_one_begins(start: Starter, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""The JSON schema of the manifest, generated from the dataclasses with which the runtime reads it.
+"""The JSON schemas of the manifest, one for each workload, generated from the dataclasses that the runtime reads.
 
-    python -m seko_export.video.manifest_schema        writes it into the runtime's package
+    python -m seko_export.tools.manifest_schema        writes them into the runtime's package
 
-The schema has types, bounds and required fields. Rules that compare two fields, or a field with a file, are checked
+A schema has types, bounds and required fields. Rules that compare two fields, or a field with a file, are checked
 by the runtime only.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+import seko_runtime.speech.manifest
 import seko_runtime.video.manifest
 from seko_runtime.executor.programs_check import REF_PATTERN
 from seko_runtime.format import budgets
@@ -27,12 +28,17 @@ from seko_runtime.format.json_fields import (
     NAME_PATTERN,
     as_name,
 )
-from seko_runtime.format.manifest import MAX_RANK, Call, as_device, as_sha256, as_shape
+from seko_runtime.format.manifest import MAX_RANK, Call, Manifest, as_device, as_sha256, as_shape
 from seko_runtime.format.paths import as_path
 from seko_runtime.format.records import Limit, Mark, OneOf, Within
+from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.video.manifest import VideoManifest, as_latent_shape
 
-SCHEMA_PATH = Path(seko_runtime.video.manifest.__file__).with_name("manifest.schema.json")
+_FILE = "manifest.schema.json"
+SCHEMAS: Mapping[Path, type[Manifest]] = {  # by the file in the runtime's package
+    Path(seko_runtime.video.manifest.__file__).with_name(_FILE): VideoManifest,
+    Path(seko_runtime.speech.manifest.__file__).with_name(_FILE): SpeechManifest,
+}
 Schema = dict[str, Any]
 
 _TEXT = r"^[^\u0000-\u001f]*$"
@@ -58,7 +64,7 @@ _READERS: Mapping[Callable[..., Any], Schema] = {
 }
 
 
-def manifest_schema(kind: type = VideoManifest) -> Schema:
+def manifest_schema(kind: type[Manifest]) -> Schema:
     """Return the JSON schema (draft 2020-12) of a manifest's dataclass and of the dataclasses in it."""
     definitions: dict[str, Schema] = {}
     reference = _object(kind, definitions)
@@ -70,9 +76,9 @@ def manifest_schema(kind: type = VideoManifest) -> Schema:
     }
 
 
-def schema_text() -> str:
-    """Return the text of the schema file in the runtime's package."""
-    return json.dumps(manifest_schema(), indent=1) + "\n"
+def schema_text(kind: type[Manifest]) -> str:
+    """Return the text of a schema file in the runtime's package."""
+    return json.dumps(manifest_schema(kind), indent=1) + "\n"
 
 
 def _object(kind: type, definitions: dict[str, Schema]) -> Schema:
@@ -143,4 +149,5 @@ def _described(kind: type) -> dict[str, Schema]:
 
 
 if __name__ == "__main__":
-    SCHEMA_PATH.write_text(schema_text(), encoding="utf-8")
+    for schema_path, manifest_class in SCHEMAS.items():
+        schema_path.write_text(schema_text(manifest_class), encoding="utf-8")
