@@ -114,7 +114,7 @@ def plan(
     options: BuildOptions, gpu: str, *, steps: int | None = None, fps: int | None = None
 ) -> dict[str, Any]:
     """Estimate memory and time of a build on a GPU that need not be present; see
-    `seko_export.video.plan.predict.predict`.
+    `seko_export.video.plan.predict.predict` and, of speech, `seko_export.speech.plan.predict_speech`.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def plan(
     gpu : str
         A name of `seko_export.roofline.gpus.GPUS`.
     steps : int, optional
-        Denoise passes of a chunk.
+        Denoise passes of a chunk; of speech, solver steps of a patch.
     fps : int, optional
         Frame rate that playback needs, in video frames per second.
 
@@ -132,12 +132,16 @@ def plan(
     UsageError
         If a name is unknown, or the options contradict each other.
     """
-    from seko_export.options.checks import check_options
+    from seko_export.options.checks import check_options, is_speech
     from seko_export.roofline.gpus import find_gpu
 
     find_gpu(gpu)
     check_options(options)  # both before torch is loaded
 
+    if is_speech(options):
+        from seko_export.speech.plan import predict_speech
+
+        return predict_speech(options, gpu, steps=steps, fps=fps)
     from seko_export.video.plan.predict import PlanRequest, predict
 
     return predict(PlanRequest(options, gpu, steps, fps))

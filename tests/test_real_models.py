@@ -163,6 +163,12 @@ def test_a_variant_of_a_pipeline(published: Path, tmp_path: Path) -> None:
         resolve_build(BuildOptions(pipeline, variant="fp16"), machine=Target("cuda", "sm_90"))
 
 
+def test_a_variant_of_a_file(published: Path) -> None:
+    file = published / "checkpoints" / "self_forcing_dmd.pt"
+    with pytest.raises(CheckpointError, match="--variant fp16 chooses among the files of a folder"):
+        resolve_build(BuildOptions(file, variant="fp16", target="cpu"))
+
+
 def test_a_vae_of_another_model(published: Path, tmp_path: Path) -> None:
     write_random_checkpoint(
         tmp_path / "wide", replace(SMALL, in_channels=48, out_channels=48), format="wan", seed=0

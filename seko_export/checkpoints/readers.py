@@ -20,6 +20,7 @@ from seko_export.checkpoints.errors import (
     AmbiguousCheckpointError,
     CheckpointNotFoundError,
     DamagedCheckpointError,
+    MissingEntryError,
     NotACheckpointError,
 )
 from seko_export.checkpoints.json_files import read_json
@@ -66,6 +67,10 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
         )
         layout = replace(layout, companions=tuple(named))
     opened = _open_one(path, layout)
+    if layout.entry is not None and opened.container != "pt":
+        raise MissingEntryError(
+            f"--entry {layout.entry}: {path} is a {opened.container} file, which has no entries; leave the option out"
+        )
     for part in layout.companions:
         file = companion or companion_file(path, layout, part)
         if file is not None:

@@ -14,7 +14,7 @@ from seko_export.cli.delivery import keygen, pack, sign, unpack
 from seko_export.cli.grouped_help import GroupedCommand, GroupedOption, help_all_option
 from seko_export.cli.progress import shown_progress
 from seko_export.cli.questions import bench, doctor, inspect, presets, profile, verify
-from seko_export.cli.shared import SekoGroup, completing, json_option, print_json, say
+from seko_export.cli.shared import SekoGroup, completing, json_option, print_json, print_table, say
 from seko_export.options.declaration import BuildOptions, Group, Option, declared, flag, numbers
 from seko_export.roofline.gpus import GPUS
 from seko_runtime.cli.output import note
@@ -187,7 +187,12 @@ def try_command(
     help=f"One of {', '.join(GPUS)}; it need not be in this machine.",
     shell_complete=completing(lambda: [*GPUS]),
 )
-@grouped_option("--steps", group=Group.LAYOUT, type=int, help="Denoise passes of a chunk.")
+@grouped_option(
+    "--steps",
+    group=Group.LAYOUT,
+    type=int,
+    help="Denoise passes of a chunk; solver steps of a patch of speech.",
+)
 @grouped_option(
     "--fps", group=Group.LAYOUT, type=int, help="Video frames per second that a stream must reach."
 )
@@ -196,11 +201,15 @@ def try_command(
 def plan(gpu: str, steps: int | None, fps: int | None, as_json: bool, **asked: Any) -> None:
     """Predict memory and time of a build on a GPU: does it fit, is it real-time, for how many sessions."""
     import seko_export
+    from seko_export.options.checks import is_speech
     from seko_export.video.plan.table import show
 
-    report = seko_export.plan(BuildOptions(**asked), gpu, steps=steps, fps=fps)
+    options = BuildOptions(**asked)
+    report = seko_export.plan(options, gpu, steps=steps, fps=fps)
     if as_json:
         print_json(report)
+    elif is_speech(options):
+        print_table(report)
     else:
         say(show(report))
 

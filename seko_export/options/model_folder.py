@@ -146,6 +146,10 @@ def with_variant(options: BuildOptions) -> BuildOptions:
         for name, layout in layouts.items()
         if (folder := getattr(options, name)) is not None and folder.is_dir()
     }
+    if not chosen:
+        raise CheckpointNotFoundError(
+            f"--variant {options.variant} chooses among the files of a folder, and none was named; leave it out"
+        )
     return replace(options, **chosen)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from seko_export.checkpoints.errors import AmbiguousCheckpointError, DamagedCheckpointError
+from seko_export.checkpoints.errors import AmbiguousCheckpointError, DamagedCheckpointError, MissingEntryError
 from seko_export.checkpoints.load import is_finite
 from seko_export.checkpoints.readers import variant_file
 from seko_export.checkpoints.sources import Layout
@@ -226,6 +226,11 @@ def test_a_pt_with_one_entry_or_none(
     assert_holds(path, model, weights)
     assert load_checkpoint(path, model).identity["part"] == (entry or "all")
     assert load_checkpoint(path, model).notes == ()
+
+
+def test_an_entry_of_a_file_without_entries(write: Callable[..., Path], model: ModelConfig) -> None:
+    with pytest.raises(MissingEntryError, match=r"--entry generator: .* is a safetensors file"):
+        load_checkpoint(write("wan"), model, entry="generator")
 
 
 def test_a_preset_s_entry_comes_first_and_is_told(
