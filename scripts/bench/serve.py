@@ -2,6 +2,8 @@
 
     python scripts/bench/serve.py ARTIFACT --rows docs/benchmarks/cpu.jsonl --parts realtime,ttfc,misses
 
+    python -m seko_export build --fp4-kv --sessions 4 --batch 1,2,4 -o ARTIFACT          the sample, for CPU rows
+
 The server runs in this process, its viewers in another one (`seko-serve load`). ARTIFACT was built with ``--sessions``
 where several are to be served. `serve_full.py` does the same at full size without an artifact. Parts and their figures:
 
@@ -161,8 +163,15 @@ def chunk_seconds_alone(sessions: int, chunks: int, pool: Pool) -> float:
     return statistics.median(times[fill:])
 
 
-def overhead(served: Served, shape: str, rows: Path, sessions: int = 1, seconds: float = 20.0) -> None:
-    """Append ``serve_overhead``."""
+def overhead(
+    served: Served,
+    shape: str,
+    rows: Path,
+    sessions: int = 1,
+    seconds: float = 20.0,
+    floor: float | None = None,
+) -> None:
+    """Append ``serve_overhead``, which must reach the floor, if there is one."""
     frames, fps = served.chunk_frames, served.device.manifest.workload.stream.fps
     alone_s = served.alone(partial(chunk_seconds_alone, sessions, 12))
     chunks = max(30, round(seconds / alone_s))
@@ -171,18 +180,20 @@ def overhead(served: Served, shape: str, rows: Path, sessions: int = 1, seconds:
     append_row(
         rows, "serve_overhead", f"{shape}, {sessions} at a time", alone_s / through_s,
         "of the runtime's own chunks a second", None, alone_ms=1e3 * alone_s, served_ms=1e3 * through_s, chunks=chunks,
+        **({} if floor is None else {"floor": floor}),
     )  # fmt: skip
 
 
-def ttfc(served: Served, shape: str, rows: Path, viewers: int = 20) -> None:
-    """Append ``serve_ttfc_ms``: its p99, nearest rank."""
+def ttfc(served: Served, shape: str, rows: Path, viewers: int = 20, most_chunks: float | None = None) -> None:
+    """Append ``serve_ttfc_ms``: its p99, nearest rank, which must not exceed so many chunks' times."""
     alone_s = served.alone(partial(chunk_seconds_alone, 1, 6))
     told = python("-c", ONE_AFTER_ANOTHER, served.url, viewers, json.dumps(served.opening))
     times: Sequence[float] = json.loads(told)
     p99 = percentile(times, 99)
     assert p99 is not None  # there are times
     append_row(
-        rows, "serve_ttfc_ms", shape, p99, "ms, p99 of viewers one after another, to the decoded frame", None,
+        rows, "serve_ttfc_ms", shape, p99, "ms, p99 of viewers one after another, to the decoded frame",
+        None if most_chunks is None else 1e3 * most_chunks * alone_s,
         p50_ms=percentile(times, 50), viewers=viewers, chunk_ms=1e3 * alone_s, chunks=p99 / 1e3 / alone_s,
     )  # fmt: skip
 
@@ -195,13 +206,14 @@ def misses(
     fps: float,
     chunks: int,
     figure: str = "serve_misses",
+    most: float | None = None,
 ) -> None:
-    """Append the chunks that came late, of at least so many of all viewers together."""
+    """Append the chunks that came late, of at least so many of all viewers together; at most ``most`` may."""
     seconds = -(-chunks // sessions) * served.chunk_frames / fps
     told = served.load("--sessions", sessions, "--seconds", seconds, "--fps", fps)
     kept = ("chunks", "served", "refused", "cpr", "worst_ms", "underruns", "stall_s", "rtf")
     append_row(
-        rows, figure, f"{shape}, {told['served']} viewers at {fps:g} fps", told["late"], "chunks late", None,
+        rows, figure, f"{shape}, {told['served']} viewers at {fps:g} fps", told["late"], "chunks late", most,
         **{name: told[name] for name in kept},
     )  # fmt: skip
 

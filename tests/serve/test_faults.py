@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -236,3 +237,39 @@ def test_eight_tasks_that_race_on_one_session_leave_a_server_that_serves(
         assert {file.name[:16] for file in (tmp_path / "store").glob("*.*")} == {bystander._id}
 
     run(test, server)
+
+
+def test_a_chunk_is_sent_while_the_next_one_is_made(start: Starter) -> None:
+    made, go_on = threading.Semaphore(0), threading.Event()
+    real, closed = toy_pool.pool_engines(), [False]
+
+    def waiting(begin: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+        def call(inputs: list[Any]) -> list[Any]:
+            if closed[0] and not made.acquire(blocking=False):
+                go_on.wait(30)
+            return begin(inputs)
+
+        return call
+
+    @contextmanager
+    def opener() -> Iterator[Pool]:
+        engines = {f"begin.{b}": waiting(real[f"begin.{b}"]) for b in toy_pool.BUCKETS}
+        with toy_pool.open_pool(engines=engines) as pool:
+            yield pool
+
+    server = start(opener)
+    closed[0] = True
+    made.release()
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+        media, _ = await watch(client, 1)  # the second chunk's call waits
+        assert not go_on.is_set()
+        go_on.set()
+        more, _ = await watch(client, 2)
+        assert np.array_equal(pictures(media + more), alone(3, {0: PROMPT})[: len(media + more)])
+
+    try:
+        run(test, server)
+    finally:
+        go_on.set()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_serve.errors import ServeError
-from seko_serve.media.sound import ENCODERS, chosen_codec
+from seko_serve.media.sound import ENCODERS, chosen_codec, facts
 from seko_serve.protocol import Codec
 
 RATE, HERTZ = 16_000, 440.0
@@ -79,3 +79,18 @@ def test_codecs_are_chosen_and_unknown_rates_refused() -> None:
         chosen_codec(("h264",))
     with pytest.raises(ServeError, match="no rate of 12345"):
         ENCODERS[Codec.AAC](12_345)
+
+
+@pytest.mark.parametrize("codec", sorted(ENCODERS), ids=lambda codec: codec.name)
+def test_a_decoder_returns_the_sound_behind_the_delay_that_is_told(codec: Codec) -> None:
+    encoder = ENCODERS[codec](RATE)
+    times = np.arange(RATE) / RATE
+    sweep = (0.5 * np.sin(2 * np.pi * (200 + 1_000 * times) * times)).astype(np.float32)
+    packets = [payload for payload, _ in [*encoder.encode(sweep), *encoder.finish()]]
+    rate = encoder.packet_rate
+    decoded = heard(codec, packets, rate)
+    wanted = np.interp(np.arange(rate) / rate, times, sweep)
+    lags = range(4_000)
+    best = max(lags, key=lambda lag: float(np.dot(decoded[lag : lag + rate // 2], wanted[: rate // 2])))
+    assert abs(best - encoder.delay) <= rate // 1000  # a millisecond: the resampler's own
+    assert facts(codec, RATE) == {"rate": rate, "delay": encoder.delay, "channels": 1}

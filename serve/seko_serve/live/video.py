@@ -86,6 +86,7 @@ class VideoContent:
         self.sound: SoundTrack | None = None
         self._inputs: Mapping[str, object] | None = None  # of the chunk that was asked for
         self._asked = False
+        self._beside = True  # whether chunks are decoded beside the next call
 
     @property
     def rate(self) -> float:
@@ -164,6 +165,7 @@ class VideoContent:
             image=opening.image if place == "image" else None,
             reference=opening.image if place == "reference" else None,
         )
+        self._beside = row.decodes_beside
         if self._voice is not None:
             self._voice.begin(row)
         return row
@@ -203,7 +205,10 @@ class VideoContent:
         """Take the chunk, and the sound that is played to it."""
         self._asked = False
         heard = None if self._voice is None else self._voice.of_chunk(int(result.frames[0, 0]))
-        return VideoPiece(self, result, heard)
+        piece = VideoPiece(self, result, heard)
+        if not self._beside:
+            piece.read()  # the frames are there: a worker would wait until the next call is queued, here made
+        return piece
 
     def state(self) -> dict[str, Any]:
         """Return opening, camera and voice, and the inputs of a chunk that was asked for and not made."""
@@ -218,6 +223,7 @@ class VideoContent:
     def load(self, row: Session, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
         self._asked, self._inputs = bool(state["asked"]), arrays_of(state["inputs"]) or None
+        self._beside = row.decodes_beside
         if self._camera is not None:
             self._camera.load(state["camera"])
         if self._voice is not None:
@@ -242,7 +248,8 @@ class VideoPiece:
 
     def read(self) -> int:
         """Wait for the frames, and return how many there are."""
-        self._frames = self._chunk.video()[0]
+        if self._frames is None:
+            self._frames = self._chunk.video()[0]
         return len(self._frames)
 
     def encode(self, number: int, first: int) -> list[Media]:
