@@ -25,7 +25,7 @@ from seko_export.engines.piece import dtype_name
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.registry import family_of, graph_of
 from seko_export.families.voxcpm2.config import VoxCpm2Config
-from seko_export.families.voxcpm2.random_files import tokenizer_json
+from seko_export.families.voxcpm2.random_files import stored_tensors, tokenizer_json
 from seko_export.families.voxcpm2.recognise import config_json
 from seko_export.host.progress import silent
 from seko_export.options.checks import check_options, is_speech
@@ -210,9 +210,14 @@ def test_a_folder_is_recognised_and_its_model_named(tmp_path: Path) -> None:
     assert is_speech(options)
     config = resolve_speech(options).config
     assert (config.model, config.workload.positions) == (PLAIN, PLAIN.rope.max_positions)
+    report = inspect(tmp_path / "tiny")
+    assert (report["family"], report["preset"]) == ("voxcpm2", "voxcpm2-tiny")
+    assert report["model"]["fsq_dim"] == {"value": 16, "from": "config.json"}
+    assert sum(report["dtypes"].values()) == stored_tensors(PLAIN) - 1  # the boundaries of rates are compared
     odd = replace(PLAIN, name="voxcpm2", fsq_dim=24)
     write_folder(tmp_path / "odd", odd)
     assert resolve_speech(BuildOptions(tmp_path / "odd", target="cpu")).config.model == odd
+    assert inspect(tmp_path / "odd")["preset"] is None
     with pytest.raises(CheckpointError, match="contradicts --preset voxcpm2-tiny: fsq_dim is 24"):
         resolve_speech(BuildOptions(tmp_path / "odd", preset="voxcpm2-tiny", target="cpu"))
     os.remove(tmp_path / "odd" / "tokenizer.json")
@@ -231,6 +236,7 @@ def test_a_folder_is_recognised_and_its_model_named(tmp_path: Path) -> None:
         ({"steps": 1}, "at least 2"),
         ({"sessions": 2, "batch": (1, 4)}, "from 1 to 2"),
         ({"backend": "tensorrt"}, "makes engines for the workload video"),
+        ({"backend": "onnx"}, "makes engines for the workload video"),
         ({"kv": "int8-fp4"}, "keys and values alike"),
     ],
 )
