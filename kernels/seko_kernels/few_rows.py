@@ -58,7 +58,9 @@ class RowTiles(NamedTuple):
     early: bool = False
 
     @classmethod
-    def of(cls, rows: int, outer: int, inner: int, *, gated: bool, shared: bool) -> RowTiles:
+    def of(
+        cls, rows: int, outer: int, inner: int, *, gated: bool, shared: bool, early: bool = False
+    ) -> RowTiles:
         """Return the tiles for `rows` rows, `outer` output channels and sums of `inner` products.
 
         A sum is shared by several programs where `shared` allows it and there would be fewer than the GPU has
@@ -70,7 +72,7 @@ class RowTiles(NamedTuple):
             splits *= 2
         few = programs * splits <= _PROGRAMS and inner >= 2 * splits * 2 * _PRODUCTS
         products = min(_PRODUCTS * (1 + few), max(64, triton.next_power_of_2(inner)))
-        return cls(block, _CHANNELS, products, splits, stages=3 if gated else 4)
+        return cls(block, _CHANNELS, products, splits, stages=3 if gated else 4, early=early)
 
 
 def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> tuple[Tensor, Tensor]:
@@ -200,12 +202,13 @@ def _few_rows_cuda(
     outer = outer // 2 if gated else outer
     rows = x.numel() // inner
     out = torch.empty((*x.shape[:-1], outer), dtype=x.dtype, device=x.device)
-    tiles = RowTiles.of(rows, outer, inner, gated=gated, shared=hidden is not None)
+    early = begins_early(x.device)
+    tiles = RowTiles.of(rows, outer, inner, gated=gated, shared=hidden is not None, early=early)
     launch_few_rows(
         wrap_triton(few_rows_kernel),
         *(x, norm_weight, weight, scale, hidden, out, tickets),
         *(eps, branch_scale, gated, makes_tickets),
-        tiles._replace(early=begins_early(x.device)),
+        tiles,
     )
     return out
 

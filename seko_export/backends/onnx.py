@@ -64,6 +64,7 @@ BACKEND = ExportBackend(
         kv_schemes=("bf16", "fp4"),
         pools=False,
         lacks=("--pass-caches", "--layer-rings", "--window-positions", "--reference-frames"),
+        workloads=("video",),  # speech is always a pool
     ),
     export_piece,
     suffix=".onnx",

@@ -9,14 +9,21 @@ import sys
 from seko_export.host.compiler_cache import CACHE_VARIABLE, private_cache
 from seko_runtime.format.trust import TRUST_VARIABLE
 
+_CRASH = "Current thread"  # begins the line before a crashed thread's frames, the innermost first
+
 
 def run_child(module: str, *arguments: str, shown: bool = False) -> subprocess.CompletedProcess[str]:
     """Run ``python -m MODULE ARGUMENTS`` and return its output; the caller checks the exit code.
 
-    If it is ``shown``, its stderr goes where this process's goes.
+    If it is ``shown``, its stderr goes where this process's goes. If native code ends it by a signal, Python writes
+    where it was to stderr.
     Strings hash alike in every child, so that sets keep their order and equal builds give equal bytes.
     """
-    environ = os.environ | {"PYTHONHASHSEED": "0", CACHE_VARIABLE: private_cache()}
+    environ = os.environ | {
+        "PYTHONHASHSEED": "0",
+        "PYTHONFAULTHANDLER": "1",
+        CACHE_VARIABLE: private_cache(),
+    }
     environ.pop(TRUST_VARIABLE, None)  # what is being built cannot be signed yet
     # -P: the current directory is no place to import from.
     command = [sys.executable, "-P", "-m", module, *arguments]
@@ -31,5 +38,9 @@ def run_child(module: str, *arguments: str, shown: bool = False) -> subprocess.C
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line of a child's stderr, which states the reason of a failure."""
-    return (done.stderr.strip().splitlines() or ["no message"])[-1]
+    """Return the line of a child's stderr that states the reason of a failure: the last, or of a crash the innermost
+    call.
+    """
+    lines = done.stderr.strip().splitlines() or ["no message"]
+    crashed = [at for at, line in enumerate(lines) if line.startswith(_CRASH)]
+    return " ".join(lines[crashed[0] + 1].split()) if crashed and crashed[0] + 1 < len(lines) else lines[-1]

@@ -51,7 +51,11 @@ def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> R
     """
     check_speech_options(options)
     folder = options.checkpoint or options.model_folder
-    model = speech_presets()[options.preset or ""] if folder is None else _recognised(folder, options.preset)
+    model = (
+        speech_presets()[options.preset or ""]
+        if folder is None
+        else recognised_speech(folder, options.preset)
+    )
     backend = export_backend(options.backend)
     cross = backend.capabilities.cross_targets
     machine = machine or resolve_target(options.target, cross)
@@ -111,7 +115,7 @@ def _sizes(options: BuildOptions, model: SpeechModel, tokenizer: Path | None, *,
     )
 
 
-def _recognised(folder: Path, preset: str | None) -> SpeechModel:
+def recognised_speech(folder: Path, preset: str | None) -> SpeechModel:
     """Return the model of a folder, named as the preset with its sizes; refuse it if it is not the one asked for."""
     recognised = (family.recognise(folder) for family in speech_families().values())
     model = next((model for model in recognised if model is not None), None)

@@ -6,25 +6,32 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from seko_export.checkpoints.errors import AmbiguousCheckpointError
+from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.lora_files import Role, open_lora
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
 from seko_export.families.recognition import CHOSEN, Fact
-from seko_export.families.registry import family_named, presets
+from seko_export.families.registry import (
+    family_named,
+    presets,
+    speech_family_named,
+    speech_presets,
+)
 from seko_export.families.video import Preset
 from seko_export.media.umt5.layout import TEXT_LAYOUT
 from seko_export.media.vaes import vae_for, vaes
-from seko_export.options.checks import SAMPLE_FOLDER, is_sample
+from seko_export.options.checks import SAMPLE_FOLDER, is_sample, is_speech
 from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
 from seko_export.options.model_folder import WEIGHT_SUFFIXES, find_files
 from seko_export.options.sample import read_sample
+from seko_export.options.speech import recognised_speech
 from seko_export.roofline.gpus import find_gpu
 from seko_export.video.plan.predict import PlanRequest, predict
 from seko_runtime.format.manifest import MANIFEST_FILE
@@ -83,6 +90,8 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     lora = _lora_of(path)
     if lora is not None:
         return lora
+    if is_speech(BuildOptions(path)):
+        return _inspect_speech(path)
     beside: dict[str, Path] = {}
     home, adapter = path, None
     odd: list[str] = []
@@ -206,6 +215,25 @@ def _bytes_on(gpu: str, options: BuildOptions) -> dict[str, Any]:
         "memory_bytes": plan["memory_bytes"],
         "fits": plan["fits"],
         "fits_with": [change["options"] for change in plan["would_fit"]],
+    }
+
+
+def _inspect_speech(folder: Path) -> dict[str, Any]:
+    """Return the report on the folder of a speech model; its model is read from config.json alone."""
+    model = recognised_speech(folder, None)
+    weights = speech_family_named(model.family).load(folder, model)
+    sources = weights.sources.values()
+    return {
+        "checkpoint": folder.name or folder.resolve().name,
+        "family": model.family,
+        "format": weights.format,
+        "bytes": sum(file.stat().st_size for file in folder.iterdir() if file.suffix in WEIGHT_SUFFIXES),
+        "parameters": sum(math.prod(source.shape) for source in sources),
+        "dtypes": dict(Counter(source.dtype_name for source in sources)),
+        "model": {name: {"value": value, "from": CONFIG_FILE} for name, value in asdict(model).items()},
+        "preset": model.name if speech_presets().get(model.name) == model else None,
+        "notes": list(weights.notes),
+        "command": shlex.join(["seko-export", "build", str(folder), "-o", f"artifacts/{model.name}"]),
     }
 
 

@@ -101,6 +101,9 @@ def serve(settings: Settings) -> int:
     except (SekoRuntimeError, StoreError, OSError) as error:
         print(f"seko-serve: {error}", file=sys.stderr)
         return 3
+    except SystemExit:  # uvicorn's, which has written why to the log
+        print(f"seko-serve: {where} cannot be listened on; another process may have it", file=sys.stderr)
+        return 3
     except KeyboardInterrupt:
         return 0
     return 0 if http_server.started else 3

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from seko_export.backends import export_backend, workers
+from seko_export.host.child_process import last_line, run_child
 from tests.delivered_signal import deliver
 
 
@@ -81,3 +82,11 @@ def _interrupted(thread: threading.Thread, number: signal.Signals, reached: list
     with workers._workers_starting():
         deliver(thread, number)
         reached.append("the end of the block")
+
+
+def test_a_child_that_crashes_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "crashes.py").write_text("import ctypes\ndef dive():\n    ctypes.string_at(0)\ndive()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = run_child("crashes")
+    assert done.returncode < 0
+    assert "ctypes" in last_line(done) or "in dive" in last_line(done)

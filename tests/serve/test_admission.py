@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import combinations_with_replacement
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seko_serve.errors import ServeError
@@ -49,6 +49,7 @@ def place(refusal: ServeError | None) -> object:
     return refusal.facts.get("place")
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 9),
     st.dictionaries(st.integers(1, 5), st.floats(0.01, 2.0), min_size=1, max_size=3),
@@ -157,6 +158,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(0, 6), STEPS)
 def test_whatever_comes_and_goes_the_queue_is_bounded_and_fair(
     capacity: int, queue: int, steps: list[tuple[object, ...]]
@@ -194,6 +196,7 @@ def _still_waits(world: World, token: str) -> bool:
     return world.admission.waits(token[0], token)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(TENANTS), min_size=1, max_size=12), st.integers(1, 3))
 def test_all_that_keep_asking_get_a_row_and_no_key_is_two_rows_ahead_while_others_wait(
     tenants: list[str], capacity: int

@@ -192,18 +192,35 @@ def test_options_that_cannot_be_are_named(
     assert named in capsys.readouterr().err
 
 
+@pytest.fixture
+def _own_log() -> Iterator[None]:
+    """Give the root logger back as it was."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("_own_log")
 def test_an_artifact_that_is_not_there_ends_it_with_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root, before = logging.getLogger(), logging.getLogger().level
-    handlers = list(root.handlers)
-    try:
-        options = ["--port", "0", "--snapshots", "none", "--log-level", "error"]
-        assert main([str(tmp_path / "nothing"), *options]) == 3
-        assert root.level == logging.ERROR
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(before)
+    options = ["--port", "0", "--snapshots", "none", "--log-level", "error"]
+    assert main([str(tmp_path / "nothing"), *options]) == 3
+    assert logging.getLogger().level == logging.ERROR
     told = capsys.readouterr().err
     assert "nothing" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.usefixtures("_own_log", "serve")
+def test_a_port_that_is_taken_ends_it_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        assert main(["toy", "--port", str(number), "--snapshots", "none"]) == 3
+    told = capsys.readouterr().err
+    assert f"127.0.0.1:{number}/ cannot be listened on" in told
     assert "Traceback" not in told

@@ -36,12 +36,32 @@ CONTROL = st.builds(
 MESSAGE = st.binary(max_size=300) | st.text(max_size=300) | CONTROL
 
 
+def messages(count: int) -> list[str | bytes]:
+    """Return random messages. They are drawn before a server runs: its pings draw of Python's own generator."""
+    drawn: list[str | bytes] = []
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        derandomize=True,
+    )
+    @given(MESSAGE)
+    def draw(message: str | bytes) -> None:
+        drawn.append(message)
+
+    draw()
+    return drawn
+
+
 @pytest.mark.parametrize("cases", [30, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_random_messages_are_answered_or_end_their_socket(
     start: Starter, monkeypatch: pytest.MonkeyPatch, cases: int
 ) -> None:
     for rate in ("SOCKETS", "MESSAGES"):
         monkeypatch.setattr(seko_serve.http.access, rate, (1e6, 1e6))
+    drawn = messages(cases)
     server = start()
     viewer, hostile = AsyncClient(server.url), AsyncClient(server.url)
 
@@ -76,19 +96,11 @@ def test_random_messages_are_answered_or_end_their_socket(
 
     with asyncio.Runner() as runner:
         media = runner.run(begin())
-
-        @settings(
-            max_examples=cases,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            database=None,
-            derandomize=True,
-        )
-        @given(MESSAGE)
-        def each(message: str | bytes) -> None:
-            runner.run(asyncio.wait_for(exchange(message), 30))
-
-        each()
+        for message in drawn:
+            try:
+                runner.run(asyncio.wait_for(exchange(message), 30))
+            except Exception as error:
+                raise AssertionError(f"the message {message!r}") from error
         counted = figures(server.url)
         seen: Any = pictures(media + runner.run(end()))
     assert np.array_equal(seen, alone(9, {0: PROMPT})[: len(seen)])

@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seko_serve.live.saving import Saving
+from seko_serve.metrics import Metrics
+from seko_serve.settings import Settings
 from seko_serve.store.base import Content, StoreError
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.saved import Record, Saved, SavedSessions, new_session
@@ -79,6 +82,7 @@ def test_what_was_saved_is_read_again_and_forgotten(tmp_path: Path) -> None:
     assert list((tmp_path / "store").iterdir()) == []
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 6))
 def test_a_fault_at_any_change_leaves_the_session_before_or_after(faults: list[int], last: int) -> None:
     store, session = Memory(), new_session()
@@ -102,6 +106,7 @@ def test_a_fault_at_any_change_leaves_the_session_before_or_after(faults: list[i
 
 
 @pytest.mark.parametrize("file", ["record", "snapshot"])
+@settings(deadline=None)
 @given(st.data())
 def test_no_changed_byte_goes_unseen(file: str, data: st.DataObject) -> None:
     store, session = Memory(), new_session()
@@ -117,6 +122,7 @@ def test_no_changed_byte_goes_unseen(file: str, data: st.DataObject) -> None:
         read(saved, session)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_what_is_no_snapshot_is_refused(content: bytes) -> None:
     store, session = Memory(), new_session()
@@ -157,3 +163,10 @@ def test_what_is_no_id_of_a_session_is_not_looked_up(session: str) -> None:
             raise AssertionError(name)
 
     assert SavedSessions(Untouched()).find(session) is None
+
+
+def test_a_store_that_cannot_be_opened_is_refused_by_the_options_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for chosen in (str(tmp_path / "file"), "nothing://bucket"):
+        with pytest.raises(StoreError, match=r"^--snapshots: .*; give another place, or none$"):
+            Saving(Settings(Path("toy"), snapshots=chosen), Metrics())

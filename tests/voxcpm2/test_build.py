@@ -25,7 +25,7 @@ from seko_export.engines.piece import dtype_name
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.registry import family_of, graph_of
 from seko_export.families.voxcpm2.config import VoxCpm2Config
-from seko_export.families.voxcpm2.random_files import tokenizer_json
+from seko_export.families.voxcpm2.random_files import stored_tensors, tokenizer_json
 from seko_export.families.voxcpm2.recognise import config_json
 from seko_export.host.progress import silent
 from seko_export.options.checks import check_options, is_speech
@@ -45,7 +45,6 @@ from tests.tolerances import ORACLE, relative_error
 from tests.voxcpm2.models import PLAIN, prompt, scaled
 from tests.voxcpm2.oracle import Step, original_model, run_original, weights_of
 
-CONFIGS = {"plain": PLAIN, "scaled": scaled(PLAIN)}
 # Heads wide enough for the groups of quantised caches.
 WIDE = replace(
     PLAIN,
@@ -83,10 +82,9 @@ def build_speech(folder: Path, config: VoxCpm2Config, backend: str = "compile", 
         batch=(2,),  # a session alone has a batch index without one beside it
         positions=POSITIONS,
         prefill=(16,),
-        read_lengths=(32, POSITIONS),
         target="cpu",
         backend=backend,
-        **options,
+        **{"read_lengths": (32, POSITIONS), **options},
     )
     with programs_as_they_are() if backend == "compile" else nullcontext():
         return build(asked, folder, compiler_cache=False)
@@ -210,9 +208,14 @@ def test_a_folder_is_recognised_and_its_model_named(tmp_path: Path) -> None:
     assert is_speech(options)
     config = resolve_speech(options).config
     assert (config.model, config.workload.positions) == (PLAIN, PLAIN.rope.max_positions)
+    report = inspect(tmp_path / "tiny")
+    assert (report["family"], report["preset"]) == ("voxcpm2", "voxcpm2-tiny")
+    assert report["model"]["fsq_dim"] == {"value": 16, "from": "config.json"}
+    assert sum(report["dtypes"].values()) == stored_tensors(PLAIN) - 1  # the boundaries of rates are compared
     odd = replace(PLAIN, name="voxcpm2", fsq_dim=24)
     write_folder(tmp_path / "odd", odd)
     assert resolve_speech(BuildOptions(tmp_path / "odd", target="cpu")).config.model == odd
+    assert inspect(tmp_path / "odd")["preset"] is None
     with pytest.raises(CheckpointError, match="contradicts --preset voxcpm2-tiny: fsq_dim is 24"):
         resolve_speech(BuildOptions(tmp_path / "odd", preset="voxcpm2-tiny", target="cpu"))
     os.remove(tmp_path / "odd" / "tokenizer.json")
@@ -231,6 +234,7 @@ def test_a_folder_is_recognised_and_its_model_named(tmp_path: Path) -> None:
         ({"steps": 1}, "at least 2"),
         ({"sessions": 2, "batch": (1, 4)}, "from 1 to 2"),
         ({"backend": "tensorrt"}, "makes engines for the workload video"),
+        ({"backend": "onnx"}, "makes engines for the workload video"),
         ({"kv": "int8-fp4"}, "keys and values alike"),
     ],
 )
@@ -300,16 +304,14 @@ def test_video_has_no_options_of_speech() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("named", CONFIGS)
-def test_engines_for_a_cpu_speak_as_the_original(
-    named: str, tmp_path: Path, worst: Callable[[str, float], None]
-) -> None:
-    """By AOTInductor; with ``use_mup`` and longrope's long factors, and without."""
+def test_engines_for_a_cpu_speak_as_the_original(tmp_path: Path, worst: Callable[[str, float], None]) -> None:
+    """By AOTInductor; with ``use_mup``, a residual net with positions, and longrope's long factors."""
+    config = scaled(PLAIN)
     with mock.patch.dict(os.environ, {UNCOMPILED: "0"}):
-        result = build_speech(tmp_path / named, CONFIGS[named], "aoti")
+        result = build_speech(tmp_path / "scaled", config, "aoti", read_lengths=(POSITIONS,))
         assert result.golden_error <= 1e-4
-        with open_artifact(tmp_path / named) as artifact:
-            check_steps(speech_artifact(artifact), CONFIGS[named], worst)
+        with open_artifact(tmp_path / "scaled") as artifact:
+            check_steps(speech_artifact(artifact), config, worst)
 
 
 def test_a_plan_has_memory_and_the_least_time_of_a_step() -> None:

@@ -189,4 +189,7 @@ def _store(chosen: str | None) -> Store | None:
     """Return the store of a setting: a URL's, a folder's, or none."""
     if chosen is None:
         return None
-    return ObjectStore(chosen) if "://" in chosen else FolderStore(Path(chosen))
+    try:
+        return ObjectStore(chosen) if "://" in chosen else FolderStore(Path(chosen))
+    except StoreError as error:
+        raise StoreError(f"--snapshots: {error}; give another place, or none") from error
