@@ -29,13 +29,16 @@ PUBLISHED = {"tensorrt-cu13"}
 # Options of rsync, huggingface-cli and strip; and one that stands for how options are spelled.
 # Of pip, hf, strip, sed and the linker.
 FOREIGN = {
+    "--gpus",
     "--inplace",
     "--like-this",
     "--local-dir",
     "--no-as-needed",
     "--no-deps",
+    "--read-only",
     "--remove-section",
     "--strip-unneeded",
+    "--tmpfs",
     "--upgrade",
 }
 PUBLISHED = {"kernel-lens"}  # named for the headers in it; nothing of ours depends on it

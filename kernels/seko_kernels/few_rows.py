@@ -24,6 +24,8 @@ from seko_kernels.triton.few_rows import few_rows_kernel
 
 FEW_ROWS = 32
 TICKETS = 512
+# Whether launches begin before the one before them has ended. Off: no GPU has shown yet what it gives (ADR 0026).
+EARLY_LAUNCHES = False
 EARLY_ARCH = (9, 0)
 # Kernels that wait for the launch before them themselves: an engine may launch them before that one has ended.
 EARLY_KERNELS = ("few_rows_kernel", "local_attention_kernel", "decode_attention_kernel")
@@ -140,8 +142,8 @@ def linear_added(x: Tensor, weight: Weight, hidden: Tensor, scale: float, ticket
 
 
 def begins_early(device: torch.device) -> bool:
-    """Return whether launches on a GPU can begin before the one before them has ended."""
-    return torch.cuda.get_device_capability(device) >= EARLY_ARCH
+    """Return whether launches on a GPU begin before the one before them has ended."""
+    return EARLY_LAUNCHES and torch.cuda.get_device_capability(device) >= EARLY_ARCH
 
 
 def _is_few(x: Tensor, weight: Weight) -> bool:

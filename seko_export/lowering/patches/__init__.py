@@ -24,9 +24,11 @@ AOTI = (  # patches that apply while a module is compiled to an AOTInductor pack
     container_code.PATCH,
     dtype_rules.PATCH,
     outlined_kernels.PATCH,
-    early_launches.PATCH,
 )
 CACHE = (  # patches that apply while torch.compile fills the cache that an artifact ships
     precompiled_headers.PATCH,
     saved_environment.PATCH,
+)
+UNMEASURED = (  # patches that no build applies before a GPU has shown what they give
+    early_launches.PATCH,
 )
