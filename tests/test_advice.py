@@ -23,7 +23,7 @@ FOLDERS = ("runtime/seko_runtime", "seko_export", "kernels/seko_kernels")
 # The log and the change log tell what was so; a decision tells what was decided then.
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [page for page in PAGES if page.name != "LOG.md"]
-DISTRIBUTIONS = {"./runtime": "runtime", "./kernels": "kernels", ".": "."}
+DISTRIBUTIONS = {"./runtime": "runtime", "./kernels": "kernels", ".": ".", "./serve": "serve"}
 # Published names that no pyproject.toml holds: TensorRT's builder is no dependency of ours.
 PUBLISHED = {"tensorrt-cu13"}
 # Options of rsync, huggingface-cli and strip; and one that stands for how options are spelled.

@@ -34,7 +34,7 @@ class ObjectStore:
             from obstore.exceptions import AlreadyExistsError, BaseError
         except ImportError as fault:
             raise StoreError(
-                "snapshots in an object store need obstore: pip install seko-serve[s3]"
+                "snapshots in an object store need obstore: pip install obstore"
             ) from fault
         self._library, self._exists, self._fault = obstore, AlreadyExistsError, BaseError
         try:
