@@ -33,9 +33,7 @@ class ObjectStore:
             import obstore
             from obstore.exceptions import AlreadyExistsError, BaseError
         except ImportError as fault:
-            raise StoreError(
-                "snapshots in an object store need obstore: pip install obstore"
-            ) from fault
+            raise StoreError("snapshots in an object store need obstore: pip install obstore") from fault
         self._library, self._exists, self._fault = obstore, AlreadyExistsError, BaseError
         try:
             self._store = obstore.store.from_url(url, **options)
