@@ -40,14 +40,15 @@ Arguments = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Admission:
-    """The result of checking one configuration.
+    """The result of checking the tile sizes of an attention kernel on one GPU.
 
     Parameters
     ----------
     error : float
-        Relative error in the 2-norm against float32 attention on the same inputs, for the row closest to its bound.
+        Relative error in the 2-norm against float32 attention on the same inputs, for the batch row whose error is
+        closest to its bound.
     bound : float
-        The largest error that is allowed for that row.
+        The largest allowed error of the row that `error` is from.
     refusal : str
         Why the tiles are refused; empty if they are admitted.
     """
@@ -63,23 +64,23 @@ def admit(
     device: str = "cuda",
     full: tuple[int, int, int] | None = None,
 ) -> Admission:
-    """Run the 8-bit attention on every case and compare its error with that of the same computation in torch.
+    """Run the 8-bit attention kernel on every test case; compare its error with that of the same arithmetic in torch.
 
     Parameters
     ----------
     tiles : AttentionTiles or None
-        The tile sizes to check; None for those that the op chooses by itself.
+        The tile sizes to check; None: the tile sizes that the attention op chooses by itself.
     head_dim : int
         D.
     device : str
-        Device to run on; on a CPU this checks the reference.
+        Torch device to run on; on a CPU the torch reference runs instead of the kernel.
     full : tuple of int, optional
-        Heads, query tokens and cache tokens of the size to be tuned; adds cases of this size.
+        Heads, query tokens and cache tokens of the attention that is tuned; adds test cases of this size.
 
     Returns
     -------
     Admission
-        The result, with a refusal if the kernel does not compile or run, differs between runs, returns NaN, or
+        Error and bound, with a refusal if the kernel does not compile or run, differs between runs, returns NaN, or
         exceeds its error bound.
     """
     unit = KEY_GROUP if tiles and tiles.specialised else 1
@@ -96,7 +97,7 @@ def admit(
 
 
 def admit_bf16(device: str = "cuda", full: tuple[int, int, int] | None = None) -> Admission:
-    """Run the 16-bit attention on every case; parameters and result as in `admit`."""
+    """Run the 16-bit attention kernel on every test case; parameters and result are described in `admit`."""
     head_dim = hopper_attention_bf16.HEAD_DIM
 
     def prepare(case: Case) -> Prepared:
@@ -107,12 +108,12 @@ def admit_bf16(device: str = "cuda", full: tuple[int, int, int] | None = None) -
 
 
 class Prepared(NamedTuple):
-    """A case with its arguments bound and its expected results computed.
+    """A test case of attention with its tensors made and its expected results computed.
 
     Parameters
     ----------
     run : callable
-        Computes the attention, ``[B, T, H * D]``.
+        Computes the test case's attention ``[B, T, H * D]``: rows, query tokens, heads times channels.
     truth, rounded : Tensor
         The float32 result, and the result computed with the kernel's roundings, whose error sets the bound.
     """

@@ -28,7 +28,7 @@ class Case:
 
 
 def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
-    """Yield the test cases; `full` adds cases of that size (heads, query tokens, cache tokens).
+    """Yield the test cases of attention; `full` (heads, query tokens, cache tokens) adds cases of that size.
 
     The small sizes are no multiples of 16, as in most presets, because Triton compiles a separate kernel for such
     sizes.
@@ -92,9 +92,9 @@ def expected(
 ) -> tuple[Tensor, Tensor]:
     """Return the attention in float32, and the attention with the roundings that the kernel makes.
 
-    Queries of cached tokens are rounded to int8. Probabilities, scaled to 256 at a row's maximum, are rounded to e4m3
-    for cached tokens and to q's dtype for own tokens. The result is rounded to bfloat16. One head and
-    row at a time, to bound memory.
+    For scores against cached tokens, queries are rounded to int8. Probabilities, scaled to 256 at a row's maximum,
+    are rounded to e4m3 for cached tokens and to q's dtype for own tokens. The result is rounded to bfloat16. The
+    computation handles one head and row at a time, to bound memory.
 
     Returns
     -------
@@ -172,7 +172,7 @@ def make_case_bf16(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]
 def expected_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Return the attention in float32, and the attention with probabilities and result rounded to bfloat16.
 
-    One head and row at a time, to bound memory.
+    The computation handles one head and row at a time, to bound memory.
 
     Returns
     -------

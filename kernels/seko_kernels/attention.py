@@ -43,7 +43,7 @@ class OwnTokens(NamedTuple):
 
 
 def v_columns(tokens: int) -> int:
-    """Return the number of columns of a transposed V scratch for `tokens` tokens."""
+    """Return the number of columns of the scratch that holds `tokens` cached values transposed."""
     return -(-tokens // COLUMN_UNIT) * COLUMN_UNIT
 
 
@@ -83,9 +83,10 @@ def attention_fp8(
     Parameters
     ----------
     q : Tensor
-        ``[B, T, H, D]`` bfloat16 (on a CPU float32, too), contiguous; D a power of two, at least 32.
+        ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32; contiguous; D a
+        power of two, at least 32.
     k : Tensor
-        ``[B, N, H, D]`` int8, contiguous.
+        ``[B, N, H, D]`` int8, contiguous; N tokens of scratch for each row.
     k_scale : Tensor
         ``[B, H, key_tiles(N)]`` float32, contiguous: a key is its code times its tile's scale.
     v_t : Tensor
@@ -97,7 +98,8 @@ def attention_fp8(
     own : OwnTokens
         Keys and values of the queries' own tokens.
     tiles : AttentionTiles, optional
-        Tile sizes; default: chosen by `tuned`. Only `admission` and benchmarks pass them.
+        Tile sizes of the kernel; default: those that `tuned` chooses. Only `admission` and benchmarks pass tile
+        sizes.
 
     Returns
     -------
@@ -107,8 +109,8 @@ def attention_fp8(
     Raises
     ------
     KernelsError
-        If a tensor is not as above; if the tensors are on different devices, or on one that is neither CPU nor CUDA; if
-        the GPU has no fp8 numbers.
+        If a tensor has another shape, dtype or layout than documented here; if the tensors are on different
+        devices, or on one that is neither CPU nor CUDA; if the GPU has no fp8 numbers.
     """
     expect_dims("q", q, 4, "[batch, tokens, heads, head_dim]")
     expect_dims("k", k, 4, "[batch, tokens, heads, head_dim]")

@@ -24,16 +24,17 @@ from seko_kernels.waves import Waves, cut
 
 
 def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
-    """Attend to the first ``valid_tokens[b]`` keys of each row; bytes after them are never used.
+    """Attend in 16 bits to the first ``valid_tokens[b]`` keys of each row b; later keys and values are never used.
 
     Parameters
     ----------
     q : Tensor
-        ``[B, T, H, D]`` bfloat16 (on a CPU float32, too), contiguous; on a GPU D is 128.
+        ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32; contiguous; on a GPU
+        D is 128.
     k, v : Tensor
-        ``[B, N, H, D]`` of q's dtype, contiguous.
+        ``[B, N, H, D]`` of q's dtype, contiguous; N cached tokens for each row.
     valid_tokens : Tensor
-        ``[B]`` int64 on the device.
+        ``[B]`` int64 on q's device: number of keys of each row to attend to.
 
     Returns
     -------
@@ -43,8 +44,8 @@ def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Ten
     Raises
     ------
     KernelsError
-        If a tensor is not as above; if the tensors are on different devices, or on one that is neither CPU nor CUDA; if
-        the GPU is no Hopper, or triton has no Gluon as of 3.6.
+        If a tensor has another shape, dtype or layout than documented here; if the tensors are on different
+        devices, or on one that is neither CPU nor CUDA; if the GPU is no Hopper, or triton has no Gluon as of 3.6.
     """
     expect_dims("q", q, 4, "[batch, tokens, heads, head_dim]")
     expect_dims("k", k, 4, "[batch, tokens, heads, head_dim]")

@@ -11,12 +11,12 @@ FP8_ARCH = (8, 9)  # the first compute capability with e4m3 numbers
 
 
 def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
-    """Raise an error unless a tensor is contiguous and has this shape and one of these dtypes.
+    """Raise an error unless a tensor is contiguous and has the expected shape and one of the allowed dtypes.
 
     Raises
     ------
     KernelsError
-        If its shape differs or it is not contiguous; if its dtype is none of `dtypes`.
+        If the tensor has another shape, is not contiguous, or has a dtype that is not in `dtypes`.
     """
     expect_dtype(name, tensor, *dtypes)
     if tuple(tensor.shape) != shape:
@@ -26,13 +26,13 @@ def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dty
 
 
 def expect_dtype(name: str, tensor: Tensor, *dtypes: torch.dtype) -> None:
-    """Refuse a tensor whose dtype is none of `dtypes`; raises `KernelsError`."""
+    """Raise `KernelsError` if a tensor's dtype is not in `dtypes`."""
     if tensor.dtype not in dtypes:
         raise KernelsError(f"{name} is {tensor.dtype}, expected {' or '.join(map(str, dtypes))}")
 
 
 def expect_dims(name: str, tensor: Tensor, dims: int, axes: str) -> None:
-    """Refuse a tensor without `dims` axes; `axes` names them for the message. Raises `KernelsError`."""
+    """Raise `KernelsError` unless a tensor has `dims` axes; `axes` has the axes' names for the message."""
     if tensor.dim() != dims:
         raise KernelsError(f"{name} has shape {tuple(tensor.shape)}, expected {axes}")
 

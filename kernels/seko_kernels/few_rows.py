@@ -1,9 +1,11 @@
 """Linear layers on few rows, with the norm before them or the residual behind them in the same launch.
 
-For up to `FEW_ROWS` rows reading the weights is all that takes time. A step of speech has a row for each session, or a
-few. More rows are torch's matmuls; its compiler fuses what lies between them.
+For up to `FEW_ROWS` rows, reading the weights takes nearly all of the time. A step of speech synthesis has one or a
+few rows for each session. More rows are computed by torch's matmuls, and torch's compiler fuses the ops between the
+matmuls.
 
-Parts of a sum meet by *tickets*: int32 numbers that are zero between launches. The first op of a layer makes them.
+*Tickets* are int32 counters that tell the programs of a launch which of them finishes a shared sum last. Tickets
+are zero between launches; the first op of a layer allocates them.
 """
 
 from __future__ import annotations
@@ -34,14 +36,14 @@ _CHANNELS, _PRODUCTS = 16, 256  # of a program, and of a turn
 
 
 class Weight(NamedTuple):
-    """A matrix, as it is or in fp8.
+    """A weight matrix, in the activations' dtype or in e4m3 with scales.
 
     Parameters
     ----------
     values : Tensor
         ``[out, in]`` of the activations' dtype, or e4m3.
     scale : Tensor or None
-        ``[out, 1]`` float32, of e4m3: from `matmul.quantise_weight`.
+        ``[out, 1]`` float32 scales from `matmul.quantise_weight` if `values` are e4m3; else None.
     """
 
     values: Tensor
@@ -49,7 +51,8 @@ class Weight(NamedTuple):
 
 
 class RowTiles(NamedTuple):
-    """How a launch is cut; the kernel's docstring has the names."""
+    """Tile sizes of a launch of `few_rows_kernel`: rows, output channels and products of a program, and parts of a
+    sum."""
 
     rows: int
     channels: int
@@ -63,10 +66,11 @@ class RowTiles(NamedTuple):
     def of(
         cls, rows: int, outer: int, inner: int, *, gated: bool, shared: bool, early: bool = False
     ) -> RowTiles:
-        """Return the tiles for `rows` rows, `outer` output channels and sums of `inner` products.
+        """Return the tile sizes for `rows` rows, `outer` output channels and sums of `inner` products.
 
-        A sum is shared by several programs where `shared` allows it and there would be fewer than the GPU has
-        multiprocessors. With as few, each takes more at a turn. `scripts/bench/voxcpm2_kernels.py` compares tiles.
+        If `shared` is true, several programs share a sum where the launch would otherwise have fewer programs than
+        the GPU has multiprocessors. In such small launches each program loads more products at a time.
+        `scripts/bench/voxcpm2_kernels.py` compares tile sizes.
         """
         block = max(16, triton.next_power_of_2(rows))
         programs, splits = triton.cdiv(outer, _CHANNELS), 1
@@ -78,7 +82,7 @@ class RowTiles(NamedTuple):
 
 
 def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> tuple[Tensor, Tensor]:
-    """Return ``rms_norm(x) @ weight.T``, and tickets for the layer's later ops.
+    """Return ``rms_norm(x) @ weight.T``, and the tickets (zeroed counters) that the layer's later ops need.
 
     Parameters
     ----------
@@ -87,7 +91,8 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> t
     norm_weight : Tensor
         ``[in]`` of x's dtype.
     eps : float
-        Epsilon of the norm. The kernel rounds once, behind the weight; torch's ops also before it.
+        Epsilon of the norm. The kernel rounds once, after multiplying by `norm_weight`; torch's ops also round
+        before.
     weight : Weight
         ``[out, in]``.
 
@@ -101,7 +106,8 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> t
     Raises
     ------
     KernelsError
-        If a tensor is not as above, or lies on another device; if the GPU has no fp8 numbers and the weight is fp8.
+        If a tensor has another shape, dtype or layout than documented here, or lies on another device; if the
+        weight is e4m3 and the GPU has no fp8 numbers.
     """
     tickets = torch.zeros if not _is_few(x, weight) else torch.empty
     made = tickets(TICKETS, dtype=torch.int32, device=x.device)
@@ -111,7 +117,7 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> t
 def norm_gated_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, tickets: Tensor) -> Tensor:
     """Return ``silu(gate) * up`` ``[..., out]`` of ``rms_norm(x) @ weight.T``, whose weight is ``[2 * out, in]``.
 
-    Parameters and errors as of `norm_linear` and `linear_added`.
+    `norm_linear` and `linear_added` describe parameters and errors.
     """
     return _linear(x, weight, tickets, norm=(norm_weight, eps), gated=True)
 
@@ -122,27 +128,28 @@ def linear_added(x: Tensor, weight: Weight, hidden: Tensor, scale: float, ticket
     Parameters
     ----------
     x : Tensor
-        ``[..., in]``, as of `norm_linear`.
+        ``[..., in]`` bfloat16 or float32, contiguous.
     weight : Weight
         ``[out, in]``.
     hidden : Tensor
         ``[..., out]`` of x's dtype, contiguous.
     scale : float
-        What the product is multiplied by before it is added.
+        Factor of the product ``x @ weight.T`` before the product is added to `hidden`.
     tickets : Tensor
-        From the layer's `norm_linear`; zeros again behind the launch.
+        Counters that the layer's `norm_linear` returned; the launch leaves them zero.
 
     Raises
     ------
     KernelsError
-        As of `norm_linear`.
+        If a tensor has another shape, dtype or layout than documented here, or lies on another device; if the
+        weight is e4m3 and the GPU has no fp8 numbers.
     """
     expect("hidden", hidden, (*x.shape[:-1], weight.values.shape[0]), x.dtype)
     return _linear(x, weight, tickets, hidden=hidden, branch_scale=scale)
 
 
 def begins_early(device: torch.device) -> bool:
-    """Return whether launches on a GPU begin before the one before them has ended."""
+    """Return whether kernel launches on this GPU may begin before the previous launch has ended."""
     return EARLY_LAUNCHES and torch.cuda.get_device_capability(device) >= EARLY_ARCH
 
 
@@ -230,7 +237,7 @@ def launch_few_rows(
     makes_tickets: bool,
     tiles: RowTiles,
 ) -> None:
-    """Launch `few_rows_kernel`, wrapped for an op or as it is, with some tiles."""
+    """Launch `few_rows_kernel` with the given tile sizes; `kernel` is that kernel, or its wrapper for a torch op."""
     outer, inner = out.shape[-1], x.shape[-1]
     rows = x.numel() // inner
     part = triton.cdiv(triton.cdiv(inner, tiles.splits), tiles.products) * tiles.products

@@ -1,6 +1,6 @@
 """Definitions of the ops on few rows and few tokens, in plain torch: what the kernels compute, and what a CPU runs.
 
-A norm and a matmul round where torch does, to the dtype of `x`.
+Norms and matmuls round to the dtype of `x` at the places where torch's ops round.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
-    """Return ``x @ weight.T``; a weight with a factor for each of its rows, ``[out, 1]``, is multiplied by it first."""
+    """Return ``x @ weight.T``; if the weight has scales ``[out, 1]``, its rows are multiplied by these scales
+    first."""
     return F.linear(x, weight if scale is None else (weight.float() * scale).to(x.dtype))
 
 
 def gated(x: Tensor) -> Tensor:
-    """``silu(gate) * up`` of the halves of the last dimension."""
+    """Return ``silu(gate) * up``, where gate and up are the halves of the last dimension."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def added(hidden: Tensor, branch: Tensor, scale: float) -> Tensor:
-    """``hidden + branch * scale``."""
+    """Return ``hidden + branch * scale``."""
     return hidden + (branch if scale == 1 else branch * scale)
 
 
@@ -48,7 +49,7 @@ def split_heads(qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor,
 
 
 def local_attention(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> Tensor:
-    """Return ``[B, T, heads * D]``: attention of the tokens of each row to all of that row's."""
+    """Return ``[B, T, heads * D]``: attention of each row's T tokens to all T tokens of that row."""
     q, k, v = split_heads(qkv, heads, kv_heads)
     k, v = (x.repeat_interleave(heads // kv_heads, -2) for x in (rotate(k, cos, sin), v))
     q, k, v = (x.transpose(1, 2) for x in (rotate(q, cos, sin), k, v))
@@ -65,9 +66,10 @@ def decode_attention(
     positions: Tensor,
     write_index: Tensor,
 ) -> Tensor:
-    """Return ``[B, heads * D]``: attention of a row's token to its positions in the cache and to itself.
+    """Return ``[B, heads * D]``: attention of each row's new token to the row's cached positions and itself.
 
-    Reads as many places behind a row's first as the cache has, clamped to the row's own; what lies in others is unused.
+    For each row the function reads as many places as the cache has; indices beyond the row's last position are
+    clamped to it, and what they read is masked.
     """
     _, kv_heads, head_dim = k_cache.shape
     heads = qkv.shape[-1] // head_dim - 2 * kv_heads
@@ -86,7 +88,8 @@ def attended(
     starts: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """`decode_attention` over a cache that holds the token's own keys and values already."""
+    """Return what `decode_attention` does, for a cache to which the new token's keys and values were already
+    written."""
     places, kv_heads, head_dim = k_cache.shape
     heads = qkv.shape[-1] // head_dim - 2 * kv_heads
     q, _, _ = split_heads(qkv, heads, kv_heads)

@@ -1,4 +1,5 @@
-"""Attention of few tokens: among themselves, or of one token to what its row holds of a cache. Heads share keys."""
+"""Attention ops for few tokens: among at most 64 tokens, or of one new token a row to that row's cached positions.
+Several query heads share one key head."""
 
 from __future__ import annotations
 
@@ -32,16 +33,16 @@ _MOST_PARTS = 16
 
 
 def local_attention(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> Tensor:
-    """Rotate q and k, and return the attention of each row's tokens to all of that row.
+    """Rotate q and k, and return the attention of each row's tokens to all tokens of the same row.
 
     Parameters
     ----------
     qkv : Tensor
         ``[B, T, (heads + 2 * kv_heads) * D]`` bfloat16 or float32, contiguous; at most 64 tokens on CUDA.
     cos, sin : Tensor
-        ``[T, D]`` float32, whose halves are the same numbers.
+        ``[T, D]`` float32; the first and the second half of the D channels are equal.
     heads, kv_heads : int
-        Heads of queries, and of keys and values.
+        Number of query heads, and number of key and value heads.
 
     Returns
     -------
@@ -51,7 +52,7 @@ def local_attention(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads:
     Raises
     ------
     KernelsError
-        If a tensor is not as above, or there are more tokens.
+        If a tensor has another shape, dtype or layout than documented here, or T is above 64 on CUDA.
     """
     expect_dims("qkv", qkv, 3, "[batch, tokens, heads of q, k and v]")
     _, tokens, _ = qkv.shape
@@ -78,21 +79,21 @@ def decode_attention(
     write_index: Tensor,
     tickets: Tensor,
 ) -> Tensor:
-    """Rotate q and k of one token a row, write its k and v, and return its attention to its row and itself.
+    """Rotate q and k of one new token a row, write k and v to the cache, and return the token's attention to the row.
 
     Parameters
     ----------
     qkv : Tensor
-        ``[B, (H + 2 * K) * D]`` bfloat16 or float32, contiguous.
+        ``[B, (H + 2 * K) * D]`` bfloat16 or float32, contiguous: H query heads, K key heads, D channels for each row.
     cos, sin : Tensor or None
-        ``[B, D]`` float32, whose halves are the same numbers; None: no rotation.
+        ``[B, D]`` float32; the first and the second half of the D channels are equal; None: no rotation.
     k_cache, v_cache : Tensor
-        ``[S, K, D]`` of qkv's dtype, contiguous; mutated.
+        ``[S, K, D]`` of qkv's dtype, contiguous; S places that the rows share; mutated.
     starts, positions, write_index : Tensor
-        ``[B]`` int64: the first place of a row, how many positions it holds before this token, the token's place.
-        Several rows may write the same place, which no row reads.
+        ``[B]`` int64: place of a row's first position in the cache, number of the row's positions before the new
+        token, and place of the new token. Several rows may write to one place that no row reads.
     tickets : Tensor
-        From `few_rows.norm_linear`; zeros again behind the launch.
+        Counters that the layer's `few_rows.norm_linear` returned; the launch leaves them zero.
 
     Returns
     -------
@@ -102,7 +103,7 @@ def decode_attention(
     Raises
     ------
     KernelsError
-        If a tensor is not as above.
+        If a tensor has another shape, dtype or layout than documented here.
     """
     expect_dims("k_cache", k_cache, 3, "[places, heads, head_dim]")
     _, kv_heads, head_dim = k_cache.shape
@@ -118,14 +119,14 @@ def decode_attention(
 
 
 class QuantisedCache(NamedTuple):
-    """Keys or values in a number format, as `kv_write` stores them.
+    """Cached keys or cached values as codes and scales, in the layout that `kv_write` writes.
 
     Parameters
     ----------
     form : NumberFormat
         One of `STEP_FACTORS`.
     codes, scales : Tensor
-        ``[S, *form.codes_shape]``, ``[S, *form.scales_shape]``.
+        ``[S, *form.codes_shape]``, ``[S, *form.scales_shape]`` for S places of the cache.
     """
 
     form: NumberFormat
@@ -133,11 +134,12 @@ class QuantisedCache(NamedTuple):
     scales: Tensor
 
     def write(self, x: Tensor, index: Tensor) -> None:
-        """Store tokens ``x`` ``[T, K, D]`` at places ``index`` ``[T]`` int64, in place."""
+        """Quantise the keys or values ``x`` ``[T, K, D]`` of T tokens and write them to the places ``index``
+        ``[T]`` int64."""
         kv_write(self.form, x, index, self.codes, self.scales, self._factors())
 
     def read(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the tokens at some places, ``[T, K, D]``."""
+        """Return the keys or values ``[T, K, D]`` at T given places of the cache."""
         codes, scales = (stored.index_select(0, index) for stored in (self.codes, self.scales))
         return kv_expand(self.form, codes, scales, self._factors(), dtype)
 
@@ -156,9 +158,9 @@ def quantised_decode_attention(
     positions: Tensor,
     tickets: Tensor,
 ) -> Tensor:
-    """Return `decode_attention` over a quantised cache, which holds the token's own keys and values already.
+    """Return what `decode_attention` does, for a quantised cache to which the new token was already written.
 
-    Parameters and errors as of `decode_attention`; both caches are of one format.
+    `decode_attention` describes parameters and errors; keys and values have the same number format.
     """
     form, (codes, scales) = keys.form, keys[1:]
     places, kv_heads, _ = codes.shape
@@ -185,7 +187,7 @@ def quantised_decode_attention(
 
 
 def decode_parts(batch: int, kv_heads: int) -> int:
-    """Into how many parts the positions of each row are cut, which depends on the size of the call alone."""
+    """Return the number of parts of each row's cached positions; it depends on `batch` and `kv_heads` alone."""
     wanted = _PROGRAMS // (batch * kv_heads)
     return max(1, min(_MOST_PARTS, 1 << max(0, wanted.bit_length() - 1)))
 
@@ -299,7 +301,7 @@ def launch_local_attention(
     *,
     early: bool = False,
 ) -> Tensor:
-    """Launch `local_attention_kernel`, wrapped for an op or as it is."""
+    """Launch `local_attention_kernel`; `kernel` is that kernel, or its wrapper for a torch op."""
     batch, tokens, width = qkv.shape
     head_dim = width // (heads + 2 * kv_heads)
     out = torch.empty((batch, tokens, heads * head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -340,9 +342,11 @@ def launch_decode_attention(
     *,
     early: bool = False,
 ) -> Tensor:
-    """Launch `decode_attention_kernel`, wrapped for an op or as it is, in some parts of a row's positions.
+    """Launch `decode_attention_kernel` with each row's positions split into `parts`; `kernel` may be its wrapper
+    for an op.
 
-    ``quantised`` are the format of codes, which the caches hold then, and the scales of keys and of values.
+    ``quantised`` has the number format of the caches' codes, the scales of the keys and the scales of the values;
+    None: the caches are exact.
     """
     batch, width = qkv.shape
     kv_heads, head_dim = k_cache.shape[1:]

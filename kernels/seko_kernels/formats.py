@@ -89,7 +89,7 @@ class CacheTensor:
     dtype : torch.dtype
         Element type.
     part : str
-        Tokens of a row in this tensor: ``cache`` (all), ``sink`` or ``ring``.
+        Which cached tokens of a row the tensor holds: ``cache`` (all), ``sink`` or ``ring``.
     """
 
     name: str
@@ -99,7 +99,7 @@ class CacheTensor:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in one layer."""
+        """Bytes that one token takes in this tensor of one layer."""
         return prod(self.token_shape) * self.dtype.itemsize
 
 
@@ -112,7 +112,7 @@ class ScaleTensor:
     name : str
         Name inside the format: ``"k_global_scale"``, …
     shape : tuple of int
-        Its shape.
+        Shape of the constant.
     dtype : torch.dtype
         Element type.
     """
@@ -140,13 +140,14 @@ class NumberFormat:
     code_bits : int
         8 or 4.
     top : float
-        Largest magnitude of a code: a group's step is the largest magnitude of its numbers divided by it.
+        Largest magnitude of a code. A group's step is the largest magnitude of the group's numbers divided by `top`.
     group : int
         Channels that share a step; 0: the format has no groups.
     zero_points : bool
         Whether each group also stores the code of 0 (a zero point), so that its range need not be symmetric.
     rotated : bool
-        Whether a Walsh-Hadamard transform is applied to each group before rounding, and undone when it is read.
+        Whether a Walsh-Hadamard transform is applied to each group before rounding, and undone when the group is
+        read.
     e2m1 : bool
         Whether codes are e2m1 numbers in NVFP4's blocks; otherwise they are integers, or fp8 if the format has no
         groups.
@@ -181,7 +182,8 @@ class NumberFormat:
         return (heads, head_dim * self.code_bits // 8)
 
     def scales_shape(self, heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of one token's group bytes: first the steps, then the zero points."""
+        """Shape of one token's uint8 scales: the steps of its groups, then the groups' zero points if there are
+        any."""
         return (heads, (1 + self.zero_points) * head_dim // self.group)
 
 

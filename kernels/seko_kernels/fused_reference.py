@@ -22,7 +22,7 @@ FP8_SCALE_OF_GLOBAL = 8.0
 
 
 def e4m3_cast(x: Tensor) -> Tensor:
-    """Nearest e4m3 number of float32 `x`, ties to even, saturating at 448, the sign of zero kept."""
+    """Return the nearest e4m3 number of float32 `x`, ties to even, saturating at 448, the sign of zero kept."""
     return x.clamp(-E4M3_MAX, E4M3_MAX).to(FP8)
 
 
@@ -211,7 +211,8 @@ def attention_fp8(
     k_own: Tensor,
     v_own: Tensor,
 ) -> Tensor:
-    """Softmax attention over ``valid_tokens[b] - T`` past keys in 8 bits and T own keys unquantised.
+    """Return softmax attention over ``valid_tokens[b] - T`` cached keys in 8 bits and the chunk's own T keys
+    unquantised.
 
     Parameters
     ----------
@@ -253,7 +254,7 @@ def attention_fp8(
 
 
 def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
-    """Softmax attention over the first ``valid_tokens[b]`` keys, summed in float32.
+    """Return softmax attention over the first ``valid_tokens[b]`` keys of each row b, summed in float32.
 
     Parameters
     ----------
@@ -286,12 +287,13 @@ def _weighted(scores: Tensor, values: Tensor) -> Tensor:
 
 
 def fp8_scale(global_scale: Tensor) -> Tensor:
-    """Return the fp8 scale ``[H]`` of heads with these NVFP4 global scales, with which no number saturates."""
+    """Return a scale ``[H]`` for each head with which no number of an NVFP4 cache of these global scales saturates
+    in e4m3."""
     return global_scale * FP8_SCALE_OF_GLOBAL
 
 
 def fp8_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, fp8_scale: Tensor) -> Tensor:
-    """Return ``e4m3(number / fp8_scale)``, ``[N, H, D]``, of an NVFP4 cache.
+    """Return the numbers of an NVFP4 cache divided by `fp8_scale` and rounded to e4m3, ``[N, H, D]``.
 
     Parameters
     ----------
@@ -377,18 +379,18 @@ def e4m3_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gelu_quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """GELU (tanh form) in float32, then `e4m3_rows`."""
+    """Apply GELU (tanh form) in float32, then quantise each row to e4m3 by `e4m3_rows`."""
     return e4m3_rows(F.gelu(x.float(), approximate="tanh"))
 
 
 def layer_norm(x: Tensor, eps: float) -> Tensor:
-    """LayerNorm without weight and bias, in float32."""
+    """Return LayerNorm of each row without weight and bias, in float32."""
     return F.layer_norm(x.float(), (x.shape[-1],), eps=eps)
 
 
 def of_frames(modulation: Tensor, layer_modulation: Tensor, which: int, tokens: int) -> Tensor:
-    """Return entry `which` of the six in ``modulation [B, F, 6, d] + layer_modulation [6, d]``, repeated for each
-    token: ``[B, T, d]``.
+    """Return vector `which` of the six modulation vectors ``modulation [B, F, 6, d] + layer_modulation [6, d]``,
+    repeated for each token: ``[B, T, d]``.
     """
     row = modulation[:, :, which] + layer_modulation[which]
     return row.repeat_interleave(tokens // modulation.shape[1], dim=1)

@@ -80,11 +80,11 @@ class KvFormat(Protocol):
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
-        """Tensors of one layer's cache, in the order that engines take them."""
+        """Tensors of one layer's cache, in the order of the engines' inputs."""
 
     @property
     def scale_tensors(self) -> tuple[ScaleTensor, ...]:
-        """Constants of one layer, in the order that engines take them."""
+        """Calibrated constants of one layer's cache, in the order of the engines' inputs."""
 
     @property
     def bits_per_number(self) -> float:
@@ -162,7 +162,7 @@ class ExactKv:
 
     @property
     def keys_before_rope(self) -> bool:
-        """Whether keys are stored before RoPE; here only if requested."""
+        """Whether keys are stored before RoPE: the constructor's `before_rope`."""
         return self.before_rope
 
     @property
@@ -172,7 +172,7 @@ class ExactKv:
 
     @property
     def read_in_8_bits(self) -> bool:
-        """False, because the format has no codes."""
+        """False: 8-bit attention reads only quantised caches."""
         return False
 
     @property
@@ -183,12 +183,12 @@ class ExactKv:
 
     @property
     def scale_tensors(self) -> tuple[ScaleTensor, ...]:
-        """Empty: this format has no constants."""
+        """Empty: the exact format has no calibrated constants."""
         return ()
 
     @property
     def bits_per_number(self) -> float:
-        """16 or 32."""
+        """16 for bfloat16, 32 for float32."""
         return self.dtype.itemsize * 8.0
 
     def write(
@@ -215,7 +215,7 @@ class ExactKv:
         Raises
         ------
         KvSchemeError
-            If `dtype` is not the stored one: a cast would copy the whole window on every call.
+            If `dtype` is not the cache's dtype: a cast would copy all cached tokens on every call.
         """
         if dtype != self.dtype:
             raise KvSchemeError(f"the {self.name} KV cache cannot serve a window of {dtype} without a copy")
@@ -226,19 +226,19 @@ class ExactKv:
         ), caches["v"]
 
     def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
-        """Return no constants."""
+        """Return an empty dict: the exact format has no constants."""
         check_statistics(k, v, self.heads, self.head_dim)
         return {}
 
 
 def check_sizes(heads: int, head_dim: int) -> None:
-    """Refuse sizes that are not positive; raises `KernelsError`."""
+    """Raise `KernelsError` if a size is not positive."""
     if heads < 1 or head_dim < 1:
         raise KernelsError(f"heads and head_dim must be at least 1, got {heads} and {head_dim}")
 
 
 def check_statistics(k: ChannelStatistics, v: ChannelStatistics, heads: int, head_dim: int) -> None:
-    """Refuse statistics with another number of heads or channels; raises `KernelsError`."""
+    """Raise `KernelsError` if calibration statistics have another number of heads or channels than the format."""
     for name, statistics in (("k", k), ("v", v)):
         if tuple(statistics.mean.shape) != (heads, head_dim):
             raise KernelsError(

@@ -54,8 +54,8 @@ def kv_write(
     Raises
     ------
     KernelsError
-        If shapes disagree, D is no multiple of the format's unit, a cache is not contiguous, a dtype is not as above,
-        or the tensors are on different devices or on one that is neither CPU nor CUDA.
+        If shapes disagree, D is no multiple of the format's unit, a cache is not contiguous, a dtype is not one of
+        those listed, or the tensors are on different devices or on one that is neither CPU nor CUDA.
     """
     heads, head_dim = _check_written(x, token_index)
     _check_cache(form, codes, scales, global_scale, heads, head_dim)
@@ -93,13 +93,13 @@ def kv_expand(
     Parameters
     ----------
     form, codes, scales, global_scale
-        As `kv_write` takes them.
+        Number format and cache tensors, described in `kv_write`.
     dtype : torch.dtype
         float32 or bfloat16.
     keys : KeyTables, optional
         The keys' mean and rotary tables.
     apart : SinkApart, optional
-        For a cache without the sink: the result has room for the sink's tokens at the start of each row.
+        For a cache that does not hold the sink: the result has room for the sink's tokens at the start of each row.
 
     Returns
     -------
@@ -110,7 +110,7 @@ def kv_expand(
     Raises
     ------
     KernelsError
-        If a tensor does not fit the format; see `kv_write`.
+        If a tensor's shape, dtype or device does not fit the format, as in `kv_write`.
     """
     if codes.dim() != 3:
         raise KernelsError(f"codes have shape {tuple(codes.shape)}, expected [tokens, heads, bytes]")

@@ -26,8 +26,8 @@ def encode(
     of x. Integers: per group of channels ``s = e4m3 at or above (range * 1/levels * 1/g) * g`` and the nearest ``x
     / s``, ties to even. int8: range is the largest magnitude, 127 levels, codes -127..127. int4: range is from the
     least to the largest number, 0 included, 15 levels; the code of 0 is the group's zero point, codes 0..15.
-    Rotated int4: the same of ``hadamard(x - mean) / 16``, whose groups are a whole transform: its step is the one
-    norm of a token's head.
+    Rotated int4: int4 of ``hadamard(x - mean) / 16`` with groups of 128 channels, the length of a transform, so
+    that a token and head of 128 channels has one step.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def encode(
     codes : Tensor
         ``[T, *form.codes_shape]`` of ``form.code_dtype``.
     scales : Tensor or None
-        ``[T, *form.scales_shape]`` uint8: e4m3 steps, then zero points; None of fp8.
+        ``[T, *form.scales_shape]`` uint8: e4m3 steps, then zero points; None for fp8.
     """
     if form.e2m1:
         return nvfp4_encode(x, global_scale, mean)
@@ -85,7 +85,7 @@ def decode(
     Parameters
     ----------
     form, codes, scales, global_scale
-        Arguments and results of `encode`, for N tokens.
+        Number format, codes and scales, from `encode`, of N tokens.
     dtype : torch.dtype
         float32 or bfloat16.
 

@@ -55,7 +55,7 @@ class KvScheme:
 
 
 def scheme_names(text: str) -> list[str]:
-    """Split ``KEYS-VALUES`` or ``BOTH`` into names, without ``-sink``; a name may have ``-`` in it."""
+    """Split a scheme without ``-sink``, ``KEYS-VALUES`` or ``BOTH``, into format names, which may contain ``-``."""
     parts, names = text.removesuffix(_SINK).split("-"), []
     while parts:
         known = (count for count in range(len(parts), 1, -1) if "-".join(parts[:count]) in SCHEMES)

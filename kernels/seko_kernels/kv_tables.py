@@ -33,7 +33,8 @@ class KeyTables(NamedTuple):
         Raises
         ------
         KernelsError
-            If a tensor is not as above, or the tables are not for ``tokens`` tokens of ``head_dim`` channels.
+            If a tensor has another shape, dtype or layout than documented here, or the tables are not for
+            ``tokens`` tokens of ``head_dim`` channels.
         """
         check_mean(self.mean, heads, head_dim)
         for name, table in (("slot_rotary", self.slot_rotary), ("patch_rotary", self.patch_rotary)):
@@ -84,7 +85,7 @@ class SinkApart(NamedTuple):
 
 
 def check_mean(mean: Tensor, heads: int, head_dim: int) -> None:
-    """Refuse a mean that is not ``[heads, head_dim]`` float32, contiguous; raises `KernelsError`, `KernelsError`."""
+    """Refuse a mean that is not ``[heads, head_dim]`` float32, contiguous; raises `KernelsError`."""
     if mean.dtype != torch.float32:
         raise KernelsError(f"mean is {mean.dtype}, expected torch.float32")
     if tuple(mean.shape) != (heads, head_dim) or not mean.is_contiguous():

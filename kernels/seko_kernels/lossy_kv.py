@@ -54,7 +54,7 @@ class LossyKv:
     dtype : torch.dtype or None
         The model's dtype; needed if any part is exact.
     exact_sink : RowLayout or None
-        If given, the sink is stored separately and exact (its keys before RoPE), and the codes are those of the ring
+        If given, the sink is stored separately and exact (its keys before RoPE), and codes are stored for the ring
         alone.
     before_rope : bool
         Whether exact keys are stored before RoPE too.
@@ -104,7 +104,7 @@ class LossyKv:
 
     @property
     def keys_before_rope(self) -> bool:
-        """True if keys are quantised, or if it was requested."""
+        """Whether keys are stored before RoPE: if keys are quantised, or by the constructor's `before_rope`."""
         return self.keys is not None or self.before_rope
 
     @property
@@ -119,7 +119,8 @@ class LossyKv:
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
-        """Codes and group bytes of keys and values; also the sink's numbers if the sink is exact."""
+        """Tensors of the cache: codes and scales of keys and values, and keys and values of the sink if the sink is
+        exact."""
         tensors, part = [], "ring" if self.exact_sink else "cache"
         for side, form in self._sides:
             whole = (self.heads, self.head_dim)
@@ -136,7 +137,8 @@ class LossyKv:
 
     @property
     def scale_tensors(self) -> tuple[ScaleTensor, ...]:
-        """One power of two for each head, of keys and of values; the mean of each key channel."""
+        """Calibrated constants: a power of two for each head of keys and of values, and the mean of each key
+        channel."""
         tensors = []
         for side, form in self._sides:
             if form is not None:

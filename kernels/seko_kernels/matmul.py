@@ -65,7 +65,7 @@ def fp8_linear(rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, d
     Raises
     ------
     KernelsError
-        If a tensor is not as above, or the GPU has no fp8 numbers.
+        If a tensor has another shape, dtype or layout than documented here, or the GPU has no fp8 numbers.
     """
     expect_dims("rows", rows.values, 3, "[batch, tokens, in]")
     batch, tokens, inner = rows.values.shape

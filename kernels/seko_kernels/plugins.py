@@ -129,7 +129,7 @@ def nvfp4_write_keys() -> Plugin:
 
 
 def nvfp4_expand(dtype: str) -> Plugin:
-    """Expand a cache to `dtype`, bfloat16 or float32."""
+    """Return the plugin that expands an NVFP4 cache to `dtype`, bfloat16 or float32."""
 
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
         tokens, heads, blocks = shapes["scales"]
@@ -148,7 +148,7 @@ def nvfp4_expand(dtype: str) -> Plugin:
 
 
 def nvfp4_expand_keys(dtype: str) -> Plugin:
-    """Expand keys that were stored before RoPE to `dtype`: mean added, turned."""
+    """Return the plugin that expands NVFP4 keys to `dtype`, adds their mean and applies RoPE."""
 
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
         tokens, heads, blocks = shapes["scales"]
@@ -173,7 +173,7 @@ def nvfp4_expand_keys(dtype: str) -> Plugin:
 
 
 def cache_write() -> Plugin:
-    """Write rows into an exact cache, in place."""
+    """Return the plugin that writes rows into an exact cache, in place."""
 
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
         tokens, heads, dim = shapes["x"]
@@ -192,7 +192,7 @@ def cache_write() -> Plugin:
 
 
 def gaussian(latent_shape: tuple[int, int, int]) -> Plugin:
-    """Noise of a chunk of latents of this shape, [channels, rows, columns]."""
+    """Return the plugin that draws a chunk's noise; `latent_shape` is [channels, rows, columns]."""
     channels, rows, columns = latent_shape
     groups = -(-channels * rows * columns // 4)
 
@@ -216,7 +216,7 @@ def gaussian(latent_shape: tuple[int, int, int]) -> Plugin:
 
 
 def fp8_expand() -> Plugin:
-    """Expand the cached tokens of an FP4 cache to 8 bits, without the slots that the chunk writes.
+    """Return the plugin that expands an FP4 cache to 8 bits, without the slots that the chunk writes.
 
     The kernel reads no byte that a write of the same chunk changes, so expanding and writing may run in either order.
     """
@@ -267,7 +267,7 @@ def fp8_expand() -> Plugin:
 
 
 def attention_fp8() -> Plugin:
-    """Attend to cached tokens in the 8-bit form of `fp8_expand`, and to the chunk's own tokens unquantised.
+    """Return the plugin that attends to cached tokens in 8 bits (`fp8_expand`) and to own tokens unquantised.
 
     The tile sizes are those that compile without register spills on every GPU with fp8; no tile sizes were measured
     on the GPUs of TensorRT plans.

@@ -66,8 +66,8 @@ def qk_norm_rope(
     Raises
     ------
     KernelsError
-        If a tensor is not as above, or `plain_keys` is another word; if the tensors lie on different devices, or on one
-        that is neither CPU nor CUDA.
+        If a tensor has another shape, dtype or layout than documented here, or `plain_keys` is another word; if the
+        tensors lie on different devices, or on one that is neither CPU nor CUDA.
     """
     expect_dims("k_out", k_out, 4, "[batch, tokens, heads, head_dim]")
     expect_dims("qkv", qkv, 3, "[batch, tokens, 3 * width]")

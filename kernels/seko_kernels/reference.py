@@ -97,7 +97,7 @@ def nvfp4_error(magnitude: Tensor, codes: Tensor, scales: Tensor, g: Tensor) -> 
     magnitude : Tensor
         ``[T, H, D/16, 16]`` float32.
     codes : Tensor
-        Codes of the same shape, int32, without sign.
+        Codes without sign, int32, of the shape of `magnitude`.
     scales : Tensor
         ``[T, H, D/16]`` uint8, e4m3 bits.
     g : Tensor
@@ -168,9 +168,9 @@ def nvfp4_decode_keys(
     Parameters
     ----------
     codes, scales, global_scale
-        As in `nvfp4_decode`, of ``N = slots * n`` tokens, slot by slot.
+        Tensors of an NVFP4 cache (see `nvfp4_decode`) with ``N = slots * n`` tokens, slot by slot.
     mean : Tensor
-        ``[H, D]`` float32, as `nvfp4_encode` subtracted it.
+        ``[H, D]`` float32: the mean that `nvfp4_encode` subtracted.
     slot_rotary : Tensor
         ``[slots, A, 2]`` float32: cosine and sine of the first A pairs, for the frame in each slot.
     patch_rotary : Tensor
@@ -220,7 +220,7 @@ def round_factor(x: Tensor) -> Tensor:
 
 
 def e2m1_decode(codes: Tensor) -> Tensor:
-    """Value of 4-bit codes (0..15, any integer dtype) as float32. Code 8 is minus zero."""
+    """Return the value of 4-bit codes (0..15, any integer dtype) as float32. Code 8 is minus zero."""
     bits = codes.to(torch.int32)
     magnitude = bits & 7
     # Codes from 2 on have exponent and mantissa side by side as in fp32; the codes of 0 and 0.5 are subnormal.
@@ -230,7 +230,8 @@ def e2m1_decode(codes: Tensor) -> Tensor:
 
 
 def e4m3_encode(x: Tensor) -> Tensor:
-    """Bits of the nearest e4m3 number, ties to even, saturating at 448, as uint8. `x` is float32, never NaN.
+    """Return the bits of the nearest e4m3 number, ties to even, saturating at 448, as uint8. `x` is float32, never
+    NaN.
 
     Integer arithmetic, because float-to-fp8 casts are wrong in Triton's interpreter and absent on sm_80.
     """
@@ -244,7 +245,7 @@ def e4m3_encode(x: Tensor) -> Tensor:
 
 
 def e4m3_decode(codes: Tensor) -> Tensor:
-    """Value of e4m3 bits (uint8) as float32, exact; 0x7F and 0xFF are NaN."""
+    """Return the value of e4m3 bits (uint8) as float32, exact; 0x7F and 0xFF are NaN."""
     bits = codes.to(torch.int32)
     magnitude = bits & 0x7F
     normal = ((magnitude << 20) + (120 << 23)).view(torch.float32)

@@ -72,7 +72,7 @@ def residual_norm_modulate(
     x, y : Tensor
         ``[B, T, d]`` float32 or bfloat16, contiguous.
     modulation : Modulation
-        Modulation of this layer.
+        Shift, scale and gate vectors of this layer.
     shift_at, scale_at : int
         Indices of shift and scale among the six entries of the modulation.
     eps : float
@@ -89,7 +89,7 @@ def residual_norm_modulate(
     Raises
     ------
     KernelsError
-        If a tensor is not as above, or the GPU has no fp8 numbers.
+        If a tensor has another shape, dtype or layout than documented here, or the GPU has no fp8 numbers.
     """
     return _row_norm(x, y, modulation, None, -1, shift_at, scale_at, eps, fp8=fp8)
 

@@ -134,7 +134,7 @@ def fp8_expand(
     frame_tokens : int
         Tokens of a slot.
     k_out : Tensor
-        ``[B, P, H, D]`` int8, contiguous; mutated. The codes are those of `fused_reference.key_codes`. P is
+        ``[B, P, H, D]`` int8, contiguous; mutated. `fused_reference.key_codes` defines the codes. P is
         `attention.scratch_tokens` of the ``N - F * frame_tokens`` tokens; positions after these are never written.
     k_out_scale : Tensor
         ``[B, H, key_tiles(P)]`` float32, contiguous; mutated.
@@ -146,7 +146,8 @@ def fp8_expand(
     Raises
     ------
     KernelsError
-        If a tensor is not as above; as in `attention.attention_fp8`.
+        If a tensor has another shape, dtype or layout than documented here; if the tensors are on different
+        devices; if the GPU has no fp8 numbers.
     """
     expect_dims("k_out", k_out, 4, "[batch, tokens, heads, head_dim]")
     batch, places, heads, head_dim = k_out.shape

@@ -95,11 +95,11 @@ def measured_tiles(arch: str, head_dim: int, shape: str, past_tokens: int) -> At
     Parameters
     ----------
     arch : str
-        Such as ``"sm_90"``.
+        Compute capability of the GPU, such as ``"sm_90"``.
     head_dim : int
         D.
     shape : str
-        See `shape_class`.
+        Size class of the attention, from `shape_class`.
     past_tokens : int
         Cached tokens of a row in the scratch; `hopper_attention` needs a multiple of its key group.
     """
@@ -110,7 +110,7 @@ def measured_tiles(arch: str, head_dim: int, shape: str, past_tokens: int) -> At
 
 
 def tiles_for(arch: str, head_dim: int, shape: str, past_tokens: int) -> AttentionTiles:
-    """Return `measured_tiles`, or the safe ones."""
+    """Return the tile sizes of `measured_tiles`, or those of `safe_tiles` if none were measured."""
     return measured_tiles(arch, head_dim, shape, past_tokens) or safe_tiles(arch)
 
 
@@ -132,7 +132,7 @@ def read_table(file: Path) -> dict[tuple[str, int, str], AttentionTiles]:
     Raises
     ------
     TilesError
-        If the file is no such table, or an entry's error exceeds its bound.
+        If the file is not a table of tile sizes, or an entry's error exceeds its bound.
     """
     with table_faults(file):
         return {
@@ -163,13 +163,15 @@ def table_faults(file: Path) -> Iterator[None]:
 
 
 def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Add `rows` to the table; rows with the same architecture, head_dim and shape class are replaced."""
+    """Add tile sizes (`rows`) to the JSON table; entries of the same architecture, head_dim and shape class are
+    replaced."""
     merge_rows(file, rows)
     read_table(file)
 
 
 def merge_rows(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Merge `rows` into a JSON list; of rows with the same architecture, head_dim and class the new one stays."""
+    """Merge `rows` into the table's JSON list; they replace entries of the same architecture, head_dim and shape
+    class."""
 
     def key(row: dict[str, Any]) -> tuple[str, int, str]:
         return row["arch"], row["head_dim"], row["shape_class"]

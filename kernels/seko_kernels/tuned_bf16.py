@@ -19,8 +19,8 @@ TABLE = Path(__file__).with_name("tuned_attention_bf16.json")
 
 
 def is_faster(arch: str, head_dim: int, shape: str) -> bool:
-    """Return whether the kernel is available and was faster on this architecture (``"sm_90"``) and
-    `tuned.shape_class`.
+    """Return whether Seko's 16-bit attention is available and was faster than torch's, for a GPU architecture
+    (``"sm_90"``), head_dim and `tuned.shape_class`.
     """
     return gluon_fault() is None and (arch, head_dim, shape) in faster_table()
 
@@ -37,7 +37,7 @@ def read_table(file: Path) -> frozenset[tuple[str, int, str]]:
     Raises
     ------
     TilesError
-        If the file is no such table, or an entry was not admitted or not faster.
+        If the file is not a table of sizes, or an entry was not admitted or was not faster than torch's attention.
     """
     rows = set()
     with table_faults(file):
@@ -49,6 +49,7 @@ def read_table(file: Path) -> frozenset[tuple[str, int, str]]:
 
 
 def write_table(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Add `rows` to the table; rows with the same architecture, head_dim and shape class are replaced."""
+    """Add sizes (`rows`) to the JSON table; entries of the same architecture, head_dim and shape class are
+    replaced."""
     merge_rows(file, rows)
     read_table(file)

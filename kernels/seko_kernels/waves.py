@@ -28,7 +28,7 @@ class Waves(NamedTuple):
     whole : int
         Queries of each row that attend to all keys at once.
     splits : int
-        Parts of the keys for the others.
+        Number of parts into which the keys are split for all other queries.
     """
 
     whole: int
@@ -52,7 +52,7 @@ def cut(
     pairs : int
         Rows times heads.
     queries, keys : int
-        Queries and keys of each pair.
+        Queries and keys of each pair of row and head.
     tile : int
         Queries of a tile.
     slots : int

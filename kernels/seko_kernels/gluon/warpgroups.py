@@ -17,7 +17,7 @@ def lane_sums(p):  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def decayed(total, decay):  # type: ignore[no-untyped-def]
-    """`total` [64, 4] times `decay` [64]."""
+    """Return the row sums `total` [64, 4] times the factor `decay` [64] of each row."""
     LANES: gl.constexpr = total.type.layout
     return total * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, LANES)), 1)
 

@@ -1,9 +1,11 @@
-"""Beginning a launch before the one before it has ended, and waiting for that one (sm_90 and later).
+"""Programmatic dependent launch (sm_90 and later): a kernel begins before the previous launch has ended, then waits
+for it.
 
-A launch with the attribute begins when every program of the launch before has called `let_next_begin` or has ended;
-what runs before `after_previous` may not touch what that launch writes, or reads and this one writes. Without the
-attribute both do nothing. Each gives a zero that addresses are made of, which keeps loads and stores behind it: the
-assembly is declared pure, as torch's compiler takes a kernel with any other to write all of its tensors.
+A launch with this attribute begins when every program of the previous launch has called `let_next_begin` or has
+ended. Code before `after_previous` must not read what the previous launch writes, nor write what the previous
+launch reads or writes. In a launch without the attribute both functions do nothing. Each function returns a zero;
+adding it to addresses keeps loads and stores after the call. The functions' assembly is declared pure, because
+torch's compiler assumes that a kernel with other assembly writes all of its tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def let_next_begin(x):  # type: ignore[no-untyped-def]
-    """Allow the next launch to begin; return 0 (int32), of any int32 `x`."""
+    """Allow the next launch to begin; return an int32 zero, which depends on `x` (int32) for the compiler."""
     return tl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1
     )
@@ -22,9 +24,9 @@ def let_next_begin(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def after_previous(x):  # type: ignore[no-untyped-def]
-    """Wait until the launch before has ended and its results are there; return 0 (int32), of any int32 `x`.
+    """Wait until the previous launch has ended and its results are visible; return an int32 zero (see the module).
 
-    The compiler knows it as a multiple of 16: pointers that it is added to stay aligned.
+    The compiler knows the zero as a multiple of 16, so that pointers stay aligned when it is added.
     """
     zero = tl.inline_asm_elementwise(
         "griddepcontrol.wait; mov.u32 $0, 0;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1
@@ -34,7 +36,8 @@ def after_previous(x):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ask_for(W, n, first, zero, PART: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Ask the L2 cache for weights ``[n, first : first + PART]`` of rows of K, behind `zero`; return 0, to be used."""
+    """Prefetch weights ``[n, first : first + PART]``, rows of K numbers, to the L2 cache; return a zero for
+    addresses."""
     in_line: tl.constexpr = 1024 // W.dtype.element_ty.primitive_bitwidth  # numbers in 128 bytes
     lines: tl.constexpr = triton.next_power_of_2(triton.cdiv(PART, in_line))
     k = tl.minimum(first + zero + tl.arange(0, lines) * in_line, K - 1)

@@ -1,8 +1,8 @@
-"""The kernel of a linear layer on few rows, with the norm before it or the residual behind it. Checks: `few_rows`.
+"""The kernel of a linear layer on few rows, with the norm before or the residual after it. Checks are in `few_rows`.
 
-Time is what reading the weights takes, so a launch is made of many small programs: each has some output channels of all
-rows, and of long sums a part. The parts of a sum are added by the program that arrives last, in their order, so that
-a result does not depend on which one that is.
+Reading the weights takes nearly all of the time, so a launch has many small programs: each computes some output
+channels of all rows, and of a long sum only a part. The program that finishes last adds the parts of a sum in a
+fixed order, so that the result does not depend on which program is last.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write ``y = norm(x) @ W.T``, or ``silu(gate) * up`` of its halves, or ``hidden + y``.
 
-    `seko_kernels.few_rows_reference` has the definitions. Sums are in fp32; what torch would store is rounded. A norm's
-    factor of a row multiplies its sums, as squares are added up beside them: rows are read once.
+    `seko_kernels.few_rows_reference` has the definitions. Sums are in fp32; numbers that torch would store are
+    rounded. The norm's factor of a row multiplies the row's sums at the end, because its squares are summed in the
+    same loop, so that rows are read once.
 
     Parameters
     ----------
@@ -62,23 +63,25 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     OUT : pointer to X's dtype
         ``[rows, N]``.
     SUMS : pointer to fp32
-        ``[SPLITS, rows, N]``, of parts of sums, written where SPLITS > 1.
+        ``[SPLITS, rows, N]``: the parts of each sum, written where SPLITS > 1.
     TICKETS : pointer to int32
-        At least one for each output tile, zeros before and after; of NEW_TICKETS zeros are written.
+        Counters, at least one for each output tile, zero before and after the launch; the first NEW_TICKETS are set
+        to zero.
     rows : int
         The grid is (N / BN, SPLITS, rows / BM), each rounded up.
     EPS, BRANCH_SCALE : constexpr
         Epsilon of the norm; factor of y before it is added.
     SPLITS, PART : constexpr
-        Programs that share a sum, and products that each has: a multiple of BK.
+        Programs that share a sum, and number of products of each program, a multiple of BK.
     BM, BN, BK : constexpr
-        Rows and output channels of a program; products of a turn.
+        Rows and output channels of a program; products of a loop iteration.
     SLICES : constexpr
         Parts of BK, each with a sum of its own: one for each warp.
     STAGES : constexpr
-        Turns whose numbers are under way.
+        Loop iterations whose loads are in flight.
     EARLY : constexpr bool
-        Whether it may begin before the launch before it has ended: it asks for its weights meanwhile. From sm_90 on.
+        Whether the launch may begin before the previous launch has ended, and meanwhile prefetch its weights; sm_90
+        and later.
     """
     n_tile, split, m_tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = m_tile * BM + tl.arange(0, BM)

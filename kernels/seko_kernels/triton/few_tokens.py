@@ -1,7 +1,7 @@
-"""Kernels of attention of few tokens, with rotation: among themselves, or of one token over a cache.
+"""Kernels of attention with RoPE for few tokens: among these tokens, or of one new token a row over a cache.
 
-Rotation turns the two halves of a head's channels, in fp32, and rounds; a head is therefore read in halves. Several
-heads of queries share one of keys and values. Checks are in `few_tokens`.
+RoPE pairs channel i of a head's first half with channel i of the second half, in fp32, and rounds; a head is
+therefore read in halves. Several query heads share one head of keys and values. Checks are in `few_tokens`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def local_attention_kernel(  # type: ignore[no-untyped-def]
     BD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Write the attention of each row's tokens to all of that row, one program a row and head of queries.
+    """Write the attention of each row's tokens to all tokens of that row; one program for each row and query head.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def local_attention_kernel(  # type: ignore[no-untyped-def]
     BT, BH, BD : constexpr
         Powers of two that hold TOKENS, half a head and a head; at least 16.
     EARLY : constexpr bool
-        Whether it may begin before the launch before it has ended; from sm_90 on.
+        Whether the launch may begin before the previous launch has ended; sm_90 and later.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if EARLY:
@@ -151,11 +151,12 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     BD: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Write the attention of one token a row to what its row holds and to itself.
+    """Write the attention of one new token a row to the row's cached positions and to the new token.
 
-    A program has all heads of queries that share one of keys, and a part of the row's positions; parts depend on the
-    row's position alone. A quantised cache holds the token's keys and values already; into an exact one the program of
-    a row's first part writes them, and adds them itself. Whoever is last adds the parts up.
+    A program handles all query heads that share one key head, and a part of the row's positions; where a row is
+    split depends on the row's number of positions alone. A quantised cache already holds the new token's keys and
+    values. To an exact cache the program of a row's first part writes the new token's keys and values, and attends
+    to them. The program that finishes last combines the parts.
 
     Parameters
     ----------
@@ -164,26 +165,27 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     COS, SIN : pointer to fp32
         ``[B, HEAD_DIM]``, read where ROPE.
     K_CACHE, V_CACHE : pointer to QKV's dtype, int8 or uint8
-        ``[S, KV_HEADS, HEAD_DIM]``, of which place WRITE_INDEX of each row is written; or codes of a number format.
+        ``[S, KV_HEADS, HEAD_DIM]`` with S places, or codes of a number format; in an exact cache the places
+        WRITE_INDEX are written.
     K_SCALES, V_SCALES : pointer to uint8
         ``[S, KV_HEADS, HEAD_DIM / GROUP]``, read where BITS is not 0.
     STARTS, POSITIONS, WRITE_INDEX : pointer to int64
-        ``[B]``: the first place of a row, how many positions it holds before this token, the token's place.
+        ``[B]``: place of a row's first position, number of positions before the new token, place of the new token.
     OUT : pointer to QKV's dtype
         ``[B, HEADS * HEAD_DIM]``. The grid is (B, KV_HEADS, SPLITS).
     SUMS, TOPS : pointer to fp32
-        ``[B, KV_HEADS, SPLITS, BG, BD]``, ``[B, KV_HEADS, SPLITS, 2, BG]``: values of a part and, for a softmax in
-        powers of two, its largest score and its sum.
+        ``[B, KV_HEADS, SPLITS, BG, BD]``, ``[B, KV_HEADS, SPLITS, 2, BG]``: weighted values of each part; largest
+        score and sum of each part's softmax in powers of two.
     TICKETS : pointer to int32
-        At least ``B * KV_HEADS``, zeros before and after.
+        At least ``B * KV_HEADS`` counters, zero before and after the launch.
     SCALE : constexpr
         Factor of the scores, for powers of two.
     BITS, GROUP, GLOBAL_SCALE : constexpr
         0: an exact cache. Else bits of a code, 8 (int8) or 4 (e2m1), channels that share a step, factor of all steps.
     BG, BN, BH, BD : constexpr
-        Powers of two that hold HEADS / KV_HEADS, positions of a turn, half a head, a head; at least 16.
+        Powers of two, at least 16, that hold HEADS / KV_HEADS, positions of a loop iteration, half a head, a head.
     EARLY : constexpr bool
-        As of `local_attention_kernel`.
+        Whether the launch may begin before the previous launch has ended; sm_90 and later.
     """
     row, shared, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     if EARLY:

@@ -19,7 +19,7 @@ EXPAND_GROUP = 4
 
 
 def expand_group(heads: int) -> int:
-    """Return the number of heads that a program expands."""
+    """Return the number of heads that one program of `fp8_expand_kernel` expands."""
     return EXPAND_GROUP if heads % EXPAND_GROUP == 0 else 1
 
 

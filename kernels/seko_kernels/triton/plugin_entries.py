@@ -36,7 +36,7 @@ def nvfp4_write_entry(  # type: ignore[no-untyped-def]
     HEAD_BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """`kv_write_kernel` of NVFP4, without a mean."""
+    """Run `kv_write_kernel` for NVFP4 without a mean, with arguments in TensorRT's order."""
     kv_write_kernel(
         X,
         TOKEN_INDEX,
@@ -78,7 +78,7 @@ def nvfp4_write_keys_entry(  # type: ignore[no-untyped-def]
     HEAD_BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """`kv_write_kernel` of NVFP4, with a mean."""
+    """Run `kv_write_kernel` for NVFP4 with a mean, with arguments in TensorRT's order."""
     kv_write_kernel(
         X,
         TOKEN_INDEX,
@@ -113,7 +113,7 @@ def nvfp4_expand_entry(  # type: ignore[no-untyped-def]
     HEAD_BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """`nvfp4_expand_kernel`, every token in its place."""
+    """Run `nvfp4_expand_kernel` on all tokens, with arguments in TensorRT's order."""
     nvfp4_expand_kernel(CODES, SCALES, GLOBAL_SCALE, EXPANDED, blocks, 0, 0, HEADS, HEAD_BLOCKS, False, TILE)
 
 
@@ -134,7 +134,7 @@ def nvfp4_expand_keys_entry(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """`kv_expand_kernel` of NVFP4 keys, every token in its place."""
+    """Run `kv_expand_kernel` on all NVFP4 keys, with arguments in TensorRT's order."""
     kv_expand_kernel(
         CODES,
         SCALES,
@@ -172,7 +172,7 @@ def gaussian_entry(  # type: ignore[no-untyped-def]
     PIXELS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """`gaussian_kernel`."""
+    """Run `gaussian_kernel` with arguments in TensorRT's order."""
     gaussian_kernel(SEEDS, FRAMES, DRAW, NOISE, chunk_frames, CHANNELS, PIXELS, TILE)
 
 
@@ -186,7 +186,7 @@ def cache_write_entry(  # type: ignore[no-untyped-def]
     NEW_CACHE,
     TILE: tl.constexpr,
 ):
-    """`cache_write_kernel`."""
+    """Run `cache_write_kernel` with arguments in TensorRT's order."""
     cache_write_kernel(X, TOKEN_INDEX, NEW_CACHE, numbers, width, TILE)
 
 
@@ -220,7 +220,7 @@ def fp8_expand_entry(  # type: ignore[no-untyped-def]
     KEY_TILE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """`fp8_expand_kernel` of keys that were stored before RoPE."""
+    """Run `fp8_expand_kernel` on keys that were stored before RoPE."""
     fp8_expand_kernel(
         K_CODES,
         K_SCALES,
@@ -276,7 +276,7 @@ def attention_fp8_entry(  # type: ignore[no-untyped-def]
     STAGES: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """`attention_fp8_kernel` of all queries and keys at once; V_OWN is contiguous."""
+    """Run `attention_fp8_kernel` on all queries and keys in one part; V_OWN is contiguous."""
     attention_fp8_kernel(
         Q,
         K,

@@ -12,8 +12,9 @@ LONG_ROW = 12288  # row width from which fewer warps are faster
 
 
 def gelu_warps(width: int) -> int:
-    """Return the warps of a program. On an H200, 8,960 numbers take 39 us with 8 warps and 41 with 4; 13,824 take 65
-    and 60.
+    """Return the number of warps of a GELU program.
+
+    On an H200, rows of 8,960 numbers take 39 us with 8 warps and 41 with 4; rows of 13,824 take 65 and 60 us.
     """
     return 8 if width < LONG_ROW else 4
 
@@ -77,7 +78,7 @@ def row_gelu_kernel(  # type: ignore[no-untyped-def]
     OUT_SCALE : pointer to fp32
         ``[M]``: scale of each row.
     WIDTH, PART_0, PART_1, PART_2 : constexpr int
-        Numbers of a row, and `gelu_parts` of it.
+        Numbers of a row, and the three parts that `gelu_parts` returns for it.
     INTEGER : constexpr bool
         See `to_e4m3`.
     """

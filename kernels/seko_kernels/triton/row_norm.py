@@ -39,7 +39,7 @@ class RowTiles(NamedTuple):
 
     @property
     def constants(self) -> dict[str, int]:
-        """The kernel's constexpr arguments."""
+        """The constexpr arguments of `row_norm_kernel` for these tiles."""
         return {"ROWS": self.rows, "PART": self.part, "PARTS": self.parts}
 
 
@@ -147,7 +147,7 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
         ``[B * T, WIDTH]``, contiguous; Y is read where ADD is not 0.
     MODULATION, LAYER_MODULATION, GATE_MODULATION : pointer to fp32
         ``[B, F, 6, WIDTH]``, and twice ``[6, WIDTH]``; shift and scale are rows SHIFT_AT and SCALE_AT of the sum of the
-        first two, the gate is row GATE_AT of that of the first and the last.
+        first two, the gate is row GATE_AT of the sum of the first and the last.
     WEIGHT, BIAS : pointer to fp32
         ``[WIDTH]``, of an affine norm: ``out = layer_norm(hidden) * weight + bias``.
     HIDDEN : pointer to X's dtype
