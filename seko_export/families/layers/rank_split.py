@@ -70,7 +70,9 @@ class RankSplit:
         return own
 
     def as_exchanged(self, x: Tensor, rows: int) -> Tensor:
-        """Return x [B*T], one number for each of T tokens of each of B rows, in the token order of `to_heads`' results."""
+        """Return x [B*T], one number for each of T tokens of each of B rows, in the token order of `to_heads`'
+        results.
+        """
         if self.padding:
             return x
         shares = x.unflatten(0, (rows, self.chunk_frames, self.ranks, -1))  # [B, F, R, n/R]
