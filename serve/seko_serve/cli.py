@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings(arguments: argparse.Namespace) -> Settings:
-    """Return the settings of a command line; ValueError if they cannot be."""
+    """Return the settings of a command line; ValueError if an option's value is invalid."""
     return Settings(
         artifact=arguments.artifact,
         device=arguments.device,
@@ -117,7 +117,9 @@ def _snapshots(chosen: str, environment: Mapping[str, str]) -> str | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until a signal ends the process, or put a load on a server; return the exit code."""
+    """Run ``seko-serve`` (serve until a signal ends the process) or ``seko-serve load`` (put a load on a server);
+    return the exit code.
+    """
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["load"]:
         from seko_serve.load import main as load  # with the client's libraries

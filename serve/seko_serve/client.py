@@ -1,4 +1,6 @@
-"""Clients of the server: open a session, yield what comes, send controls, come back after a lost socket; speech."""
+"""Clients of the server: open a session, yield its messages, send controls, resume after a lost socket; request
+speech.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,12 @@ class AsyncClient:
     url : str
         The server's address, such as ``http://localhost:8000``.
     api_key : str, optional
-        Where the server has keys.
+        API key; required if the server has keys.
 
     Attributes
     ----------
     ready : dict
-        The server's first message: size, rate, codec, inputs.
+        The server's first message on the socket: frame size and rate, codecs, and the artifact's inputs.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -83,18 +85,18 @@ class AsyncClient:
         codecs : sequence of str
             Video codecs in the order of preference.
         audio : sequence of str
-            Sound codecs, such as pcm, where sound is wanted.
+            Sound codecs such as ``pcm``, in the order of preference; none: the session has no sound.
         buffer : int
             Chunks that the viewer collects before it plays.
         wait : bool
-            Wait in the server's queue while it is full.
+            Whether to wait in the server's queue while the server is full.
         **session
             Fields of ``POST /v1/sessions``: prompt, seed, fps, image, voice, inputs.
 
         Raises
         ------
         ServeError
-            As the server says.
+            If the server refuses the request, with the server's code and message.
         """
         queue = JOIN if wait else ""
         while True:
@@ -111,7 +113,7 @@ class AsyncClient:
         return self
 
     async def resume(self, *, buffer: int = 1) -> None:
-        """Come back after the socket was lost: what was missed is sent again."""
+        """Reconnect after the socket was lost; the server sends the missed messages again."""
         seen = "" if self._serial == NONE_SEEN else self._serial
         await self._connect(f"{RESUME_PREFIX}{self._resume}.{seen}", buffer)
 
@@ -131,7 +133,7 @@ class AsyncClient:
         self._resume = str(self.ready["resume"])
 
     async def messages(self) -> AsyncIterator[Media | dict[str, Any]]:
-        """Yield media and JSON messages as they come, until the socket closes.
+        """Yield media and JSON messages as they arrive, until the socket closes.
 
         Raises
         ------
@@ -152,7 +154,7 @@ class AsyncClient:
             return
 
     async def send(self, kind: str, **fields: object) -> str:
-        """Send a control; return its id, which its receipts name."""
+        """Send a control; return the control's id, which the server's receipts name."""
         if self._socket is None:
             raise RuntimeError("open the session first")
         self._controls += 1
@@ -161,7 +163,9 @@ class AsyncClient:
         return name
 
     async def send_audio(self, samples: NDArray[np.int16], *, last: bool = False) -> str:
-        """Send a piece of the voice, [N] or with several speakers [N, speakers] at 16 kHz; return its id."""
+        """Send the next N samples of the voice, [N] or with several speakers [N, speakers] at 16 kHz; return the
+        message's id.
+        """
         if self._socket is None:
             raise RuntimeError("open the session first")
         self._controls += 1
@@ -172,7 +176,7 @@ class AsyncClient:
         return str(self._controls)
 
     async def acknowledge(self, chunk: int) -> None:
-        """Say that all chunks up to this number were shown: the server makes further ones."""
+        """Tell the server that all chunks up to number ``chunk`` were shown, so that the server makes more."""
         if self._socket is not None:
             await self._socket.send(message("ack", chunk=chunk))
 
@@ -207,9 +211,9 @@ class AsyncClient:
 
 
 class Client:
-    """The same for programs without an event loop: it runs an `AsyncClient` in a thread of its own.
+    """One session of a server, for programs without an event loop: runs an `AsyncClient` in a thread.
 
-    Parameters as `AsyncClient` has them; methods too, but that they wait.
+    Parameters and methods are those of `AsyncClient`, but the methods block.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -237,26 +241,26 @@ class Client:
         return self
 
     def resume(self, *, buffer: int = 1) -> None:
-        """Come back after the socket was lost; see `AsyncClient.resume`."""
+        """Reconnect after the socket was lost; see `AsyncClient.resume`."""
         self._wait(self._client.resume(buffer=buffer))
 
     def messages(self) -> Iterator[Media | dict[str, Any]]:
-        """Yield media and JSON messages as they come; see `AsyncClient.messages`."""
+        """Yield media and JSON messages as they arrive; see `AsyncClient.messages`."""
         coming = self._client.messages()
         with suppress(StopAsyncIteration):
             while True:
                 yield self._wait(anext(coming))  # type: ignore[arg-type]
 
     def send(self, kind: str, **fields: object) -> str:
-        """Send a control; return its id."""
+        """Send a control; return the control's id."""
         return self._wait(self._client.send(kind, **fields))
 
     def send_audio(self, samples: NDArray[np.int16], *, last: bool = False) -> str:
-        """Send a piece of the voice; see `AsyncClient.send_audio`."""
+        """Send samples of the voice; see `AsyncClient.send_audio`."""
         return self._wait(self._client.send_audio(samples, last=last))
 
     def acknowledge(self, chunk: int) -> None:
-        """Say that all chunks up to this number were shown."""
+        """Tell the server that all chunks up to number ``chunk`` were shown."""
         self._wait(self._client.acknowledge(chunk))
 
     def close(self) -> None:
@@ -268,21 +272,21 @@ class Client:
 
 
 def speech(url: str, text: str, *, api_key: str | None = None, **fields: object) -> Iterator[bytes]:
-    """Yield the parts of a sound file in which a text is spoken, as they come.
+    """Yield the parts of a sound file with a spoken text, as they arrive.
 
     Parameters
     ----------
     url, api_key
-        As `AsyncClient` takes them.
+        The server's address and API key; see `AsyncClient`.
     text : str
         The text.
     **fields
-        Of ``POST /v1/audio/speech``: response_format, seed, ref_audio, ref_text.
+        Fields of ``POST /v1/audio/speech``: response_format, seed, ref_audio, ref_text.
 
     Raises
     ------
     ServeError
-        As the server says.
+        If the server refuses the request, with the server's code and message.
     """
     with _posted(f"{url.rstrip('/')}/v1/audio/speech", {"input": text, **fields}, api_key, {}) as answer:
         while part := answer.read1():

@@ -12,11 +12,11 @@ class Kind:
     Parameters
     ----------
     code : str
-        What a program compares.
+        The code by which programs recognise the error.
     status : int
         HTTP status.
     close : int
-        Close code of a socket that ends with it.
+        Close code of a socket that this error ends.
     retryable : bool
         Whether the same request may succeed later.
     meaning : str
@@ -81,7 +81,7 @@ def table() -> str:
 
 
 class ServeError(Exception):
-    """An error that a client is told.
+    """An error that is sent to a client.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class ServeError(Exception):
     message : str
         A sentence: what was found, what was expected. It holds no path, key, token or text of a user.
     retry_after : float, optional
-        Seconds after which to try again.
+        Seconds after which the client may repeat the request.
     facts : dict, optional
         Further fields of the answer, such as the place in the queue.
     """

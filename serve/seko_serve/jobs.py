@@ -1,4 +1,4 @@
-"""Videos as jobs: they wait, are made one after another behind the live sessions, and their files expire."""
+"""Video jobs: they wait, run one after another while the live sessions leave time, and their files expire."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _LOG = logging.getLogger("seko_serve")
 
 @dataclass
 class Video:
-    """One video that was asked for.
+    """One requested video.
 
     Parameters
     ----------
     id, tenant : str
-        Its name, and whose it is.
+        The video's id, and the tenant that requested the video.
     opening : Opening
-        What it begins with.
+        The prompt, seed, picture and other conditions with which the video begins.
     frames : int
-        Video frames of the whole.
+        Number of video frames of the whole video.
     created : float
         Seconds since 1970.
     """
@@ -61,7 +61,7 @@ class Video:
 
     @property
     def expires(self) -> float | None:
-        """When it is removed, in seconds since 1970; None before its end."""
+        """When the video's file is removed, in seconds since 1970; None before the video is finished."""
         return None if self.ended is None else self.ended + KEPT_S
 
 
@@ -75,16 +75,16 @@ class _Current:
 
 
 class VideoJobs:
-    """The videos of a server. Only the event loop's thread calls it.
+    """The video jobs of a server. Only the event loop's thread may call the methods.
 
     Parameters
     ----------
     device : Device
         The device's thread.
     most : int
-        Videos that may be known at a time, also finished ones; 0: none are made.
+        The most videos that are waiting, running or finished at a time; 0: requests for videos are refused.
     folder : Path, optional
-        Where files are written; default: a temporary folder, which is removed at the end.
+        Folder of the video files; default: a temporary folder, which `stop` removes.
     clock : callable
         Returns seconds since 1970.
     """
@@ -104,12 +104,12 @@ class VideoJobs:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Make the folder, and begin to make videos.
+        """Make the folder of the video files, and begin to run jobs.
 
         Raises
         ------
         OSError
-            If the folder cannot be made.
+            If the folder of the video files cannot be made.
         """
         if self._chosen is None:
             self._folder = Path(tempfile.mkdtemp(prefix="seko-serve-videos-"))
@@ -121,7 +121,7 @@ class VideoJobs:
         self._tasks = [asyncio.create_task(self._make_all()), asyncio.create_task(self._reap())]
 
     async def stop(self) -> None:
-        """End the video that is being made; nothing of a temporary folder is left."""
+        """End the running job, and remove a temporary folder."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -139,7 +139,7 @@ class VideoJobs:
         Raises
         ------
         ServeError
-            If there are too many, their files fill the folder, or the artifact cannot make them.
+            If there are too many videos, the video files fill the folder, or the artifact cannot make such a video.
         """
         manifest = self._device.manifest
         if not self._most:
@@ -157,24 +157,24 @@ class VideoJobs:
         return video
 
     def find(self, name: str, tenant: str) -> Video:
-        """Return a video; ServeError if there is none, or it is another tenant's."""
+        """Return the video with an id; ServeError if there is no such video, or the video is another tenant's."""
         video = self._videos.get(name)
         if video is None or video.tenant != tenant:
             raise ServeError("not_found", "there is no such video")
         return video
 
     def of(self, tenant: str) -> list[Video]:
-        """Return a tenant's videos, the newest first."""
+        """Return a tenant's videos, newest first."""
         return [video for video in reversed(self._videos.values()) if video.tenant == tenant]
 
     def file(self, video: Video) -> Path:
-        """Return the file of a video; ServeError if it is not completed."""
+        """Return the path of a video's file; ServeError if the video is not completed."""
         if video.status != "completed":
             raise ServeError("conflict", f"the video is {video.status}")
         return self._path(video)
 
     async def remove(self, video: Video) -> None:
-        """Forget a video; one that is being made ends."""
+        """Remove a video and its file; a running job ends."""
         self._videos.pop(video.id, None)
         if self._current is not None and self._current.video is video:
             self._current.over.set()

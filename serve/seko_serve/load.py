@@ -1,4 +1,4 @@
-"""Load on a server: viewers that arrive at random times, watch for a while, and note what came late."""
+"""A load test for a server: viewers arrive at random times, watch for a while, and record which chunks were late."""
 
 from __future__ import annotations
 
@@ -35,24 +35,25 @@ class Load:
     url : str
         The server's address.
     sessions : int
-        Viewers that arrive.
+        Number of viewers that arrive.
     arrivals : float
-        Viewers a second, on average, of a Poisson process; 0: all at once. They arrive whether others are served or
-        not.
+        Mean number of viewers per second of a Poisson process, whether or not earlier viewers are served; 0: all
+        arrive at once.
     seconds : float
-        Seconds of video that each watches.
+        Seconds of video that each viewer watches.
     buffer : int
-        Chunks that each collects before it plays.
+        Chunks that each viewer collects before it plays.
     codec : str
         One of `CODECS`.
     opening : mapping of str to object
         Fields of ``POST /v1/sessions``.
     seed : int
-        Of the arrivals, and of the first viewer's video; the others have the next ones.
+        Seed of the arrival times and of the first viewer's video; later viewers' videos have the next seeds.
     api_key : str, optional
-        Where the server has keys.
+        API key; required if the server has keys.
     at_once : bool
-        Whether viewers acknowledge a chunk when it comes, not when it was shown: how fast the server can be.
+        Whether viewers acknowledge a chunk when it arrives instead of when it was shown, to measure the server's
+        greatest speed.
     """
 
     url: str
@@ -69,7 +70,7 @@ class Load:
 
 @dataclass
 class View:
-    """The notes of one viewer; times are seconds of its own clock."""
+    """The times that one viewer recorded, in seconds of the viewer's own clock."""
 
     opened_at: float
     fps: float = 0.0
@@ -89,10 +90,10 @@ class View:
     """Why its stream ended early."""
 
     def deadlines(self, buffer: int) -> list[float]:
-        """Return when each chunk behind those that are collected first was due.
+        """Return the due time of each chunk after the first ``buffer`` chunks.
 
-        That is the time since it began to play by which the frames before the chunk were shown, as vllm-omni's
-        benchmark counts: a chunk that comes late does not put off those behind it.
+        A due time is the time, from the begin of playback, at which the frames of all earlier chunks have been shown.
+        As in vllm-omni's benchmark, a late chunk does not delay the due times of later chunks.
         """
         if len(self.came_at) < buffer:
             return []
@@ -103,7 +104,7 @@ class View:
         return dues
 
     def late(self, buffer: int) -> list[float]:
-        """Return the seconds by which each of these chunks was late, 0 if it was in time."""
+        """Return the seconds by which each chunk of `deadlines` was late, 0 for a chunk that was on time."""
         came = self.came_at[buffer:]
         return [max(0.0, at - due) for at, due in zip(came, self.deadlines(buffer), strict=True)]
 
@@ -115,22 +116,22 @@ class Report:
     Parameters
     ----------
     sessions, served, lost : int
-        Viewers that arrived, that saw a frame, and of these those whose stream ended early.
+        Numbers of viewers: that arrived; that saw a frame; that saw a frame and whose stream then ended early.
     refused : mapping of str to int
-        Viewers that were not let in, by the error's code.
+        Number of viewers that were refused, by the error's code.
     chunks, late : int
-        Chunks behind those that are collected first, and those of them that came late.
+        Number of chunks after the first ``buffer`` of each viewer, and number of late ones among them.
     cpr : float or None
-        Continuous playback rate: the share of these chunks that came in time, the mean of the viewers.
+        Continuous playback rate: the share of these chunks that arrived on time, as the mean over viewers.
     ttfc_ms_p50, ttfc_ms_p99 : float or None
-        Milliseconds from a viewer's request to its first decoded frame.
+        Median and 99th percentile of the milliseconds from a viewer's request to the first decoded frame.
     rtf, rtf_spread : float or None
-        Real-time factor: seconds that a viewer waited and watched for a second of video, the mean of the viewers; and
-        the largest less the smallest.
+        Real-time factor: seconds that a viewer waited and watched for each second of video, as the mean over viewers;
+        and the largest minus the smallest factor.
     worst_ms : float
-        The latest chunk.
+        Milliseconds by which the latest chunk was late.
     underruns, stall_s : int, float
-        How often viewers stood still, and for how long, together.
+        Number of playback stalls of all viewers, and the sum of their durations in seconds.
     """
 
     sessions: int
@@ -150,7 +151,7 @@ class Report:
 
     @classmethod
     def of(cls, views: Sequence[View], buffer: int) -> Report:
-        """Return the figures of these viewers."""
+        """Return the figures computed from viewers' recorded times."""
         served = [view for view in views if view.first_at is not None]
         lates = [view.late(buffer) for view in served]
         shares = [sum(late == 0 for late in own) / len(own) for own in lates if own]
@@ -193,7 +194,7 @@ class Report:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return the nearest-rank percentile; None of no values."""
+    """Return the nearest-rank percentile of values; None if there are no values."""
     if not values:
         return None
     return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
@@ -209,7 +210,7 @@ def arrivals(count: int, per_second: float, seed: int) -> list[float]:
 
 
 async def run_load(load: Load) -> list[View]:
-    """Put a load on a server; return what each viewer noted."""
+    """Put a load on a server; return the times that each viewer recorded."""
     views = await asyncio.gather(
         *(
             _view(load, number, after)
@@ -298,7 +299,7 @@ async def _play(client: AsyncClient, load: Load, view: View, came: asyncio.Queue
 
 
 def decoded(media: Media) -> Any:
-    """Return the decoded frame of a message that a decoder can begin with."""
+    """Return the decoded frame of a key message."""
     if media.codec not in DECODERS:
         return media.payload
     context = av.CodecContext.create(DECODERS[media.codec], "r")

@@ -18,8 +18,8 @@ FRAMES = 12  # of a traceback, the innermost
 class JsonFormatter(logging.Formatter):
     """Formats a record as one JSON object a line: time, level, message, and the record's extra fields.
 
-    Of an exception the line has its type and where it was raised. Its text may quote what a client sent, and is left
-    out.
+    For an exception the line has the exception's type and the place where it was raised. The exception's text is left
+    out, because it may quote a client's data.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -37,7 +37,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def exception_fields(error: BaseException) -> dict[str, object]:
-    """Return the type of an error and the places in the code that it came through."""
+    """Return the type of an exception and the code places of its traceback."""
     return {"exception": type(error).__name__, "at": list(_places(error))[-FRAMES:]}
 
 

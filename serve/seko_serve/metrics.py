@@ -1,4 +1,4 @@
-"""Figures of a server for Prometheus. Every thread may add to them."""
+"""Prometheus metrics of a server, which any thread may change."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class Metrics:
     Attributes
     ----------
     registry : CollectorRegistry
-        Where they and the gauges of a server's state are registered.
+        Registry of these metrics and of the gauges of the server's state.
     call : Histogram
         Seconds of one call of the device, by bucket.
     chunks, due_chunks, late_chunks : Counter
-        Chunks made; those that a playing viewer waited for; those of them that came late.
+        Number of chunks made; of chunks with a due time, because a viewer was playing; of late chunks among the
+        latter.
     encode : Histogram
         Seconds from a chunk's end on the device to its last coded frame.
     ttfc : Histogram
@@ -31,7 +32,7 @@ class Metrics:
     sent_bytes : Counter
         Bytes of media and JSON that were handed to sockets.
     snapshots : Counter
-        Snapshots, by what became of them.
+        Number of snapshots, by outcome.
     refused : Counter
         Requests, sockets and controls that were refused, by the error's code.
     """

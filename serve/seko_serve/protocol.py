@@ -49,25 +49,25 @@ class Media:
     Parameters
     ----------
     codec : Codec
-        What the payload is.
+        Codec of the payload.
     serial : int
-        Rises by one with each binary message of a session, across reconnects.
+        Number of the message, which rises by one with each binary message of a session, also across reconnects.
     chunk : int
-        Number of the chunk that it belongs to.
+        Number of the chunk to which the message belongs.
     first : int
-        Number of its first video frame, or of its first sample of sound, in the stream.
+        Number in the stream of the message's first video frame or first sound sample.
     pts_us : int
-        When it is shown or heard, in microseconds from the stream's start.
+        Time at which the message is shown or heard, in microseconds from the stream's start.
     count : int
-        Video frames or samples in it.
+        Number of video frames or samples in the message.
     payload : bytes
         The coded media.
     key : bool
-        Whether a decoder can begin with it.
+        Whether a decoder can begin with this message.
     discontinuity : bool
-        Whether the stream begins anew with it.
+        Whether a new stream begins with this message.
     last : bool
-        Whether it is the chunk's last message of its kind.
+        Whether this is the chunk's last message of its kind, video or sound.
     """
 
     codec: Codec
@@ -100,7 +100,7 @@ class Media:
 
     @classmethod
     def parse(cls, message: bytes) -> Media:
-        """Parse a binary message; ServeError if it is none of this version."""
+        """Parse a binary message; ServeError if the bytes are no message of this protocol version."""
         if len(message) < HEADER.size:
             raise ServeError(
                 "bad_request", f"a binary message has {len(message)} bytes, expected {HEADER.size} or more"
@@ -138,9 +138,9 @@ class Control:
     type : str
         One of `CONTROLS`.
     id : str
-        What its receipts name; empty where it has none.
+        The client's id of the control, which receipts name; empty without one.
     fields : mapping of str to object
-        Its other fields, by name.
+        The control's other fields, by name.
     """
 
     type: str
@@ -230,7 +230,7 @@ _SEED = _whole(-((1 << 62) - 1), (1 << 62) - 1)
 
 @dataclass(frozen=True)
 class Shape:
-    """The fields of one control: those that must be there and those that may, each with its check."""
+    """The required and the optional fields of one control, each with a check."""
 
     required: tuple[tuple[str, Check], ...] = ()
     optional: tuple[tuple[str, Check], ...] = ()
@@ -263,7 +263,8 @@ def parse_control(message: str | bytes) -> Control:
     Raises
     ------
     ServeError
-        If it is too long, no JSON object, of an unknown type, or a field is missing, unknown or of another type.
+        If the message is too long, no JSON object or of an unknown type, or a field is missing, unknown or of another
+        type.
     """
     size = len(message.encode()) if isinstance(message, str) else len(message)
     if size > MAX_CONTROL_BYTES:
@@ -290,12 +291,13 @@ def parse_control(message: str | bytes) -> Control:
 
 
 def parse_sound(message: bytes) -> Control:
-    """Parse a client's binary message: a piece of its voice, as the control ``audio`` with the serial as its id.
+    """Parse a client's binary message with voice samples; return it as the control ``audio``, whose id is the
+    message's serial.
 
     Raises
     ------
     ServeError
-        If it is no sound in PCM, or too long.
+        If the message has no PCM sound, or is too long.
     """
     if len(message) > HEADER.size + MAX_AUDIO_BYTES:
         raise ServeError(
@@ -326,9 +328,10 @@ def message(kind: str, **fields: object) -> str:
 
 @dataclass(frozen=True)
 class Entrance:
-    """A client's credentials in its subprotocols: a ticket, or a resume token with the last serial that it saw.
+    """A client's credentials in its subprotocols: a ticket, or a resume token with the serial of the last message that
+    the client received.
 
-    A browser can set no other header of a socket.
+    They are sent as subprotocols because a browser can set no other header of a WebSocket.
     """
 
     ticket: str = ""
@@ -337,7 +340,7 @@ class Entrance:
 
 
 def parse_subprotocols(offered: Sequence[str]) -> Entrance:
-    """Return the entrance that a client's subprotocols offer; ServeError if there is none, or two."""
+    """Return the credentials in a client's subprotocols; ServeError if there are none, or two."""
     if SUBPROTOCOL not in offered:
         raise ServeError("bad_request", f"the socket's subprotocols lack {SUBPROTOCOL}")
     tickets = [name[len(TICKET_PREFIX) :] for name in offered if name.startswith(TICKET_PREFIX)]

@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
     application : Application
         The routes.
     **options
-        Of `uvicorn.Config`, beside `SERVER_LIMITS`.
+        Options of `uvicorn.Config`, in addition to `SERVER_LIMITS`.
     """
 
     def __init__(self, application: Application, **options: Any) -> None:
@@ -54,7 +54,7 @@ class Server(uvicorn.Server):
         self._application = application
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, then listen; raises what keeps the application from it."""
+        """Start the application, then listen; errors of the application's start are raised unchanged."""
         await self._application.start()
         try:
             await super().startup(sockets)
@@ -63,7 +63,9 @@ class Server(uvicorn.Server):
             raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Save and end the sessions, then close what is open; a second signal leaves out the first."""
+        """Save and end the sessions, then close connections and artifact; after a second signal sessions are not
+        saved.
+        """
         if not self.force_exit:
             await self._application.drain()
         await super().shutdown(sockets)
@@ -71,7 +73,7 @@ class Server(uvicorn.Server):
 
 
 def server(settings: Settings) -> Server:
-    """Return the server of these settings, not started."""
+    """Return a server with these settings that is not started yet."""
     opener = partial(pool_of, settings.artifact, settings.device, settings.snapshot_key)
     manager = SessionManager(settings, Device(opener))
     return Server(

@@ -18,9 +18,9 @@ class Settings:
     artifact : Path
         The artifact's folder.
     device : str
-        As `open_artifact` takes it.
+        The device; see `open_artifact`.
     host, port : str, int
-        Where it listens; another host than a loopback address needs API keys.
+        Address on which the server listens; a host that is no loopback address needs API keys.
     uds : Path or None
         A Unix socket to listen on instead.
     keys : tuple of str
@@ -30,15 +30,15 @@ class Settings:
     tls_key, tls_certificate : Path or None
         Files for TLS.
     root_path : str
-        Path under which a proxy serves it.
+        Path under which a proxy serves this server.
     max_sessions : int or None
-        Sessions at a time; default: the rows of the artifact.
+        The most sessions at a time; default: the number of rows of the artifact.
     lease_s : float
         Seconds that a session outlives its socket.
     opens_per_s : float
         Sessions and videos that a key may open from an address in a second, in the long run; eight times that at once.
     queue : int
-        Requests for a session that may wait.
+        The most requests for a session that wait at a time.
     snapshots : str or None
         Where sessions are saved: a folder, or the URL of an object store such as ``s3://bucket/prefix``; None: nowhere.
     snapshot_every : int
@@ -46,11 +46,11 @@ class Settings:
     snapshot_keep_s : float
         Seconds after which a saved session is removed from a folder.
     snapshot_key : bytes or None
-        A secret of at least 32 bytes: only snapshots that were written with it are read.
+        A secret of at least 32 bytes: only snapshots that were written with this key are read.
     videos : int
         Videos of ``POST /v1/videos`` that may wait, be made or be kept at a time; 0: none.
     video_folder : Path or None
-        Where their files lie; default: a temporary folder.
+        Folder of the video files; default: a temporary folder.
     log_level : str
         debug, info, warning or error.
 

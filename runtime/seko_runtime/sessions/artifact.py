@@ -30,7 +30,7 @@ class Closable(Protocol):
 
 @dataclass(frozen=True)
 class OpenedFiles(Generic[ManifestT]):
-    """What an open artifact keeps of the files that it was read from.
+    """The manifest, digest, device and recorded tensors that an open artifact keeps after its files are loaded.
 
     Parameters
     ----------
@@ -39,9 +39,9 @@ class OpenedFiles(Generic[ManifestT]):
     digest : str
         SHA-256 of the manifest's file, hexadecimal.
     device : str
-        The device on which it was opened.
+        The device on which the artifact was opened, such as ``cuda:0``.
     golden : mapping of str to MappedTensor
-        Recorded tensors; empty without a golden file.
+        Recorded tensors of the golden file, by name; empty if the artifact has no golden file.
     """
 
     manifest: ManifestT
@@ -61,7 +61,7 @@ class OpenArtifact(Closing, Generic[ManifestT]):
     files : OpenedFiles
         The artifact's files.
     engines : Engines
-        The artifact's engines, closed with it.
+        The artifact's engines; closing the artifact closes them.
     """
 
     def __init__(self, files: OpenedFiles[ManifestT], engines: Engines) -> None:

@@ -16,8 +16,8 @@ Result = TypeVar("Result")
 
 
 class CallLock:
-    """The lock of a pool and its sessions, or of an artifact: one thread at a time may call the methods of these
-    objects, and other threads wait.
+    """The lock of a pool and its sessions, or of an artifact: one thread at a time calls methods of the objects that
+    share the lock, and other threads wait.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class CallLock:
             In a forked process: the lock may be held by a thread that does not exist there, and the device must not
             be used.
         SessionClosedError
-            After `last` was called.
+            If `last` was called before.
         """
         self.check_process()
         self.check_open()

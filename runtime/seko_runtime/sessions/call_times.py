@@ -16,8 +16,8 @@ class CallTimes:
     buckets : sequence of int
         Rows of each bucket.
     proportional : bool
-        Whether a bucket that has not run is expected to take longer the more rows it has. Otherwise it is expected to
-        take as long as the nearest one below it that has run, so that each bucket is tried.
+        Whether the expected time of a bucket that has not run grows with its number of rows. Otherwise the expected
+        time equals that of the nearest smaller bucket that has run, so that each bucket is tried.
     """
 
     def __init__(self, buckets: Sequence[int], *, proportional: bool = True) -> None:
@@ -31,7 +31,7 @@ class CallTimes:
         self._measured[variant, bucket].append(seconds)
 
     def measured(self, variant: Hashable = None) -> dict[int, float]:
-        """Return the seconds of each bucket that has run: the longest of its last `KEPT` calls."""
+        """Return, for each bucket that has run, the seconds that the longest of the bucket's last `KEPT` calls took."""
         return {
             bucket: max(self._measured[variant, bucket])
             for bucket in self._buckets
@@ -43,7 +43,7 @@ class CallTimes:
 
         For a bucket that has not run, the time of the largest measured bucket is scaled by the number of rows, if calls
         are ``proportional``. For a variant that has not run, the times of the slowest measured variant are taken.
-        Before the first call all are 0 s.
+        Before the first call all expected times are 0 s.
         """
         variants = {known for known, _ in list(self._measured)}
         known = self.measured(variant)
@@ -57,7 +57,9 @@ class CallTimes:
         return {bucket: known.get(bucket, known[largest] * bucket / largest) for bucket in self._buckets}
 
     def slowest(self, *, but: Collection[Hashable] = ()) -> dict[int, float]:
-        """Return seconds by bucket of the variant that takes longest, as far as any call has run; ``but`` some."""
+        """Return the expected seconds of each bucket in the slowest measured variant that is not in ``but``; empty if
+        no such variant has run.
+        """
         variants = {known for known, _ in list(self._measured) if known not in but}
         expected = [self.expected(variant) for variant in variants]
         return {bucket: max(times[bucket] for times in expected) for bucket in self._buckets if expected}

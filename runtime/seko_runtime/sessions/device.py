@@ -63,14 +63,15 @@ class Device:
         self.replays: dict[Hashable, Callable[[], None]] = {}
 
     def tensors(self, row: int) -> Mapping[str, Tensor]:
-        """Return views of all device tensors of a row, by name: with the host's state of the row they are its whole
-        state.
+        """Return views of all device tensors of a row, by name; these tensors and the host's state of the row are the
+        row's whole state.
         """
         raise NotImplementedError
 
     def join(self) -> None:
-        """Make later device work wait for work that runs beside the calls. The base class has no
-        such work; a workload with some overrides the method."""
+        """Make later device work wait for work that runs at the same time as the calls. The base class has no such
+        work; a workload that has some overrides the method.
+        """
 
     def row_of(self, buffer: str, row: int) -> Tensor:
         """Return a view of a row's part of a buffer. An axis of layers stays in front."""
@@ -95,11 +96,11 @@ class Device:
         Parameters
         ----------
         key : hashable
-            The call, as `launch` takes it.
+            Key of the call; `launch` takes the same key.
         programs : sequence of BoundProgram
-            In order.
+            The call's programs, in the order in which they run.
         what : str
-            Words for an error.
+            Description of the call for error messages.
         """
         self.replays[key] = captured(self._memory, partial(self.run_all, programs), what)
 

@@ -47,9 +47,9 @@ class LocalEngines:
     loaded : Loaded
         The artifact; its memory is made by the backend.
     backend : Backend
-        Closed with the engines.
+        The backend that loaded the engines; closing the engines closes it.
     weights_memory : Memory
-        The memory of the weights.
+        The memory in which the weights are allocated.
     open_rows : callable
         `RuntimeWorkload.open_rows`.
     """

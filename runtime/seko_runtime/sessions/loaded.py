@@ -32,15 +32,15 @@ class Loaded(Generic[ManifestT]):
     Parameters
     ----------
     manifest : Manifest
-        Its files are not used.
+        The artifact's manifest; the table of files in it is not used.
     programs : Programs
         The manifest's programs, resolved.
     engines : Mapping[str, Engine]
-        By name: callables ``list[tensor] -> list[tensor]``.
+        The engines by name: callables ``list[tensor] -> list[tensor]``.
     weights : Mapping[str, tensor]
-        By name, on the device.
+        The weights by name, as tensors on the device.
     memory : callable
-        Returns a new memory, which its caller owns and closes.
+        Returns a new `Memory`, which the caller owns and closes.
     tokens : TokenIds, optional
         The artifact's tokenizer.
     digest : str

@@ -49,15 +49,15 @@ class QueuedCall(Generic[SessionT, ResultT]):
     Parameters
     ----------
     results : list of (session, result)
-        Of the sessions that it carries, sorted by due time.
+        The sessions that the call carries, sorted by due time, and their results.
     wait : callable
-        Waits for it; any thread may call it, without the pool's lock.
+        Waits for the call to end; any thread may call this function, without the pool's lock.
     variant : hashable
-        Its launch variant.
+        Launch variant of the call's rows.
     bucket : int
-        Its bucket.
+        The call's bucket: the number of rows that its engines compute.
     began : float
-        When it was queued, in seconds of the pool's clock.
+        When the call was queued, in seconds of the pool's clock.
     """
 
     results: list[tuple[SessionT, ResultT]]
@@ -81,7 +81,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
     rows : Rows
         The artifact's rows, prepared. The pool owns them.
     kind : type
-        The sessions' class.
+        Class of the sessions that the pool opens.
     digests : sequence of str
         The artifact's digest and its `content_digest`, which snapshots name.
     clock : callable
@@ -129,7 +129,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             Takes the number of the cleared row and sets what its session begins with. If it fails, the row stays
             free.
         name, lease_s, tenant
-            As sessions take them.
+            Name in messages, lease in seconds and owner of the session; see `RowSession`.
 
         Raises
         ------
@@ -165,14 +165,15 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         Parameters
         ----------
         path : path or bytes-like
-            The file, or its content: `Snapshot.blocks`, joined.
+            The snapshot file, or the file's content: the joined pieces of `Snapshot.blocks`.
         name, lease_s, tenant
-            As sessions take them.
+            Name in messages, lease in seconds and owner of the session; see `RowSession`.
 
         Raises
         ------
         SnapshotError
-            If the file is no regular file, damaged, of another artifact, or not written with the pool's key.
+            If ``path`` is no regular file, or the snapshot is damaged, of another artifact, or not written with the
+            pool's key.
         PoolFullError
             If every row is taken.
         UsageError
@@ -260,21 +261,24 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         among : collection of sessions, optional
             The sessions to choose from; default: all that have asked.
         in_one : bool
-            Carry all of these in one call, whatever their due times. This measures a bucket.
+            Whether one call carries all sessions of ``among``, whatever their due times; used to measure how long a
+            bucket takes.
 
         Returns
         -------
         list of (session, result)
-            Sorted by due time. Empty if no running session has requested a result, and for an artifact without
-            ``--sessions`` until the sessions of all rows have.
+            The sessions that the call carried, sorted by due time, and their results. Empty if no running session has
+            requested a result; for an artifact without ``--sessions``, empty until the sessions of all rows have
+            requested one.
 
         Raises
         ------
         UsageError
-            If one call cannot carry all that ``in_one`` demands.
+            If ``in_one`` is set and one call cannot carry all these sessions.
         SekoRuntimeError
-            The error of the call. If a single session is refused, for example because its row is inconsistent, the
-            message names that session and its request is dropped, so that the next call serves the others.
+            If the call that the scheduler chose fails, the error that this call raised. If a single session is refused,
+            for example because its row is inconsistent, the message names that session and the session's request is
+            dropped, so that the next call serves the others.
         """
         queued = self._queue_next(now, among, in_one)
         if queued is None:

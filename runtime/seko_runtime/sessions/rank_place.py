@@ -18,7 +18,7 @@ class RankPlace:
     Parameters
     ----------
     number : int
-        Its rank.
+        The rank of the process, from 0.
     share : callable, optional
         Queues a broadcast: the copy of a contiguous tensor of rank 0 into the same tensor of all other ranks. Every
         rank calls it. None if there is only one rank.
@@ -53,13 +53,13 @@ class RankPlace:
         bound: Mapping[str, Sequence[BoundProgram]],
         buffers: Mapping[str, Tensor],
     ) -> dict[str, BoundProgram | FirstRanksProgram]:
-        """Return the programs of some names that the artifact has; each is run by rank 0, which broadcasts its
-        results.
+        """Return those of the named programs that the artifact has. Rank 0 runs each program and broadcasts the
+        program's results.
 
         Parameters
         ----------
         names : collection of str
-            Names of programs that run once. With several ranks they must be in `first_alone`.
+            Names of programs that run once for all ranks. With several ranks each name must be in `first_alone`.
         programs : Programs
             The artifact's programs.
         bound : mapping of str to sequence of BoundProgram
@@ -90,11 +90,11 @@ class FirstRanksProgram:
     Parameters
     ----------
     program : BoundProgram or None
-        On rank 0.
+        The program that rank 0 runs; None on other ranks.
     results : sequence of tensor
-        The buffers that it writes.
+        The buffers that the program writes.
     share : callable
-        As in `RankPlace`.
+        Queues a broadcast of a tensor from rank 0; see `RankPlace`.
     """
 
     program: BoundProgram | None
@@ -107,8 +107,8 @@ class FirstRanksProgram:
         Raises
         ------
         ArtifactError, EngineRunError
-            On rank 0, as `BoundProgram.run` raises them. The other ranks then wait in the broadcast until the group
-            is ended.
+            Only on rank 0, if `BoundProgram.run` raises one of these errors. The other ranks then wait in the broadcast
+            until their group is ended.
         """
         if self.program is not None:
             self.program.run()

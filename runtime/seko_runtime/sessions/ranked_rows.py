@@ -64,7 +64,7 @@ class RankedRows(Generic[ManifestT]):
     form : StateForm
         Form of the rows' states, given by the workload.
     options : mapping
-        With which each rank opens its rows.
+        Options of the rows, by name, which each rank's process gets.
     """
 
     def __init__(self, manifest: ManifestT, group: Group, form: StateForm, options: Facts) -> None:
@@ -210,13 +210,13 @@ class RankCommands:
     Parameters
     ----------
     rank : int
-        Its number.
+        Number of the rank, from 0.
     manifest : Manifest
         The artifact's manifest.
     open_rows : callable
         Takes options; returns this rank's rows, prepared.
     commands : mapping of str to callable
-        The workload's commands, beside `COMMANDS`.
+        The workload's own commands, in addition to `COMMANDS`.
     stats : callable
         Returns the backend's counters.
     """

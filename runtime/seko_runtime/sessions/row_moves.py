@@ -9,7 +9,8 @@ from seko_runtime.backends.memory import Memory, Parked, Tensor
 
 
 class RowMoves:
-    """Copies of rows between device and host. All methods must be called inside the memory's `ordered`.
+    """Copies of rows between device and host, queued beside the calls of other rows. All methods must be called inside
+    the memory's `ordered`.
 
     Parameters
     ----------

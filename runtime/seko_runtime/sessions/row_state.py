@@ -44,9 +44,9 @@ class RowLayout:
     Parameters
     ----------
     tensors, arrays : mapping of str to TensorSpec
-        By name; of the largest state, where rows differ in size.
+        Name, shape and dtype of each device tensor and host array; those of the largest state if rows differ in size.
     sized : callable, optional
-        Returns the layout of a state with some `RowState.numbers`, where rows differ in size.
+        Takes a row's `RowState.numbers` and returns the layout of that row's state; only if rows differ in size.
     """
 
     tensors: Mapping[str, TensorSpec]

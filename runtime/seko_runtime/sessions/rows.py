@@ -59,7 +59,7 @@ class Rows(Protocol[GivenT, ResultT]):
         """Raise the error that `run` would raise for these rows before it starts, if any."""
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
-        """Return the launch variant of each row's next call: rows of different variants need a launch each."""
+        """Return the launch variant of each row's next call; rows of different variants cannot share a launch."""
 
     def calls_done(self) -> Callable[[], None]:
         """Return a function that waits for the calls queued so far; any thread may call it, without the lock."""
@@ -103,9 +103,9 @@ class LocalRows(Generic[ManifestT, DeviceT]):
     loaded : Loaded
         The artifact.
     memory : Memory
-        Of ``loaded.memory()``; owned and closed by the rows.
+        A memory from ``loaded.memory()``; the rows own and close it.
     form : StateForm
-        Form of the rows' states, given by the workload.
+        How the rows' states are written to files and messages; defined by the workload.
 
     Attributes
     ----------
@@ -233,7 +233,9 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         self.inconsistent.discard(row)
 
     def check(self, rows: Sequence[int], given: Sequence[Any]) -> None:
-        """Raise the error with which `run` would refuse these rows; here only what the rows' state says."""
+        """Raise the error with which `run` would refuse these rows, if any. The base class checks only the rows' state,
+        not ``given``.
+        """
         del given
         self.check_whole(rows)
 
@@ -302,7 +304,7 @@ def check_room(manifest: Manifest, memory: Memory) -> None:
     Raises
     ------
     DeviceMemoryError
-        If they do not fit.
+        If the pool's buffers do not fit.
     """
     needed = sum(buffer.nbytes for buffer in manifest.buffers)
     free = memory.free_bytes()

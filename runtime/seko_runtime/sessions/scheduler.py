@@ -2,7 +2,7 @@
 
 Model
 -----
-Each waiting session needs one row of one call. The device makes one call at a time, and no call is interrupted. The
+Each waiting session needs one row in one call. The device makes one call at a time, and no call is interrupted. The
 rows of a call have one variant; its bucket is the smallest that holds them, and decides how long it takes. A session's
 lateness is the end of its call minus its due time, or 0 if that is negative.
 
@@ -17,7 +17,7 @@ consequence buckets are full, unless a full bucket makes a session late or costs
 3. Each call contains the session that is due first. A session therefore waits for at most as many calls as there are
 sessions due before it, and no session starves if the due times of newer sessions keep growing.
 
-`tests/runtime/test_scheduler.py` compares 1 and 2 with all schedules of up to six sessions.
+`tests/runtime/test_scheduler.py` compares claims 1 and 2 with all schedules of up to six sessions.
 
 Why few schedules are enough
 ----------------------------

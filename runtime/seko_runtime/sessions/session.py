@@ -73,7 +73,7 @@ class RowSession(Closing):
     Parameters
     ----------
     pool : SharedRows
-        Its pool.
+        The pool to which the session belongs.
     name : str
         Name in messages.
     lease_s : float or None
@@ -254,7 +254,7 @@ def checked_tenant(tenant: object) -> str | None:
 
 
 def checked_lease(lease_s: object) -> float | None:
-    """Return a lease in seconds, or None; UsageError if it is neither."""
+    """Return ``lease_s``, a lease in seconds or None; UsageError for anything else."""
     if lease_s is None:
         return None
     number = isinstance(lease_s, int | float | np.integer | np.floating)

@@ -45,7 +45,7 @@ class Snapshot:
     Parameters
     ----------
     state : RowState
-        The state.
+        The saved row's state.
     digests : sequence of str
         The artifact's digest and its `content_digest`.
     key : bytes, optional
@@ -57,7 +57,7 @@ class Snapshot:
 
     @machine_faults()
     def save(self, path: str | Path) -> None:
-        """Write it to a file of mode 0600 that appears complete or not at all.
+        """Write the snapshot to a file of mode 0600 that appears complete or not at all.
 
         Parameters
         ----------
@@ -80,7 +80,7 @@ class Snapshot:
     def blocks(self) -> list[memoryview]:
         """Wait for the copies, and return the file's content in pieces, which are not copied.
 
-        It is what `RowPool.restore` takes once they are joined.
+        `RowPool.restore` accepts the joined pieces in place of a file.
         """
         facts = {"version": VERSION, "artifact": self._digests[0], "content": self._digests[1]}
         facts["numbers"] = asdict(self._state.numbers)
@@ -187,7 +187,7 @@ def content_digest(manifest: Manifest, facts: Sequence[object]) -> str:
     Parameters
     ----------
     manifest : Manifest
-        Its weights and model count.
+        The manifest, whose weights and model count.
     facts : sequence
         The workload's own facts on which a state depends, such as the layout of its stream. JSON must be able to hold
         them.

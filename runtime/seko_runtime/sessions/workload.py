@@ -51,7 +51,9 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
         """Check the shapes of the tensors that `OpenArtifact.verify` needs; ArtifactError if they are wrong."""
 
     def tokens(self, manifest: ManifestT, files: Mapping[str, memoryview]) -> TokenIds | None:
-        """Return the artifact's tokenizer, or None; ``files`` are those that `Workload.files` names."""
+        """Return the artifact's tokenizer, or None; ``files`` has the contents of the files that `Workload.files`
+        names.
+        """
         del manifest, files
         return None
 

@@ -26,7 +26,7 @@ class SpeechArtifact(OpenArtifact[SpeechManifest]):
     Parameters
     ----------
     files, engines
-        As `OpenArtifact` takes them.
+        The artifact's files and engines; see `OpenArtifact`.
     """
 
     def __init__(self, files: OpenedFiles[SpeechManifest], engines: Engines) -> None:
@@ -39,10 +39,11 @@ class SpeechArtifact(OpenArtifact[SpeechManifest]):
         self, *, seed: int = 0, guidance: float | None = None, temperature: float | None = None
     ) -> SpeechSession:
         """Open a session with a pool of its own, which has all positions of the artifact. It lives until its own
-        `close()` or the artifact's. For several sessions `open_pool`: they share memory and calls.
+        `close()` or the artifact's. For several sessions use `open_pool`: the sessions of one pool share memory and
+        calls.
 
-        Parameters and errors as `SpeechPool.open_session` has them. For a voice assign `SpeechSession.encode_voice` to
-        its ``voice``.
+        Parameters and errors are those of `SpeechPool.open_session`. To give the session a voice, assign the result of
+        `SpeechSession.encode_voice` to the session's ``voice``.
         """
         pool = self._open_pool(None)
         try:
@@ -67,8 +68,8 @@ class SpeechArtifact(OpenArtifact[SpeechManifest]):
         Parameters
         ----------
         snapshot_key : bytes, optional
-            A secret of at least 32 bytes: snapshots end in the HMAC-SHA256 of their content, and only those with the
-            same key are restored. Without it, only snapshots without a key are restored.
+            A secret of at least 32 bytes. Snapshots then end in the HMAC-SHA256 of their content, and only snapshots
+            with the same key are restored. Without a key, only snapshots without one are restored.
 
         Raises
         ------
@@ -105,7 +106,7 @@ class SpeechArtifact(OpenArtifact[SpeechManifest]):
 
 
 def speech_artifact(artifact: OpenArtifact[SpeechManifest]) -> SpeechArtifact:
-    """Return an open artifact as one that speaks; UsageError if its workload is another."""
+    """Return an open artifact typed as a `SpeechArtifact`; UsageError if the artifact's workload is not speech."""
     if not isinstance(artifact, SpeechArtifact):
         raise UsageError(f"the artifact's workload is {artifact.manifest.workload.kind!r}, expected 'speech'")
     return artifact

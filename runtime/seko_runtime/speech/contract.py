@@ -1,50 +1,56 @@
-"""The contract of the speech workload: its programs and its buffers, and who fills and reads them when.
+"""The contract of the speech workload: its programs and buffers, and when the host writes and reads each buffer.
 
-B rows of a call, R rows of the pool with the spare one, L read length, S places of a cache, P latents and C channels
-of a patch. All numbers are int64 unless they are said to be others; "model's dtype" is bfloat16 on a GPU.
+Axes: B rows of a call, R rows of the pool including the spare row, L positions that a call can read, S places of a
+cache, P latents and C channels of a patch. Numbers are int64 unless another dtype is named; "model's dtype" is bfloat16
+on a GPU.
 
 **A row.** On the device it has its state (`BASE_STATE` [R, d], `RESIDUAL_STATE` [R, d], `LAST_PATCH` [R, P, C]), the
 decoder's convolution states (`VAE_STATES` [R, s] float32), and consecutive places of every cache. All are buffers of
-the role ``cache``: the caches have ``row_axis`` 1 and S places on it ([layers, S, ...]), the others ``row_axis`` 0. So
-all of a row is: of a buffer with ``row_axis`` 0 its entry, of one with ``row_axis`` 1 its places, of all layers. On
-the host it has its first place, its next position, the number of its next patch, its seed, guidance and temperature.
+the role ``cache``: the caches have ``row_axis`` 1 and S places on it ([layers, S, ...]), the others ``row_axis`` 0. A
+row's whole device state is therefore the row's entry in each buffer with ``row_axis`` 0, and the row's places, in all
+layers, in each buffer with ``row_axis`` 1. The host keeps the row's first place, next position, number of the next
+patch, seed, guidance and temperature.
 
-**Batch indices without a session**, in any call: row R - 1, start S - 1, first position 0, count 1, all else 0. The
-last row and the last place are nobody's. `empty_numbers` returns them.
+**Batch indices without a session**, in any call: row R - 1, start S - 1, first position 0, count 1, all else 0. No
+session ever has the last row or the last place. `empty_numbers` returns these values.
 
-**Prefill**, program ``prefill.T.L`` (`prefill_program`): one row's next tokens, at most T, whose last position is
-below L; L is at least T, and all such pairs are there. A prompt may take several calls, in order, with steps of other
-rows between them; only the last part leaves the state with which the row's first step begins. Before a row's first
-part the host zeroes the row of `VAE_STATES`; caches and state need no zeroing: a row reads only what it wrote.
+**Prefill**, program ``prefill.T.L`` (`prefill_program`): runs one row's next tokens, at most T, whose last position is
+below L. An artifact has a program for every pair of T and L with L at least T. A prompt may take several calls, in
+order, with steps of other rows between them; only the last part leaves the state with which the row's first step
+begins. Before a row's first part the host zeroes the row of `VAE_STATES`; caches and state need no zeroing: a row reads
+only what it wrote.
 
 - Before each call the host fills, as a call's host block: `PREFILL_ROWS`, `PREFILL_STARTS`, `PREFILL_FIRST` (position
   of the part's first token), `PREFILL_COUNT` (tokens of the part), [1] each.
 - Between calls it writes, role ``session``, ``Memory.write``: `IDS` [T], `IS_AUDIO` [T] bool and `PROMPT_PATCHES`
   [T, P, C] (model's dtype, ``write`` converts), as `prompts.SpeechPrompt` has them. Padding is any id below the
   vocabulary, and text. The buffers are as long as the largest T; a call takes the leading entries.
-- Afterwards the row's position moves by the count. There is nothing to read.
+- Afterwards the row's position moves by the count. A prefill has no results for the host to read.
 
-**Lead-in**, program ``lead_in``: lets the decoder hear one patch of a voice that goes on (`SpeechPrompt.context`,
-oldest first), after the zeroing and before the row's first step. `LEAD_IN_PATCH` [1, P, C] (model's dtype) is written
-between calls, the host block has `PREFILL_ROWS`. What it makes, `LEAD_IN_SAMPLES`, is dropped.
+**Lead-in**, program ``lead_in``: runs the decoder over one patch of a continued voice (`SpeechPrompt.context`, oldest
+first), after `VAE_STATES` are zeroed and before the row's first step. `LEAD_IN_PATCH` [1, P, C] (model's dtype) is
+written between calls, the host block has `PREFILL_ROWS`. The samples that the program makes, `LEAD_IN_SAMPLES`, are not
+used.
 
 **Step**: ``begin.B``, the runs of ``solve.B`` (one for each moving step of the solver), ``advance.B.L``, ``decode.B``:
 one unit, so one captured graph for each pair of B and L (`step_programs`). It makes the rows' next patches and samples
-and runs both language models over the patches. Every row's position is below L, one of `SpeechWorkload.step_lengths`.
+and runs both language models over the patches. Every row's position is below L; L is one of
+`SpeechWorkload.step_lengths`.
 
 - Before each call, as a host block, [call_rows] each, of which a bucket takes the leading B: `ROWS`, `STARTS`, `FIRST`
   (the row's position), `COUNT` (1), `SEEDS`, `PATCH_NUMBERS` (from 0), `TEMPERATURE` and `GUIDANCE` (float32). Noise is
-  a function of seed and patch number alone, whatever shares the call.
+  a function of seed and patch number alone; the other rows of a call do not change the noise.
 - After it, to be read with a copy that is queued behind the call: `STOP` [call_rows] uint8 (1: this patch is the row's
   last; a flag before `SpeechLimits.least_patches` patches is ignored), `SAMPLES` [call_rows, n] float32,
   `PATCH` [call_rows, P, C] (model's dtype) and `STOP_LOGITS` [call_rows, 2] float32. The next call overwrites them.
 - Afterwards a row's position and patch number move by 1.
-- With a state written into the row's entries of `STATES` between calls, the next step goes on from it (goldens).
+- If the host writes a state into the row's entries of `STATES` between calls, the next step continues from that state;
+  the replay of a golden does so.
 
-**Voice**, program ``voice``: encodes the next stretch of a voice; no row is involved. Between calls the host writes
-`VOICE` [1, m] float32 and, before a voice's first stretch, zeroes `VOICE_STATES`; it reads `VOICE_LATENTS` [1, l, C]
-float32. A voice is padded to whole patches by `prompts.pad_voice`, then with zeros at its end to whole calls, whose
-surplus latents are dropped.
+**Voice**, program ``voice``: encodes the next stretch of a voice recording; the program uses no row. Between calls the
+host writes `VOICE` [1, m] float32 and, before a voice's first stretch, zeroes `VOICE_STATES`; it reads `VOICE_LATENTS`
+[1, l, C] float32. A voice is padded to whole patches by `prompts.pad_voice`, then with zeros at its end to whole calls,
+whose surplus latents are dropped.
 """
 
 from __future__ import annotations
@@ -88,7 +94,7 @@ _OF_A_PREFILL = (PREFILL_ROWS, PREFILL_STARTS, PREFILL_FIRST, PREFILL_COUNT)
 
 
 def empty_numbers(manifest: SpeechManifest) -> dict[str, float]:
-    """Return what the host fills for a batch index without a session, by buffer."""
+    """Return the numbers that the host writes for a batch index without a session, by buffer."""
     return {
         **dict.fromkeys(_OF_A_STEP, 0),
         ROWS: manifest.state_rows - 1,
@@ -99,7 +105,9 @@ def empty_numbers(manifest: SpeechManifest) -> dict[str, float]:
 
 @cache
 def step_programs(batch: int, length: int) -> tuple[str, str, str, str]:
-    """Return the names of a step's programs, in order; the second has a run for each moving step of the solver."""
+    """Return the names of a step's programs, in order. The second program, ``solve``, runs once for each moving step of
+    the solver.
+    """
     return (
         ProgramKey("begin", batch).name,
         ProgramKey("solve", batch).name,
@@ -125,7 +133,7 @@ def speech_contract(manifest: SpeechManifest) -> Contract:
     Raises
     ------
     ManifestError
-        If it is for several ranks, or has no pool.
+        If the manifest is for several ranks, or has no pool.
     """
     if manifest.ranks != 1:
         raise ManifestError(

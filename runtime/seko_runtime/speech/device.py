@@ -1,4 +1,4 @@
-"""The device side of rows of speech: the programs of a prefill, a step and a voice, and what a row has there."""
+"""The device side of rows of speech: the tensors of each row, and the programs of a prefill, a step and a voice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class SpeechDevice(Device):
     memory : Memory
         The rows' memory.
     filled : callable
-        Returns the first place of a row and how many it has filled; None of a row without a session.
+        Takes a row; returns the row's first place in the caches and the number of places filled, or None for a row
+        without a session.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class SpeechDevice(Device):
         }
 
     def prepare(self) -> None:
-        """Run every call once, clear what that wrote, and capture if the memory does so."""
+        """Run every program once, zero the buffers that the runs wrote, and capture the calls if the memory can."""
         memory = self._memory
         if memory.warm_up_runs:
             with memory.ordered():
@@ -66,7 +67,7 @@ class SpeechDevice(Device):
                 self.capture(names, runs, f"a call of {names}")
 
     def tensors(self, row: int) -> Mapping[str, Tensor]:
-        """Return a row's entry of each buffer with rows, and of each cache the places that it has filled."""
+        """Return views of a row's entry in each buffer with rows, and of the row's filled places in each cache."""
         start, count = self._filled(row) or (0, 0)
         return {
             name: self.row_of(name, row)
@@ -77,7 +78,7 @@ class SpeechDevice(Device):
         }
 
     def forms(self, filled: int) -> dict[str, TensorSpec]:
-        """Return names, shapes and dtypes of the tensors of a row that has filled so many positions."""
+        """Return names, shapes and dtypes of the tensors of a row with ``filled`` positions."""
         forms = {}
         for name, spec in self.of_rows.items():
             sizes = {0: 1} if spec.row_axis != contract.PLACES_AXIS else {contract.PLACES_AXIS: filled}
@@ -87,8 +88,8 @@ class SpeechDevice(Device):
         return forms
 
     def begin(self, row: int, context: Floats) -> int:
-        """Queue what comes before a text's prompt: the decoder's states become zeros, and it hears the last patches
-        [n, P, C] of a voice that goes on. Return the number of graphs launched.
+        """Queue the work before a text's prompt: zero the decoder's states, then run the decoder over ``context``, the
+        last patches [n, P, C] of the voice that the text continues. Return the number of graphs launched.
         """
         self._memory.zero(self.row_of(contract.VAE_STATES, row))
         launches = 0
@@ -122,9 +123,10 @@ class SpeechDevice(Device):
         return self._call((contract.prefill_program(size, length),))
 
     def step(self, numbers: Mapping[str, Sequence[Number]]) -> tuple[int, Mapping[str, Tensor]]:
-        """Queue a step of some rows; return the number of graphs launched, and the samples and stop flags it makes.
+        """Queue a step of some rows; return the number of graphs launched, and the buffers of the step's samples and
+        stop flags.
 
-        ``numbers`` are those of each row, by host buffer. What is returned is overwritten by the next call.
+        ``numbers`` has the numbers of the rows, by host buffer. The next call overwrites the returned buffers.
         """
         rows, first = numbers[contract.ROWS], numbers[contract.FIRST]
         pool = self._manifest.pool
@@ -135,11 +137,13 @@ class SpeechDevice(Device):
         return launches, self.results(bucket, contract.SAMPLES, contract.STOP)
 
     def results(self, rows: int, *names: str) -> Mapping[str, Tensor]:
-        """Return views of what the last step made of so many rows."""
+        """Return views of the last step's results for the first ``rows`` batch indices."""
         return {name: self._memory.leading(self.buffers[name], rows) for name in names}
 
     def encode(self, stretch: Floats, *, first: bool) -> tuple[int, Mapping[str, Tensor]]:
-        """Queue the next stretch [n] of a voice; return the number of graphs launched, and its latents."""
+        """Queue the encoding of the next stretch [n] of a voice; return the number of graphs launched, and the
+        stretch's latents.
+        """
         if first:
             self._memory.zero(self.buffers[contract.VOICE_STATES])
         self._memory.write(self.buffers[contract.VOICE], stretch[None])
@@ -148,12 +152,12 @@ class SpeechDevice(Device):
         return launches, {contract.VOICE_LATENTS: self.buffers[contract.VOICE_LATENTS]}
 
     def set_state(self, row: int, state: Mapping[str, Floats]) -> None:
-        """Write what a row's next step begins with, of `contract.STATES`; for goldens."""
+        """Write the states of `contract.STATES` from which a row's next step begins; used to replay goldens."""
         for name, array in state.items():
             self._memory.write(self.row_of(name, row), array[None])
 
     def state(self, row: int) -> Mapping[str, NDArray[np.float32]]:
-        """Return what a row's next step begins with, by `contract.STATES`; waits for the device."""
+        """Return the states of `contract.STATES` from which a row's next step begins; waits for the device."""
         return {name: self._memory.read(self.row_of(name, row))[0] for name in contract.STATES}
 
     def drop(self) -> None:

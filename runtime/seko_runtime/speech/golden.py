@@ -32,11 +32,11 @@ class StepError:
     Parameters
     ----------
     what : str
-        Which one: ``prefill``, ``step 0``, ``voice 0``.
+        Name of the compared result: ``prefill``, ``step 0``, ``voice 0``.
     errors : mapping of str to float
         For each kind of result, the largest difference of a number over the largest recorded magnitude.
     bounds : mapping of str to float
-        The largest of them that passes.
+        For each kind of result, the largest error that passes.
     """
 
     what: str
@@ -45,7 +45,7 @@ class StepError:
 
     @property
     def within(self) -> bool:
-        """Whether all are within their bounds; never if a number is NaN."""
+        """Whether all errors are within their bounds; False if a number is NaN."""
         return all(error <= self.bounds[name] for name, error in self.errors.items())
 
     @property
@@ -54,7 +54,7 @@ class StepError:
         return max(math.inf if math.isnan(error) else error for error in self.errors.values())
 
     def row(self) -> dict[str, object]:
-        """Return it for JSON, which has no NaN and no infinity."""
+        """Return the errors as a dict for JSON, which has no NaN and no infinity."""
         finite = {name: error if math.isfinite(error) else str(error) for name, error in self.errors.items()}
         return {"what": self.what, "errors": finite, "bounds": dict(self.bounds)}
 
@@ -101,11 +101,11 @@ def replay(pool: SpeechPool, golden: Golden, recorded: Mapping[str, MappedTensor
     Parameters
     ----------
     pool : SpeechPool
-        Empty.
+        A pool without open sessions.
     golden : Golden
         The manifest's table.
     recorded : mapping of str to MappedTensor
-        Its tensors.
+        The golden file's tensors, by name.
     """
     tensors: dict[str, NDArray[Any]] = {name: tensor.to_numpy() for name, tensor in recorded.items()}
     bounds, rows, device = golden.bounds, pool._rows, pool._rows.device()

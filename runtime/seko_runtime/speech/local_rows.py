@@ -1,4 +1,4 @@
-"""The rows of a speech artifact in this process: where each lies in the caches, what it says, how far it is."""
+"""The rows of a speech artifact in this process: each row's places in the caches, its present text and its progress."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ _PENDING = ("pending.ids", "pending.is_audio", "pending.patches")  # arrays of a
 
 
 class Ending:
-    """Whether a text has ended with one of its patches. The device knows; it is asked when the answer is needed.
+    """The answer to whether a text ended with a certain patch. The stop flag is copied from the device only when the
+    answer is needed.
 
     Parameters
     ----------
     read : callable
         Waits for the patch's stop flag and returns it.
     before : Ending or None
-        Of the patch before.
+        The `Ending` of the previous patch; None if there is no previous patch or its flag was read.
     """
 
     def __init__(self, read: Callable[[], bool], before: Ending | None = None) -> None:
@@ -51,7 +52,7 @@ class Ending:
 
     @property
     def before(self) -> Ending | None:
-        """Of the patch before, if that is not read yet."""
+        """The `Ending` of the previous patch, if that patch's flag was not read yet."""
         unread = self._unread
         return None if unread is None else unread[1]
 
@@ -67,18 +68,19 @@ class Ending:
 
 @dataclass(frozen=True)
 class Patch:
-    """A patch of a text's sound. It may still be computed; any thread may read it.
+    """A patch of a text's sound. The device may still be computing the patch; any thread may read the patch.
 
     Parameters
     ----------
     number : int
-        Its number in the text.
+        The patch's number in the text, from 0.
     samples : callable
-        Waits, and returns [n] float32.
+        Waits for the patch and returns its samples, float32 [n].
     ends : callable
-        Waits, and returns whether it is the text's last patch.
+        Waits for the patch and returns whether the patch is the text's last.
     surplus : callable
-        Waits for the patch before, and returns whether that was the last already, so that this one is to be dropped.
+        Waits for the previous patch and returns whether that patch was the text's last; if so, this patch must be
+        dropped.
     """
 
     number: int
@@ -104,23 +106,23 @@ class SpeechRow:
 
     @property
     def speaks(self) -> bool:
-        """Whether patches of its text are still to come; this waits for its last patch."""
+        """Whether patches of the row's text are still to come; this waits for the row's last queued patch."""
         return self.patches < self.limit and not self.stopped
 
     @property
     def may_speak(self) -> bool:
-        """Whether patches of its text may still be to come; this does not wait."""
+        """Whether patches of the row's text may still be to come; this does not wait for the device."""
         return self.patches < self.limit and not (self.ending is not None and self.ending.known)
 
     @property
     def stopped(self) -> bool:
-        """Whether the model has ended its text; this waits for its last patch."""
+        """Whether the model has ended the row's text; this waits for the row's last queued patch."""
         return self.ending is not None and self.ending()
 
 
 @dataclass(frozen=True)
 class RowSettings:
-    """What a session's row begins with; `RowNumbers` describes the numbers."""
+    """The numbers with which a session's row begins; `RowNumbers` describes them."""
 
     positions: int
     seed: int
@@ -136,7 +138,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
     loaded : Loaded
         The artifact.
     memory : Memory
-        Owned and closed by the rows.
+        The rows' memory, which the rows own and close.
 
     Attributes
     ----------
@@ -159,28 +161,28 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
 
     @machine_faults()
     def prepare(self) -> None:
-        """Load every engine's kernels, and capture if the memory does so."""
+        """Load every engine's kernels, and capture the calls if the memory can."""
         self.device().prepare()
 
     def keep(self, rows: Collection[int]) -> None:
-        """Give up the places of all rows but these, which sessions hold."""
+        """Free the cache places of all rows except ``rows``, which sessions hold."""
         for row in [row for row in self._held if row not in rows]:
             del self._held[row]
 
     @property
     def free_positions(self) -> int:
-        """The positions that the next session can have at most: consecutive places that no row has."""
+        """The most positions that the next session can have: the longest run of consecutive places that no row has."""
         workload = self.manifest.workload
         longest = max((count for _, count in gaps(self._taken(), workload.places - 1)), default=0)
         return min(workload.positions, longest)
 
     def begin(self, row: int, settings: RowSettings) -> None:
-        """Give a row places for its positions; PoolFullError if there are not so many in a row."""
+        """Give a row consecutive cache places for its positions; PoolFullError if too few are free."""
         self._held[row] = SpeechRow(self._start(settings.positions), **vars(settings))
 
     @machine_faults()
     def begin_text(self, row: int, prompt: SpeechPrompt, limit: int) -> None:
-        """Begin to speak a text; what the row said before is over.
+        """Begin to speak a text; the row's previous text is ended.
 
         Parameters
         ----------
@@ -189,7 +191,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         prompt : SpeechPrompt
             The text and its voice.
         limit : int
-            After how many patches it ends at most.
+            The most patches of the text.
 
         Raises
         ------
@@ -211,7 +213,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         self.inconsistent.discard(row)
 
     def end_text(self, row: int) -> None:
-        """End what a row says."""
+        """End a row's present text."""
         held = self._held[row]
         held.pending, held.ending = None, None
         held.filled = held.patches = held.limit = 0
@@ -248,21 +250,21 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         Parameters
         ----------
         rows : sequence of int
-            Distinct; at most as many as the largest call carries, or one whose prompt is not filled in.
+            Distinct rows, at most as many as the largest call carries; or a single row whose prompt is not filled in.
         given : sequence of None, optional
-            A caller gives a call nothing.
+            Not used: a call of speech has no inputs from the caller.
 
         Returns
         -------
         list of Patch or None
-            One for each row; None for a row whose prompt was filled in further.
+            A patch for each row; None for a row of which a part of the prompt was filled in.
 
         Raises
         ------
         UsageError
             If a row has nothing to speak.
         TornStreamError
-            If it is not known where a row stands; another text begins anew.
+            If an earlier error left a row's state unknown; beginning another text resets the row.
         SessionClosedError
             After `close`.
         """
@@ -298,7 +300,9 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         """Do nothing."""
 
     def layout(self) -> RowLayout:
-        """Return names and forms of a row's state: of the largest, and by `RowLayout.of` of any other."""
+        """Return name, shape and dtype of each tensor of the largest row's state; `RowLayout.of` has those of a smaller
+        row's.
+        """
         most = self.manifest.workload.positions
         forms, patch = self.device().forms, self.manifest.workload.patch.shape
 
@@ -308,12 +312,12 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         return replace(RowLayout(forms(most), _pending_forms(most, patch)), sized=sized)
 
     def load(self, row: int, state: RowState) -> None:
-        """Queue copies of a stored state into a row, which gets places for it.
+        """Queue copies of a stored state into a row, after giving the row cache places for the state.
 
         Raises
         ------
         SnapshotError
-            If it does not fit this artifact.
+            If the state does not fit this artifact.
         PoolFullError
             If there are too few consecutive places.
         """
@@ -441,7 +445,7 @@ def open_speech_rows(loaded: Loaded[SpeechManifest]) -> LocalSpeechRows:
     Raises
     ------
     DeviceMemoryError
-        If they do not fit on the device; nothing was allocated.
+        If the rows do not fit on the device; nothing was allocated.
     """
     memory = loaded.memory()
     try:

@@ -1,4 +1,4 @@
-"""Places of a cache that lies flat: each row has consecutive ones, as many as its session asked for."""
+"""Places of a cache that all rows share: each row has consecutive places, as many as its session asked for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ def gaps(taken: Iterable[tuple[int, int]], places: int) -> Iterator[tuple[int, i
     Parameters
     ----------
     taken : iterable of (int, int)
-        First place and count of what is taken; nothing overlaps.
+        First place and count of each taken stretch of places; stretches do not overlap.
     places : int
-        All places.
+        Number of all places, free and taken.
     """
     end = 0
     for start, count in [*sorted(taken), (places, 0)]:
@@ -23,5 +23,7 @@ def gaps(taken: Iterable[tuple[int, int]], places: int) -> Iterator[tuple[int, i
 
 
 def free_start(taken: Iterable[tuple[int, int]], count: int, places: int) -> int | None:
-    """Return the first place of the first gap with room for so many; None if there is none. Parameters as in `gaps`."""
+    """Return the first place of the first gap that has at least ``count`` places; None if there is no such gap. The
+    other parameters are those of `gaps`.
+    """
     return next((start for start, room in gaps(taken, places) if room >= count), None)

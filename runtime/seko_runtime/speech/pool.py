@@ -1,4 +1,4 @@
-"""A pool of speech: sessions that speak, and share the calls that make their patches."""
+"""A pool of speech: sessions that speak, each in a row of its own, and share calls."""
 
 from __future__ import annotations
 
@@ -84,23 +84,24 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         Parameters
         ----------
         voice : Voice
-            From `encode_voice`; default: one that the model chooses by text and seed.
+            From `encode_voice`; default: the model chooses a voice by text and seed.
         seed : int
             Seed of the noise, 0 to 2**62 - 1. A text spoken again with the same seed sounds the same.
         guidance : float, optional
-            How far each patch is moved towards text and voice; default: the artifact's.
+            Strength of classifier-free guidance towards text and voice; default: the artifact's.
         temperature : float, optional
             Standard deviation of the noise, at least 0; default: the artifact's.
         positions : int, optional
-            The most tokens of a text and its voice, and patches, together; default: an equal share of the places of all
-            sessions. Fewer leave more for others.
+            The most tokens of a text, patches of its voice and patches that are made, together; default: an equal share
+            of the cache's places. A session with fewer positions leaves more places to other sessions.
         name, lease_s, tenant
-            Name in messages; seconds after which it ends if it is not run or renewed; whose it is.
+            Name in messages; seconds after which the session ends if it is not run or renewed; name of the session's
+            owner.
 
         Raises
         ------
         PoolFullError
-            If every row is taken, or fewer positions are free side by side.
+            If every row is taken, or too few consecutive cache places are free.
         UsageError
             If an argument does not fit.
         SessionClosedError
@@ -134,15 +135,16 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         reference : array, optional
             [n] float32 in -1..1, at `VoiceEncoder.sample_rate` of the manifest: a voice to sound like.
         continued : array, optional
-            [n] likewise: a voice that goes on, as if it had gone over to the new text; ``text`` are its words.
+            [n], of the same form: a recording after which the new text is spoken as its continuation; ``text`` has the
+            recording's words.
         text : str
             The words of ``continued``.
 
         Raises
         ------
         UsageError
-            If sound is no such array, or empty, or longer than `MAX_VOICE_S`; if only one of ``continued`` and ``text``
-            is given.
+            If a recording has another shape or dtype, is empty, or is longer than `MAX_VOICE_S` seconds; if only one of
+            ``continued`` and ``text`` is given.
         SessionClosedError
             If the pool is closed.
         """
@@ -164,7 +166,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         Parameters
         ----------
         sessions : sequence of SpeechSession
-            Distinct, of this pool, at most as many as the largest call carries, each with a text.
+            Distinct sessions of this pool, at most as many as the largest call carries, each with a text.
 
         Returns
         -------
@@ -174,9 +176,9 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         Raises
         ------
         UsageError
-            If they do not fit into one call, or one has no text to speak.
+            If the sessions do not fit into one call, or a session has no text to speak.
         SessionClosedError
-            If one is paused or has ended.
+            If a session is paused or has ended.
         """
         for session in sessions if isinstance(sessions, Sequence) else ():
             while isinstance(session, SpeechSession) and self._fills(session):
@@ -193,26 +195,28 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
     ) -> list[tuple[SpeechSession, Patch | None]]:
         """Run the call that the scheduler chooses among the sessions that have asked for a patch, and wait for it.
 
-        It is a step of the sessions that are due, or a part of the prompt of one. After a part of a prompt comes a
-        step, if a session waits for one. A session whose prompt was filled in further still waits for its patch.
+        The call is a step of the sessions that are due, or fills in a part of one session's prompt. After a part of a
+        prompt comes a step, if a session waits for a step. A session whose prompt was filled in further still waits for
+        its patch.
 
-        Parameters and errors as `RowPool.serve_next` has them.
+        Parameters and errors are those of `RowPool.serve_next`.
 
         Returns
         -------
         list of (session, Patch or None)
-            The session that was due first comes first; None for one whose prompt was filled in further. Empty if no
-            session waits, or if the call failed and all its sessions are iterated over, whose threads get the error.
+            The sessions that the call carried, sorted by due time, and their patches; None for a session of which a
+            part of the prompt was filled in. Empty if no session waits, or if the call failed and a thread iterates
+            over each of its sessions: these threads then get the error.
         """
         served = super().serve_next(now, among=among, in_one=in_one)
         _read_flags([patch for _, patch in served])
         return served
 
     def serve(self, session: SpeechSession) -> None:
-        """Queue the next call for the sessions that wait, if this one needs a patch, and wait for the call before it.
+        """If ``session`` needs a patch, queue the next call for all sessions that wait, and wait for the previous call.
 
-        So the device always has a call to run while sound is read, and flags are read one step late. One thread does so
-        for all; the others find their patches ready.
+        The device thus always has a call to run while sound is read, and stop flags are read one step late. One thread
+        queues calls for all sessions; the other threads find their patches ready.
         """
         with self._turn:
             if not session.needs:
@@ -312,7 +316,9 @@ def _read_flags(patches: Sequence[Patch | None]) -> None:
 
 
 def speech_content(manifest: SpeechManifest) -> str:
-    """Return SHA-256 of what gives a row's numbers their meaning, whatever the pool; "" without hashes."""
+    """Return a SHA-256 over the weights and sizes on which a snapshot depends, equal for pools of any size; "" if the
+    manifest has no hashes.
+    """
     workload = manifest.workload
     return content_digest(
         manifest, [workload.positions, list(workload.patch.shape), workload.solver.steps, workload.kv.scheme]

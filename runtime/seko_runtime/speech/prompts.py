@@ -38,7 +38,7 @@ class SpeechPrompt:
     Parameters
     ----------
     ids : array
-        [T] int64; 0 where a token is a patch.
+        Token ids, int64 [T]; 0 where a token is a patch.
     is_audio : array
         [T] bool, whether a token is a patch.
     patches : array
@@ -51,11 +51,11 @@ class SpeechPrompt:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.bool_], Floats]:
-        """Ids, whether they are patches, and the patches."""
+        """The arrays ``ids``, ``is_audio`` and ``patches``."""
         return self.ids, self.is_audio, self.patches
 
     def split(self, tokens: int) -> tuple[SpeechPrompt, SpeechPrompt]:
-        """Return the first tokens, and the others."""
+        """Return two prompts: the first ``tokens`` tokens, and the rest."""
         return (
             SpeechPrompt(*(array[:tokens] for array in self.arrays)),  # type: ignore[arg-type]
             SpeechPrompt(*(array[tokens:] for array in self.arrays)),  # type: ignore[arg-type]
@@ -63,8 +63,8 @@ class SpeechPrompt:
 
     @property
     def context(self) -> Floats:
-        """The last patches [n, P, C] of the voice that is continued, none without one: the decoder hears them first,
-        and what it makes of them is dropped.
+        """The last patches [n, P, C] of the continued voice; n is 0 without one. The decoder runs over these patches
+        first, and their samples are not used.
         """
         if not len(self.is_audio) or not self.is_audio[-1]:
             return self.patches[:0]
@@ -84,18 +84,18 @@ def assemble(
     Parameters
     ----------
     text_ids : array
-        [n] int64, token ids of the text; of a continued voice's own text and the new one together.
+        Token ids of the text, int64 [n]; with a continued voice, those of the voice's words and the new text together.
     patch_shape : tuple of int
         P and C.
     reference, continued : array, optional
-        [n, P, C] float32: patches of the voice to sound like, and of the voice that goes on.
+        [n, P, C] float32: patches of the voice to imitate, and of the voice to continue.
     marks : SpeechMarks, optional
-        The model's; default: VoxCPM2's.
+        Token ids that separate the parts; default: VoxCPM2's.
 
     Raises
     ------
     UsageError
-        If there is no text, or patches have another shape.
+        If there is no text, or patches have another shape than [n, P, C].
     """
     marks = marks or SpeechMarks()
     text_ids = np.asarray(text_ids, np.int64)

@@ -17,21 +17,21 @@ class RowNumbers:
     Parameters
     ----------
     positions : int
-        Places that it holds in each cache.
+        Number of places that the row has in each cache.
     filled : int
-        Those that are filled: its next position.
+        Number of filled places, which is the row's next position.
     pending : int
-        Tokens of its prompt that are not filled in yet.
+        Number of tokens of the row's prompt that are not filled in yet.
     patches : int
-        Patches made of the present text.
+        Number of patches made of the present text.
     limit : int
-        After how many it ends, whatever the model says; 0 without a text.
+        Number of patches after which the text ends even if the model has not ended it; 0 without a text.
     stopped : bool
         Whether the model has said that the last patch is the text's last.
     seed : int
         Seed of the noise.
     guidance, temperature : float
-        As `Solver` has them.
+        Guidance strength and noise's standard deviation; see `Solver`.
     """
 
     positions: int
@@ -46,7 +46,7 @@ class RowNumbers:
 
 
 def read_numbers(fields: Fields) -> RowNumbers:
-    """Return the numbers of a row that were written as JSON; ManifestError if they are none."""
+    """Parse the numbers of a row from JSON; ManifestError if they are invalid."""
     return RowNumbers(
         **{name: fields.integer(name) for name in ("positions", "filled", "pending", "patches", "limit")},
         stopped=fields.flag("stopped", default=False),

@@ -41,13 +41,13 @@ class SpeechSession(RowSession):
     Parameters
     ----------
     pool : SpeechPool
-        Its pool.
+        The pool to which the session belongs.
     name : str
         Name in messages.
     lease_s : float or None
-        Seconds after which it ends if it is not run or renewed.
+        Seconds after which the session ends if it is not run or renewed.
     tenant : str or None
-        Whose it is.
+        Name of the session's owner.
 
     Attributes
     ----------
@@ -76,24 +76,24 @@ class SpeechSession(RowSession):
         Parameters
         ----------
         text : str or iterable of str
-            A text, or its sentences: each is spoken by itself and begins where the last one ended. The next one is read
-            when the last one has been spoken, so sentences may still be written meanwhile.
+            A text, or an iterable of its sentences. Each sentence is spoken by itself, and the iterable is asked for
+            the next sentence when the previous one has been spoken, so that sentences may still be written meanwhile.
         patches : int, optional
             The most patches of each sentence; default: the model's limit for its length.
         ahead : int
-            Patches that may be made before they are taken. With 0 the device waits while a patch is read, and no patch
-            is left over when the session is saved.
+            Number of patches that may be made before the caller takes them. With 0 the device waits while a patch is
+            read, and no patch is left over when the session is saved.
 
         Yields
         ------
         numpy.ndarray
-            [n] float32 in -1..1, of `Patch.seconds` at `Patch.sample_rate` of the manifest; the caller's own. If the
-            loop is left early, the text is finished.
+            Samples of a patch, float32 [n] in -1..1, `Patch.seconds` long at the manifest's `Patch.sample_rate`; the
+            caller owns the array. If the loop is left early, the text is finished.
 
         Raises
         ------
         UsageError
-            If a text is none, or with its voice too long for the session's positions.
+            If ``text`` is no text, or text and voice together are too long for the session's positions.
         SessionClosedError
             If the session is paused or has ended.
         """
@@ -108,10 +108,10 @@ class SpeechSession(RowSession):
             yield from self.sound(ahead=ahead)
 
     def begin(self, text: str, *, patches: int | None = None) -> None:
-        """Begin to speak a text; what was not spoken of the one before is dropped.
+        """Begin to speak a text; patches of the previous text that were not spoken are dropped.
 
-        Its sound comes by `sound`, or call by call by `request_patch` and `SpeechPool.serve_next`, or by
-        `SpeechPool.step`. Parameters and errors as `speak` has them.
+        The sound is read by `sound`, or patch by patch by `request_patch` and `SpeechPool.serve_next`, or by
+        `SpeechPool.step`. Parameters and errors are those of `speak`.
         """
         manifest, tokens = self.manifest, self._pool._rows.tokens
         if tokens is None:
@@ -143,9 +143,9 @@ class SpeechSession(RowSession):
             self.renew()
 
     def sound(self, *, ahead: int = AHEAD) -> Iterator[Floats]:
-        """Yield what is left of the sound of the present text, such as after `begin` or `SpeechPool.restore`.
+        """Yield the rest of the present text's sound, for example after `begin` or `SpeechPool.restore`.
 
-        The text is over when the iterator ends, also if it is closed before. Parameters and errors as `speak` has them.
+        The text is over when the iterator ends or is closed. Parameters and errors are those of `speak`.
         """
         with self._pool._call_lock.take():
             row = self._running_row()
@@ -176,18 +176,18 @@ class SpeechSession(RowSession):
             self._pool._rows.end_text(row)
 
     def request_patch(self, due: float) -> None:
-        """Ask for the next patch of the present text by a due time. `SpeechPool.serve_next` makes it, after as many
-        calls as its prompt takes. Asking again replaces the time.
+        """Ask for the next patch of the present text by a due time. `SpeechPool.serve_next` makes the patch, after the
+        calls that fill in the text's prompt. Asking again replaces the due time.
 
         Parameters
         ----------
         due : float
-            When the patch should be there, in seconds of the pool's clock: `time.monotonic` by default.
+            Time by which the patch should be ready, in seconds of the pool's clock, `time.monotonic` by default.
 
         Raises
         ------
         UsageError
-            If there is no text, or it is spoken.
+            If there is no text, or the text has been spoken.
         SessionClosedError
             If the session is paused or has ended.
         """
@@ -195,7 +195,7 @@ class SpeechSession(RowSession):
 
     @property
     def speaks(self) -> bool:
-        """Whether patches of the present text are still to be made; this waits for its last one.
+        """Whether patches of the present text are still to be made; this waits for the last queued patch.
 
         Raises
         ------
@@ -207,8 +207,8 @@ class SpeechSession(RowSession):
 
     @property
     def cut(self) -> bool:
-        """Whether the present text has ended at its limit, or at the session's last position, before the model said
-        that it is over.
+        """Whether the present text has ended at its limit, or at the session's last position, before the model ended
+        the text.
 
         Raises
         ------
@@ -225,7 +225,7 @@ class SpeechSession(RowSession):
         Raises
         ------
         UsageError
-            If patches were made and not taken: take them, or let none be made ahead.
+            If patches were made and not taken; take them, or call `speak` with ``ahead`` 0.
         """
         with self._pool._call_lock.take():
             if self._ready:
@@ -246,12 +246,12 @@ class SpeechSession(RowSession):
 
     @property
     def listened(self) -> bool:
-        """Whether its present text is iterated over."""
+        """Whether a thread iterates over the session's present text."""
         return self._ahead is not None
 
     @property
     def needs(self) -> bool:
-        """Whether it has asked for a patch, and none is ready; not while it is paused."""
+        """Whether the session has asked for a patch and none is ready; False while the session is paused."""
         return self._request is not None and self._row is not None and not self._ready
 
     def _next(self, text: int) -> Patch | None:
@@ -277,7 +277,7 @@ class SpeechSession(RowSession):
                 return None if patch.surplus() else patch
 
     def take(self, patch: Patch) -> None:
-        """Take a patch whose call is queued; the pool calls it, under its lock."""
+        """Take a patch whose call is queued; called by the pool, under the pool's lock."""
         self._request = None
         if self._ahead is not None and self._row is not None:
             self._ready[patch.number] = patch
@@ -285,7 +285,9 @@ class SpeechSession(RowSession):
                 self._ask_for_more(self._row)
 
     def refuse(self, error: SekoRuntimeError) -> bool:
-        """Drop a request that cannot be served, if the thread that waits can be told the error; return whether."""
+        """If a thread waits for the requested patch, drop the request, pass the error to that thread and return True;
+        otherwise return False.
+        """
         if self._ahead is not None:
             self._request, self._refusal = None, error
         return self._ahead is not None

@@ -1,4 +1,4 @@
-"""Text to token ids for speech: the tokenizer's tokens, with those of several Chinese characters taken apart."""
+"""Text to token ids for speech: tokens of several Chinese characters are split into one token for each character."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SpeechTokenizer:
     document : bytes or memoryview
         The tokenizer's JSON file.
     name : str
-        That file's name, for messages.
+        Name of the tokenizer's file, for messages.
     vocabulary : int, optional
-        How many ids the model can look up; None: not checked.
+        Number of ids that the model can look up; None: not checked.
     """
 
     def __init__(self, document: bytes | memoryview, name: str, vocabulary: int | None = None) -> None:

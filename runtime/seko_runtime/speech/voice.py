@@ -9,14 +9,14 @@ from seko_runtime.speech.prompts import Floats
 
 @dataclass(frozen=True)
 class Voice:
-    """A voice; any sessions may share it. `SpeechPool.encode_voice` makes one of sound.
+    """A voice, which any sessions may share. `SpeechPool.encode_voice` makes a voice from recordings.
 
     Parameters
     ----------
     reference : array or None
-        [n, P, C] float32: the voice to sound like.
+        [n, P, C] float32: n patches, each of P latents and C channels, of the voice to imitate.
     continued : array or None
-        [n, P, C] float32: the voice that goes on; what is spoken follows it.
+        [n, P, C] float32: n patches of a recording, which the spoken text continues.
     text : str
         The words of ``continued``.
     """

@@ -48,7 +48,7 @@ class SpeechWorkloadKind(RuntimeWorkload[SpeechManifest]):
         return None if name is None else SpeechTokenizer(files[name], name, manifest.workload.vocabulary)
 
     def open_rows(self, loaded: Loaded[SpeechManifest], options: Mapping[str, Any]) -> LocalSpeechRows:
-        """Return the artifact's rows in this process; there are no options."""
+        """Return the artifact's rows in this process; speech has no options of rows."""
         return open_speech_rows(loaded, **options)
 
     def artifact(self, files: OpenedFiles[SpeechManifest], engines: Engines) -> SpeechArtifact:

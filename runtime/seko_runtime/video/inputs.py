@@ -36,7 +36,7 @@ class CallerInputs:
     manifest : VideoManifest
         The manifest, whose inputs were checked against its buffers.
     kept_slots : int
-        Number of chunks per row that are kept to rebuild the cache.
+        Number of chunks per row whose latents and inputs are kept to rebuild the cache.
     """
 
     def __init__(self, manifest: VideoManifest, kept_slots: int) -> None:
@@ -63,7 +63,7 @@ class CallerInputs:
         Parameters
         ----------
         rows : sequence of int
-            k of them.
+            Numbers of the k rows.
         inputs : mapping of str to array, optional
             [*shape] for all of the rows, or [k, *shape], in the input's dtype; float32 for a bfloat16 input, which is
             rounded.
@@ -89,7 +89,7 @@ class CallerInputs:
         return arrays
 
     def of_each(self, rows: Rows, inputs: Sequence[Inputs | None]) -> dict[str, Array]:
-        """Return what `of_chunk` returns, for rows each of which has its own mapping or None."""
+        """Return the inputs of the rows' next chunk as `of_chunk` does, from a mapping, or None, for each row."""
         each = [self.of_chunk([row], row_inputs) for row, row_inputs in zip(rows, inputs, strict=True)]
         return {name: np.concatenate([row_inputs[name] for row_inputs in each]) for name in self._specs}
 
@@ -132,7 +132,9 @@ class CallerInputs:
                 target[: len(values[name])] = values[name]
 
     def chunk_made(self, rows: Rows, kept_slots: Sequence[int], values: Mapping[str, Array]) -> None:
-        """Store the inputs of the chunk that rows have made: as the held values, and in the chunk's kept slot."""
+        """Store the inputs of the chunk that the rows have just finished, twice: as each row's last supplied values,
+        and under the slot that keeps the chunk's latents for a rebuild of the cache.
+        """
         for name, array in values.items():
             self._latest[name][list(rows)] = array
             self._kept[name][list(kept_slots), list(rows)] = array
@@ -150,20 +152,21 @@ class CallerInputs:
         return arrays
 
     def restart(self, row: int) -> None:
-        """Forget the inputs of a row's chunks, but not its inputs per session or prompt."""
+        """Forget the inputs that a row's chunks were given; keep the row's inputs per session or prompt."""
         for latest in self._latest.values():
             latest[row] = 0
         for by_slot in self._kept.values():
             by_slot[:, row] = 0
 
     def rewind(self, row: int, kept_slot: int | None) -> None:
-        """Set the held inputs of a row back to those of the chunk in a kept slot; None stands for the start of a
-        stream."""
+        """Set a row's last supplied inputs back to those of the chunk whose latents slot ``kept_slot`` keeps; with
+        None, to those of the start of a stream.
+        """
         for name, latest in self._latest.items():
             latest[row] = 0 if kept_slot is None else self._kept[name][kept_slot, row]
 
     def state(self, row: int) -> dict[str, NDArray[np.uint8]]:
-        """Return a row's held and kept inputs as bytes, by name, for a snapshot."""
+        """Return a row's last supplied inputs and the inputs of its kept chunks as bytes, by name, for a snapshot."""
         return {name: np.frombuffer(array.tobytes(), np.uint8) for name, array in self._views(row).items()}
 
     def load(self, row: int, state: Mapping[str, NDArray[np.uint8]]) -> None:

@@ -1,4 +1,6 @@
-"""Who a request is from, which page sent it, and how often a caller may open sessions and sockets."""
+"""Access to the server: the tenant and the origin of a request, and limits on how often a caller opens sessions and
+sockets.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,12 @@ class Access:
     Parameters
     ----------
     settings : Settings
-        The server's.
+        The server's settings.
 
     Attributes
     ----------
     controls : Rate
-        Messages of one socket.
+        Rate limit of the messages of one socket.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -58,7 +60,9 @@ class Access:
         self.controls = Rate(*MESSAGES, "messages", time.monotonic)
 
     def check_page(self, connection: HTTPConnection) -> None:
-        """Raise a ServeError for a request that a page of another site sent, and for a host that is not this one."""
+        """Raise a ServeError if a page of another site sent the request, or if the request's ``Host`` is not this
+        server.
+        """
         headers: Mapping[str, str] = connection.headers
         if self._hosts is not None and _host_name(headers.get("host", "")) not in self._hosts:
             raise ServeError(
@@ -68,23 +72,24 @@ class Access:
             check_origin(headers.get("origin"), headers.get("host"), self._allowed)
 
     def tenant(self, connection: HTTPConnection) -> str:
-        """Return the tenant of a request; ServeError if there are keys and it has none of them."""
+        """Return the tenant of a request; ServeError if the server has keys and the request has none of them."""
         return self._keys.tenant(connection.headers.get("authorization"))
 
     def opener(self, connection: HTTPConnection) -> str:
-        """Return the tenant of a request that asks for a row; ServeError also if it asks too often."""
+        """Return the tenant of a request for a new session or video; ServeError also if the caller asks too often."""
         tenant = self.tenant(connection)
         self._opens.take(f"{tenant} {_address(connection)}")
         return tenant
 
     def count_socket(self, connection: HTTPConnection) -> None:
-        """Count a socket that is opened; ServeError if it is one too many from its address."""
+        """Count a socket that is opened; ServeError if too many sockets were opened from the same address."""
         self._sockets.take(_address(connection))
 
     def from_this_machine(self, connection: HTTPConnection) -> bool:
-        """Return whether a request came from a loopback address, and by no proxy.
+        """Return whether a request came from a loopback address and not through a proxy.
 
-        A proxy on this machine is seen by the address that it forwards. By a socket file only a proxy comes.
+        A proxy on this machine is recognised by the address that it forwards. Requests through a Unix socket always
+        come from a proxy.
         """
         try:
             return not self._by_socket_file and ip_address(_address(connection)).is_loopback

@@ -1,4 +1,4 @@
-"""The application: its families of routes, and what holds for every answer."""
+"""The ASGI application: all routes, and the middleware of every answer."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Application:
     Parameters
     ----------
     settings : Settings
-        The server's.
+        The server's settings.
     manager : SessionManager
-        Its live sessions.
+        The live sessions.
     """
 
     def __init__(self, settings: Settings, manager: SessionManager) -> None:
@@ -66,7 +66,9 @@ class Application:
         )
 
     async def start(self) -> None:
-        """Open the artifact and what else is needed; raises what that raises, such as an ArtifactError."""
+        """Open the artifact, the store of snapshots and the video jobs; errors of opening them, such as an
+        ArtifactError, are raised unchanged.
+        """
         await self._manager.start()
         try:
             await self._jobs.start()
@@ -75,11 +77,11 @@ class Application:
             raise
 
     async def drain(self) -> None:
-        """Admit nobody, save all sessions, and close their sockets."""
+        """Refuse new sessions, save all sessions, and close their sockets."""
         await self._manager.drain()
 
     async def stop(self) -> None:
-        """End what is left, and close the artifact."""
+        """End the remaining sessions and videos, and close the artifact."""
         await self._jobs.stop()
         await self._manager.stop()
 

@@ -1,4 +1,4 @@
-"""Bodies of requests and of refusals."""
+"""Bodies of requests and of error answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ _BY_STATUS = {
 
 
 async def json_body(request: Request, most: int = MAX_BODY_BYTES) -> dict[str, Any]:
-    """Return a request's JSON object of at most so many bytes; ServeError if it is none, too long or too slow."""
+    """Return the JSON object in a request's body; ServeError if the body is no JSON object, has more than ``most``
+    bytes or arrives too slowly.
+    """
     content = await raw_body(request, most)
     if content.count(b",") > MAX_ENTRIES:  # uploads are long texts: lists as long would take much more memory
         raise ServeError("too_large", f"the body has more than {MAX_ENTRIES} entries")
@@ -42,7 +44,7 @@ async def json_body(request: Request, most: int = MAX_BODY_BYTES) -> dict[str, A
 
 
 async def raw_body(request: Request, most: int) -> bytes:
-    """Return a request's body of at most so many bytes; ServeError if it is too long or too slow."""
+    """Return a request's body; ServeError if the body has more than ``most`` bytes or arrives too slowly."""
     try:
         async with asyncio.timeout(BODY_S):
             return await _read(request, most)
@@ -66,35 +68,35 @@ async def _read(request: Request, most: int) -> bytes:
 
 
 def internal_error(error: BaseException) -> ServeError:
-    """Write an error that nobody expected to the log; return what the client is told, with the entry's number."""
+    """Log an unexpected exception; return the error for the client, which names the log entry's number."""
     number = secrets.token_hex(4)
     _LOG.error("internal error", extra={"error": number, **exception_fields(error)})
     return ServeError("internal", "the server failed", facts={"error": number})
 
 
 class Refusals:
-    """Makes the answers that tell clients of errors, and counts them.
+    """Exception handlers that answer a request with an error, and count these answers.
 
     Parameters
     ----------
     metrics : Metrics
-        The server's figures.
+        The server's Prometheus metrics.
     """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     async def known(self, _: Request, error: ServeError) -> Response:
-        """Return the answer of an error of ours."""
+        """Return the answer for a ServeError."""
         self._metrics.refused.labels(error.kind.code).inc()
         headers = {} if error.retry_after is None else {"retry-after": str(max(1, round(error.retry_after)))}
         return JSONResponse({"error": error.body()}, error.kind.status, headers)
 
     async def of_routing(self, request: Request, error: HTTPException) -> Response:
-        """Return the answer where no route fits."""
+        """Return the answer for a request that matches no route."""
         code, message = _BY_STATUS.get(error.status_code, ("bad_request", "the request cannot be understood"))
         return await self.known(request, ServeError(code, message))
 
     async def unknown(self, request: Request, error: Exception) -> Response:
-        """Return the answer of an error that nobody expected."""
+        """Return the answer for an unexpected exception."""
         return await self.known(request, internal_error(error))

@@ -1,4 +1,4 @@
-"""Connections with the time-outs that uvicorn's have not: slow requests, and peers that do not take what is sent."""
+"""Connections with time-outs that uvicorn lacks: for slow requests, and for peers that do not read what is sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HttpConnection(H11Protocol):
         self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; wait on while they end within headers."""
+        """Take received bytes; the time-out keeps running while a request's headers are incomplete."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:  # the headers are there
             self._stop_waiting()
@@ -31,7 +31,7 @@ class HttpConnection(H11Protocol):
             self._wait_for_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Stop the connection's time-out."""
         self._stop_waiting()
         super().connection_lost(exc)
 
@@ -45,7 +45,7 @@ class HttpConnection(H11Protocol):
 
 
 class StreamConnection(WebSocketsSansIOProtocol):
-    """A WebSocket connection that ends also if its peer does not read what is left to send."""
+    """A WebSocket connection that is also closed if its peer does not read the last messages."""
 
     def keepalive_timeout(self) -> None:
         """End the connection of a peer that answers no ping."""
@@ -53,6 +53,6 @@ class StreamConnection(WebSocketsSansIOProtocol):
         self.transport.abort()
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
-        """Give the peer a while to take what was sent last."""
+        """Start the time-out within which the peer must read the last messages."""
         super().on_task_complete(task)
         self.loop.call_later(LINGER_S, self.transport.abort)

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, for the machine itself or with a key."""
+"""The route of the Prometheus metrics; it answers requests from this machine, and requests with an API key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ STATES = ("running", "paused", "ended")
 
 
 class SessionsCollector(Collector):
-    """The gauges that are read when they are asked for: sessions, capacity, and the share of chunks in time.
+    """Prometheus gauges that are computed at each request: sessions, capacity, and the share of chunks that were on
+    time.
 
     Parameters
     ----------
@@ -66,7 +67,7 @@ class MetricsRoutes:
     manager : SessionManager
         The live sessions.
     access : Access
-        Who may call.
+        Checks the caller's API key, origin and rate.
     """
 
     def __init__(self, manager: SessionManager, access: Access) -> None:

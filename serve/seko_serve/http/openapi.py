@@ -1,4 +1,4 @@
-"""The OpenAPI document of the server: every route, what it takes, and how it answers."""
+"""The OpenAPI document of the server: each route with its parameters, body and answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHANGING = (*BODY, "too_many_requests", "conflict")
 
 
 def document() -> Table:
-    """Return the document, of OpenAPI 3.1."""
+    """Return the server's OpenAPI 3.1 document."""
     return {
         "openapi": "3.1.0",
         "info": {

@@ -1,4 +1,4 @@
-"""What the server says of itself: whether it lives and is ready, its version and its model."""
+"""Routes about the server itself: health, readiness, version and model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ServiceRoutes:
     manager : SessionManager
         The live sessions.
     access : Access
-        Who may call.
+        Checks the caller's API key, origin and rate.
     """
 
     def __init__(self, manager: SessionManager, access: Access) -> None:

@@ -30,7 +30,7 @@ class SessionRoutes:
     manager : SessionManager
         The live sessions.
     access : Access
-        Who may call.
+        Checks the caller's API key, origin and rate.
     """
 
     def __init__(self, manager: SessionManager, access: Access) -> None:

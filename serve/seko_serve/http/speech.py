@@ -1,4 +1,4 @@
-"""Speech in the shape of OpenAI's API: one text, whose sound is sent while it is spoken."""
+"""Speech with OpenAI's API: a request has one text, and the answer's sound is sent while the text is spoken."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SpeechRoutes:
     manager : SessionManager
         The live sessions.
     access : Access
-        Who may call.
+        Checks the caller's API key, origin and rate.
     """
 
     def __init__(self, manager: SessionManager, access: Access) -> None:

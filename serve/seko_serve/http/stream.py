@@ -35,9 +35,9 @@ REMEMBERED_IDS = 1024  # of a socket's controls
 
 
 async def serve_stream(socket: WebSocket, manager: SessionManager, access: Access) -> None:
-    """Serve one socket to its end.
+    """Serve one socket until it closes.
 
-    A socket is accepted before anything is checked: a browser's page sees only 1006 of one that is refused.
+    A socket is accepted before any check, because a browser reports a refused socket only as close code 1006.
     """
     await socket.accept(subprotocol=SUBPROTOCOL)
     try:

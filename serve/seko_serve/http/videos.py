@@ -1,4 +1,4 @@
-"""Videos in the shape of OpenAI's API: jobs behind the live sessions."""
+"""Videos with OpenAI's API: jobs that run while the live sessions leave time for them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class VideoRoutes:
     manager : SessionManager
         The live sessions, whose artifact makes the videos.
     jobs : VideoJobs
-        The videos.
+        The video jobs.
     access : Access
-        Who may call.
+        Checks the caller's API key, origin and rate.
     """
 
     def __init__(self, manager: SessionManager, jobs: VideoJobs, access: Access) -> None:
@@ -152,7 +152,7 @@ async def _fields(request: Request) -> dict[str, Any]:
 
 
 def form_fields(kind: str, body: bytes) -> dict[str, Any]:
-    """Return the fields of a form; the file ``input_reference`` as base64.
+    """Return the fields of a multipart form; the file ``input_reference`` becomes base64 text.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def form_fields(kind: str, body: bytes) -> dict[str, Any]:
     Raises
     ------
     ServeError
-        If it is no form, or another field is no text.
+        If the body is no multipart form, or a field other than ``input_reference`` is no text.
     """
     head = b"Content-Type: " + kind.encode("latin-1") + b"\r\n\r\n"
     form = BytesParser(EmailMessage, policy=HTTP).parsebytes(head + body)

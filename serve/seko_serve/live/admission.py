@@ -1,6 +1,7 @@
-"""Admission: a session begins only while everybody's chunks fit into the measured time; the others queue, fairly.
+"""Admission: a session begins only if, by measured call times, the chunks of all sessions can still be made in time;
+other requests wait in a fair queue.
 
-Pure: it reads no clock of its own and waits for nothing. Only the event loop's thread calls it.
+Pure functions: time comes from a given clock, and no call waits. Only the event loop's thread calls this module.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class Demand:
     Parameters
     ----------
     tenant : str
-        Whose session it is.
+        Name of the session's owner.
     period_s : float
-        Seconds in which its viewer plays one chunk.
+        Seconds in which the session's viewer plays one chunk.
     """
 
     tenant: str
@@ -46,14 +47,15 @@ class _Waiting:
 
 
 def call_seconds(sessions: int, times: Mapping[int, float]) -> float:
-    """Return the shortest time in which calls of these buckets make one chunk of each of some sessions.
+    """Return the shortest time, in seconds, in which calls of the measured buckets make one chunk for each of
+    ``sessions`` sessions.
 
     Parameters
     ----------
     sessions : int
-        How many; 0 takes no time.
+        Number of sessions; for 0 the result is 0 s.
     times : mapping of int to float
-        Seconds of a call by its bucket's rows; empty while none was measured, when all takes 0 s.
+        Measured seconds of a call by its bucket's number of rows; if empty, the result is 0 s.
     """
     shortest = [0.0]
     for count in range(1, sessions + 1):
@@ -64,21 +66,23 @@ def call_seconds(sessions: int, times: Mapping[int, float]) -> float:
 
 
 class Admission:
-    """The sessions that hold a row, and the queue of those that would.
+    """The sessions that hold a row, and the queue of requests that wait for a row.
 
-    A session is admitted if a row is free, and one chunk of each session, the new one's too, takes no longer than the
-    shortest period among them. The first session is always admitted: it makes nobody late but itself.
+    A session is admitted if a row is free and the time to make one chunk for every session, including the new session,
+    is at most the shortest period of these sessions. The first session is always admitted, since no other session can
+    be late.
 
-    Rows go by max-min fairness: of those that wait, next is one whose tenant holds the fewest rows; among equals, who
-    has waited longest. One that does not fit beside the others, because its period is short, is passed over. If the
-    queue is full, a newcomer takes the place of the last one of the tenant with the most in it, if that evens them out.
+    Rows are given by max-min fairness: the next waiting request is one whose tenant holds the fewest rows; among
+    equals, the one that has waited longest. A request that cannot be admitted now because its period is too short is
+    passed over. If the queue is full, a new request replaces the last request of the tenant with the most waiting
+    requests, if that makes the tenants' numbers more equal.
 
     Parameters
     ----------
     capacity : int
-        Rows.
+        Number of rows.
     queue : int
-        How many may wait; 0: nobody.
+        The most requests that wait at a time; 0: no request waits.
     times : callable
         Returns the measured seconds of a call by bucket; see `call_seconds`.
     clock : callable
@@ -100,13 +104,15 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of waiting requests."""
         self._expire()
         return len(self._waiting)
 
     @property
     def free(self) -> int:
-        """How many more sessions of the shortest period now running would be admitted, if nobody waited."""
+        """Number of further sessions that would be admitted if no request waited, each with the shortest period of the
+        running sessions.
+        """
         running = list(self._running.values())
         period = min((demand.period_s for demand in running), default=float("inf"))
         count = 0
@@ -115,32 +121,33 @@ class Admission:
         return count
 
     def begin(self, session: str, demand: Demand) -> None:
-        """Count a session that takes a row."""
+        """Record that a session takes a row."""
         self._running[session] = demand
 
     def finish(self, session: str) -> None:
-        """Count a session's row as free; nothing if it holds none."""
+        """Record that a session's row is free; no effect if the session holds no row."""
         if self._running.pop(session, None) is not None:
             self._departures.append(self._clock())
 
     def ask(self, demand: Demand, token: str | None, session: str) -> None:
-        """Admit a session, which counts from now on, or give it a place in the queue if it has a token.
+        """Admit a session, which from now on counts as holding a row; or, if ``token`` is not None, give the request a
+        place in the queue.
 
         Parameters
         ----------
         demand : Demand
-            What it needs.
+            Tenant and period of the session.
         token : str or None
-            Names its place; the same each time that it asks. What does not ask again in time loses its place. None: it
-            does not wait.
+            Name of the request's place in the queue, the same in each call for this request. A request that does not
+            call again in time loses its place. With None the request does not wait.
         session : str
-            Its id, for `finish`.
+            Id of the session, which `finish` takes.
 
         Raises
         ------
         ServeError
-            ``full``, with the seconds after which to ask again; and if it waits with ``place``, ``waiting`` and an
-            estimate, ``wait_s``.
+            With code ``full`` and the seconds after which to ask again, if the session is not admitted; for a waiting
+            request also ``place``, ``waiting`` and ``wait_s``, an estimate.
         """
         self._expire()
         place = demand.tenant, token or ""
@@ -161,17 +168,18 @@ class Admission:
         raise ServeError("full", FULL, retry_after=self._again(place), facts=facts)
 
     def look(self, tenant: str, token: str) -> dict[str, object]:
-        """Return a place in the queue, and keep it.
+        """Return a request's place in the queue; this also keeps the place, as `ask` does.
 
         Returns
         -------
         dict
-            ``place``, ``waiting``, ``wait_s``, an estimate or None, and ``admitted``: whether `ask` would admit it now.
+            ``place``, ``waiting``, ``wait_s``, an estimate or None, and ``admitted``: whether `ask` would admit the
+            request now.
 
         Raises
         ------
         ServeError
-            ``not_found``, if it waits no longer.
+            With code ``not_found``, if the request no longer waits.
         """
         self._expire()
         place = tenant, token
@@ -190,7 +198,7 @@ class Admission:
         }
 
     def waits(self, tenant: str, token: str) -> bool:
-        """Return whether a tenant has a place in the queue by this token."""
+        """Return whether a request of a tenant with this token waits in the queue."""
         self._expire()
         return (tenant, token) in self._waiting
 

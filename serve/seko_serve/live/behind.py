@@ -1,4 +1,4 @@
-"""A video that is made behind the live sessions, chunk by chunk, into a file."""
+"""A video job, which makes a video chunk by chunk into a file while the live sessions leave time."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _LOG = logging.getLogger("seko_serve")
 
 
 class VideoFile:
-    """An mp4 file that appears whole: mode 0600, under another name until it is complete.
+    """An mp4 file of mode 0600, which has another name until it is complete.
 
     Parameters
     ----------
     path : Path
-        Its name.
+        The name of the complete file.
     manifest : VideoManifest
-        The artifact's, which makes video.
+        The manifest of a video artifact.
     opening : Opening
-        Rate and voice.
+        The video's opening, of which the frame rate and the voice are used.
     """
 
     def __init__(self, path: Path, manifest: VideoManifest, opening: Opening) -> None:
@@ -61,7 +61,7 @@ class VideoFile:
         self._sink.write(frames)
 
     def close(self, *, whole: bool) -> None:
-        """Give the file its name if it is whole, else remove it."""
+        """With ``whole`` give the file its final name, otherwise remove the file."""
         try:
             self._sink.close(whole=whole)
             self._file.close()
@@ -73,26 +73,26 @@ class VideoFile:
 
 
 class VideoBehind:
-    """A video on its way into a file; the device's thread runs it as its `Behind`.
+    """A video that is being made and written; the device's thread runs it as its `Behind`.
 
     Parameters
     ----------
     name, tenant : str
-        Its id, and whose it is.
+        The video's id, and the tenant that requested the video.
     manifest : VideoManifest
-        The artifact's.
+        The artifact's manifest.
     opening : Opening
-        What it begins with.
+        The conditions with which the video begins.
     frames : int
-        Video frames of the whole.
+        Number of video frames of the whole video.
     path : Path
-        The file.
+        Path of the video's file.
     workers : Executor
-        One thread, where frames are read and coded.
+        A thread that reads and encodes frames.
     told : callable
-        Called from any thread with the frames that are written, and at the end with an error or None.
+        Called from any thread with the number of frames written so far, and at the end with an error or None.
     wake : callable
-        Tells the device's thread that the next chunk may be asked for.
+        Tells the device's thread that the next chunk may be requested.
     """
 
     def __init__(
@@ -124,15 +124,17 @@ class VideoBehind:
 
     @property
     def holds_row(self) -> bool:
-        """Whether it has a row of the pool."""
+        """Whether the video has a row of the pool."""
         return self._row is not None and not self._row.paused
 
     def ready(self) -> bool:
-        """Return whether its next chunk may be made now."""
+        """Return whether the video's next chunk may be made now."""
         return not self._over and self._idle.is_set()
 
     def take_row(self, pool: Any) -> None:
-        """Take a free row; after `yield_row`, go on where it stood. Raises what the runtime raises."""
+        """Take a free row; after `yield_row`, continue from the stored state. Errors of the runtime are raised
+        unchanged.
+        """
         if self._row is not None:
             self._row.resume()
             return
@@ -142,12 +144,12 @@ class VideoBehind:
             self._content.apply(self._row, Control("audio_end"))  # behind its voice there is silence
 
     def yield_row(self) -> None:
-        """Move its state to the host and free its row, for a live session."""
+        """Move the video's state to the host and free the row, for a live session."""
         self._idle.wait()
         self._row.pause()
 
     def request(self, now: float) -> RowSession | None:
-        """Ask for the next chunk, and return the pool's session."""
+        """Request the next chunk from the pool, and return the video's session of the pool."""
         if self._content.starved():
             raise ServeError("bad_request", "the video needs a voice, and none was given")
         self._content.ask(self._row, now + LATER_S)
@@ -155,14 +157,14 @@ class VideoBehind:
         return row
 
     def made(self, chunk: Chunk, now: float) -> None:
-        """Take the chunk, and have it written."""
+        """Take a finished chunk, and queue the writing of its frames."""
         del now
         self._content.made(chunk)
         self._idle.clear()
         self._workers.submit(self._write, chunk)
 
     def failed(self, error: Exception) -> None:
-        """End: a chunk cannot be made, or the video is not wanted any more."""
+        """End the video with an error: a chunk cannot be made, or the video was removed."""
         self._over = True
         self._workers.submit(self._end, error)
 

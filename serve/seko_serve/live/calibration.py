@@ -1,4 +1,4 @@
-"""Measures a pool's calls before anybody watches, so that admission knows how long they take."""
+"""Measures how long a pool's calls take, before the first session; admission uses the times."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _LOG = logging.getLogger("seko_serve")
 
 
 def calibrate(pool: ServedPool) -> None:
-    """Run the pool's calls until all buckets and full caches were measured; its `call_times` have the results.
+    """Run the pool's calls until all buckets and full caches were measured; the pool's `call_times` then have the
+    results.
 
-    What the artifact takes from a viewer is replaced by zeros and silence. If it refuses them, nothing is measured.
+    Inputs that a viewer would send are zeros and silence. If the artifact refuses these inputs, no call is measured.
     """
     if not isinstance(pool, Pool):  # speech: its first sessions measure it
         return

@@ -1,4 +1,4 @@
-"""The camera that a viewer steers: by keys that are held, or by poses that are sent ahead."""
+"""The camera that a viewer steers, by held keys or by poses that are sent in advance."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ MAX_POSES_AHEAD = 4_096  # latent frames
 
 
 class ViewersCamera:
-    """A camera that follows the keys that a viewer holds, or, while there are some, the poses that it has sent.
+    """A camera that follows the poses that a viewer has sent in advance; when none are left, the keys that the viewer
+    holds.
 
     Parameters
     ----------
     stream : Stream
-        The artifact's: the video's size, and latent frames of a chunk.
+        The artifact's stream, of which the video's size and the latent frames of a chunk are used.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -47,21 +48,21 @@ class ViewersCamera:
         self._intrinsics: NDArray[np.float64] | None = None
 
     def hold(self, codes: Sequence[str]) -> None:
-        """Hold exactly these keys, by `KeyboardEvent.code`; others are ignored."""
+        """Hold exactly these keys, named by `KeyboardEvent.code`; keys that steer no camera are ignored."""
         keys = frozenset(KEYS[code] for code in codes if code in KEYS)
         self._keyboard.press(keys - self._held)
         self._keyboard.release(self._held - keys)
         self._held = keys
 
     def follow(self, poses: Sequence[Sequence[float]], intrinsics: Sequence[float] | None) -> None:
-        """Append poses for the latent frames to come, one each.
+        """Append poses, one for each of the coming latent frames.
 
         Parameters
         ----------
         poses : sequence of 16 numbers
-            Camera to world, [4, 4] by rows; a move of length 1 is the model's unit.
+            Each a matrix [4, 4] from camera to world, row by row; a translation of length 1 is the model's unit.
         intrinsics : sequence of 4 numbers, optional
-            Focal lengths and centre, in pixels of a picture of 480 x 832; default: as before.
+            Focal lengths and centre, in pixels of a picture of 480 x 832; default: the last ones sent.
 
         Raises
         ------
@@ -79,7 +80,9 @@ class ViewersCamera:
         self._poses.extend(checked)
 
     def next_chunk(self) -> Mapping[str, NDArray[np.float32]]:
-        """Move on by a chunk, and return its inputs by name; where poses end inside it, the camera rests."""
+        """Move on by a chunk, and return the chunk's inputs by name; if the poses end inside the chunk, the camera
+        rests from there on.
+        """
         steered = self._keyboard.next_chunk()
         if not self._poses:
             self._before = None
@@ -95,14 +98,14 @@ class ViewersCamera:
         )
 
     def reset(self) -> None:
-        """Begin anew: no poses wait; keys that are held stay held."""
+        """Return to the start pose and drop the poses that were sent; held keys stay held."""
         self._keyboard.reset()
         self._keyboard.press(self._held)
         self._poses.clear()
         self._before = self._intrinsics = None
 
     def state(self) -> dict[str, Any]:
-        """Return all that `load` needs to go on from here, as JSON can hold it."""
+        """Return the camera's state as a JSON value, for `load`."""
         return {
             "keyboard": self._keyboard.state(),
             "held": sorted(self._held),
@@ -112,7 +115,7 @@ class ViewersCamera:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Continue from a state that `state` returned."""
         self._keyboard.load(state["keyboard"])
         self._held = frozenset(state["held"])
         self._poses = deque(np.asarray(pose, np.float64) for pose in state["poses"])

@@ -1,4 +1,4 @@
-"""One socket of a session, as the session sees it: what waits to be sent, and why it ends."""
+"""One socket of a session, as the session sees it: the messages to be sent, and the reason of its end."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from seko_serve.errors import ServeError
 
 
 class Connection:
-    """The messages for one socket. The session guards it by its lock; only the event loop's thread waits.
+    """The messages for one socket. The session's lock guards the object; only the event loop's thread waits on it.
 
     Attributes
     ----------
     outbox : deque of (str or bytes)
-        Messages that wait.
+        Messages that were not sent yet.
     end : ServeError or None
-        Why the socket is closed behind these.
+        The error with which the socket is closed after the messages of ``outbox``.
     open : bool
-        Whether it takes messages: from the message ``ready`` on.
+        Whether the socket takes messages, which it does from the message ``ready`` on.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Connection:
         self.news = asyncio.Event()
 
     async def messages(self) -> list[str | bytes]:
-        """Wait for messages or the end, and return all that wait."""
+        """Wait for messages or the end, and return all messages that were not sent yet."""
         await self.news.wait()
         self.news.clear()
         waiting = []

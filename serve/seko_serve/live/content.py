@@ -1,4 +1,4 @@
-"""The content of a live session: what one kind of workload makes of a row. `LiveSession` knows no more of it."""
+"""The interface through which a `LiveSession` uses one kind of workload, such as video or speech."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seko_serve.protocol import Codec, Control, Media
 
 @dataclass(frozen=True)
 class Opening:
-    """The conditions with which a session begins, checked by the HTTP room.
+    """The conditions with which a video session begins, checked by the package `http`.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Opening:
     image : numpy.ndarray, optional
         The picture that the stream begins with, or the portrait, in the artifact's size: [H, W, 3].
     inputs : mapping of str to numpy.ndarray
-        Further inputs per session, by name.
+        The caller's further inputs per session, by name.
     voice : numpy.ndarray, optional
         Samples [speakers, N] at 16 kHz, float32 in -1..1, that the stream hears from its start on.
     """
@@ -42,7 +42,7 @@ class Opening:
     voice: NDArray[np.float32] | None = None
 
     def state(self) -> dict[str, Any]:
-        """Return all but the sentence, which is in the row, as JSON can hold it."""
+        """Return all fields except the prompt, which the row's state holds, as a JSON value."""
         return {
             "seed": self.seed,
             "fps": self.fps,
@@ -53,7 +53,9 @@ class Opening:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Opening:
-        """Return the opening of a `state`; KeyError, TypeError or ValueError if it is none."""
+        """Return the opening from a value that `state` returned; KeyError, TypeError or ValueError if the value is
+        invalid.
+        """
         image, voice = state["image"], state["voice"]
         return cls(
             None,
@@ -66,41 +68,41 @@ class Opening:
 
 
 def array_table(array: NDArray[Any]) -> dict[str, Any]:
-    """Return an array as JSON can hold it."""
+    """Return an array as a JSON object."""
     content = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
     return {"dtype": array.dtype.str, "shape": list(array.shape), "base64": content}
 
 
 def array_of(table: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the array of an `array_table`."""
+    """Return the array from a JSON object that `array_table` returned."""
     content = base64.b64decode(table["base64"])
     return np.frombuffer(content, np.dtype(table["dtype"])).reshape(table["shape"]).copy()
 
 
 def array_tables(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arrays by name as JSON can hold them."""
+    """Return arrays by name as a JSON object."""
     return {name: array_table(np.asarray(array)) for name, array in arrays.items()}
 
 
 def arrays_of(tables: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of `array_tables`."""
+    """Return the arrays by name from a JSON object that `array_tables` returned."""
     return {name: array_of(table) for name, table in tables.items()}
 
 
 @dataclass(frozen=True)
 class SpeechOpening:
-    """The conditions with which a session that speaks begins.
+    """The conditions with which a speech session begins.
 
     Parameters
     ----------
     seed : int
         Seed of the noise.
     guidance, temperature : float, optional
-        As `SpeechPool.open_session` takes them; default: the artifact's.
+        Guidance strength and noise's standard deviation; see `SpeechPool.open_session`; default: the artifact's.
     voice : numpy.ndarray, optional
-        Samples [N] float32 in -1..1, at the rate of the artifact's voice encoder, to sound like.
+        Samples [N] float32 in -1..1, at the rate of the artifact's voice encoder: the voice to imitate.
     voice_text : str
-        The words of the voice, where it is to go on from there.
+        The words of ``voice``, if the speech continues this recording; otherwise empty.
     """
 
     seed: int = 0
@@ -111,33 +113,33 @@ class SpeechOpening:
 
 
 class Piece(Protocol):
-    """One result of a row on its way to the viewer; a worker calls both methods, in this order."""
+    """One result of a row that is to be sent to the viewer; a worker calls `read`, then `encode`."""
 
     def read(self) -> int:
-        """Wait for the result, and return how many units of the viewer's clock it has: video frames or samples."""
+        """Wait for the result, and return its length in units of the viewer's clock: video frames or samples."""
 
     def encode(self, number: int, first: int) -> list[Media]:
-        """Return the coded result, in the order in which it is sent; serials are the caller's.
+        """Return the encoded messages in the order in which they are sent; the caller sets their serial numbers.
 
         Parameters
         ----------
         number : int
             Number of the chunk in the session.
         first : int
-            Number of its first unit in the session.
+            Number of the chunk's first unit (video frame or sample) in the session.
         """
 
 
 class Content(Protocol):
-    """What one session streams, and how its controls change it."""
+    """The stream of one session, and the effect of the session's controls on it."""
 
     @property
     def rate(self) -> float:
-        """Units of the viewer's clock a second."""
+        """Units of the viewer's clock (video frames or samples) per second."""
 
     @property
     def savable(self) -> bool:
-        """Whether a session can go on from a snapshot of its row and `state`."""
+        """Whether a session can continue from a snapshot of its row and the result of `state`."""
 
     @property
     def period_s(self) -> float:
@@ -146,36 +148,38 @@ class Content(Protocol):
     # -- the event loop
 
     def check(self, control: Control) -> None:
-        """Raise a ServeError for a control that the artifact has no place for."""
+        """Raise a ServeError for a control that the artifact does not support."""
 
     def codecs(self, hello: Control) -> tuple[Codec, ...]:
-        """Return the codecs that a client is sent; ServeError if it takes none that there is."""
+        """Return the codecs for a client; ServeError if the client supports none of the server's codecs."""
 
     def attach(self, codecs: Sequence[Codec]) -> None:
-        """Begin, or go on, with these codecs; a decoder can begin with what comes next."""
+        """Begin or continue with these codecs; a decoder can begin with the next message."""
 
     def ready(self, codecs: Sequence[Codec]) -> dict[str, object]:
-        """Return the fields of the message ``ready`` that tell of the content."""
+        """Return the fields of the message ``ready`` that describe the content."""
 
     # -- the device's thread
 
     def open(self, pool: Any, name: str, tenant: str) -> RowSession:
-        """Open a row of the pool; raises what that raises."""
+        """Open a session of the pool; errors of the pool are raised unchanged."""
 
     def apply(self, row: Any, control: Control) -> None:
-        """Change the row's stream from the next chunk on; raises what the runtime raises."""
+        """Change the row's stream from the next chunk on; errors of the runtime are raised unchanged."""
 
     def starved(self) -> bool:
         """Return whether the next chunk lacks something that the viewer must still send."""
 
     def ask(self, row: Any, due: float) -> None:
-        """Ask the pool for the row's next chunk; again, where the pool has not served it yet."""
+        """Request the row's next chunk from the pool; a repeated request replaces the due time."""
 
     def made(self, result: Any) -> Piece:
-        """Take the chunk that was asked for."""
+        """Take the requested chunk."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a snapshot of the row lacks, as JSON can hold it."""
+        """Return the part of the session's state that a snapshot of the row lacks, as a JSON value."""
 
     def load(self, row: Any, state: Mapping[str, Any]) -> None:
-        """Go on from a `state` with a row that was restored from the snapshot beside it."""
+        """Continue from a value that `state` returned, with a row that was restored from the snapshot of the same
+        moment.
+        """

@@ -1,4 +1,6 @@
-"""The thread that owns the artifact and its pool. Nothing else calls the runtime: the event loop never waits for it."""
+"""The thread that owns the artifact and its pool. No other thread calls the runtime, so the event loop never waits for
+the device.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,17 @@ _LOG = logging.getLogger("seko_serve")
 
 
 def step_seconds(pool: ServedPool) -> Mapping[int, float]:
-    """Return measured seconds by bucket of the calls that a session needs again and again.
+    """Return the measured seconds, by bucket, of the calls that make a session's chunks.
 
-    A part of a prompt is none: it is one session's, once a sentence, however many rows there are.
+    Calls that fill in a part of a prompt are not counted: they carry one session, once a sentence, for any number of
+    rows.
     """
     return pool.call_times.slowest(but=(PREFILL,))
 
 
 @contextmanager
 def pool_of(artifact: Path, device: str = "auto", snapshot_key: bytes | None = None) -> Iterator[ServedPool]:
-    """Open the pool of an artifact; parameters as `open_artifact` and `VideoArtifact.open_pool` take them."""
+    """Context with an artifact's open pool; parameters are those of `open_artifact` and `VideoArtifact.open_pool`."""
     with open_artifact(artifact, device=device) as opened:
         served = opened if isinstance(opened, SpeechArtifact) else video_artifact(opened)
         with served.open_pool(snapshot_key=snapshot_key) as pool:
@@ -48,43 +51,47 @@ def pool_of(artifact: Path, device: str = "auto", snapshot_key: bytes | None = N
 
 
 class Streamed(Protocol):
-    """A stream as the device's thread sees it; every method is called there."""
+    """The interface of a stream for the device's thread, which calls every method."""
 
     def ready(self) -> bool:
-        """Return whether its next chunk may be made now."""
+        """Return whether the stream's next chunk may be made now."""
 
     def request(self, now: float) -> RowSession | None:
-        """Apply the controls that wait, ask the pool for the next chunk, and return the pool's session.
+        """Apply waiting controls, request the next chunk from the pool, and return the stream's session of the pool.
 
-        None: it needs no chunk now.
+        The result is None if the stream needs no chunk now.
         """
 
     def made(self, chunk: Any, now: float) -> None:
-        """Take the chunk that was asked for."""
+        """Take the requested chunk."""
 
     def failed(self, error: Exception) -> None:
-        """End: its chunk cannot be made."""
+        """End the stream with an error: the requested chunk cannot be made."""
 
 
 class Watched(Streamed, Protocol):
     """A live session."""
 
     def next_due(self) -> float | None:
-        """Return when its viewer needs the next chunk; None if nobody plays it."""
+        """Return when the session's viewer needs the next chunk; None if no viewer plays the stream."""
 
 
 class Behind(Streamed, Protocol):
-    """A stream that nobody watches: it runs while no live session is late by it, on a row that none needs."""
+    """A stream without a viewer, such as a video job: it runs only while that makes no live session late, on a row
+    that no live session needs.
+    """
 
     @property
     def holds_row(self) -> bool:
-        """Whether it has a row of the pool."""
+        """Whether the stream has a row of the pool."""
 
     def take_row(self, pool: ServedPool) -> None:
-        """Take a free row, or take one again and go on; raises what the runtime raises."""
+        """Take a free row; after `yield_row`, continue from the stored state. Errors of the runtime are raised
+        unchanged.
+        """
 
     def yield_row(self) -> None:
-        """Free its row for a live session, and keep its state."""
+        """Free the stream's row for a live session, and keep the stream's state on the host."""
 
 
 class Device:
@@ -93,20 +100,21 @@ class Device:
     Parameters
     ----------
     opener : callable
-        Returns a context that opens the pool, and closes it at the end; see `pool_of`.
+        Returns a context that opens the pool at its begin and closes the pool at its end; see `pool_of`.
     metrics : Metrics, optional
-        The server's figures.
+        The server's Prometheus metrics.
 
     Attributes
     ----------
     manifest : VideoManifest or SpeechManifest
-        The artifact's, once `start` has returned.
+        The artifact's manifest, once `start` has returned.
     capacity : int
-        Rows of its pool.
+        Number of rows of the pool.
     call_seconds : mapping of int to float
-        Measured seconds of a call by its bucket's rows, of the slowest launch variant; empty before the first call.
+        Measured seconds of a call of the slowest launch variant, by its bucket's number of rows; empty before the
+        first call.
     metrics : Metrics
-        The server's figures.
+        The server's Prometheus metrics.
     """
 
     manifest: VideoManifest | SpeechManifest
@@ -130,13 +138,13 @@ class Device:
 
     @property
     def video_manifest(self) -> VideoManifest:
-        """The artifact's manifest; ServeError if it makes no video."""
+        """The artifact's manifest; ServeError if the artifact makes no video."""
         if isinstance(self.manifest, VideoManifest):
             return self.manifest
         raise ServeError("unsupported", "this artifact speaks, and makes no video")
 
     async def start(self) -> None:
-        """Open the artifact; raises what that raises, such as an ArtifactError."""
+        """Open the artifact; errors of opening it, such as an ArtifactError, are raised unchanged."""
         self._thread.start()
         await asyncio.wrap_future(self._opened)
 
@@ -160,19 +168,21 @@ class Device:
         return await asyncio.wrap_future(done)
 
     async def beside(self, work: Callable[[ServedPool], ResultT]) -> ResultT:
-        """Run a function in a thread of its own, while the pool makes chunks: for what reads or copies much."""
+        """Run a function in a separate thread while the pool makes chunks; used for large reads and copies."""
         pool = self._pool
         if pool is None:
             raise RuntimeError("the device's thread has ended")
         return await asyncio.to_thread(work, pool)
 
     def wake(self) -> None:
-        """Look again which sessions are ready: a control or an acknowledgement came. Any thread may call it."""
+        """Make the device's thread check again which sessions are ready, after a control or an acknowledgement. Any
+        thread may call this.
+        """
         with self._desk:
             self._desk.notify()
 
     def add(self, stream: Watched) -> None:
-        """Serve a session from now on, if it is not served already; called on the device's thread."""
+        """Serve a live session from now on; called on the device's thread."""
         if all(other is not stream for other in self._streams):
             self._streams.append(stream)
 
@@ -184,11 +194,15 @@ class Device:
         self._asked = {session: other for session, other in self._asked.items() if other is not stream}
 
     def run_behind(self, stream: Behind) -> None:
-        """Run a stream behind the live ones from now on, in place of another; called on the device's thread."""
+        """Run this stream from now on while the live sessions leave time, in place of another such stream; called on
+        the device's thread.
+        """
         self._behind = stream
 
     def make_room(self, pool: ServedPool) -> None:
-        """Free a row for a live session, if the stream behind has the last one; called on the device's thread."""
+        """If no row is free and the stream of `run_behind` has one, free that row for a live session; called on the
+        device's thread.
+        """
         if not pool.free and self._behind is not None and self._behind.holds_row:
             self._behind.yield_row()
 

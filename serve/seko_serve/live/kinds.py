@@ -1,4 +1,4 @@
-"""The kinds of workloads that are served: which content, and what is said of a model."""
+"""The workloads that can be served: the content class of each, and the description of a model for clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Served = VideoManifest | SpeechManifest
 
 
 def check_served(manifest: object) -> None:
-    """Raise an ArtifactError, which says why, if an artifact cannot be served."""
+    """Raise an ArtifactError, which names the reason, if an artifact cannot be served."""
     if isinstance(manifest, SpeechManifest):
         return
     if not isinstance(manifest, VideoManifest):
@@ -23,7 +23,7 @@ def check_served(manifest: object) -> None:
 
 
 def content_of(manifest: Served, opening: Opening | SpeechOpening) -> Content:
-    """Return the content of a session of an artifact; TypeError if the opening is of another kind."""
+    """Return a new session's content for an artifact; TypeError if the opening is for another workload."""
     if isinstance(manifest, SpeechManifest) and isinstance(opening, SpeechOpening):
         return SpeechContent(manifest, opening)
     if isinstance(manifest, VideoManifest) and isinstance(opening, Opening):
@@ -32,5 +32,5 @@ def content_of(manifest: Served, opening: Opening | SpeechOpening) -> Content:
 
 
 def facts_of(manifest: Served) -> dict[str, object]:
-    """Return what a page needs to know of a model before it opens a session."""
+    """Return the facts about a model that a page needs before it opens a session."""
     return described_speech(manifest) if isinstance(manifest, SpeechManifest) else described(manifest)

@@ -1,4 +1,4 @@
-"""The live sessions of one process: who may open one, which there are, and when one has ended."""
+"""The live sessions of one process: opening, finding, saving and ending them."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class SessionManager:
     Parameters
     ----------
     settings : Settings
-        The server's.
+        The server's settings.
     device : Device
-        Its device's thread.
+        The thread that owns the artifact.
 
     Attributes
     ----------
     admission : Admission
-        Who holds a row and who waits for one, once `start` has returned.
+        The sessions that hold a row and the requests that wait for one, once `start` has returned.
     sessions : dict of str to LiveSession
         The sessions that hold a row, by id.
     stopping : bool
-        Whether no session may begin any more.
+        Whether new sessions are refused because the server stops.
     """
 
     admission: Admission
@@ -71,12 +71,13 @@ class SessionManager:
         self._reaper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Open the artifact and the store, measure the artifact's calls, and begin to look after leases.
+        """Open the artifact and the store of snapshots, measure the artifact's calls, and begin to end sessions whose
+        lease has run out.
 
         Raises
         ------
         ArtifactError
-            If the artifact cannot be served: it makes no video.
+            If the artifact cannot be served; see `kinds.check_served`.
         StoreError
             If the store of snapshots cannot be opened.
         """
@@ -94,7 +95,7 @@ class SessionManager:
         self._reaper = asyncio.create_task(self._reap())
 
     async def drain(self) -> None:
-        """Admit nobody, save all sessions, and close their sockets; a second call does nothing."""
+        """Refuse new sessions, save all sessions, and close their sockets; a second call does nothing."""
         if self.stopping:
             return
         self.stopping = True
@@ -128,7 +129,7 @@ class SessionManager:
 
     @property
     def capacity(self) -> int:
-        """Sessions that may be open at a time."""
+        """The most sessions that may be open at a time."""
         most = self.settings.max_sessions
         return self.device.capacity if most is None else min(most, self.device.capacity)
 
@@ -138,16 +139,17 @@ class SessionManager:
         Parameters
         ----------
         tenant : str
-            Whose it is.
+            Name of the session's owner.
         opening : Opening
-            What it begins with.
+            The conditions with which the session begins.
         queue_token : str
-            `JOIN` to wait if it is full; then that of the refusal, which keeps the place; empty: it does not wait.
+            `JOIN` to wait in the queue if the server is full; in later calls the token of the refusal, which keeps the
+            place; empty: the request does not wait.
 
         Raises
         ------
         ServeError
-            If the server is full or stopping, or the runtime refuses what the session begins with.
+            If the server is full or stopping, or the runtime refuses the opening.
         """
         self._check_open()
         session = self._session(new_session(), tenant, content_of(self.device.manifest, opening))
@@ -173,20 +175,21 @@ class SessionManager:
         return session
 
     def place(self, tenant: str, queue_token: str) -> dict[str, object]:
-        """Return a place in the queue, and keep it; see `Admission.look`."""
+        """Return a request's place in the queue, and keep the place; see `Admission.look`."""
         return self.admission.look(tenant, digest(queue_token))
 
     def waits(self, tenant: str, queue_token: str) -> bool:
-        """Return whether a tenant has a place in the queue by this token."""
+        """Return whether a request of a tenant with this token waits in the queue."""
         return self.admission.waits(tenant, digest(queue_token))
 
     async def reenter(self, name: str, token: str) -> LiveSession:
-        """Return the session that a resume token opens; one that is saved takes a row again.
+        """Return the session that a resume token opens; a saved session without a row takes a row again.
 
         Raises
         ------
         ServeError
-            If there is none, the token is not one of its newest, no row is free, or its snapshot is lost.
+            If there is no such session, the token is not one of the session's newest, no row is free, or the session's
+            snapshot is lost.
         """
         if name not in self.sessions:
             self._check_open()
@@ -203,21 +206,23 @@ class SessionManager:
         session.open(pool)
 
     def find(self, name: str, tenant: str | None = None) -> LiveSession:
-        """Return a session with a row; ServeError if there is none, or it is another tenant's."""
+        """Return a session with a row; ServeError if there is no such session, or the session is another tenant's."""
         session = self.sessions.get(name)
         if session is None or (tenant is not None and session.tenant != tenant):
             raise ServeError("not_found", "there is no such session")
         return session
 
     async def find_saved(self, name: str, tenant: str) -> Record:
-        """Return the record of a tenant's session that is saved and has no row; ServeError if there is none."""
+        """Return the record of a tenant's session that is saved and has no row; ServeError if there is no such
+        session.
+        """
         record = None if name in self.sessions else await self.saving.find(name)
         if record is None or record.tenant != tenant:
             raise ServeError("not_found", "there is no such session")
         return record
 
     async def close(self, session: LiveSession, reason: str = "closed") -> None:
-        """End a session for good: free its row, and remove what is saved of it. A second call does nothing."""
+        """End a session for good: free its row, and remove its record and snapshot. A second call does nothing."""
         session.finish(ServeError("conflict", f"the session has ended: {reason}"))
         await self.saving.forget(session.name)
         await self._drop(session)

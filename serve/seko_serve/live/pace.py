@@ -1,4 +1,4 @@
-"""The pace of a viewer: when the next chunk is due; at most two chunks are ahead of what was shown."""
+"""The pace of a viewer: when the next chunk is due. At most two chunks are made ahead of the shown ones."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ class Pace:
     """The first frame that it shows when it plays again."""
 
     def may_run(self, pending: int = 0) -> bool:
-        """Return whether the next chunk may be made, while so many are made and not counted yet."""
+        """Return whether the next chunk may be made, while ``pending`` finished chunks are not counted by `made`."""
         return self.chunks + pending - self.shown < CREDIT + self.buffer - 1
 
     def due(self, now: float, pending: int = 0) -> float:
-        """Return when the next chunk must be there: when the frames of all chunks before it were shown.
+        """Return when the next chunk must be ready: the time at which all earlier chunks' frames have been shown.
 
         Parameters
         ----------
         now : float
-            The time.
+            The present time, in seconds of the clock.
         pending : int
-            Chunks that are made and not counted yet; they have as many frames as the last one.
+            Number of chunks that are made but not yet counted by `made`; they count as long as the last counted one.
         """
         frames = self.frames + pending * self.last_frames
         return now if self.begun is None else self.begun + frames / self.fps
 
     def made(self, frames: int, now: float) -> float:
-        """Count a chunk that is there now; return the seconds by which it is late, 0 if it is in time."""
+        """Count a chunk that is ready now; return the seconds by which the chunk is late, 0 if it is on time."""
         lateness = 0.0
         if self.begun is not None:
             lateness = max(0.0, now - self.due(now))
@@ -74,9 +74,13 @@ class Pace:
         return lateness
 
     def acknowledge(self, chunk: int) -> None:
-        """Note that the viewer has shown all chunks up to number ``chunk``; what was never made is ignored."""
+        """Record that the viewer has shown all chunks up to number ``chunk``; numbers of chunks that were never made
+        are ignored.
+        """
         self.shown = max(self.shown, min(chunk + 1, self.chunks))
 
     def stop(self) -> None:
-        """Stop the viewer's clock: a pause or a lost socket. It collects chunks again before it plays on."""
+        """Stop the viewer's clock for a pause or a lost socket. The viewer collects chunks again before it continues
+        to play.
+        """
         self.begun, self.collected, self.first = None, 0, self.frames

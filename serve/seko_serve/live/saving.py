@@ -1,4 +1,4 @@
-"""Live sessions on their way to the store and back: snapshots beside the chunks, resume tokens, and what is old."""
+"""Saving of live sessions: snapshots written while chunks are made, resume tokens, and removal of old snapshots."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class _Kept:
 
 
 class Saving:
-    """The snapshots of a server's sessions. The event loop's thread calls it, except for `captured`.
+    """The snapshots of a server's sessions. The event loop's thread calls the methods, except for `captured`.
 
     Parameters
     ----------
     settings : Settings
-        The server's.
+        The server's settings.
     metrics : Metrics
-        Its figures.
+        The server's Prometheus metrics.
 
     Raises
     ------
@@ -63,19 +63,19 @@ class Saving:
 
     @property
     def enabled(self) -> bool:
-        """Whether sessions are saved at all."""
+        """Whether the server saves sessions."""
         return self._saved is not None
 
     def begin(self, session: LiveSession, record: Record | None = None) -> None:
-        """Look after a session, which may go on from a record."""
+        """Begin to save a session; ``record`` is the record from which the session continues, if any."""
         self._kept[session.name] = _Kept(record)
 
     def drop(self, session: LiveSession) -> None:
-        """Look after a session no more; what is saved of it stays."""
+        """Stop saving a session; its record and snapshot stay in the store."""
         self._kept.pop(session.name, None)
 
     def captured(self, session: LiveSession, capture: Capture, loop: asyncio.AbstractEventLoop) -> None:
-        """Write a capture beside the chunks; the device's thread calls it."""
+        """Queue the writing of a session's captured state, while chunks are made; the device's thread calls this."""
 
         def begin() -> None:
             task = loop.create_task(self._write_or_note(session, capture))
@@ -85,7 +85,9 @@ class Saving:
         loop.call_soon_threadsafe(begin)
 
     async def write(self, session: LiveSession, capture: Capture) -> None:
-        """Write a capture; StoreError or SekoRuntimeError if it cannot be. The snapshot before is there then."""
+        """Write a session's captured state; StoreError or SekoRuntimeError if that fails, in which case the previous
+        snapshot is kept.
+        """
         try:
             kept, saved = self._kept.get(session.name), self._saved
             if kept is None or saved is None:
@@ -112,7 +114,7 @@ class Saving:
             session.snapshot_done()
 
     async def token(self, session: LiveSession) -> str:
-        """Return the session's next resume token, which also a process after this one takes."""
+        """Return the session's next resume token, which a later server process accepts, too."""
         kept, saved = self._kept.get(session.name), self._saved
         if kept is None or saved is None:
             return session.tokens.rotate(session.made_chunks)
@@ -128,7 +130,7 @@ class Saving:
         return token
 
     async def find(self, name: str) -> Record | None:
-        """Return the record of a saved session; ServeError if it cannot be read."""
+        """Return the record of a saved session; ServeError if the record cannot be read."""
         saved = self._saved
         if saved is None:
             return None
@@ -139,13 +141,15 @@ class Saving:
             raise ServeError("lost", "the saved session is damaged") from None
 
     def read(self, record: Record) -> Saved:
-        """Return a snapshot; any thread may call it. StoreError if it cannot be read."""
+        """Return the snapshot that a record names; StoreError if the snapshot cannot be read. Any thread may call
+        this.
+        """
         if self._saved is None:
             raise StoreError("there is no store")
         return self._saved.read(record)
 
     async def forget(self, name: str, record: Record | None = None) -> None:
-        """Remove what is saved of a session."""
+        """Remove a session's record and snapshot from the store."""
         saved, kept = self._saved, self._kept.get(name, _Kept(record))
         if saved is None:
             return
@@ -159,7 +163,7 @@ class Saving:
                 _LOG.error("a saved session cannot be removed: %s", error)
 
     async def remove_old(self, live: Iterable[str]) -> None:
-        """Remove from a folder what is older than it is kept, now and then."""
+        """Remove from a store's folder, at regular times, files of sessions older than `Settings.snapshot_keep_s`."""
         store, now = self._store, time.monotonic()
         if not isinstance(store, FolderStore) or now - self._looked_at < OLD_S:
             return
@@ -170,7 +174,7 @@ class Saving:
             _LOG.error("%s", error)
 
     async def stop(self) -> None:
-        """Wait for what is being written, and end the threads."""
+        """Wait for snapshots that are being written, and end the writing threads."""
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._writers.shutdown()

@@ -11,12 +11,12 @@ _PAUSE = re.compile(r"[,，、:;–—-]\s*|\s+")  # noqa: RUF001 - marks of oth
 
 
 class Sentences:
-    """The text that a session is still to speak.
+    """The text that a session has received and not spoken yet.
 
     Attributes
     ----------
     letters : int
-        Letters that wait, in sentences and behind the last one.
+        Number of letters not spoken yet, in whole sentences and in the unfinished one.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Sentences:
         return sum(map(len, self._whole)) + len(self._rest)
 
     def write(self, text: str, *, last: bool = False) -> None:
-        """Append a piece of the text; with ``last`` what it leaves is a sentence, too."""
+        """Append a piece of the text; with ``last`` the unfinished rest becomes a sentence, too."""
         self._rest += text
         begin = 0
         for end in _END.finditer(self._rest):
@@ -43,7 +43,7 @@ class Sentences:
             self._rest = ""
 
     def next(self) -> str | None:
-        """Return the next whole sentence and forget it; None if there is none."""
+        """Remove and return the next whole sentence; None if there is no whole sentence."""
         return self._whole.pop(0) if self._whole else None
 
     def __bool__(self) -> bool:

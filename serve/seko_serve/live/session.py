@@ -1,8 +1,9 @@
-"""One viewer's stream: controls wait for the next chunk, chunks are encoded in order, what was sent can be sent again.
+"""One viewer's stream: controls wait for the next chunk, chunks are encoded in order, and sent messages can be sent
+again.
 
 Three threads meet here. The event loop takes controls and acknowledgements from the socket and sends messages. The
-device's thread applies controls and makes chunks. A worker encodes. What they share is guarded by one lock, which is
-never held while anything is computed.
+device's thread applies controls and makes chunks. A worker encodes. One lock guards the state that these threads
+share; the lock is never held during long work.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ class _Sent:
 
 @dataclass(frozen=True)
 class Capture:
-    """A session between two chunks.
+    """A session's state between two chunks, to be saved.
 
     Parameters
     ----------
     state : mapping
-        The server's part, as JSON can hold it.
+        The server's part of the state, as a JSON value.
     messages : sequence of bytes
-        Messages that the viewer may lack, oldest first; `state` tells of each.
+        Sent messages that the viewer may not have received, oldest first; ``state`` describes each message.
     row : Snapshot
-        The runtime's part.
+        The runtime's part of the state: a snapshot of the row.
     """
 
     state: Mapping[str, Any]
@@ -71,33 +72,33 @@ class LiveSession:
     Parameters
     ----------
     name : str
-        Its id.
+        The session's id.
     tenant : str
-        Whose it is.
+        Name of the session's owner.
     content : Content
-        What it streams.
+        The video or speech that the session streams.
     loop : asyncio.AbstractEventLoop
-        Where messages are sent from.
+        The event loop that sends messages.
     workers : Executor
-        Where chunks are encoded.
+        Threads that encode chunks.
     wake : callable
         Tells the device's thread that the session may be ready.
     metrics : Metrics
-        The server's figures.
+        The server's Prometheus metrics.
     snapshot_every : int
-        Chunks from one snapshot to the next; 0: none is taken while it runs.
+        Number of chunks from one snapshot to the next; 0: no snapshot is taken while the session runs.
     save : callable, optional
-        Called on the device's thread with the session and its capture. It returns at once; `snapshot_done` says that
-        the next one may be taken.
+        Called on the device's thread with the session and its `Capture`. It returns at once; a call of `snapshot_done`
+        allows the next snapshot.
 
     Attributes
     ----------
     tokens : ResumeTokens
-        What a lost socket comes back with.
+        The tokens with which a client reconnects after a lost socket.
     detached_at : float or None
-        Since when it has no socket; None while it has one.
+        Time since which the session has no socket; None while it has one.
     end : ServeError or None
-        Why it has ended.
+        The error with which the session has ended; None while the session lives.
     """
 
     def __init__(
@@ -143,7 +144,8 @@ class LiveSession:
     # -- the event loop ----------------------------------------------------------------------------------------
 
     def enter(self) -> Connection:
-        """Take the session for a socket; the one that has it is closed. Chunks are made once it is attached.
+        """Reserve the session for a new socket, and close the session's previous socket. Chunks are made after
+        `attach`.
 
         Raises
         ------
@@ -174,20 +176,22 @@ class LiveSession:
         buffer: int,
         codecs: Sequence[Codec],
     ) -> None:
-        """Begin or resume sending: first the message ``ready``, then again what a resumed socket has not seen.
+        """Begin or resume sending: first the message ``ready``, then the earlier messages that a resumed client has
+        not received.
 
         Parameters
         ----------
         connection : Connection
-            Of `enter`.
+            The connection that `enter` returned.
         ready : callable
-            Returns the message.
+            Returns the message ``ready``.
         last_serial : int or None
-            The last serial that a resumed client saw. What it saw counts as shown: acknowledgements may be lost.
+            Serial of the last message that a resumed client received. Chunks up to there count as shown, because
+            acknowledgements may have been lost.
         buffer : int
             Chunks that the viewer collects before it plays.
         codecs : sequence of Codec
-            What it is sent.
+            The codecs for this client.
 
         Raises
         ------
@@ -213,7 +217,7 @@ class LiveSession:
         self._wake()
 
     def leave(self, connection: Connection) -> None:
-        """Stop: a socket is gone. The row makes no chunks until another comes."""
+        """Record that a socket is gone. No chunks are made until another socket is attached."""
         with self._lock:
             connection.open = False
             if self._connection is connection:
@@ -222,12 +226,12 @@ class LiveSession:
                 self._pace.stop()
 
     def control(self, control: Control) -> None:
-        """Take a control: what changes the stream waits for the next chunk, the rest is done at once.
+        """Take a control: a change of the stream waits for the next chunk, any other control takes effect at once.
 
         Raises
         ------
         ServeError
-            If too many controls wait, or the artifact has no place for it.
+            If too many controls wait, or the artifact does not support the control.
         """
         if control.type == "ack":
             with self._lock:
@@ -258,7 +262,9 @@ class LiveSession:
         connection.news.set()
 
     def finish(self, error: ServeError) -> None:
-        """End: no chunk is made any more, and the socket closes with this error. Any thread; the first call counts."""
+        """End the session: no further chunk is made, and the socket closes with this error. Any thread may call this;
+        only the first call has an effect.
+        """
         with self._lock:
             self.end = self.end or error
             connection = self._connection
@@ -268,30 +274,30 @@ class LiveSession:
             self._loop.call_soon_threadsafe(connection.news.set)
 
     def hold(self, held: bool = True) -> None:
-        """Make no chunk until it is let go again."""
+        """With ``held`` make no further chunks, until a call with False."""
         with self._lock:
             self._held = held
         self._wake()
 
     @property
     def settled(self) -> bool:
-        """Whether all chunks that were made are coded, and no snapshot is being written."""
+        """Whether all finished chunks are encoded, and no snapshot is being written."""
         with self._lock:
             return not self._jobs and not self._saving
 
     @property
     def made_chunks(self) -> int:
-        """How many chunks the device has made."""
+        """Number of chunks that the device has made."""
         return self._made
 
     def snapshot_done(self) -> None:
-        """The last capture is written, or will not be."""
+        """Record that the last `Capture` was written or given up."""
         with self._lock:
             self._saving = False
         self._wake()
 
     def facts(self) -> dict[str, object]:
-        """Return what the session's object in HTTP answers holds."""
+        """Return the session's JSON object for HTTP answers."""
         with self._lock:
             return {
                 "id": self.name,
@@ -318,18 +324,19 @@ class LiveSession:
     # -- the device's thread -----------------------------------------------------------------------------------
 
     def open(self, pool: Any) -> None:
-        """Take a row of the pool; raises what that raises."""
+        """Take a row of the pool; errors of the pool are raised unchanged."""
         self._row = self.content.open(pool, self.name, self.tenant)
 
     def reopen(self, pool: Any, state: Mapping[str, Any], messages: Sequence[bytes], row: memoryview) -> None:
-        """Take a row of the pool, and go on from a capture. Any thread may call it: other sessions go on meanwhile.
+        """Take a row of the pool, and continue from a `Capture`. Any thread may call this; other sessions continue
+        meanwhile.
 
         Raises
         ------
         SekoRuntimeError
-            What the pool raises, such as a SnapshotError for a snapshot of another artifact.
+            If the pool cannot restore the row; for a snapshot of another artifact, a SnapshotError.
         KeyError, TypeError, ValueError
-            If the state is none.
+            If ``state`` is not the state of a `Capture`.
         """
         told = state["sent"]
         if len(told) != len(messages):
@@ -356,7 +363,8 @@ class LiveSession:
         self._row = restored
 
     def capture(self) -> Capture:
-        """Return the session as it is between two chunks, when it is settled; controls that wait are applied before.
+        """Return the session's state between two chunks, after applying waiting controls; call this when the session
+        is `settled`.
 
         Raises
         ------
@@ -396,7 +404,7 @@ class LiveSession:
             row.close()
 
     def ready(self) -> bool:
-        """Return whether its next chunk may be made now, or controls wait that may make it so."""
+        """Return whether the session's next chunk may be made now, or controls wait that may allow it."""
         starved = self.content.starved()
         with self._lock:
             # What needs all chunks coded waits for it; otherwise one is coded while the next one is made.
@@ -414,15 +422,15 @@ class LiveSession:
             )
 
     def next_due(self) -> float | None:
-        """Return when the viewer needs the next chunk; None if it plays nothing."""
+        """Return when the viewer needs the next chunk; None if the viewer plays nothing."""
         with self._lock:
             playing = self.detached_at is None and not self._paused and self.end is None
             return self._pace.due(0.0, self._uncounted) if playing and self._pace.begun is not None else None
 
     def request(self, now: float) -> RowSession | None:
-        """Apply the controls that wait, ask for the next chunk, and return the pool's session.
+        """Apply waiting controls, request the next chunk, and return the session of the pool.
 
-        None: the chunk lacks something that the viewer must still send.
+        The result is None if the chunk lacks something that the viewer must still send.
         """
         row = self._row
         if row is None:
@@ -445,7 +453,7 @@ class LiveSession:
         return row
 
     def made(self, chunk: Any, now: float) -> None:
-        """Take the chunk that was asked for, and have it encoded."""
+        """Take the requested chunk, and queue its encoding."""
         applied, self._applied = self._applied, []
         piece = self.content.made(chunk)
         with self._lock:
@@ -459,7 +467,7 @@ class LiveSession:
             self._workers.submit(self._encode_all)
 
     def failed(self, error: Exception) -> None:
-        """End: a chunk cannot be made."""
+        """End the session with an error: a chunk cannot be made."""
         _LOG.error("session %s ended: %s", self.name, type(error).__name__)
         self.close()
         self.finish(ServeError("internal", "a chunk of this session could not be made"))

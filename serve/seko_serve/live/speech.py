@@ -24,7 +24,7 @@ MAX_LETTERS_AHEAD = 20_000
 
 
 def described_speech(manifest: SpeechManifest) -> dict[str, object]:
-    """Return what a page needs to know of a model that speaks, before it opens a session."""
+    """Return the facts about a speech model that a page needs before it opens a session."""
     return {
         "kind": manifest.workload.kind,
         "rate": manifest.workload.patch.sample_rate,
@@ -38,9 +38,9 @@ class SpeechContent:
     Parameters
     ----------
     manifest : SpeechManifest
-        The artifact's.
+        The artifact's manifest.
     opening : SpeechOpening
-        What the session begins with.
+        The conditions with which the session begins.
     """
 
     def __init__(self, manifest: SpeechManifest, opening: SpeechOpening) -> None:
@@ -52,23 +52,23 @@ class SpeechContent:
 
     @property
     def rate(self) -> float:
-        """Samples that the listener hears a second."""
+        """Samples per second of the sound."""
         return float(self.manifest.workload.patch.sample_rate)
 
     @property
     def savable(self) -> bool:
-        """Whether a snapshot can hold it: the text that waits, and patches under way, are in none."""
+        """False: a snapshot can hold neither the waiting text nor unfinished patches."""
         return False
 
     @property
     def period_s(self) -> float:
-        """Seconds that a patch sounds."""
+        """Duration of a patch's sound in seconds."""
         return self.manifest.workload.patch.seconds
 
     # -- the event loop ----------------------------------------------------------------------------------------
 
     def check(self, control: Control) -> None:
-        """Raise a ServeError for a control that has no place in speech."""
+        """Raise a ServeError for a control that speech does not support."""
         if control.type not in ("text", "restart"):
             raise ServeError("unsupported", f"this artifact speaks: {control.type} is for video; send text")
         if control.type == "text" and self._text.letters + len(control.fields["text"]) > MAX_LETTERS_AHEAD:
@@ -79,7 +79,7 @@ class SpeechContent:
         return (sound.chosen_codec(hello.fields.get("audio", ())),)
 
     def attach(self, codecs: Sequence[Codec]) -> None:
-        """Begin, or go on, with this codec."""
+        """Begin or continue with this codec."""
         (codec,) = codecs
         if self.sound is None or self.sound.codec is not codec:
             self.sound = SoundTrack(codec, self.manifest.workload.patch.sample_rate)
@@ -114,7 +114,7 @@ class SpeechContent:
         return self._row
 
     def apply(self, row: SpeechSession, control: Control) -> None:
-        """Append to the text, or with ``restart`` drop what was not spoken of it."""
+        """Append to the text; for the control ``restart``, drop the text that was not spoken yet."""
         if control.type == "text":
             self._text.write(control.fields["text"], last=control.fields.get("last", False))
         elif control.type == "restart":
@@ -128,39 +128,39 @@ class SpeechContent:
         return not self._speaking and not self._text
 
     def ask(self, row: SpeechSession, due: float) -> None:
-        """Ask the pool for the next patch: of this sentence, or the first one of the next."""
+        """Request the next patch from the pool: of the present sentence, or the first of the next sentence."""
         if not self._speaking and (sentence := self._text.next()) is not None:
             row.begin(sentence)
             self._speaking = True
         row.request_patch(due)
 
     def made(self, result: Patch) -> SpeechPiece:
-        """Take a patch, and note whether its sentence is over."""
+        """Take a patch, and record whether the patch's sentence is over."""
         surplus = result.surplus()
         self._speaking = not surplus and self._row is not None and self._row.speaks
         return SpeechPiece(self, None if surplus else result, last=self.starved())
 
     def state(self) -> dict[str, Any]:
-        """Refuse: a session that speaks is not saved."""
+        """Raise an error: a speech session is never saved."""
         raise ServeError("unsupported", "sessions that speak are not saved")
 
     def load(self, row: SpeechSession, state: Mapping[str, Any]) -> None:
-        """Refuse, as `state`."""
+        """Raise an error: a speech session is never saved."""
         del row, state
         self.state()
 
 
 class SpeechPiece:
-    """A patch's sound on its way to the listener; see `Piece`.
+    """A patch's sound that is to be sent to the listener; see `Piece`.
 
     Parameters
     ----------
     content : SpeechContent
-        Whose it is.
+        The content of the session to which the patch belongs.
     patch : Patch or None
-        None: one too many, which was made before the flag of the one before was read.
+        The patch; None for a surplus patch, which was made before the previous patch's stop flag was read.
     last : bool
-        Whether all that was written so far has been spoken with it.
+        Whether all text received so far has been spoken after this patch.
     """
 
     def __init__(self, content: SpeechContent, patch: Patch | None, *, last: bool) -> None:
@@ -174,7 +174,7 @@ class SpeechPiece:
         return len(self._samples)
 
     def encode(self, number: int, first: int) -> list[Media]:
-        """Return the packets that are complete, at the end of the text all; see `Piece.encode`."""
+        """Return the complete sound packets, and at the text's end also the padded last one; see `Piece.encode`."""
         track = self._content.sound
         if track is None:
             raise RuntimeError("a patch was made for a session that nobody hears")

@@ -18,9 +18,9 @@ class SoundTrack:
     Parameters
     ----------
     codec : Codec
-        The packets'.
+        Codec of the packets.
     rate : int
-        Samples a second that go in.
+        Samples per second of the sound to be encoded.
     """
 
     def __init__(self, codec: Codec, rate: int) -> None:
@@ -33,15 +33,18 @@ class SoundTrack:
         self._begun = False
 
     def encode(self, samples: NDArray[np.float32], number: int, first: int) -> list[Media]:
-        """Return the packets that are complete with a chunk's samples, of which ``first`` is the first's number."""
+        """Encode a chunk's samples, and return the packets that are now complete. ``first`` is the number of the first
+        sample.
+        """
         if not self._begun:
             self._position = max(self._position, first * self._encoder.packet_rate // self._rate)
         return self._media(self._encoder.encode(samples), number)
 
     def finish(self, number: int) -> list[Media]:
-        """Return what is left, filled up with silence, the last packet marked so; what comes then begins anew.
+        """Return the remaining packets, padded with silence, with the last one marked as the last. Later samples begin
+        a new stream.
 
-        There is always a last packet; it may be empty.
+        There is always a last packet, which may be empty.
         """
         media = self._media(self._encoder.finish(), number)
         if not media:

@@ -23,14 +23,14 @@ CAMERA = "camera"  # name of the input
 
 
 def picture_place(manifest: VideoManifest) -> str | None:
-    """Return how a session of an artifact takes a picture: as ``reference``, as ``image``, or not at all."""
+    """Return the argument by which a session of an artifact takes a picture: ``reference``, ``image``, or none."""
     if manifest.workload.stream.reference_frames:
         return "reference" if "encode" in manifest.programs else None
     return "image" if {"encode", "condition"} & set(manifest.programs) else None
 
 
 def described(manifest: VideoManifest) -> dict[str, object]:
-    """Return what a page needs to know of a model before it opens a session."""
+    """Return the facts about a video model that a page needs before it opens a session."""
     stream, windows = manifest.workload.stream, AudioWindows.of(manifest)
     place = picture_place(manifest)
     return {
@@ -54,7 +54,7 @@ def needs_picture(manifest: VideoManifest) -> bool:
 
 
 def opening_picture(manifest: VideoManifest) -> NDArray[np.uint8] | None:
-    """Return a black picture where an artifact opens no session without one."""
+    """Return a black picture if every session of the artifact must begin with a picture; otherwise None."""
     stream = manifest.workload.stream
     if not needs_picture(manifest):
         return None
@@ -67,9 +67,9 @@ class VideoContent:
     Parameters
     ----------
     manifest : VideoManifest
-        The artifact's, which makes video.
+        The manifest of a video artifact.
     opening : Opening
-        What the session begins with.
+        The conditions with which the session begins.
     """
 
     def __init__(self, manifest: VideoManifest, opening: Opening) -> None:
@@ -90,12 +90,12 @@ class VideoContent:
 
     @property
     def rate(self) -> float:
-        """Video frames that the viewer shows a second."""
+        """Video frames per second that the viewer shows."""
         return self.opening.fps
 
     @property
     def savable(self) -> bool:
-        """Whether a snapshot can hold it: it can."""
+        """True: a snapshot can hold a video session."""
         return True
 
     @property
@@ -106,7 +106,7 @@ class VideoContent:
     # -- the event loop ----------------------------------------------------------------------------------------
 
     def check(self, control: Control) -> None:
-        """Raise a ServeError for a control that the artifact has no place for."""
+        """Raise a ServeError for a control that the artifact does not support."""
         if control.type in ("keys", "poses") and self._camera is None:
             raise ServeError("unsupported", f"this artifact has no camera: {control.type} steer nothing")
         if control.type == "prompt" and self.manifest.workload.text is None:
@@ -119,12 +119,14 @@ class VideoContent:
             )
 
     def codecs(self, hello: Control) -> tuple[Codec, ...]:
-        """Return the codec of the frames, and of the sound where the artifact has some and the client takes it."""
+        """Return the codec of the frames, and that of the sound if the artifact has sound and the client supports a
+        sound codec.
+        """
         frames, heard = video.chosen_codec(hello.fields["codecs"]), hello.fields.get("audio", ())
         return (frames, sound.chosen_codec(heard)) if heard and self._voice is not None else (frames,)
 
     def attach(self, codecs: Sequence[Codec]) -> None:
-        """Begin, or go on, with these codecs; the next frame is a key frame."""
+        """Begin or continue with these codecs; the next frame is a key frame."""
         frames, *heard = codecs
         if self.frames is None or self.frames.codec is not frames:
             self.frames = video.ENCODERS[frames](self._table.width, self._table.height, self._fps)
@@ -135,7 +137,7 @@ class VideoContent:
             self.sound = SoundTrack(heard[0], RATE)
 
     def ready(self, codecs: Sequence[Codec]) -> dict[str, object]:
-        """Return size, rate, codecs and inputs."""
+        """Return frame size, frame rate, codecs and inputs for the message ``ready``."""
         frames, *heard = codecs
         audio = None if not heard else {"codec": heard[0].name.lower(), **sound.facts(heard[0], RATE)}
         return {
@@ -189,11 +191,11 @@ class VideoContent:
             self._voice.finish(row)
 
     def starved(self) -> bool:
-        """Return whether the next chunk hears samples that have not come."""
+        """Return whether the next chunk needs audio samples that have not arrived."""
         return self._voice is not None and self._voice.starved()
 
     def ask(self, row: Session, due: float) -> None:
-        """Ask the pool for the next chunk. The camera moves once a chunk, however often it is asked for."""
+        """Request the next chunk from the pool. Repeated requests for one chunk move the camera only once."""
         if not self._asked:
             self._inputs = None if self._camera is None else self._camera.next_chunk()
             self._asked = True
@@ -202,7 +204,7 @@ class VideoContent:
         row.request_chunk(due, self._inputs)
 
     def made(self, result: Chunk) -> VideoPiece:
-        """Take the chunk, and the sound that is played to it."""
+        """Take the requested chunk, and the sound that is played with it."""
         self._asked = False
         heard = None if self._voice is None else self._voice.of_chunk(int(result.frames[0, 0]))
         piece = VideoPiece(self, result, heard)
@@ -211,7 +213,7 @@ class VideoContent:
         return piece
 
     def state(self) -> dict[str, Any]:
-        """Return opening, camera and voice, and the inputs of a chunk that was asked for and not made."""
+        """Return opening, camera and voice, and the inputs of a chunk that was requested and not made yet."""
         return {
             "opening": self.opening.state(),
             "asked": self._asked,
@@ -221,7 +223,7 @@ class VideoContent:
         }
 
     def load(self, row: Session, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Continue from a value that `state` returned."""
         self._asked, self._inputs = bool(state["asked"]), arrays_of(state["inputs"]) or None
         self._beside = row.decodes_beside
         if self._camera is not None:
@@ -240,14 +242,14 @@ class VideoContent:
 
 
 class VideoPiece:
-    """A chunk's video frames, and the sound to them, on their way to the viewer; see `Piece`."""
+    """A chunk's video frames and sound that are to be sent to the viewer; see `Piece`."""
 
     def __init__(self, content: VideoContent, chunk: Chunk, heard: NDArray[np.float32] | None) -> None:
         self._content, self._chunk, self._heard = content, chunk, heard
         self._frames: NDArray[np.uint8] | None = None
 
     def read(self) -> int:
-        """Wait for the frames, and return how many there are."""
+        """Wait for the video frames, and return their number."""
         if self._frames is None:
             self._frames = self._chunk.video()[0]
         return len(self._frames)

@@ -1,4 +1,4 @@
-"""The voice that a viewer sends: pushed to its row as it comes, and played to the video that it moves."""
+"""The voice that a viewer sends: pushed to the viewer's row as it arrives, and played with the resulting video."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ Samples = NDArray[np.float32]
 
 
 class Hearing(Protocol):
-    """The part of a runtime's session that takes sound."""
+    """The interface of a runtime's session that takes sound."""
 
     def push_audio(self, samples: object, *, at: int | None = None, last: bool = False) -> None:
-        """Append samples, or replace those from ``at`` on; see `Session.push_audio`."""
+        """Append samples, or replace the samples from number ``at`` on; see `Session.push_audio`."""
 
 
 class ViewersVoice:
-    """The voice of one stream, as far as it is still heard or played. It is silent before the first sample comes.
+    """The voice of one stream: the samples that later chunks still use or play. The voice is silent before the first
+    sample arrives.
 
-    A voice that has ended can go on: the samples that come then follow what the stream has heard by then.
+    A voice that has ended can continue: later samples follow the last sample that the stream has used by then.
 
     Parameters
     ----------
     windows : AudioWindows
-        The artifact's.
+        The artifact's audio windows.
     opening : numpy.ndarray, optional
-        [speakers, N] float32 in -1..1 with which each stream begins, and ends.
+        [speakers, N] float32 in -1..1 the whole voice of each stream, until further samples arrive.
     """
 
     def __init__(self, windows: AudioWindows, opening: Samples | None = None) -> None:
@@ -47,11 +48,11 @@ class ViewersVoice:
 
     @property
     def end(self) -> int:
-        """Number of the sample behind the last one that came."""
+        """One more than the number of the last sample that arrived."""
         return self._first + len(self._samples)
 
     def begin(self, row: Hearing) -> None:
-        """Begin a stream: with the opening voice, or with silence until samples come."""
+        """Begin a stream: with the opening voice, or with silence until samples arrive."""
         self._forget()
         opening = self._opening
         self._take(
@@ -60,7 +61,7 @@ class ViewersVoice:
         self.finish(row)
 
     def push(self, row: Hearing, samples: Samples) -> None:
-        """Append samples [speakers, N]; raises what the runtime raises."""
+        """Append samples [speakers, N]; errors of the runtime are raised unchanged."""
         if not self._ended:
             self._take(row, samples, None)
             return
@@ -74,16 +75,17 @@ class ViewersVoice:
         self._ended = False
 
     def finish(self, row: Hearing) -> None:
-        """End the voice: later frames hear silence, until samples come."""
+        """End the voice: later frames use silence, until samples arrive."""
         row.push_audio(np.zeros((self.windows.speakers, 0), np.float32), last=True)
         self._ended = True
 
     def starved(self) -> bool:
-        """Return whether the next chunk hears samples that have not come."""
+        """Return whether the next chunk needs samples that have not arrived."""
         return not (self._ended or self.asked) and self.end < self.windows.needed(self._next_frame)[1]
 
     def of_chunk(self, first_frame: int) -> Samples:
-        """Return the sound of a chunk's video frames, float32 [N] at `RATE`, the speakers' mean; moves on behind it.
+        """Return the sound of a chunk's video frames, float32 [N] at `RATE`, the mean of all speakers, and move on to
+        the next chunk's sound.
 
         Parameters
         ----------
@@ -106,7 +108,7 @@ class ViewersVoice:
         return sound
 
     def state(self) -> dict[str, Any]:
-        """Return all that `load` needs, as JSON can hold it."""
+        """Return the voice's state as a JSON value, for `load`."""
         held = self._samples.between(0, len(self._samples))
         return {
             "first": self._first,
@@ -116,7 +118,7 @@ class ViewersVoice:
         }
 
     def load(self, row: Hearing, state: Mapping[str, Any]) -> None:
-        """Go on from a `state` with a row that has no voice."""
+        """Continue from a value that `state` returned, with a row that has no voice."""
         self._forget()
         self._first, self._next_frame = state["first"], state["next_frame"]
         raw = np.frombuffer(base64.b64decode(state["samples"]), "<f4")

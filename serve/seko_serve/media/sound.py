@@ -1,4 +1,4 @@
-"""Encoders of sound: samples go in as they come, packets of a fixed number of samples come out."""
+"""Encoders of sound: they take any number of samples at a time, and return packets of a fixed number of samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SoundEncoder(ABC):
     Parameters
     ----------
     rate : int
-        Samples a second that go in.
+        Samples per second of the sound to be encoded.
     """
 
     codec: Codec
@@ -37,26 +37,26 @@ class SoundEncoder(ABC):
         Parameters
         ----------
         samples : numpy.ndarray
-            float32 [n] in -1..1; what is beyond is clipped.
+            float32 [n] in -1..1; values outside this range are clipped.
 
         Returns
         -------
         list of (bytes, int)
-            Each packet that is complete, and the samples in it at the encoder's own `packet_rate`.
+            The complete packets, each with its number of samples at `packet_rate`.
         """
 
     @abstractmethod
     def finish(self) -> list[tuple[bytes, int]]:
-        """Return the packets of what is left at the end, filled up with silence."""
+        """Return the packets of the remaining samples, padded with silence."""
 
     @property
     def packet_rate(self) -> int:
-        """Samples a second in the packets; a library may want another rate than what goes in."""
+        """Samples per second in the packets; an encoder's library may use another rate than the input's."""
         return self.rate
 
     @property
     def delay(self) -> int:
-        """Samples, at the `packet_rate`, that a decoder returns before the first one that went in."""
+        """Number of samples, at `packet_rate`, that a decoder returns before the first sample of the input."""
         return 0
 
 
@@ -66,14 +66,14 @@ class PcmEncoder(SoundEncoder):
     codec = Codec.PCM
 
     def encode(self, samples: Samples) -> list[tuple[bytes, int]]:
-        """Return the samples as they are; see `SoundEncoder.encode`."""
+        """Return the samples as one packet; see `SoundEncoder.encode`."""
         if not samples.size:
             return []
         whole = np.rint(np.clip(samples, -1.0, 1.0) * 32767).astype("<i2")
         return [(whole.tobytes(), whole.size)]
 
     def finish(self) -> list[tuple[bytes, int]]:
-        """Return nothing: no sample waits."""
+        """Return no packets: no samples are held back."""
         return []
 
 
@@ -117,7 +117,7 @@ class _LibraryEncoder(SoundEncoder):
         return list(self._packets(self._resampler.resample(frame)))
 
     def finish(self) -> list[tuple[bytes, int]]:
-        """Return what is left; see `SoundEncoder.finish`."""
+        """Return the packets of the remaining samples; see `SoundEncoder.finish`."""
         packets = list(self._packets(self._resampler.resample(None)))
         return [
             *packets,
@@ -159,7 +159,7 @@ class OpusEncoder(_LibraryEncoder):
 
 
 class AacEncoder(_LibraryEncoder):
-    """AAC-LC, 1,024 samples a packet, each behind an ADTS header so that a decoder can begin with any."""
+    """AAC-LC, 1,024 samples a packet, each after an ADTS header, so that a decoder can begin with any packet."""
 
     codec = Codec.AAC
     _name, _bit_rate = "aac", 96_000
@@ -188,7 +188,7 @@ ENCODERS: dict[Codec, type[SoundEncoder]] = {
 
 
 def chosen_codec(offered: tuple[str, ...]) -> Codec:
-    """Return the first codec of a client's list that there is an encoder for; ServeError if there is none."""
+    """Return the first sound codec of a client's list that the server can encode; ServeError if there is none."""
     for name in offered:
         codec = SOUND_CODECS.get(name)
         if codec in ENCODERS:
@@ -198,6 +198,8 @@ def chosen_codec(offered: tuple[str, ...]) -> Codec:
 
 
 def facts(codec: Codec, rate: int) -> dict[str, object]:
-    """Return what a client must know of a codec's packets: samples a second, and the decoder's delay in them."""
+    """Return the facts about a codec that a client needs: samples per second of the packets, and the decoder's delay
+    in samples.
+    """
     encoder = ENCODERS[codec](rate)
     return {"rate": encoder.packet_rate, "delay": encoder.delay, "channels": 1}

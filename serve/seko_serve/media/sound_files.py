@@ -1,4 +1,4 @@
-"""Sound files that are sent while they are written: WAV, MP3, AAC, Opus, FLAC and bare samples."""
+"""Sound files that are sent while they are written: WAV, MP3, AAC, Opus, FLAC and samples without a header."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SoundFile(ABC):
 
     @abstractmethod
     def write(self, samples: NDArray[np.int16]) -> bytes:
-        """Return the file's next bytes, which may be none, after these samples [n]."""
+        """Add samples [n], and return the file's next bytes, which may be empty."""
 
     @abstractmethod
     def close(self) -> bytes:
@@ -104,12 +104,12 @@ class _Coded(SoundFile):
 
 
 def sound_file(form: str, rate: int) -> SoundFile:
-    """Return a file of one of `FORMS`, for samples of a rate.
+    """Return a writer for a format of `FORMS` and samples at ``rate`` Hz.
 
     Raises
     ------
     ServeError
-        If the format is none of them, or has no such rate.
+        If the format is not in `FORMS`, or does not support the rate.
     """
     if form not in FORMS:
         raise ServeError("unsupported", f"response_format is none of {', '.join(FORMS)}")

@@ -31,16 +31,16 @@ def data_of(value: object, name: str, most: int) -> bytes:
     Parameters
     ----------
     value : object
-        A text: base64, or a data URL of base64.
+        The upload as text: base64, or a data URL with base64.
     name : str
         The field's name, for messages.
     most : int
-        Bytes that it may have.
+        The most bytes that the upload may have.
 
     Raises
     ------
     ServeError
-        If it is none, or too large.
+        If ``value`` is no such text, or the upload is too large.
     """
     if not isinstance(value, str):
         raise ServeError(
@@ -59,7 +59,7 @@ def data_of(value: object, name: str, most: int) -> bytes:
 
 
 def picture_size(data: bytes) -> tuple[int, int] | None:
-    """Return the width and height that a picture's header says; None if it is no PNG, JPEG or WebP."""
+    """Return width and height from a picture's header; None if the data is no PNG, JPEG or WebP."""
     if data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR" and len(data) >= 24:
         return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP" and len(data) >= 30:
@@ -94,12 +94,12 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
-    """Return a picture, uint8 [H, W, 3]; its size is checked before it is decoded.
+    """Return a picture, uint8 [H, W, 3]; the picture's size is checked before the picture is decoded.
 
     Raises
     ------
     ServeError
-        If it is none, or larger than the limits.
+        If the data is no picture, or the picture is larger than the limits.
     """
     if len(data) > MAX_PICTURE_BYTES:
         raise ServeError("too_large", f"{name} has {len(data)} bytes, at most {MAX_PICTURE_BYTES} are taken")
@@ -121,7 +121,7 @@ def decoded_sound(
     Raises
     ------
     ServeError
-        If it is none, or longer than the limits.
+        If the data is no sound, or the sound is longer than the limits.
     """
     if len(data) > MAX_SOUND_BYTES:
         raise ServeError("too_large", f"{name} has {len(data)} bytes, at most {MAX_SOUND_BYTES} are taken")
@@ -145,12 +145,12 @@ def _from_file(data: bytes, read: Callable[[Path], ReadT], otherwise: str) -> Re
 
 
 def array_of(value: object, name: str) -> NDArray[Any]:
-    """Return an array that a client gives as an object of ``dtype``, ``shape`` and ``data``, which is base64.
+    """Return an array from a client's JSON object with ``dtype``, ``shape`` and ``data`` (base64).
 
     Raises
     ------
     ServeError
-        If it is none, or larger than the limit.
+        If the object is invalid, or the array is larger than the limit.
     """
     table = value if isinstance(value, dict) and set(value) == {"dtype", "shape", "data"} else None
     if table is None or table["dtype"] not in ("float32", "uint8", "int64") or not _is_shape(table["shape"]):

@@ -1,4 +1,4 @@
-"""Encoders of video frames: each frame is one packet, at once."""
+"""Encoders of video frames: each frame becomes one packet, without waiting for later frames."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Packet:
     Parameters
     ----------
     payload : bytes
-        Its bytes.
+        The coded bytes of the frame.
     key : bool
         Whether a decoder can begin with it.
     """
@@ -139,7 +139,7 @@ class Vp8Encoder(_LibraryEncoder):
 
 
 class RawEncoder(VideoEncoder):
-    """Frames as they are, 3 bytes a pixel."""
+    """Encoder of uncompressed frames, 3 bytes a pixel."""
 
     codec = Codec.RGB24
 
@@ -165,9 +165,10 @@ class MjpegEncoder(VideoEncoder):
 
 
 class Fmp4Encoder(VideoEncoder):
-    """Segments of fragmented MP4 with H.264, for MediaSource, which works where a page is not secure.
+    """Segments of fragmented MP4 with H.264, for MediaSource, which also works on pages without HTTPS.
 
-    A frame's segment comes with the next frame: FFmpeg writes it once it knows how long the frame is shown.
+    `encode` returns a frame's segment when the next frame is encoded, because FFmpeg writes the segment once the
+    frame's duration is known.
     """
 
     codec = Codec.FMP4
@@ -217,7 +218,7 @@ ENCODERS: dict[Codec, type[VideoEncoder]] = {
 
 
 def chosen_codec(offered: tuple[str, ...]) -> Codec:
-    """Return the first codec of a client's list that there is an encoder for; ServeError if there is none."""
+    """Return the first video codec of a client's list that the server can encode; ServeError if there is none."""
     for name in offered:
         codec = VIDEO_CODECS.get(name)
         if codec in ENCODERS:

@@ -25,7 +25,7 @@ class ApiKeys:
     Parameters
     ----------
     keys : iterable of str
-        Each at least `LEAST_LETTERS` letters; none: anyone may call.
+        The API keys, each of at least `LEAST_LETTERS` letters; without keys any client may call.
 
     Raises
     ------
@@ -49,7 +49,7 @@ class ApiKeys:
         Raises
         ------
         ServeError
-            If there are keys and the header has none of them.
+            If the server has keys and the header has none of them.
         """
         if not self._digests:
             return ANYONE
@@ -65,7 +65,7 @@ class ApiKeys:
 
     @property
     def tenants(self) -> frozenset[str]:
-        """All tenants that there can be."""
+        """All tenants of the server, one for each key."""
         return frozenset(map(_tenant, self._digests)) or frozenset({ANYONE})
 
 
@@ -74,7 +74,7 @@ def _tenant(key_digest: str) -> str:
 
 
 def private_bytes(file: Path, option: str) -> bytes:
-    """Return the content of a file that only its owner may read; ValueError if others may too."""
+    """Return the content of a file that only its owner may read; ValueError if other users may read the file."""
     if file.stat().st_mode & 0o077:
         raise ValueError(f"{option} {file.name} may be read by other users; give it mode 0600")
     return file.read_bytes()
@@ -83,7 +83,7 @@ def private_bytes(file: Path, option: str) -> bytes:
 def read_keys(
     from_command_line: Iterable[str], file: Path | None, environment: Mapping[str, str]
 ) -> list[str]:
-    """Return the keys of the command line, of a file with one a line, and of the environment.
+    """Return the keys from the command line, from a file with one key a line, and from the environment.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Rates: token buckets for each caller, and none of a caller that was quiet for long."""
+"""Rate limits: a token bucket for each caller, removed when the caller was quiet for long."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Rate:
     Parameters
     ----------
     per_second, burst : float
-        How fast a caller's bucket fills, and how much it holds.
+        Calls per second at which a caller's bucket fills, and the number of calls that a full bucket allows at once.
     what : str
-        What is counted, for the message.
+        Name of the counted calls, for the error message.
     clock : callable
         Returns seconds.
     """
@@ -28,7 +28,7 @@ class Rate:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by caller: tokens, and when
 
     def take(self, caller: str) -> None:
-        """Count one call; ServeError with the seconds to wait if it is one too many."""
+        """Count one call of a caller; ServeError, with the seconds to wait, if the caller exceeds the rate."""
         now = self._clock()
         tokens, since = self._left.pop(caller, (self._burst, now))
         tokens = min(self._burst, tokens + max(0.0, now - since) * self._per_second)

@@ -35,7 +35,7 @@ class Tickets:
         self._open: dict[str, _Ticket] = {}  # by the ticket's hash
 
     def issue(self, session: str) -> str:
-        """Return a new ticket of a session; its older ones end."""
+        """Return a new ticket of a session; the session's older tickets become invalid."""
         now = self._clock()
         self._open = {
             hashed: ticket
@@ -47,7 +47,7 @@ class Tickets:
         return ticket
 
     def redeem(self, ticket: str, session: str) -> None:
-        """Use a ticket; ServeError if it is not one of this session, was used, or is too old."""
+        """Use a ticket; ServeError if the ticket is not one of this session, was used, or is too old."""
         ticket_entry = self._open.pop(digest(ticket), None)
         if ticket_entry is None or ticket_entry.session != session or ticket_entry.expires <= self._clock():
             raise ServeError(
@@ -56,12 +56,13 @@ class Tickets:
 
 
 class ResumeTokens:
-    """The tokens with which a dropped socket comes back: the newest, and those before it that a client may still hold.
+    """The tokens with which a client reconnects after a lost socket: the newest token, and earlier ones that the
+    client may still hold.
 
     Parameters
     ----------
     hashes : iterable of str
-        SHA-256 of each, the newest last, as a record of the session has them.
+        SHA-256 of each token, the newest last, from a record of the session.
     """
 
     def __init__(self, hashes: Iterable[str] = ()) -> None:
@@ -73,24 +74,25 @@ class ResumeTokens:
         return tuple(hashed for hashed, _ in self._issued)
 
     def rotate(self, next_chunk: int) -> str:
-        """Return a new token. The one before ends once the client has shown a chunk that was made after this.
+        """Return a new token. The previous token becomes invalid once the client has shown a chunk that was made after
+        this call.
 
         Parameters
         ----------
         next_chunk : int
-            Number of the chunk that is made next.
+            Number of the next chunk to be made.
         """
         token = secrets.token_urlsafe(_BYTES)
         self._issued = [*self._issued, (digest(token), next_chunk)][-MOST_TOKENS:]
         return token
 
     def acknowledge(self, chunk: int) -> None:
-        """End the tokens before the one that the client has: it has shown this chunk."""
+        """Make tokens invalid that are older than the client's token, as the shown chunk proves."""
         while len(self._issued) > 1 and self._issued[1][1] <= chunk:
             del self._issued[0]
 
     def check(self, token: str) -> None:
-        """Raise a ServeError unless this is one of the tokens; those before it end."""
+        """Raise a ServeError unless ``token`` is one of the valid tokens; older tokens become invalid."""
         hashed = digest(token)
         matches = [hmac.compare_digest(hashed, known) for known, _ in self._issued]
         if not any(matches):

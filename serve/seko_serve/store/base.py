@@ -19,24 +19,24 @@ class ExistsError(StoreError):
 
 
 class Store(Protocol):
-    """Files by name. A name is written once."""
+    """The interface of a store: files by name, where each name is written only once."""
 
     def put(self, name: str, pieces: Sequence[Content]) -> None:
-        """Write a file of these pieces, which appears whole or not at all.
+        """Write a file whose content is the joined pieces; the file appears complete or not at all.
 
         Raises
         ------
         ExistsError
             If the name was written before.
         StoreError
-            If it cannot be written.
+            If the file cannot be written.
         """
 
     def get(self, name: str) -> Content | None:
-        """Return a file's content, or None if there is none; StoreError if it cannot be read."""
+        """Return a file's content, or None if there is no such file; StoreError if the file cannot be read."""
 
     def delete(self, name: str) -> None:
-        """Remove a file; nothing if there is none. StoreError if it cannot be removed."""
+        """Remove a file, if it exists; StoreError if the file cannot be removed."""
 
 
 def checked_name(name: str) -> str:

@@ -18,12 +18,12 @@ class FolderStore:
     Parameters
     ----------
     folder : Path
-        Made with mode 0700 if it is not there.
+        The folder, which is made with mode 0700 if it does not exist.
 
     Raises
     ------
     StoreError
-        If it cannot be made, or others may use it.
+        If the folder cannot be made, or other users may use the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +37,7 @@ class FolderStore:
             raise StoreError("others may use the folder of snapshots; give it mode 0700")
 
     def put(self, name: str, pieces: Sequence[Content]) -> None:
-        """Write a file; see `Store.put`. It is on the disk when this returns."""
+        """Write a file; see `Store.put`. The file is on the disk when `put` returns."""
         target = self._folder / checked_name(name)
         try:
             descriptor, temporary = tempfile.mkstemp(prefix=".writing-", dir=self._folder)  # of mode 0600
@@ -75,9 +75,10 @@ class FolderStore:
             raise StoreError(f"{name} cannot be removed: {fault.strerror}") from fault
 
     def remove_older(self, seconds: float, keep: Collection[str]) -> None:
-        """Remove files that were written longer ago, but none whose name begins with one of ``keep`` and a dot.
+        """Remove files that were written more than ``seconds`` ago, except files whose name begins with an item of
+        ``keep`` and a dot.
 
-        What a process that was killed had half written is among them.
+        Incomplete files of killed processes are removed, too.
         """
         oldest = time.time() - seconds
         try:

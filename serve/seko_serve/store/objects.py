@@ -1,4 +1,4 @@
-"""Snapshots in an object store: S3 and what speaks as it does, through `obstore`."""
+"""Snapshots in an object store, S3 or one with a compatible interface, through `obstore`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from seko_serve.store.base import Content, ExistsError, StoreError, checked_name
 class ObjectStore:
     """Objects of one bucket, below a prefix.
 
-    Objects that nobody deletes, such as those of a process that was killed and never started again, are the business
-    of the bucket's own lifecycle rule.
+    Objects that no server process deletes, for example because the process was killed and never restarted, must be
+    removed by a lifecycle rule of the bucket.
 
     Parameters
     ----------
     url : str
-        Such as ``s3://bucket/prefix``. Credentials, region and endpoint come from the environment, by the names that
-        AWS gives them.
+        The bucket and prefix, such as ``s3://bucket/prefix``. Credentials, region and endpoint come from the
+        environment, by the names that AWS gives them.
     options : mapping, optional
         Further options of `obstore.store.from_url`.
 
     Raises
     ------
     StoreError
-        If obstore is not installed, or does not know such a store.
+        If obstore is not installed, or does not support the URL.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
@@ -41,7 +41,9 @@ class ObjectStore:
             raise StoreError(f"the object store cannot be opened: {type(fault).__name__}") from fault
 
     def put(self, name: str, pieces: Sequence[Content]) -> None:
-        """Write an object; see `Store.put`. One request, as only that can be refused where the name is taken."""
+        """Write an object; see `Store.put`. The object is written in one request, because only a single request can be
+        refused if the name exists.
+        """
         try:
             self._library.put(
                 self._store, checked_name(name), b"".join(pieces), mode="create", use_multipart=False

@@ -1,7 +1,8 @@
-"""Saved sessions: of each a snapshot, and a small record that names it, whose session it is, and who may reopen it.
+"""Saved sessions: for each a snapshot, and a small record with the snapshot's name, the session's owner and hashes of
+its resume tokens.
 
-A record is written in two slots in turn: the older one is removed before its place is taken, so that at every moment a
-whole one is there. A snapshot's name is new each time. It is removed once a record names its successor.
+Records are written to two files in turn: the older record is removed before the new one is written, so that a complete
+record exists at every moment. Each snapshot has a new name, and is removed once a record names the next snapshot.
 
 A session's files are ``ID.record0``, ``ID.record1`` and ``ID.snapshot-NUMBER``.
 """
@@ -34,17 +35,17 @@ class Record:
     Parameters
     ----------
     session : str
-        Its id.
+        Id of the session.
     tenant : str
-        Whose it is.
+        Name of the session's owner.
     tokens : tuple of str
-        SHA-256 of each resume token that opens it.
+        SHA-256 of each resume token that opens the session.
     snapshot : str
         Name of the snapshot's file.
     period_s : float
         Seconds in which the viewer plays a chunk.
     number : int
-        Rises by one with each record of the session.
+        Number of the record, which rises by one with each record of the session.
     """
 
     session: str
@@ -62,11 +63,11 @@ class Saved:
     Parameters
     ----------
     state : mapping
-        The server's part: what JSON can hold.
+        The server's part of the session's state, as a JSON value.
     messages : sequence of bytes-like
-        Messages that the viewer may lack.
+        Sent messages that the viewer may not have received.
     row : sequence of bytes-like
-        Pieces of the runtime's snapshot, which has a check of its own.
+        Pieces of the runtime's snapshot of the row, which has its own hash.
     """
 
     state: Mapping[str, Any]
@@ -80,21 +81,23 @@ def new_session() -> str:
 
 
 class SavedSessions:
-    """The saved sessions of a store. Different sessions may be written by several threads, one by one thread at a time.
+    """The saved sessions of a store. Several threads may write different sessions at the same time, but only one
+    thread may write one session.
 
     Parameters
     ----------
     store : Store
         Where the files are.
     key : bytes, optional
-        Where others may write to the store: files end in a code that only this key makes, and others are refused.
+        A secret key for stores that others can write to: files end in an authentication code made with the key, and
+        files without a valid code are refused.
     """
 
     def __init__(self, store: Store, key: bytes | None = None) -> None:
         self._store, self._key = store, key
 
     def find(self, session: str) -> Record | None:
-        """Return the newest record of a session, or None; StoreError if there are only damaged ones."""
+        """Return the newest record of a session, or None; StoreError if all of the session's records are damaged."""
         if not SESSION.fullmatch(session):
             return None
         newest, fault = None, None
@@ -112,25 +115,25 @@ class SavedSessions:
         return newest
 
     def put(self, session: str, saved: Saved) -> str:
-        """Write a snapshot, and return its name; StoreError if it cannot be written."""
+        """Write a snapshot, and return its name; StoreError if the snapshot cannot be written."""
         name = f"{session}.snapshot-{secrets.token_hex(4)}"
         self._store.put(name, self._pieces(saved))
         return name
 
     def commit(self, before: Record | None, record: Record) -> Record:
-        """Write the record that follows; the snapshot before is removed if it names another.
+        """Write a session's next record; the previous record's snapshot is removed if the next record names another.
 
         Parameters
         ----------
         before : Record or None
-            What the last call returned, or `find`.
+            The previous record, which the last call of `commit`, or `find`, returned.
         record : Record
-            The next one; its number is set here.
+            The next record; `commit` sets its number.
 
         Raises
         ------
         StoreError
-            If it cannot be written; the record before is still there then.
+            If the record cannot be written; the previous record is then kept.
         """
         written = replace(record, number=0 if before is None else before.number + 1)
         content = json.dumps(asdict(written)).encode()
@@ -142,12 +145,14 @@ class SavedSessions:
         return written
 
     def discard(self, snapshot: str) -> None:
-        """Remove a snapshot that no record names; if that fails, it is removed with what is old."""
+        """Remove a snapshot that no record names; if that fails, the snapshot is removed with old files later."""
         with suppress(StoreError):
             self._store.delete(snapshot)
 
     def read(self, record: Record) -> Saved:
-        """Return a snapshot; StoreError if it is gone or damaged. The runtime checks its own part."""
+        """Return the snapshot that a record names; StoreError if the snapshot is missing or damaged. The runtime
+        checks its own part.
+        """
         content = self._store.get(record.snapshot)
         if content is None:
             raise StoreError(f"{record.snapshot} is gone")
@@ -177,7 +182,7 @@ class SavedSessions:
         return Saved(state, messages, [row])
 
     def forget(self, record: Record) -> None:
-        """Remove a session's files; what is not there is no fault."""
+        """Remove a session's files; missing files are ignored."""
         for name in (f"{record.session}.record0", f"{record.session}.record1", record.snapshot):
             self._store.delete(name)
 
