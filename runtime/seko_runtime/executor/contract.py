@@ -24,7 +24,7 @@ class ProgramRule:
         What the program's runs are numbered by: ``pass`` or ``row``, a mark in its references; empty if there is one
         run without a number.
     numbers : range
-        The number of each run.
+        The numbers of the program's runs, one for each run.
     bucket : int
         Number of leading entries that the mark ``[bucket]`` selects; 0 if references may not have that mark.
     by_row : bool

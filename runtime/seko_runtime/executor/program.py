@@ -19,7 +19,7 @@ class BoundProgram:
     Parameters
     ----------
     calls : Sequence[ResolvedCall]
-        From `programs_check.resolve_programs`.
+        The run's calls, from `programs_check.resolve_programs`.
     tensors : BoundTensors
         Resolves references to tensors.
     visits : mapping of int to BoundVisit

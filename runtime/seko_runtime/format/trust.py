@@ -160,7 +160,7 @@ def read_trust(path: Path) -> Trust:
     Raises
     ------
     EnvironmentLacksError
-        With the invalid line.
+        If the file cannot be read or has an invalid line, which the message quotes.
     """
     try:
         with path.open("rb") as file:

@@ -209,7 +209,7 @@ def check_output(path: Path, asked: str | None = None) -> None:
     Raises
     ------
     UsageError, VideoWriterError, DiskError
-        As in `ChunkWriter`.
+        In the cases in which `ChunkWriter` raises these errors.
     """
     form = output_form(path, asked)
     if path != STDOUT:

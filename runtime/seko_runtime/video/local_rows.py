@@ -51,7 +51,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     options : VideoOptions
         Options of the rows; ``steps`` and ``shift`` are already in the manifest.
     memory : Memory
-        Owned and closed by the rows.
+        The rows' memory, which the rows own and close.
 
     Attributes
     ----------
@@ -323,7 +323,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set rows back to their state before they made a chunk; see `Session.rewind`."""
+        """Set rows back to their state before they made chunk number ``chunk``; see `Session.rewind`."""
         device = self.device()
         self.check_whole(rows)
         for row in rows:

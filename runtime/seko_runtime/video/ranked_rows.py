@@ -94,13 +94,13 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         self.asked("restart", {"row": row, "seed": seed, "image": image, "reference": reference})
 
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set rows back to their state before they made a chunk."""
+        """Set rows back to their state before they made chunk number ``chunk``."""
         self.asked("rewind", {"rows": rows, "chunk": chunk})
 
     def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
         """Copy a chunk's latents to the host, and return a function that returns them.
 
-        The copy is waited for at once, because the ranks' processes answer one command at a time.
+        This method waits for the copy, because the ranks' processes answer one command at a time.
         """
         facts = {"row": chunk.row, "serial": chunk.serial, "index": chunk.index}
         latents: NDArray[np.float32] = self.asked("read_latents", facts, ranks=(0,))[0]

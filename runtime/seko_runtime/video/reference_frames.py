@@ -38,7 +38,7 @@ def set_reference(
     Parameters
     ----------
     device, manifest, memory
-        The session's.
+        Device side, manifest and memory of the session's rows.
     rows : sequence of int
         k of them.
     reference : array or None
@@ -53,7 +53,7 @@ def set_reference(
     Raises
     ------
     UsageError
-        If they are missing or too many, or shape, dtype or numbers do not fit.
+        If the reference frames are missing or too many, or their shape, dtype or numbers do not fit.
     """
     count = manifest.workload.stream.reference_frames
     if reference is None and not count:
@@ -79,7 +79,7 @@ def check_reference(
     Raises
     ------
     UsageError
-        As `set_reference`.
+        In the cases in which `set_reference` raises it.
     """
     count = manifest.workload.stream.reference_frames
     if not count:

@@ -25,9 +25,9 @@ class Beginning:
     Parameters
     ----------
     seeds : sequence of int
-        A seed for each of the k rows.
+        Seed of the noise for each of the k rows.
     prompt : str, optional
-        A sentence, for all rows.
+        The prompt of all rows, a sentence.
     text : array or tensor, optional
         [k, tokens, text_dim], the text encoder's output.
     image : array, optional

@@ -37,14 +37,14 @@ class Session(RowSession):
     Parameters
     ----------
     pool : Pool
-        Its pool.
+        The pool to which the session belongs.
     name : str
         Name in messages.
     lease_s : float or None
-        Seconds after which it ends if it is not run or renewed.
+        Seconds after which the session ends if it is not run or renewed.
     tenant : str or None
-        Name of the owner, whose sessions share cached prompts. With None the session uses only its own cached
-        prompts.
+        Name of the session's owner; the owner's sessions share cached prompts. With None the session uses only its own
+        cached prompts.
     """
 
     _pool: SharedStreams
@@ -87,7 +87,7 @@ class Session(RowSession):
         due : float
             Time by which the chunk should be ready, in seconds of the pool's clock: `time.monotonic` by default.
         inputs : mapping, optional
-            As `run_chunk` takes them.
+            The caller's inputs per chunk; see `run_chunk`.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class Session(RowSession):
         Parameters
         ----------
         prompt : str, optional
-            As in `set_prompt`; used from the next queued chunk on.
+            A new prompt, used from the next queued chunk on; see `set_prompt`.
         chunks : int, optional
             Number of chunks; default: endless.
         recache : bool
@@ -223,7 +223,7 @@ class Session(RowSession):
         Parameters
         ----------
         chunk : int
-            Number of chunks of the stream to keep.
+            Number of the first chunk to replace, which is also the number of chunks to keep.
 
         Raises
         ------

@@ -46,7 +46,8 @@ class PromptIds:
         EnvironmentLacksError
             If `tokenizers` is not installed.
         ArtifactError
-            If the file is no valid tokenizer, or gives an id that the text encoder does not know.
+            If the artifact's file is no valid tokenizer, or the tokenizer returns an id that the text encoder does not
+            know.
         UsageError
             If the prompt is too long, and the artifact does not cut prompts.
         """

@@ -146,7 +146,7 @@ class ConditioningFrames:
 def per_row(
     array: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str, rows: Sequence[int]
 ) -> list[tuple[int, NDArray[np.generic]]]:
-    """Return pairs of a row and its array. ``found`` is one array for all rows, or has an array for each row."""
+    """Return pairs of a row and its array. ``array`` is one array for all rows, or has an array for each row."""
     each = (len(rows), *shape)
     if array.dtype != dtype or array.shape not in (shape, each):
         raise UsageError(
