@@ -21,7 +21,7 @@ from seko_runtime.video.manifest import VideoManifest
 
 
 def read_audio(paths: Sequence[Path] | None) -> NDArray[np.float32] | None:
-    """Return the voices of files, float32 [speakers, N] at 16 kHz, silent behind the end of the shorter ones.
+    """Return the voices of files, float32 [speakers, N] at 16 kHz, with silence after the end of shorter files.
 
     Raises
     ------

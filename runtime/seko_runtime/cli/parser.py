@@ -316,7 +316,7 @@ def parse(arguments: Sequence[str], functions: Mapping[str, Callable[..., Any]])
 def parsers(
     functions: Mapping[str, Callable[..., Any]],
 ) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return the parser of the command line, and those of its commands by name."""
+    """Return the parser of the command line, and the parsers of its commands by name."""
     parser = Parser(
         prog="seko-run",
         description="Open an artifact and make video of it, chunk by chunk, or speech, patch by patch.",

@@ -41,7 +41,7 @@ class BoundProgram:
         Raises
         ------
         ArtifactError
-            On the first run, if the number, a shape or a dtype of an engine's results differs from the manifest.
+            Only in the first run: if the number, a shape or a dtype of an engine's results differs from the manifest.
         EngineRunError
             If an engine fails.
         """

@@ -15,7 +15,7 @@ from seko_runtime.format.safetensors_map import MappedTensor
 
 @dataclass(frozen=True)
 class ChunkError:
-    """Numeric errors of a replayed chunk against the recorded one.
+    """Numeric errors of a replayed chunk against the recorded chunk of the same number.
 
     Parameters
     ----------

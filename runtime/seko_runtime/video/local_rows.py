@@ -124,7 +124,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         TornStreamError
             If Ctrl-C came while a row was being advanced.
         SessionClosedError
-            After `close()`.
+            If the rows are closed.
         """
         device, clocks = self.device(), self.clocks
         inputs = self._chunk_inputs(rows, given)
@@ -260,7 +260,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         Parameters
         ----------
         rows : sequence of int
-            k of them.
+            Numbers of k rows.
         inputs : mapping of str to array
             [*shape] for all of the rows, or [k, *shape].
 
@@ -284,7 +284,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.voices.push(rows, samples, at, last=last)
 
     def audio_needed(self, row: int) -> tuple[int, int]:
-        """Return the samples that a row's next chunk hears; see `Session.audio_needed`."""
+        """Return the range of voice samples that a row's next chunk uses; see `Session.audio_needed`."""
         self.device()
         return self.voices.windows.needed(int(self.clocks.first[row]))
 

@@ -155,7 +155,7 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         Raises
         ------
         SessionClosedError
-            After `close()`.
+            If the pool is closed.
         UsageError
             If ``step`` is less than 1.
         """

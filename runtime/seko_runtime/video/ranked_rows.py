@@ -83,7 +83,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         self.asked("push_audio", {"rows": rows, "samples": samples, "at": at, "last": last})
 
     def audio_needed(self, row: int) -> tuple[int, int]:
-        """Return the samples that a row's next chunk hears."""
+        """Return the range of voice samples that a row's next chunk uses."""
         first, end = self.asked("audio_needed", {"row": row})[0]
         return first, end
 
@@ -107,7 +107,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         return lambda: latents
 
     def decoder(self) -> RankedVideoRows:
-        """Return the object that reads video frames, which is this one; UsageError if the artifact makes no video."""
+        """Return this object, which also reads video frames; UsageError if the artifact makes no video."""
         if self.manifest.workload.video is None:
             raise UsageError(NO_VIDEO)
         return self

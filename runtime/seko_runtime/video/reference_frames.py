@@ -1,5 +1,6 @@
-"""Reference frames: latents or pictures that a row's cache holds besides the frames of its stream. `VideoDevice` runs
-their passes."""
+"""Reference frames: latents or pictures that a row's cache holds in addition to the frames of the row's stream.
+`VideoDevice` runs their passes.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def set_reference(
     device, manifest, memory
         Device side, manifest and memory of the session's rows.
     rows : sequence of int
-        k of them.
+        Numbers of k rows.
     reference : array or None
         float32 latents [C, R, h, w] or [k, C, R, h, w]; or uint8 pictures [R, H, W, 3] or [k, R, H, W, 3], each
         encoded separately; for R = 1 also [H, W, 3].

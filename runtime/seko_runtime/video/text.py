@@ -75,7 +75,7 @@ class PromptIds:
     def unknown_words(self, cleaned: str) -> list[str]:
         """Return the words of a cleaned prompt that contain unknown tokens, each once.
 
-        The result is None if the tokenizer has no unknown token. Errors are those of `ids`.
+        The result is None if the tokenizer has no unknown token. Raises the same errors as `ids`.
         """
         encoded = self._encoded(cleaned)
         unknown = self._unknown_id()

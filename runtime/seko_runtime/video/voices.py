@@ -81,7 +81,7 @@ class Voices:
                 self._of_row[row].forget(frame)
 
     def voice(self, row: int) -> Voice | None:
-        """Return a copy of the voice of a row, if it has one."""
+        """Return a copy of a row's voice; None if no audio was pushed for the row."""
         voice = self._of_row.get(row)
         return None if voice is None else voice.copy()
 

@@ -19,7 +19,7 @@ TOKEN_SIDE = 16  # pixels of the video
 def fit_start_picture(
     manifest: VideoManifest, picture: NDArray[np.uint8], what: str = "image"
 ) -> tuple[NDArray[Any], str]:
-    """Return a picture as `Pool.open_session` takes it for ``image``, and a description of what was done.
+    """Return a picture as `Pool.open_session` takes it for ``image``, and a description of crop and resize.
 
     For a model with a picture input the picture is resized as the model's authors do: the size follows the picture's
     aspect ratio, in whole tokens.
