@@ -1,9 +1,9 @@
-"""Build box: checkpoints in, artifacts out. Nothing of it is needed on an inference box.
+"""The exporter: builds artifacts from checkpoints on a build machine. Inference machines do not need this package.
 
     from seko_export import BuildOptions, build
     result = build(BuildOptions(preset="tiny", fp4_kv=True, target="cpu"), "artifacts/tiny")
 
-Importing this imports neither torch nor the compiler; the functions do.
+Importing `seko_export` imports neither torch nor the compiler; its functions import both when called.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def build(
     progress: Progress = silent,
     note: Callable[[str], None] = warnings.warn,
 ) -> BuildResult:
-    """Build one artifact and verify it in a process of its own before it gets its name.
+    """Build one artifact, replay its goldens in a separate process, then rename its folder to ``output``.
 
     Parameters
     ----------
@@ -42,9 +42,9 @@ def build(
     output : str or Path
         The artifact's folder.
     replace : bool
-        Whether to replace an artifact that is already there.
+        Whether to replace an existing artifact at ``output``.
     room_check : bool
-        Whether a build that takes more memory or disk than there is is refused before it begins.
+        Whether to refuse, before any work, a build that needs more memory or disk space than is free.
     compiler_cache : bool
         Whether a ``compile`` artifact includes the compiler's cache. Without it every machine compiles at the first
         open.
@@ -56,12 +56,12 @@ def build(
     Returns
     -------
     BuildResult
-        Of the workload's own class.
+        The result, of the workload's subclass of `BuildResult`.
 
     Raises
     ------
     ExportError
-        A subclass for the cause; no partial artifact is left behind.
+        If the build fails: a subclass for the cause; no partial artifact is left behind.
     """
     from seko_export.options.checks import check_build
 
@@ -114,7 +114,7 @@ def plan(
     options: BuildOptions, gpu: str, *, steps: int | None = None, fps: int | None = None
 ) -> dict[str, Any]:
     """Estimate memory and time of a build on a GPU that need not be present; see
-    `seko_export.video.plan.predict.predict` and, of speech, `seko_export.speech.plan.predict_speech`.
+    `seko_export.video.plan.predict.predict` and, for speech models, `seko_export.speech.plan.predict_speech`.
 
     Parameters
     ----------
@@ -123,14 +123,14 @@ def plan(
     gpu : str
         A name of `seko_export.roofline.gpus.GPUS`.
     steps : int, optional
-        Denoise passes of a chunk; of speech, solver steps of a patch.
+        Denoise passes of a chunk; for speech models, solver steps of a patch.
     fps : int, optional
         Frame rate that playback needs, in video frames per second.
 
     Raises
     ------
     UsageError
-        If a name is unknown, or the options contradict each other.
+        If the GPU, preset or another name in the options is unknown, or the options contradict each other.
     """
     from seko_export.options.checks import check_options, is_speech
     from seko_export.roofline.gpus import find_gpu
@@ -153,14 +153,15 @@ def inspect(path: str | Path, *, gpu: str | None = None) -> dict[str, Any]:
     Parameters
     ----------
     path : str or Path
-        Its file or folder.
+        File or folder of the artifact, checkpoint or LoRA.
     gpu : str, optional
-        A name of `seko_export.roofline.gpus.GPUS`: with the bytes that a checkpoint's build takes there.
+        A name of `seko_export.roofline.gpus.GPUS`; adds the GPU memory in bytes that a build of the checkpoint takes on
+        this GPU.
 
     Raises
     ------
     ArtifactError, CheckpointError
-        A subclass for the cause, if it is damaged or neither of the two.
+        A subclass for the cause, if the file or folder is damaged, or is no artifact, checkpoint or LoRA.
     """
     from seko_export.errors import UsageError
     from seko_runtime.errors import ArtifactError

@@ -101,8 +101,8 @@ def open_artifact(
     Raises
     ------
     ArtifactError
-        A subclass for the cause. After native code of the artifact was loaded, only errors about engine files that
-        contradict the manifest are raised.
+        If a check of the artifact fails; a subclass names the cause. After native code of the artifact was loaded,
+        only errors about engine files that contradict the manifest are raised.
     EnvironmentLacksError
         If this machine lacks a library, device or memory that the artifact needs.
     UsageError
@@ -110,7 +110,7 @@ def open_artifact(
     RankLostError
         If one of the processes dies, hangs, or fails at a command at which others do not.
     SystemExit
-        Under torchrun, in the processes of other ranks than 0, when rank 0's has closed the artifact.
+        Under torchrun, in the processes of ranks other than 0, when rank 0's process has closed the artifact.
     """
     from seko_runtime.opening import artifact
 
@@ -125,7 +125,7 @@ def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "
     path : str or Path
         The artifact's folder.
     trust : str or Path, optional
-        As `open_artifact` takes it.
+        A trust file; see `open_artifact`.
 
     Returns
     -------
@@ -135,7 +135,7 @@ def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "
     Raises
     ------
     ArtifactError
-        A subclass for the cause.
+        If a check of the manifest fails; a subclass names the cause.
     """
     from seko_runtime.opening import checked_artifact
 

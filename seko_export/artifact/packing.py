@@ -35,7 +35,7 @@ def pack_artifact(folder: Path, output_path: Path, *, replace: bool = False) -> 
     output_path : Path
         The tar to write; the name appears when the file is complete.
     replace : bool
-        Whether to replace a regular file that is already there.
+        Whether to replace an existing regular file at ``output_path``.
 
     Returns
     -------

@@ -52,7 +52,7 @@ class Capabilities:
     pools : bool
         Engines for calls of several sizes, of sessions that share them.
     lacks : tuple of str
-        Options of workloads that its engines do not support, as `workloads.base.Need` names them.
+        Command-line options whose features the backend's engines do not support; see `workloads.base.Need`.
     workloads : tuple of str, optional
         The workloads whose engines the backend makes; default: all.
     """
@@ -104,7 +104,7 @@ class ExportBackend:
     Parameters
     ----------
     name : str
-        Its name in ``--backend`` and in the manifest.
+        Name of the backend in ``--backend`` and in the manifest.
     capabilities : Capabilities
         What its engines support.
     compile_piece : callable or None

@@ -6,7 +6,7 @@ from seko_export.errors import CheckpointError
 
 
 class CheckpointNotFoundError(CheckpointError):
-    """Nothing exists at that path, or this process may not read it."""
+    """Nothing exists at the checkpoint's path, or this process may not read the path."""
 
 
 class NotACheckpointError(CheckpointError):
@@ -14,7 +14,7 @@ class NotACheckpointError(CheckpointError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A file begins as a checkpoint but ends too early, or an index of shards contradicts them."""
+    """A checkpoint file is truncated, or an index of shards contradicts the shards."""
 
 
 class AmbiguousCheckpointError(CheckpointError):
@@ -22,18 +22,19 @@ class AmbiguousCheckpointError(CheckpointError):
 
 
 class MissingEntryError(CheckpointError):
-    """A `.pt` lacks the entry that was asked for, or holds weights in none of the known ones."""
+    """A `.pt` lacks the requested entry, or has weights in none of the known entries."""
 
 
 class WeightKeysError(CheckpointError):
-    """The keys are not those of the model; every difference is listed.
+    """The checkpoint's keys differ from the model's keys; the message lists every difference.
 
     Parameters
     ----------
     message : str
         The report for the user.
     unknown, missing, misshapen, doubled : tuple[str, ...]
-        All such keys; unknown and doubled ones as the file spells them, the others by Seko's names.
+        All keys of each kind; unknown and doubled keys as the file spells them, missing and misshapen keys by Seko's
+        names.
     """
 
     def __init__(

@@ -39,22 +39,22 @@ class _Header:
         self._content, self.at = content, 0
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes."""
+        """Return the header's next bytes."""
         if count > len(self._content) - self.at:
             raise ValueError(f"{count} bytes at {self.at}, of {len(self._content)}")
         self.at += count
         return bytes(self._content[self.at - count : self.at])
 
     def number(self, kind: str) -> Any:
-        """Return the next number, of a little-endian type of struct."""
+        """Return the header's next number, of a little-endian type of Python's `struct`."""
         return struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")))[0]
 
     def text(self) -> str:
-        """Return the next string."""
+        """Return the header's next string."""
         return self.take(self.number("Q")).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
-        """Return the next value of a type of the format; of arrays, the first numbers."""
+        """Return the header's next value of a GGUF type; of an array, the first numbers only."""
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
         if kind == _STRING:
@@ -79,9 +79,9 @@ def open_gguf(path: Path, layout: Layout) -> OpenedFiles:
     MachineError
         If the package gguf is not installed.
     DamagedCheckpointError
-        If it is cut short or damaged.
+        If the GGUF file is truncated or damaged.
     NotACheckpointError
-        If it is of another model than Wan's.
+        If the GGUF file is for another model than Wan's.
     """
     try:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

@@ -27,9 +27,9 @@ def read_json(file: Path) -> object:
     Raises
     ------
     ValueError
-        If it is no regular file, is larger than `MAX_JSON_BYTES`, or is not JSON; the message says which.
+        If the path is no regular file, or the file is larger than `MAX_JSON_BYTES` or not JSON; the message says which.
     OSError
-        If it cannot be read.
+        If the file cannot be read.
     """
     if file.exists() and not file.is_file():
         raise ValueError("it is no regular file")
@@ -81,12 +81,12 @@ def config_file_of(path: Path, layout: Layout) -> Path | None:
 
 
 def read_config(path: Path, layout: Layout) -> dict[str, Any] | None:
-    """Return the content of that ``config.json``, or None if there is none.
+    """Return the content of the ``config.json`` that `config_file_of` finds, or None if there is none.
 
     Raises
     ------
     NotACheckpointError
-        If it is not a JSON object.
+        If the file is not a JSON object.
     """
     file = config_file_of(path, layout)
     return None if file is None else read_json_object(file)

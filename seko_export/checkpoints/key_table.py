@@ -24,7 +24,7 @@ def linear_shapes(module: str, out_features: int, in_features: int) -> dict[str,
 
 
 def translate(name: str, outer: Mapping[str, str], layer: Mapping[str, str]) -> str:
-    """Return a key in other words; layers are ``blocks.N.`` on both sides.
+    """Translate a key from one naming to another; layers are ``blocks.N.`` in both namings.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Naming:
     Parameters
     ----------
     name : str
-        Name in reports: ``wan``, ``diffusers``.
+        Name of the naming in reports, such as ``wan`` or ``diffusers``.
     to_ours, to_theirs : callable
         Translate a key to the exporter's name, and back. They raise KeyError for an unknown key.
     signs : tuple of str
@@ -160,27 +160,27 @@ class KeyTable:
     shapes : callable
         Yields name and shape of every tensor of a model, by the exporter's names, in layer order.
     namings : tuple of Naming
-        The first that fits a file is used; the last should fit any file.
+        Namings of keys: the first naming that fits a file is used; the last naming should fit any file.
     dimensions : tuple of Dimension
         Dimensions read from shapes. ``layers`` follows from the keys.
     landmark : str
         A key (exporter's name) of every checkpoint. Whatever precedes it in a foreign file is a prefix to remove.
     subfolders : tuple of str
-        Subfolders that may hold this model, as that of a diffusers pipeline.
+        Subfolders that may hold the model, as in a diffusers pipeline.
     entries : tuple of str
-        Entries of a `.pt` that may hold the weights, as of a `Layout`.
+        Entries of a `.pt` that may hold the weights; see `Layout`.
     prefixes : tuple of str
-        What may precede every key of a file.
+        Prefixes that may precede every key of a file.
     layer_of : callable
         Returns the layer number of a key, None outside the layers. Default: keys ``blocks.N.``.
     telltales : tuple of pairs
         Parts of keys, each with the kind of checkpoint that it reveals, for hints.
     models : mapping of str to ModelConfig
-        The presets' models, to name the one that a file matches.
+        The presets' models, to name the preset that a file matches.
     random_forms : mapping of str to RandomForm
         File layouts of random checkpoints, by name. A build without a checkpoint takes the first.
     companions : tuple of Companion
-        Further files of a model.
+        Further files with weights of a model, such as an adapter.
     spread : callable
         Mean and standard deviation of a random weight by name and shape.
     """
@@ -208,7 +208,7 @@ class KeyTable:
         entry : str, optional
             The only entry of a `.pt` that may be read.
         first : str, optional
-            The entry that is read if the file has it, such as a preset's.
+            The entry to read if the file has this entry, such as a preset's.
         """
         entries = (
             self.entries if first is None else (first, *(name for name in self.entries if name != first))
@@ -216,7 +216,9 @@ class KeyTable:
         return Layout(self.formats, self.subfolders, entries, entry, self.companions, self.prefixes)
 
     def companion_of(self, name: str) -> Companion | None:
-        """Return the further file that holds a key (exporter's name), or None for the checkpoint itself."""
+        """Return the companion file that holds a key (exporter's name), or None if the checkpoint itself holds the
+        key.
+        """
         return next(
             (companion for companion in self.companions if any(part in name for part in companion.parts)),
             None,
@@ -237,8 +239,8 @@ class KeyTable:
         Returns
         -------
         dict[str, int]
-            Field of `ModelConfig` to value. Layers are those that have a key, so that no more are ever expected than a
-            file has keys.
+            Field of `ModelConfig` to value. ``layers`` counts the layers that have a key, so that no more layers are
+            expected than the file has keys.
         """
         sizes = {
             dimension.field: shapes[dimension.key][dimension.axis] // dimension.per
@@ -265,7 +267,7 @@ class KeyTable:
         return next(same, None)
 
     def hints(self, opened: OpenedFiles, wanted: ModelIdentity | None = None) -> list[str]:
-        """Return sentences on what a file that lacks the family's (or the ``wanted``) weights probably is."""
+        """Return sentences that guess what a file is that lacks the weights of the family (or the keys ``wanted``)."""
         keys = [source.key for source in opened.sources]
         hints = [hint for parts, hint in self.telltales if any(part in key for part in parts for key in keys)]
         prefixes = {key.removesuffix(self.landmark) for key in keys if key.endswith(f".{self.landmark}")}

@@ -23,7 +23,7 @@ def match_sources(
     path : Path
         Path of the checkpoint, for the message.
     opened : OpenedFiles
-        The tensors found there.
+        The tensors in the checkpoint, not read yet.
     config : ModelIdentity
         The model that is expected.
     keys : KeyTable

@@ -42,7 +42,7 @@ class Checkpoint:
     adapters : tuple of MergedLora
         LoRAs that are merged into the weights.
     notes : tuple of str
-        Sentences on what was taken, for the user.
+        Sentences for the user on which files and entries were used.
     """
 
     config: object
@@ -55,7 +55,7 @@ class Checkpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every key, in layer order."""
+        """Every key of the checkpoint, in layer order."""
         return tuple(self.sources)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -97,7 +97,8 @@ class Checkpoint:
         )
 
     def row_codes(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return a matrix as it is stored in e4m3, with a float32 scale for each row [out, 1]; None if it is not.
+        """Return the e4m3 codes of a stored matrix and a float32 scale for each row [out, 1]; None if the matrix is not
+        stored in e4m3.
 
         Raises
         ------
@@ -137,15 +138,15 @@ def load_model(
     ----------
     path : Path
         A `.pt`, a safetensors file, or a folder with one (sharded by an index, or in a pipeline's subfolder). The
-        content decides which it is.
+        content decides the format.
     config : ModelIdentity
         The model that is expected.
     keys : KeyTable
-        Key table of its family; `seko_export.families.model_files.load_checkpoint` finds it.
+        Key table of the model's family, which `seko_export.families.model_files.load_checkpoint` finds.
     entry : str, optional
         The entry of a `.pt` that holds the weights; other formats hold one set.
     first_entry : str, optional
-        The entry that is taken if the file has it and none is asked for.
+        The entry to read if the file has this entry and ``entry`` is None.
     dtype : torch.dtype, optional
         float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
     companion : Path, optional
@@ -159,9 +160,10 @@ def load_model(
     Raises
     ------
     UsageError
-        If ``dtype`` is none of the three.
+        If ``dtype`` is not float32, bfloat16 or float16.
     CheckpointError
-        A subclass for the cause; see `seko_export.checkpoints.errors`.
+        If the checkpoint cannot be read or is another model: a subclass for the cause, see
+        `seko_export.checkpoints.errors`.
     """
     layout = keys.layout(entry, first_entry)
     return load_weights(
@@ -188,7 +190,7 @@ def load_weights(
     Parameters
     ----------
     path : Path
-        A file, or a folder with one, as ``layout`` says.
+        A file, or a folder that holds the files of ``layout``.
     config : object
         The config of the model that is expected.
     layout : Layout
@@ -207,9 +209,10 @@ def load_weights(
     Raises
     ------
     UsageError
-        If ``dtype`` is none of the three.
+        If ``dtype`` is not float32, bfloat16 or float16.
     CheckpointError
-        A subclass for the cause; see `seko_export.checkpoints.errors`.
+        If the checkpoint cannot be read or is another model: a subclass for the cause, see
+        `seko_export.checkpoints.errors`.
     """
     if dtype is not None and dtype not in WEIGHT_DTYPES:
         raise UsageError(f"weights cannot be loaded as {dtype}; expected one of {WEIGHT_DTYPES}")

@@ -68,7 +68,7 @@ def with_loras(
     model : ModelIdentity
         The model of the checkpoint.
     keys : KeyTable
-        Key table of its family: in any of its namings a LoRA may name modules.
+        Key table of the model's family; a LoRA may name modules in any naming of this table.
     files : sequence of LoraFile
         LoRAs, merged in this order.
     partial_match : bool
@@ -230,7 +230,7 @@ class _Module:
                 self._refuse(f"{role} is {source.dtype_name}, expected float32, bfloat16 or float16")
 
     def low_rank(self, shape: tuple[int, ...]) -> Change:
-        """Return the change of a weight of a shape by ``up @ down``."""
+        """Return the scaled low-rank product ``up @ down`` in the weight's shape."""
         down, up = self._tensors.get(Role.DOWN), self._tensors.get(Role.UP)
         if down is None or up is None:
             have = ", ".join(self._tensors)
@@ -269,7 +269,7 @@ class _Module:
         return change
 
     def full(self, role: Role, name: str, shape: tuple[int, ...]) -> Change:
-        """Return the change of a parameter by a tensor of its own shape."""
+        """Return the scaled difference tensor of a parameter, in the parameter's shape."""
         source = self._tensors[role]
         if source.shape != shape:
             self._refuse(

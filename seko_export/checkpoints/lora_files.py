@@ -72,16 +72,17 @@ _OTHER_KINDS = {"hada_w1": "a LoHa", "lokr_w": "a LoKr", "lora_mid": "a LoCon wi
 
 @dataclass(frozen=True)
 class Scaling:
-    """Alpha, rank and rule of a file's scales, from its PEFT config or header; a key ``.alpha`` comes before them.
+    """Alpha, rank and scale rule of a LoRA file, from its PEFT config or header; a module's key ``.alpha`` overrides
+    them.
 
     Parameters
     ----------
     origin : str
-        Where they are from, for reports; empty if nothing tells them.
+        Source of alpha and rank, for reports; empty if no file states alpha or rank.
     alpha, rank : float and int, or None
-        Of all modules.
+        Alpha and rank of all modules.
     alphas, ranks : mapping of str to number
-        By a regular expression on the module's name; the first that matches is taken, as PEFT does.
+        Alphas and ranks by a regular expression on the module's name; the first matching expression counts, as in PEFT.
     rank_stabilised : bool
         Whether a scale is alpha / sqrt(rank) instead of alpha / rank.
     dora : bool
@@ -97,11 +98,11 @@ class Scaling:
     dora: bool = False
 
     def alpha_of(self, module: str) -> float | None:
-        """Return the alpha of a module without an alpha of its own, or None if nothing tells it."""
+        """Return the alpha that config or header state for a module without its own key ``.alpha``, or None."""
         return _by_pattern(self.alphas, module, self.alpha)
 
     def rank_of(self, module: str) -> float | None:
-        """Return the rank that the config tells for a module, or None."""
+        """Return the rank that the config states for a module, or None."""
         return _by_pattern(self.ranks, module, self.rank)
 
 
@@ -114,11 +115,11 @@ class OpenedLora:
     path : Path
         The file or folder that was named.
     sha256 : str
-        Of the file with the tensors.
+        SHA-256 of the file with the tensors.
     modules : mapping of str to mapping of Role to TensorSource
-        By the module's name as the file spells it.
+        Tensors by role, for each module by its name in the file.
     scaling : Scaling
-        Alphas and ranks that stand beside the tensors.
+        Alphas and ranks from a PEFT config or the file's header.
     strange : tuple of str
         Keys whose role is unknown.
     """
@@ -131,7 +132,9 @@ class OpenedLora:
 
 
 def looks_like_lora(keys: tuple[str, ...]) -> bool:
-    """Return whether keys are those of a LoRA: they all have a role, and some are low-rank or differences."""
+    """Return whether keys belong to a LoRA: every key has a known role, and some keys are low-rank factors or
+    differences.
+    """
     roles = [_role_of(key) for key in keys]
     return bool(roles) and all(roles) and any(found and found[1] is not Role.ALPHA for found in roles)
 
@@ -147,7 +150,7 @@ def open_lora(path: Path) -> OpenedLora:
     Raises
     ------
     CheckpointError
-        If it cannot be read, or is none; the message begins with ``--lora``.
+        If the file cannot be read or is no LoRA; the message begins with ``--lora``.
     """
     try:
         return _opened(path)

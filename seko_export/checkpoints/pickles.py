@@ -37,12 +37,12 @@ def open_pt(path: Path, layout: Layout) -> OpenedFiles:
     Returns
     -------
     OpenedFiles
-        Its tensors; ``model.`` in front of their keys and training wrappers are removed.
+        The file's tensors; their keys without ``model.`` and prefixes of training wrappers.
 
     Raises
     ------
     CheckpointError, DamagedCheckpointError, NotACheckpointError, MissingEntryError
-        See the classes.
+        If the file cannot be read, is truncated, is no `.pt`, or lacks the entry; see the docstrings of these classes.
     """
     content = _load_pt(path, layout)
     table = content if isinstance(content, dict) else {}

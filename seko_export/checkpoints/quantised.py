@@ -1,4 +1,4 @@
-"""Matrices that a file holds in 8 bits with scales, each as one tensor of numbers.
+"""Expands matrices that a file stores in 8 bits with scales to one tensor each.
 
 | file | matrix | scale |
 |---|---|---|
@@ -56,12 +56,14 @@ _FOREIGN = {
 def with_quantised(opened: OpenedFiles) -> OpenedFiles:
     """Return the tensors with each quantised matrix as one tensor: its codes times their scales, in float32.
 
-    What is no such matrix stays as it is: its dtype or its key is refused later. So are scales without a matrix.
+    Other tensors are returned unchanged; unsupported dtypes, unknown keys and scales without a matrix are refused
+    later.
 
     Raises
     ------
     CheckpointError
-        If a matrix is in a format that is not read, or its scale has a wrong shape; the message names both.
+        If a matrix has an unsupported format, or its scale has a wrong shape; the message names matrix and format or
+        shape.
     """
     sources = {source.file_key: source for source in opened.sources}
     formats = _stated_formats(opened, sources)

@@ -51,7 +51,7 @@ def write_random_model(
     config : ModelIdentity
         The model.
     keys : KeyTable
-        Key table of its family; `seko_export.families.model_files.write_random_checkpoint` finds it.
+        Key table of the model's family, which `seko_export.families.model_files.write_random_checkpoint` finds.
     format : str
         One of ``keys.random_forms``. All parts of a `.pt` are the same tensors, stored once.
     seed : int
@@ -83,18 +83,18 @@ def write_random_model(
 
 @dataclass(frozen=True)
 class RandomFile:
-    """A safetensors file of random weights beside others.
+    """One safetensors file of random weights in a folder of several files.
 
     Parameters
     ----------
     shapes : mapping of str to tuple of int
         Shape of every tensor, by its key.
     dtype : torch.dtype
-        float32 or bfloat16, of all but what is ``given``.
+        float32 or bfloat16: dtype of the random tensors.
     spread : callable
         Mean and standard deviation by key and shape.
     given : mapping of str to Tensor
-        Tensors that are not random, by key, float32, bfloat16 or int32.
+        Further tensors to write unchanged, by key, in float32, bfloat16 or int32.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -103,7 +103,7 @@ class RandomFile:
     given: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def stored(self, seed: int, device: str) -> dict[str, _Stored]:
-        """Return what the file holds, by key."""
+        """Return the tensors that the file holds, by key."""
 
         def draw(key: str, shape: tuple[int, ...]) -> torch.Tensor:
             return random_weight(key, shape, seed=seed, dtype=self.dtype, device=device, spread=self.spread)
@@ -129,7 +129,7 @@ def write_random_folder(
 ) -> None:
     """Write a folder of several safetensors files of random weights, and JSON documents, by their names.
 
-    It appears complete or not at all. Parameters and errors as of `write_random_model`.
+    The folder appears complete or not at all. Parameters and errors are those of `write_random_model`.
     """
     _check_device(device)
     contents = {name: file.stored(seed, device) for name, file in files.items()}
@@ -181,20 +181,20 @@ def random_weight(
     name : str
         A key, by the exporter's names.
     shape : tuple[int, ...]
-        Its shape.
+        Shape of the weight.
     seed : int
         Any integer.
     dtype : torch.dtype
         Dtype of the result; numbers are drawn in float32.
     device : str
-        Device on which it is drawn.
+        Device on which the numbers are drawn.
     spread : callable
         Mean and standard deviation by name and shape.
 
     Returns
     -------
     torch.Tensor
-        Of that shape, on the CPU.
+        The weight, of shape ``shape``, on the CPU.
     """
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     # A CPU generator keeps 32 bits of its seed; more would only look like more.
@@ -238,7 +238,7 @@ class _RandomWeights:
 
     @property
     def without_companions(self) -> _RandomWeights:
-        """The weights of the checkpoint itself."""
+        """Names of the weights in the checkpoint itself, without those in companion files."""
         own = {name: shape for name, shape in self.shapes.items() if self.keys.companion_of(name) is None}
         return replace(self, shapes=own)
 
@@ -253,7 +253,7 @@ class _RandomWeights:
         )
 
     def keyed(self, names: Iterable[str]) -> dict[str, _Stored]:
-        """Return what the file holds of these names, by its keys."""
+        """Return the tensors of these names that the file holds, by the file's keys."""
         return {
             f"{self.form.prefix}{self.form.naming.to_theirs(name)}": _Stored(
                 self.shapes[name], self.dtype, partial(self.draw, name)

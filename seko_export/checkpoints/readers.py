@@ -47,8 +47,8 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
     layout : Layout
         File layout of this kind of model's weights.
     companion : Path, optional
-        The file of the layout's companion; default: the one in the checkpoint's folder, if there is one. A layout
-        without a companion ignores it.
+        File of the layout's companion; default: the companion file in the checkpoint's folder, if there is one. A
+        layout without a companion ignores it.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
     Raises
     ------
     CheckpointError
-        A subclass for the cause; see `seko_export.checkpoints.errors`.
+        If the files cannot be read: a subclass for the cause, see `seko_export.checkpoints.errors`.
     """
     if companion is not None:  # in the same folder it is not the checkpoint itself
         named = (
@@ -123,7 +123,7 @@ def variant_file(folder: Path, layout: Layout, variant: str) -> Path:
     Raises
     ------
     CheckpointError
-        If the folder has none, or several; the message names ``--variant``.
+        If the folder has no file of the variant, or several; the message names ``--variant``.
     """
     home, beside = _home_of(folder, layout), _beside(layout)
     files = [file for file in (*_indices(home), *_files(home, beside)) if not _SHARD.search(_stem(file))]

@@ -28,11 +28,12 @@ class Companion:
     Parameters
     ----------
     names : tuple of str
-        Its possible file names; the first that is there is read. None of them is ever taken for the checkpoint itself.
+        Possible names of the companion file; the first existing file is read. A file with such a name is never taken
+        for the checkpoint itself.
     parts : tuple of str
-        Its keys are those whose name (the exporter's) contains one of these.
+        Parts of names: the companion holds the keys whose exporter's name contains one of these parts.
     entries : tuple of str
-        As of a `Layout`.
+        Entries of a `.pt` that may hold the weights; see `Layout`.
     """
 
     names: tuple[str, ...]
@@ -92,11 +93,11 @@ class Layout:
         Entries of a `.pt` that may hold the weights; the first that is there is read. A `.pt` without any of them holds
         the weights directly.
     entry : str or None
-        The entry that was asked for; a `.pt` without it is refused.
+        The entry that the user requested; a `.pt` without this entry is refused.
     companions : tuple of Companion
         Further files with weights of the same model.
     prefixes : tuple of str
-        What may precede every key.
+        Prefixes that may precede every key in a file.
     """
 
     formats: str
@@ -136,9 +137,11 @@ class TensorSource:
     read : Callable[[], torch.Tensor]
         Returns the tensor on the CPU, mapped from the file.
     copy : callable or None
-        Returns the tensor in memory of its own, without the mapping; None where the container does not tell its place.
+        Returns a copy of the tensor, read without the mapping; None if the container does not state the tensor's
+        offset.
     row_codes : callable or None
-        Of a matrix that is stored in e4m3: returns its codes [out, in] and a float32 scale for each row [out, 1].
+        For a matrix that is stored in e4m3: returns the matrix's codes [out, in] and a float32 scale for each row [out,
+        1].
     """
 
     key: str

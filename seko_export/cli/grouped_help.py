@@ -19,11 +19,11 @@ class GroupedOption(click.Option):
     Parameters
     ----------
     group : Group
-        The heading above it, in the help of a `GroupedCommand`.
+        Heading of the option in the help of a `GroupedCommand`.
     common : bool
-        Whether ``--help`` shows it where there is ``--help-all``.
+        Whether ``--help`` shows the option if the command has ``--help-all``.
     arguments, more
-        As of `click.Option`.
+        Arguments of `click.Option`.
     """
 
     def __init__(self, *arguments: Any, group: Group, common: bool = False, **more: Any) -> None:

@@ -16,13 +16,13 @@ class Attention:
     help : str
         Its description in the help of ``--attention``; may be empty.
     own_kernel : bool
-        Whether it is one of Seko's kernels, which need fused layers.
+        Whether the attention runs in one of Seko's kernels, which need fused layers.
     past_in_8_bits : bool
         Whether cached frames are expanded to 8 bits. This needs further constants, and allows a resident window.
     fp8_numbers : bool
-        Whether it computes with fp8 numbers, which not every GPU supports.
+        Whether the attention computes with fp8 numbers, which not every GPU supports.
     arch : str or None
-        The only GPU architecture of its kernel; None for any.
+        The only GPU architecture that the kernel supports; None for any.
     head_dim : int or None
         The only width of a head that its kernel supports on a GPU; None: see `VideoBuild.no_attention`.
     """

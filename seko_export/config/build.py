@@ -45,7 +45,7 @@ class WorkloadConfig(ABC):
     @property
     @abstractmethod
     def buckets(self) -> tuple[int, ...] | None:
-        """Rows of a pool's calls, ascending; None if every call carries all rows."""
+        """Numbers of rows of a pool's calls, ascending; None if every call carries all rows."""
 
 
 @dataclass(frozen=True)

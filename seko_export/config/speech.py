@@ -20,26 +20,26 @@ QUANTISED = ("int8", "fp4")  # formats of caches without calibration
 
 @dataclass(frozen=True)
 class SpeechModel(ModelIdentity):
-    """Base of a speech model's dimensions: what the workload must know of any."""
+    """Base class of a speech model's dimensions: the fields that the speech workload reads."""
 
     @property
     @abstractmethod
     def vocabulary(self) -> int:
-        """Token ids are below it."""
+        """Size of the vocabulary: all token ids are below this number."""
 
     @property
     @abstractmethod
     def longest(self) -> int:
-        """Positions of a sequence at most."""
+        """Largest number of positions of a sequence."""
 
     @property
     @abstractmethod
     def patch(self) -> Patch:
-        """Sizes of what a step makes."""
+        """Sizes of the patch that a step generates."""
 
     @abstractmethod
     def voice_encoder(self, patches: int) -> VoiceEncoder:
-        """Return the sizes of a voice encoder that takes so many patches a call."""
+        """Return the sizes of a voice encoder that takes this number of patches a call."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SpeechConfig(WorkloadConfig):
     pool : PoolConfig
         Sessions, and how many of them one step can carry.
     positions : int
-        Positions of a session at most, prompt and patches together.
+        Largest number of positions of a session, prompt and patches together.
     read_lengths : tuple of int
         Positions that a call can read, ascending, the last ``positions``. Each needs engines of its own.
     prefill_tokens : tuple of int
@@ -63,12 +63,12 @@ class SpeechConfig(WorkloadConfig):
     voice_patches : int
         Patches of a voice that one call encodes.
     tokenizer : bool
-        Whether the artifact has a tokenizer; otherwise it takes token ids.
+        Whether the artifact includes a tokenizer; without one the artifact takes token ids.
 
     Raises
     ------
     UsageError
-        If they contradict each other.
+        If two fields contradict each other.
     """
 
     workload: ClassVar[str] = "speech"
@@ -103,22 +103,22 @@ class SpeechConfig(WorkloadConfig):
 
     @property
     def state_rows(self) -> int:
-        """Rows of the states: one for each session, and one for batch indices without a session."""
+        """Number of rows of the states: one for each session, and one for batch indices without a session."""
         return self.pool.sessions + 1
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """Rows of a step, ascending."""
+        """Numbers of rows of a step's calls, ascending."""
         return self.pool.buckets
 
     @property
     def call_rows(self) -> int:
-        """Rows of the largest step."""
+        """Number of rows of the largest step."""
         return self.pool.buckets[-1]
 
     @property
     def places(self) -> int:
-        """Places of each cache: the positions of all sessions, and one for padding."""
+        """Number of token places of each cache: the positions of all sessions, and one for padding."""
         return self.pool.sessions * self.positions + 1
 
 
@@ -148,7 +148,9 @@ class SpeechBuild(BuildConfig):
 
     @property
     def step_lengths(self) -> tuple[int, ...]:
-        """Positions that a step can read, ascending: fused layers read what a row holds, so they have one length."""
+        """Numbers of positions that a step can read, ascending; one number for fused layers, which read exactly a row's
+        cached tokens.
+        """
         return self.workload.read_lengths[-1:] if self.target.fused else self.workload.read_lengths
 
     @property
@@ -158,7 +160,7 @@ class SpeechBuild(BuildConfig):
 
     @property
     def as_exact(self) -> SpeechBuild:
-        """The same model with exact caches and weights: lossy builds are compared with it."""
+        """The same build with exact caches and weights, with which lossy builds are compared."""
         return self.changed(kv_scheme=self.exact_scheme, fp8=False)
 
     @property

@@ -83,5 +83,5 @@ class TargetConfig:
 
     @property
     def plain(self) -> TargetConfig:
-        """The same target for one rank, with layers in plain torch."""
+        """The same target machine, for one rank and with layers in plain torch."""
         return TargetConfig(self.device, self.archs)

@@ -85,7 +85,7 @@ class VideoConfig(WorkloadConfig):
 
     @property
     def rows(self) -> int:
-        """Streams for which the artifact holds state."""
+        """Number of sessions for which the artifact holds state."""
         return self.stream.batch if self.pool is None else self.pool.sessions
 
     @property
@@ -96,7 +96,7 @@ class VideoConfig(WorkloadConfig):
 
     @property
     def buckets(self) -> tuple[int, ...] | None:
-        """Rows of a pool's calls, ascending."""
+        """Numbers of rows of a pool's calls, ascending."""
         return None if self.pool is None else self.pool.buckets
 
     @property
@@ -106,7 +106,7 @@ class VideoConfig(WorkloadConfig):
 
     @property
     def call_rows(self) -> int:
-        """Rows of the largest call."""
+        """Number of rows of the largest call."""
         return self.stream.batch if self.pool is None else self.pool.buckets[-1]
 
 
@@ -288,7 +288,7 @@ class VideoBuild(BuildConfig):
 
     @property
     def scales(self) -> tuple[ScaleTensor, ...]:
-        """Constants of one layer: those of the cache format and of the fused kernels."""
+        """Constants of one layer, for the cache format and the fused kernels."""
         own = scratch_scales(self.model.heads) if self.target.attention_kind.past_in_8_bits else ()
         return (*self.kv.scale_tensors, *own)
 
@@ -324,8 +324,8 @@ class VideoBuild(BuildConfig):
         """Return the number of layers of a group's offloaded cache that the device holds at a time; 0 if the group
         has so few layers that all stay.
 
-        There are two: one that is read and one that is being copied. For an odd number of layers there are three, so
-        that the first layer can be copied while the last is read.
+        The device holds two layers: one that is read and one that is being copied. For an odd number of layers the
+        device holds three layers, so that the first layer can be copied while the last layer is read.
         """
         layers = len(group.layers) * self.workload.cache_passes
         seats = 2 + layers % 2

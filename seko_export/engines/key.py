@@ -23,7 +23,7 @@ class EngineKey:
         Rows of the pool calls for which it is compiled; None without a pool.
     variant : tuple of str
         Distinguishes engines of one role: ``full`` (every row's cache is full), ``context`` (the context pass),
-        ``last`` (the last layer of that pass), ``wide`` (layers without fp8).
+        ``last`` (the last layer of the context pass), ``wide`` (layers without fp8).
     """
 
     role: str

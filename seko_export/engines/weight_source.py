@@ -19,4 +19,6 @@ class CodedWeights(Protocol):
     """Weights of which some are stored in e4m3."""
 
     def row_codes(self, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return the codes of a matrix [out, in] and a float32 scale for each row [out, 1]; None if it has none."""
+        """Return the e4m3 codes of a matrix [out, in] and a float32 scale for each row [out, 1]; None if the matrix is
+        not stored in e4m3.
+        """

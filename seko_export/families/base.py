@@ -1,4 +1,4 @@
-"""The interface between Seko and a model family: what a family provides, and who uses it.
+"""The interface between Seko and a model family, such as Wan: checkpoints, modules and programs.
 
 A family is a module with a `FAMILY`: an object of a class derived from `Family`. The family defines its checkpoints,
 modules and programs. Compiling, goldens, the artifact and replay are the same for all families, and use only the
@@ -41,8 +41,7 @@ class ModelGraph:
     buffers : tuple of Buffer
         The buffers that the runtime allocates for a session.
     inputs : tuple of InputSpec
-        Inputs that the caller supplies while a session runs. Each input lies in one of the buffers, which
-        `layers.pieces` makes.
+        Inputs that the caller supplies while a session runs. Each input has a buffer among ``buffers``.
     """
 
     pieces: Mapping[str, Piece]
@@ -53,8 +52,9 @@ class ModelGraph:
 
 @dataclass(frozen=True)
 class MediaTensors:
-    """Weights of text encoder, VAE, audio and image encoder, each by its own key names; None for a model that the
-    build does not have."""
+    """Weights of text encoder, VAE, audio encoder and image encoder, by each model's own key names; None for a model
+    that the build does not include.
+    """
 
     text: WeightSource | None = None
     vae: WeightSource | None = None
@@ -78,7 +78,7 @@ class Family(ABC, Generic[Build]):
     @property
     @abstractmethod
     def keys(self) -> KeyTable:
-        """Key names and shapes of the family's checkpoints, and the files in which they come."""
+        """Key names, shapes and file layouts of the family's checkpoints."""
 
     def load(
         self,
@@ -106,7 +106,7 @@ class Family(ABC, Generic[Build]):
     def write_random(
         self, path: Path, model: Any, *, seed: int, format: str | None, dtype: torch.dtype, device: str
     ) -> None:
-        """Write seeded random weights of a model, without a format in the family's first; see `write_random_model`."""
+        """Write seeded random weights of a model, by default in the family's first format; see `write_random_model`."""
         from seko_export.checkpoints.random import write_random_model  # with torch
 
         forms = self.keys.random_forms

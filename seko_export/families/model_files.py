@@ -94,11 +94,11 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
     Parameters
     ----------
     path : Path
-        As `load_checkpoint` takes it.
+        File or folder of the checkpoint.
     entry : str, optional
         The entry of a `.pt` that holds the weights.
     companion : Path, optional
-        As `open_files` takes it.
+        Second file with weights of the same model, such as an audio adapter.
 
     Raises
     ------

@@ -88,15 +88,15 @@ class Facts:
 
 @dataclass(frozen=True)
 class Question:
-    """A question to the user: a property of a stream that neither the files nor the family state. A wrong answer
-    raises no error and is visible only in the video.
+    """A question to the user: a property of the video stream that neither the checkpoint's files nor the family state.
+    A wrong answer raises no error and is visible only in the video.
 
     Parameters
     ----------
     usual : str
         The option that fits most often, which `inspect` puts into the command that it prints.
     sentence : str
-        A sentence that names the options and says when each is right.
+        A sentence that names the command-line options and says when each option is right.
     """
 
     usual: str
@@ -155,15 +155,16 @@ class Recognised:
         )
 
     def model_named(self, name: str) -> ModelConfig:
-        """Return the model; no field may be unknown."""
+        """Return the model's config with this name; no field of the config may be unknown."""
         return self.kind(
             name=name, family=self.family, **{key: fact.value for key, fact in self.model.items()}
         )
 
 
 def shape_facts(where: str, keys: KeyTable, opened: OpenedFiles) -> Facts | None:
-    """Return the facts that shapes determine; None if a tensor is missing, so that the file does not belong to the
-    family."""
+    """Return the facts that tensor shapes determine; None if a tensor of the family is missing, so that the file is not
+    of this family.
+    """
     dimensions = keys.dimensions_of(keys.naming_of(opened).shapes_in(opened))
     if {"layers", *(dimension.field for dimension in keys.dimensions)} - set(dimensions):
         return None

@@ -44,7 +44,7 @@ def video_family_named(name: str) -> VideoFamily:
 
 
 def speech_family_named(name: str) -> SpeechFamily:
-    """Return the family of speech models of a name; see `family_named`."""
+    """Return the speech family of a name; see `family_named`."""
     return find_named("model family", name, SPEECH_FAMILIES, _HOME, SpeechFamily)  # type: ignore[type-abstract]
 
 
@@ -84,7 +84,7 @@ def presets() -> dict[str, Preset]:
 
 
 def speech_presets() -> dict[str, SpeechModel]:
-    """Return the named models of all families of `SPEECH_FAMILIES`, found as `presets` finds its."""
+    """Return the presets of all speech families of `SPEECH_FAMILIES`."""
     by_name: dict[str, SpeechModel] = {}
     for name in SPEECH_FAMILIES:
         by_name |= _own_presets(name) if ":" not in name else speech_family_named(name).presets

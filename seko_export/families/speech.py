@@ -20,18 +20,21 @@ class SpeechFamily(Family[SpeechBuild]):
 
     @abstractmethod
     def recognise(self, folder: Path) -> SpeechModel | None:
-        """Return the model of a folder, or None if its config.json is of no model of this family.
+        """Return the config of the model in a folder, or None if the folder's config.json describes no model of this
+        family.
 
         Raises
         ------
         CheckpointError
-            If it is one, and cannot be built.
+            If the folder holds a model of this family that Seko cannot build.
         """
 
     @abstractmethod
     def tokenizer(self, folder: Path) -> Path:
-        """Return the tokenizer's file; CheckpointNotFoundError if there is none."""
+        """Return the tokenizer's file; raises CheckpointNotFoundError if the model's folder has none."""
 
     @abstractmethod
     def moving_steps(self, steps: int) -> int:
-        """Return how many of a solver's steps have a velocity."""
+        """Return how many of a flow-matching solver's steps evaluate a velocity; the first steps may only move the
+        time.
+        """

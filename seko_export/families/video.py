@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # presets are read before torch is imported
 
 @dataclass(frozen=True)
 class Preset:
-    """A preset: a model, the stream layout that its authors use, and its schedule if it has its own.
+    """A preset: a model, the stream layout that the model's authors use, and the model's schedule if it differs from
+    the default.
 
     Parameters
     ----------
@@ -33,7 +34,7 @@ class Preset:
     stream : StreamConfig
         The layout of the model's streams.
     schedule : Schedule or None
-        The passes of a chunk, if they differ from the usual ones.
+        Timesteps of a chunk's passes, if they differ from Self-Forcing's four.
     entry : str or None
         The entry of the authors' `.pt` with the weights that they run.
     files : tuple of str
@@ -43,9 +44,9 @@ class Preset:
     needs : str
         Further files of the model, and the options that take them.
     unverified : str
-        What nobody has checked.
+        Properties of the preset that nobody has checked.
     missing : str
-        What Seko lacks to run the model. A build refuses a preset that is not empty here.
+        Features that Seko lacks to run the model; a build of the preset is refused unless this is empty.
     """
 
     model: ModelConfig
@@ -66,7 +67,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class CacheProbe:
-    """The engine at which calibration reads the keys and values that are written to the cache.
+    """The engine whose cache writes calibration of a quantised cache observes.
 
     Parameters
     ----------
@@ -97,15 +98,15 @@ class VideoFamily(Family["VideoBuild"]):
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
     ) -> Recognised | None:
-        """Return what a checkpoint tells about its model, or None if it is not of this family.
+        """Return the facts that a checkpoint states about its model, or None if the checkpoint is not of this family.
 
         A family whose checkpoints cannot be recognised, such as a family outside this package, does not override this
         method: the caller names its models.
 
-        Shapes come first. ``told``, the content of the config.json beside the weights, decides facts that shapes do
-        not determine: heads, eps, window, sink, shift. If neither states a fact, the family may assume a value, which
-        is marked as assumed, or leave the fact out, so that the user must give it. ``where`` names the checkpoint in
-        messages.
+        Shapes come first. ``told``, the content of the config.json beside the weights, decides facts that shapes do not
+        determine: heads, eps, window, sink, shift. If neither shapes nor config.json state a fact, the family may
+        assume a value, which is marked as assumed, or leave the fact out, so that the user must state it. ``where``
+        names the checkpoint in messages.
 
         Raises
         ------
@@ -132,8 +133,8 @@ class VideoFamily(Family["VideoBuild"]):
         Raises
         ------
         UsageError
-            If the family has no run configurations, or this one asks for something that the exporter does not
-            support.
+            If the family has no run configurations, or the run configuration asks for a feature that the exporter does
+            not support.
         """
         del config_json
         raise UsageError(

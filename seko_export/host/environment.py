@@ -98,14 +98,14 @@ def resolve_target(wanted: str, cross: Collection[str] = ()) -> Target:
     Parameters
     ----------
     wanted : str
-        What ``--target`` says; several GPUs with commas.
+        The value of ``--target``; several GPUs are separated by commas.
     cross : collection of str
         GPUs for which the backend builds although they are not present.
 
     Raises
     ------
     UsageError
-        If it names GPUs that the backend does not build for, or several where it builds for one.
+        If ``wanted`` names GPUs that the backend does not build for, or several GPUs for a backend that builds for one.
     MachineError
         If this machine has another GPU, or none.
     """
@@ -181,7 +181,8 @@ def probe_compiler() -> None:
     Raises
     ------
     MachineError
-        If there is no compiler, it fails, or what it builds ends the process that loads it.
+        If there is no compiler, the compiler fails, or a library that it builds crashes the process that loads the
+        library.
     """
     compiler = shutil.which(compiler_command())
     advice = "install g++, or set CXX to a compiler that links the system's libstdc++ (CXX=/usr/bin/g++)"

@@ -19,7 +19,7 @@ class TensorRt:
     backend : str
         Name of the backend in ``--backend`` and the manifest.
     title : str
-        For messages.
+        Name of the library in messages.
     module : str
         Name of its Python module.
     install : str
@@ -56,7 +56,7 @@ class TensorRt:
         Raises
         ------
         MachineError
-            If it is not installed, has no builder, or is too old.
+            If the library is not installed, has no builder, or is too old.
         """
         try:
             module = importlib.import_module(self.module)

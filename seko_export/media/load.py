@@ -40,9 +40,10 @@ def load_vae(
     Raises
     ------
     UsageError
-        If ``dtype`` is none of the three, or ``half`` is unknown.
+        If ``dtype`` is not float32, bfloat16 or float16, or ``half`` is unknown.
     CheckpointError
-        A subclass for the cause; see `seko_export.checkpoints.errors`.
+        If the checkpoint cannot be read or is another model: a subclass for the cause, see
+        `seko_export.checkpoints.errors`.
     """
     if half not in HALVES:
         raise UsageError(f"unknown half {half!r} of a VAE; expected one of {', '.join(HALVES)}")
@@ -80,9 +81,10 @@ def load_text_encoder(
     Raises
     ------
     UsageError
-        If ``dtype`` is none of the three.
+        If ``dtype`` is not float32, bfloat16 or float16.
     CheckpointError
-        A subclass for the cause; see `seko_export.checkpoints.errors`.
+        If the checkpoint cannot be read or is another model: a subclass for the cause, see
+        `seko_export.checkpoints.errors`.
     """
     return load_weights(
         path, config, TEXT_LAYOUT, lambda opened: match_text_sources(path, opened, config), dtype=dtype

@@ -43,7 +43,7 @@ class RowSplit:
     def with_neighbours(self, x: Tensor) -> Tensor:
         """Return [B, C, T, 1 + H + 1, W]: x with the last row of the rank above and the first of the one below.
 
-        Above and below the picture they are zeros, as a convolution pads. Memory is channels-last.
+        Above and below the picture these rows are zeros, like a convolution's padding. Memory is channels-last.
         """
         own = x.permute(0, 2, 3, 4, 1)  # [B, T, H, W, C]
         edges = self._gathered(torch.stack((own[:, :, -1], own[:, :, 0])))  # [R, 2, B, T, W, C]
@@ -54,7 +54,7 @@ class RowSplit:
         return joined.permute(0, 4, 1, 2, 3)
 
     def every_place(self, x: Tensor) -> Tensor:
-        """Return [N, R*P, C], the places of all ranks, of x [N, P, C] with the places of this one."""
+        """Return [N, R*P, C], the pixels of all R ranks, from x [N, P, C] with the P pixels of this rank."""
         whole: Tensor = self._gathered(x).transpose(0, 1).flatten(1, 2)
         return whole
 

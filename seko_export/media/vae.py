@@ -37,7 +37,7 @@ class Vae(ABC, Generic[C]):
     def recognise(self, path: Path) -> C | None:
         """Return the config of the VAE at ``path``, from the config.json beside the weights, else from their shapes.
 
-        The result is None if the file is another kind of VAE, or none. The first kind that recognises a file is used,
+        The result is None if the file is another kind of VAE, or no VAE. The first kind that recognises a file is used,
         so shapes or a class name must distinguish each kind from others.
 
         Raises
@@ -45,12 +45,13 @@ class Vae(ABC, Generic[C]):
         CheckpointError
             If the file is of this kind and cannot be read.
         UsageError
-            If its dimensions contradict each other.
+            If dimensions in the VAE's config.json contradict each other.
         """
 
     @abstractmethod
     def config(self, config_json: Mapping[str, Any], where: str) -> C | None:
-        """Return the config for these fields of a config.json, or None if they are another VAE's.
+        """Return the VAE's config for these fields of a config.json, or None if the fields describe another kind of
+        VAE.
 
         Raises
         ------
@@ -62,7 +63,8 @@ class Vae(ABC, Generic[C]):
     def match(
         self, path: Path, opened: OpenedFiles, config: C, half: str
     ) -> tuple[str, Mapping[str, TensorSource]]:
-        """Return the name of a file's format, and the stored tensor of every parameter of the modules, by its name.
+        """Return the name of a VAE file's format, and the stored tensor of every parameter of the VAE's modules by the
+        parameter's name.
 
         ``half`` is one of `HALVES`: the other half may be in the file or not. `checkpoints.keycheck.compare_keys`
         compares names and shapes.
@@ -80,52 +82,59 @@ class Vae(ABC, Generic[C]):
 
     @abstractmethod
     def decoder(self, config: C, *, first: bool, frames: int, dtype: torch.dtype) -> nn.Module:
-        """Return the module that decodes one row's chunk; its weights may be uninitialised.
+        """Return the module that decodes one chunk of one session; the module's weights may be uninitialised.
 
-        It takes latents [C, frames, h, w] float32 as the model gives them and, unless ``first``, the caches of the
-        call before. It returns pictures [`VaeConfig.video_frames`, H, W, 3] uint8 and the caches for the next call, in
-        new memory, both with the shapes of `cache_shapes`. ``first``: the first chunk of a stream.
+        The module takes latents [C, frames, h, w] float32 as the transformer returns them and, unless ``first``, the
+        caches that the previous call returned. The module returns pictures [`VaeConfig.video_frames`, H, W, 3] uint8
+        and the caches for the next call, in new memory, both with the shapes of `cache_shapes`. ``first``: the first
+        chunk of a stream.
         """
 
     def shared_decoder(
         self, config: C, *, first: bool, frames: int, dtype: torch.dtype, ranks: int
     ) -> nn.Module:
-        """Return the module with which each of several ranks decodes its rows of one row's chunk.
+        """Return the module that decodes one chunk of one session on one of several ranks: that rank's pixel rows of
+        the pictures.
 
-        Called if the config says that it ``shares_rows``; ``ranks`` divides the latents' rows. It takes the latents
-        [C, frames, h, w] of the whole picture, then the rank's number [1] int64, then the caches. It returns the rank's
-        rows of the pictures [`VaeConfig.video_frames`, H / ranks, W, 3], and the caches for the next call, with the
-        shapes of `cache_shapes` for h / ranks rows. `row_split.RowSplit` has the collectives.
+        Called if the VAE's config has ``shares_rows``; ``ranks`` divides the latents' height. The module takes the
+        latents [C, frames, h, w] of the whole picture, then the rank's number [1] int64, then the caches. The module
+        returns the rank's pixel rows of the pictures [`VaeConfig.video_frames`, H / ranks, W, 3] uint8, and the caches
+        for the next call, with the shapes of `cache_shapes` for h / ranks rows. `row_split.RowSplit` has the
+        collectives.
         """
         raise NotImplementedError(f"{type(self).__name__} has no decoder that ranks share")
 
     def encoder(self, config: C, *, dtype: torch.dtype) -> nn.Module:
         """Return the module that encodes a start picture: [H, W, 3] uint8 to latents [C, 1, h, w] float32.
 
-        Called if the config says that it ``encodes``.
+        Called if the VAE's config has ``encodes``.
         """
         raise NotImplementedError(f"{type(self).__name__} has no encoder")
 
     def picture_encoder(self, config: C, *, dtype: torch.dtype) -> nn.Module:
-        """Return the module that encodes a picture that frames of grey follow.
+        """Return the module that encodes a picture which is followed by grey frames.
 
-        It takes levels [H, W, 3] float32 of 0 to 255, and beyond where a resize left that range. It returns latents
-        [C, 1, h, w] float32 and the caches for `grey_encoder`, with the shapes of `encoder_cache_shapes`. Called, as
-        the two below, if the config says that it ``encodes_on``.
+        The module takes levels [H, W, 3] float32 of 0 to 255, or outside this range after a bicubic resize. The module
+        returns latents [C, 1, h, w] float32 and the caches for `grey_encoder`, with the shapes of
+        `encoder_cache_shapes`. Called, like `grey_encoder` and `encoder_cache_shapes`, if the VAE's config has
+        ``encodes_on``.
         """
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
 
     def grey_encoder(self, config: C, *, height: int, width: int, dtype: torch.dtype) -> nn.Module:
-        """Return the module that encodes one latent frame of grey behind others: from caches to latents and caches."""
+        """Return the module that encodes one latent frame of grey after earlier frames: caches in, latents and new
+        caches out.
+        """
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
 
     def encoder_cache_shapes(self, config: C, rows: int, columns: int) -> list[tuple[int, ...]]:
-        """Return the shape of each cache of these two, for latents of this size."""
+        """Return the shape of each cache of `picture_encoder` and `grey_encoder`, for latents of this size."""
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
 
     @abstractmethod
     def cache_shapes(self, config: C, rows: int, columns: int) -> list[tuple[int, ...]]:
-        """Return the shape of each cache of one row's decoder, for latents of this size; [] if it has none.
+        """Return the shape of each cache of one session's decoder, for latents of this size; [] if the decoder has no
+        cache.
 
-        Axis 1 counts rows of the picture if the config says that it ``shares_rows``.
+        Axis 1 of a cache counts pixel rows if the VAE's config has ``shares_rows``.
         """

@@ -45,7 +45,7 @@ def vae_config_of(path: Path) -> VaeConfig:
     Raises
     ------
     CheckpointError
-        If there is no VAE, or its config.json cannot be read.
+        If the path holds no VAE, or the VAE's config.json cannot be read.
     UsageError
         If its dimensions contradict each other.
     """
@@ -57,12 +57,12 @@ def vae_config_of(path: Path) -> VaeConfig:
 
 
 def vae_config(config_json: Mapping[str, Any], where: str) -> VaeConfig:
-    """Return the config for these fields of a config.json, of the first kind that takes them for its own.
+    """Return the VAE config for these fields of a config.json, from the first kind of VAE that recognises the fields.
 
     Raises
     ------
     CheckpointError
-        If they are of no VAE that is known, or a field has the wrong type.
+        If the fields describe no known VAE, or a field has the wrong type.
     """
     for vae in vaes():
         config: VaeConfig | None = vae.config(config_json, where)
@@ -72,7 +72,7 @@ def vae_config(config_json: Mapping[str, Any], where: str) -> VaeConfig:
 
 
 def vae_for(latent_channels: int, spatial_stride: int, temporal_stride: int) -> VaeConfig | None:
-    """Return the first preset with these sizes of its latents, or None: the usual VAE of a model."""
+    """Return the config of the first VAE preset whose latents have these sizes, or None."""
     wanted = (latent_channels, spatial_stride, temporal_stride)
     for vae in vaes():
         for preset in vae.presets.values():

@@ -30,7 +30,7 @@ def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
     Raises
     ------
     CheckpointError
-        If there is none, or it is not a JSON object.
+        If there is no tokenizer, or its file is not a JSON object.
     """
     home = text_encoder if text_encoder.is_dir() else text_encoder.parent
     places = [home, home / "tokenizer", home.parent / "tokenizer", home / "google" / "umt5-xxl"]
@@ -50,9 +50,10 @@ def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
 def opened_checkpoint(
     named: Path | None, model: ModelIdentity, note: Callable[[str], None], *, seed: int = 0
 ) -> Iterator[Path]:
-    """Yield the path of a checkpoint: the one that was named, or one with random weights made of ``seed``.
+    """Yield the path of a checkpoint: the named file or folder, or a temporary checkpoint of random weights from
+    ``seed``.
 
-    ``note`` is called before random weights are written. They are removed when the block ends.
+    ``note`` is called before random weights are written. The random weights are removed when the block ends.
     """
     if named is not None:
         yield named

@@ -101,12 +101,12 @@ def is_speech(options: BuildOptions) -> bool:
 
 
 def check_speech_options(options: BuildOptions) -> None:
-    """Refuse what is wrong in the options of a speech build, as far as this needs no checkpoint.
+    """Refuse invalid options of a speech build, as far as this needs no checkpoint.
 
     Raises
     ------
     UsageError
-        If an option is invalid, or of video alone.
+        If an option is invalid, or only for video models.
     """
     _check_names(options, (SAMPLE, *presets(), *speech_presets()))
     for name in _asked(options):
@@ -193,7 +193,9 @@ def preset_of(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> str
 
 
 def with_sample(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> tuple[BuildOptions, Path]:
-    """Return options, and the folder of their sample: a checkpoint or a model folder that is a sample's also counts."""
+    """Return the options and the folder of the sample model to build, if any; a checkpoint or model folder in a
+    sample's layout counts as a sample.
+    """
     folder = options.checkpoint or options.model_folder
     if folder is None or options.preset not in (None, SAMPLE) or not is_sample(folder):
         return options, sample_folder
@@ -201,7 +203,9 @@ def with_sample(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> t
 
 
 def is_sample(folder: Path) -> bool:
-    """Return whether a folder is that of a sample: a whole model, whose config.json also describes its media."""
+    """Return whether a folder has a sample's layout: a whole model, whose config.json also describes VAE and text
+    encoder.
+    """
     return {"format_version", "model", "stream"} <= set(_config_in(folder))
 
 

@@ -58,21 +58,21 @@ class Option:
     Parameters
     ----------
     help : str
-        One or two sentences.
+        Help text of one or two sentences.
     group : Group
-        The heading above it.
+        The heading of the option's group in help and docs.
     common : bool
-        Whether `build --help` shows it; ``--help-all`` shows all options.
+        Whether `build --help` shows the option; ``--help-all`` shows all options.
     off : str, optional
-        The spelling for "no", if both have one: ``--resident-cache``.
+        Spelling of the negative flag, if a flag has one: ``--resident-cache``.
     plan : bool
-        Whether `seko-export plan` has it too.
+        Whether `seko-export plan` has the option too.
     numbers : bool
-        Whether its value is a comma-separated list of integers.
+        Whether the option's value is a comma-separated list of integers.
     repeated : bool
-        Whether it may be given several times.
+        Whether the option may be repeated.
     values : callable, optional
-        Gives the words that it takes, for a shell to complete.
+        Returns the option's possible values, for shell completion.
     """
 
     help: str

@@ -31,7 +31,7 @@ class ChosenModel:
     Parameters
     ----------
     model : ModelConfig
-        Its dimensions. Its name is that of the preset with these dimensions, else made of family, width and depth.
+        The model's dimensions. The name is the name of the preset with these dimensions, else family, width and depth.
     stream : StreamConfig
         The layout, with the options applied.
     schedule : Schedule or None
@@ -47,14 +47,14 @@ class ChosenModel:
 
 
 def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenModel:
-    """Return the model of a named preset; refuse it if the checkpoint's config.json contradicts it.
+    """Return the model of a named preset; raise an error if the checkpoint's config.json contradicts the preset.
 
     Shapes are compared when the weights are read. The schedule is the preset's if it has one, else config.json's.
 
     Raises
     ------
     CheckpointError
-        If config.json contradicts the preset, and no option settles it.
+        If config.json contradicts the preset in a field that no option sets.
     UsageError
         If ``--heads`` contradicts the preset.
     """
@@ -110,7 +110,7 @@ def with_aspect(chosen: ChosenModel, aspect: str | None) -> ChosenModel:
     Raises
     ------
     UsageError
-        If it is no aspect, or gives no video.
+        If ``--aspect`` is not W:H, or a side of the video would be empty.
     """
     if aspect is None:
         return chosen
@@ -127,7 +127,7 @@ def with_camera(chosen: ChosenModel, camera: str | None) -> ChosenModel:
     Raises
     ------
     UsageError
-        If it has no camera, or not in this way.
+        If the model has no camera, or does not support this value of ``--camera``.
     """
     if camera is None:
         return chosen
@@ -143,7 +143,7 @@ def with_speakers(chosen: ChosenModel, speakers: int | None) -> ChosenModel:
     Raises
     ------
     UsageError
-        If it does not speak, or with fewer than one voice.
+        If the model takes no audio, or ``--speakers`` is below 1.
     """
     if speakers is None:
         return chosen
@@ -156,14 +156,14 @@ def with_speakers(chosen: ChosenModel, speakers: int | None) -> ChosenModel:
 
 
 def with_run_config(chosen: ChosenModel, options: BuildOptions) -> ChosenModel:
-    """Return the model with layout and passes of ``--run-config``, but for what other options say.
+    """Return the model with layout and passes from the file ``--run-config``; other options override the file.
 
     Raises
     ------
     UsageError
-        If the family has no such files, or it asks for what is not built.
+        If the family has no run configurations, or the file asks for a feature that Seko does not support.
     NotACheckpointError
-        If it is no JSON object.
+        If the file is no JSON object.
     """
     file = options.run_config
     if file is None:
@@ -183,15 +183,15 @@ class ReadFacts:
     Parameters
     ----------
     file : ModelFile
-        What was found.
+        The recognised checkpoint.
     name : str
-        That of the preset with all dimensions that were read, else made of family, width and depth.
+        Name of the preset that has all dimensions of the checkpoint, else family, width and depth.
     model, stream : mapping of str to Fact
         Fields of `ModelConfig` and `StreamConfig`; those that were not read are the preset's or the family's.
     preset : Preset or None
-        The preset of that name.
+        The preset called ``name``.
     alike : tuple of str
-        Presets with all dimensions and fields of the stream that were read.
+        Names of presets that have all dimensions and stream fields of the checkpoint.
     """
 
     file: ModelFile
@@ -203,12 +203,12 @@ class ReadFacts:
 
     @property
     def recognised(self) -> Recognised:
-        """The checkpoint as recognised, with all these facts."""
+        """The recognised checkpoint with the facts of ``model`` and ``stream``."""
         return replace(self.file.recognised, model=self.model, stream=self.stream)
 
 
 def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Preset]) -> ReadFacts:
-    """Return what is known of a checkpoint's model.
+    """Return the known facts about a checkpoint's model.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
     Raises
     ------
     CheckpointError
-        If it cannot be read, is of no known family, or contradicts its config.json or ``--heads``.
+        If the checkpoint cannot be read, is of no known family, or contradicts its config.json or ``--heads``.
     """
     file = _recognised(options, checkpoint)
     model, stream = _with_heads(checkpoint, file.recognised, options.heads), file.recognised.stream
@@ -267,9 +267,9 @@ def read_model(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
     Raises
     ------
     CheckpointError
-        If it cannot be read, is of no known family, or contradicts its config.json or ``--heads``.
+        If the checkpoint cannot be read, is of no known family, or contradicts its config.json or ``--heads``.
     UsageError
-        If its number of heads is unknown, or the options contradict each other.
+        If the model's number of heads is unknown, or the options contradict each other.
     """
     facts = read_facts(options, checkpoint, presets)
     recognised = facts.recognised
@@ -301,7 +301,7 @@ def _recognised(options: BuildOptions, checkpoint: Path) -> ModelFile:
 
 
 def model_of(checkpoint: Path, facts: ReadFacts) -> ModelConfig:
-    """Return the model; no field may be unknown.
+    """Return the model's config; no field of the config may be unknown.
 
     Raises
     ------
@@ -340,9 +340,10 @@ def lacking_sentence(recognised: Recognised) -> str:
 
 
 def notes_on(checkpoint: Path, facts: ReadFacts, answered: Set[str] = frozenset()) -> tuple[str, ...]:
-    """Return sentences on what a checkpoint leaves open, and what is assumed instead.
+    """Return sentences on stream fields that a checkpoint does not state, and on the values that are assumed for these
+    fields.
 
-    Options have ``answered`` these fields of the stream.
+    The user's options already determine the fields ``answered`` of the stream.
     """
     taken: dict[str, list[str]] = {}
     for name, fact in facts.model.items():

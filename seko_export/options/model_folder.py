@@ -43,11 +43,11 @@ class ModelFolder:
     Parameters
     ----------
     checkpoint, vae, text_encoder, tokenizer, audio_encoder, image_encoder : Path or None
-        As the options of a build take them.
+        File or folder of each model, in the form that the build option of the same name takes.
     audio_adapter : Path or None
-        The same, if it is in the folder and the transformer in a subfolder.
+        File of the audio adapter, if the file lies in the folder and the transformer in a subfolder.
     unknown : tuple of Path
-        Files of weights that are none of these.
+        Weight files of none of the kinds above.
     """
 
     checkpoint: Path | None = None
@@ -61,20 +61,19 @@ class ModelFolder:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on weights that are nothing of a build."""
+        """Sentences on weight files that the build does not use."""
         names = ", ".join(path.name for path in self.unknown)
         return [f"not used, since they are of no known kind: {names}"] if names else []
 
     @property
     def beside(self) -> dict[str, Path]:
-        """The files beside the transformer, by option."""
+        """The files of the other models in the folder, by option."""
         return _by_option(self)
 
 
 def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, ...]]:
-    """Return the options with the files of ``--model-folder`` in them, and sentences on what was taken.
-
-    Files that are named themselves stay.
+    """Return the options with the files found in ``--model-folder``, and sentences on the files used. Files that an
+    option names are not replaced.
 
     Raises
     ------
@@ -112,7 +111,7 @@ def with_model_folder(options: BuildOptions) -> tuple[BuildOptions, tuple[str, .
 
 
 def with_pipeline(options: BuildOptions) -> BuildOptions:
-    """Return the options with a diffusers pipeline that was named as the checkpoint as ``--model-folder``."""
+    """Return the options; a diffusers pipeline that was passed as CHECKPOINT becomes ``--model-folder``."""
     folder = options.checkpoint
     if folder is None or options.model_folder is not None or not is_pipeline(folder):
         return options
@@ -173,7 +172,7 @@ def _by_option(paths: ModelFolder | BuildOptions) -> dict[str, Path]:
 
 
 def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None = None) -> ModelFolder:
-    """Return what lies directly in a folder and in its subfolders, by content: only headers are read.
+    """Return the model files in a folder and in its direct subfolders, identified by their headers.
 
     Parameters
     ----------
@@ -182,7 +181,7 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
     transformer : bool
         Whether to look for a transformer.
     adapter : Path, optional
-        The transformer's audio adapter, if it is named.
+        File of the transformer's audio adapter, if the user named one.
 
     Raises
     ------

@@ -50,14 +50,14 @@ EXACT = KV_FORMATS[0]  # as options spell the exact scheme of any device
 def resolve_build(
     options: BuildOptions, *, machine: Target | None = None, sample_folder: Path = SAMPLE_FOLDER
 ) -> ResolvedBuild[VideoBuild]:
-    """Return the meaning of the options of a video build.
+    """Return the configuration and input files that the options of a video build determine.
 
     Parameters
     ----------
     options : BuildOptions
         What `seko-export build` takes.
     machine : Target, optional
-        Overrides ``--target``: to estimate a build on another machine.
+        Overrides ``--target``, to estimate a build for another machine.
     sample_folder : Path
         Folder of the preset ``sample``.
 

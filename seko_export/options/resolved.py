@@ -1,4 +1,4 @@
-"""What a build's options mean."""
+"""The result of resolving a build's options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Build = TypeVar("Build", bound=BuildConfig)
 
 @dataclass(frozen=True)
 class ResolvedBuild(Generic[Build]):
-    """The meaning of a build's options.
+    """A build's configuration and input files, resolved from its options.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class ResolvedBuild(Generic[Build]):
     checkpoint : Path or None
         The model's weights; None: random ones will be made.
     media : MediaSources
-        Files beside them.
+        Files of the text encoder, VAE and other models around the main model.
     notes : tuple of str
         Sentences on sizes that were assumed.
     first_entry : str or None

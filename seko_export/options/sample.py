@@ -34,9 +34,10 @@ class Sample:
     folder : Path
         Folder of its files.
     media_folder : Path
-        Folder of its VAE, text encoder and tokenizer: its own, or the shipped sample's.
+        Folder of VAE, text encoder and tokenizer: the sample's own folder, or that of the sample shipped with the
+        exporter.
     model, stream, schedule, vae, text
-        As stated by config.json.
+        The objects that config.json describes.
     """
 
     folder: Path
@@ -68,8 +69,8 @@ def read_sample(folder: Path = SAMPLE_FOLDER) -> Sample:
     Parameters
     ----------
     folder : Path
-        ``config.json``, ``dit.safetensors``, ``vae.safetensors``, ``text.safetensors``, ``tokenizer.json``. Without the
-        last three if config.json has ``"media": "sample"``: then they are those of the sample that ships.
+        ``config.json``, ``dit.safetensors``, ``vae.safetensors``, ``text.safetensors``, ``tokenizer.json``. If
+        config.json has ``"media": "sample"``, the last three files are read from the sample shipped with the exporter.
 
     Returns
     -------

@@ -31,14 +31,14 @@ TOKENIZER = "tokenizer.json"
 
 
 def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> ResolvedBuild[SpeechBuild]:
-    """Return the meaning of the options of a speech build.
+    """Return the configuration and input files that the options of a speech build determine.
 
     Parameters
     ----------
     options : BuildOptions
         What `seko-export build` takes.
     machine : Target, optional
-        Overrides ``--target``: to estimate a build on another machine.
+        Overrides ``--target``, to estimate a build for another machine.
 
     Raises
     ------
@@ -116,7 +116,9 @@ def _sizes(options: BuildOptions, model: SpeechModel, tokenizer: Path | None, *,
 
 
 def recognised_speech(folder: Path, preset: str | None) -> SpeechModel:
-    """Return the model of a folder, named as the preset with its sizes; refuse it if it is not the one asked for."""
+    """Return the model of a folder, named after the preset with the same sizes; raise an error if the model is not the
+    requested preset's.
+    """
     recognised = (family.recognise(folder) for family in speech_families().values())
     model = next((model for model in recognised if model is not None), None)
     if model is None:  # its config.json said so before

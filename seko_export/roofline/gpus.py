@@ -32,7 +32,7 @@ class Gpu:
     peer_link : float
         Bandwidth to another GPU of the machine in one direction, bytes/s: NVLink, or the host link without NVLink.
     memory_bytes : int
-        Size of its memory, bytes.
+        Size of the GPU's memory in bytes.
     measured : bool
         Whether the measured shares of the peak are from this GPU.
     """

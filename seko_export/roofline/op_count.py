@@ -315,12 +315,12 @@ class _CountedKv:
 
     @property
     def keys_before_rope(self) -> bool:
-        """As in the counted format."""
+        """The attribute of the KV cache format that is counted."""
         return self._kv.keys_before_rope
 
     @property
     def exact(self) -> tuple[bool, bool]:
-        """As in the counted format."""
+        """The attribute of the KV cache format that is counted."""
         return self._kv.exact
 
     def write(

@@ -52,7 +52,7 @@ SELF_ATTENTION, CROSS_ATTENTION, OTHER_MATMUL = "self-attention", "cross-attenti
 
 
 def launch_seconds(launch: Launch, gpu: Gpu) -> float:
-    """Return the time of one launch inside a graph."""
+    """Return the time in seconds of one kernel launch inside a CUDA graph."""
     if launch.kind == EXCHANGE:
         return EXCHANGE_S + launch.bytes_written / (gpu.peer_link * PEER_LINK_SHARE)
     moved = launch.bytes_read + launch.bytes_written

@@ -17,7 +17,7 @@ from seko_runtime.format.program_key import ProgramKey
 
 @dataclass(frozen=True)
 class Work:
-    """The engines of a build with their counts."""
+    """A build's engines with the FLOPs, bytes and launches of one call of each."""
 
     pieces: Mapping[str, Piece]
     programs: Mapping[str, tuple[Call, ...]]

@@ -26,18 +26,18 @@ from seko_runtime.speech import contract
 def predict_speech(
     options: BuildOptions, gpu: str, *, steps: int | None = None, fps: int | None = None
 ) -> dict[str, Any]:
-    """Return memory and least times of a build on a GPU of `roofline.gpus.GPUS` that need not be here.
+    """Return memory and least step times of a build on a GPU of `roofline.gpus.GPUS` that need not be present.
 
     Parameters
     ----------
     options : BuildOptions
         What `seko-export plan` takes.
     gpu : str
-        Its name.
+        Name of the GPU.
     steps : int, optional
         Solver steps of a patch.
     fps : int, optional
-        Refused: speech has no pictures.
+        Not None is refused: speech has no video frames.
     """
     if fps is not None:
         raise UsageError(f"--fps {fps} belongs to models of video, and this is one of speech: leave it out")
@@ -47,7 +47,7 @@ def predict_speech(
 
 
 def report(config: SpeechBuild, gpu: Gpu) -> dict[str, Any]:
-    """Return bytes by what they are for, how many sessions fit, and each bucket's least step."""
+    """Return memory in bytes by purpose, the number of sessions that fit, and the least step time of each bucket."""
     work, graph = config.workload, graph_of(config)
     weights = sum(weight_sizes(graph.pieces).values())
     caches = speech_workload(config).kv.pool_bytes

@@ -1,7 +1,7 @@
 """Goldens of speech: a prompt and steps of the eager model, which `verify` replays with the engines.
 
-The eager model is made of the engines' own modules, run by the runtime's device with the same programs. It is run a
-second time with other last bits, as quantised levels of a hidden state may flip with them.
+The eager model consists of the engines' own modules, which the runtime runs with the same programs. A second run has
+perturbed last bits, because they may flip quantised levels of a hidden state.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ LEAST = {
 
 @dataclass(frozen=True)
 class GoldenInputs:
-    """What recorded steps are made of.
+    """Inputs of the recorded steps.
 
     Parameters
     ----------
@@ -82,13 +82,13 @@ class SpeechRecord:
     Parameters
     ----------
     inputs : GoldenInputs
-        What they are made of.
+        Inputs of the recorded steps.
     results : mapping of str to array
-        By the golden file's tensors.
+        Results of the steps, by tensor name in the golden file.
     bounds : GoldenBounds
-        For `verify`.
+        Error bounds for `verify`.
     rounding : float
-        How far other last bits alone move a patch of the eager model.
+        Relative change of the eager model's patches if only last bits of its inputs are perturbed.
     error_vs_exact : mapping of str to float
         How far each result of a lossy build is from that of exact caches and weights, as ||a - b|| / ||b||, each step
         from the same states; empty of an exact build.
@@ -132,7 +132,7 @@ def record(
     weights : mapping of str to Tensor
         The artifact's weights and tables, on the CPU.
     exact_weights : mapping of str to Tensor
-        Those that only the exact model needs.
+        Weights that only the model with exact caches and weights needs.
     tokenizer : Path, optional
         The tokenizer of the golden's text; without one its ids are random.
     progress : callable
@@ -200,7 +200,7 @@ def run_eager(
     *,
     shake: bool = False,
 ) -> dict[str, Floats]:
-    """Return the results of the eager model, by the golden file's tensors.
+    """Return the results of the eager model, by tensor name in the golden file.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def run_eager(
     inputs : GoldenInputs
         What to run.
     states : mapping of str to array, optional
-        With what each step begins; see `replay`.
+        States from which each step starts; see `replay`.
     shake : bool
         Whether the last bits of prompts and conditions are perturbed, to measure the effect of rounding.
     """

@@ -39,7 +39,8 @@ class SpeechBuildResult(BuildResult):
         Largest relative error of the engines against the eager model over recorded tensors; None of a build for GPUs
         that are not here, whose engines have not run.
     golden_rounding : float or None
-        How far other last bits alone move a patch of the eager model; None without goldens.
+        Relative change of the eager model's patches if only last bits of its inputs are perturbed; None without
+        goldens.
     """
 
     kv: dict[str, Any]
@@ -71,7 +72,7 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
     manifest = SpeechManifest
 
     def describe(self, config: SpeechBuild, golden: Golden | None) -> SpeechWorkload:
-        """Return sizes, defaults, limits and goldens."""
+        """Return the manifest's object ``workload``: sizes, defaults, limits and goldens."""
         return speech_workload(config, golden)
 
     def describe_model(self, config: SpeechBuild) -> Mapping[str, object]:
@@ -131,7 +132,7 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
         recording: Recording | None,
         report: Mapping[str, Any] | None,
     ) -> SpeechBuildResult:
-        """Return the result with the caches' size, and how far the engines are from the recorded steps."""
+        """Return the build's result with the size of the caches and the engines' errors against the recorded steps."""
         del config
         recorded = cast("SpeechRecord | None", recording)
         kv = asdict(cast(SpeechManifest, manifest).workload.kv)

@@ -83,7 +83,8 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     Raises
     ------
     CheckpointError
-        If it cannot be read, is of no known family, contradicts its config.json, or has other keys than its model.
+        If the checkpoint cannot be read, is of no known family, contradicts its config.json, or has other keys than its
+        model.
     """
     if gpu is not None:
         find_gpu(gpu)

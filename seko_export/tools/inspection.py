@@ -33,7 +33,7 @@ def inspect_artifact(path: Path) -> dict[str, Any]:
     Raises
     ------
     ArtifactError
-        A subclass for the cause.
+        If the artifact is damaged or cannot be read: a subclass for the cause.
     """
     checked = check_artifact(path, fits_here=False)
     manifest = checked.manifest

@@ -34,17 +34,17 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
     path : Path
         The artifact's folder.
     chunks, top, trace
-        As `profile_opened` takes them.
+        The arguments of `profile_opened` of these names.
 
     Returns
     -------
     dict
-        As `profile_opened` returns it; ``ranks``, the number of processes.
+        The result of `profile_opened`, and ``ranks``, the number of processes.
 
     Raises
     ------
     ArtifactError
-        A subclass for the cause.
+        If the artifact is damaged or cannot be opened: a subclass for the cause.
     MachineError
         If ``trace`` cannot be written, or the profiler records nothing of the GPU.
     UsageError

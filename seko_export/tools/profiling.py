@@ -111,7 +111,7 @@ def check_trace_goal(trace: Path, artifact: Path) -> None:
     MachineError
         If the file cannot be written.
     UsageError
-        If it lies inside the artifact.
+        If the trace file lies inside the artifact's folder.
     """
     if trace.resolve().is_relative_to(artifact.resolve()):
         raise UsageError(

@@ -30,7 +30,8 @@ _KEY_LETTERS = 16
 def try_artifact(options: BuildOptions, build: Callable[[BuildOptions, Path], object]) -> tuple[Path, bool]:
     """Return the folder of an artifact of these options in the cache, and whether it was built now.
 
-    It is built if there is none of the same files (by SHA-256), configuration, backend, target and toolchain.
+    The artifact is built unless the cache has one with the same input files (by SHA-256), configuration, backend,
+    target and toolchain.
 
     Parameters
     ----------
@@ -42,7 +43,7 @@ def try_artifact(options: BuildOptions, build: Callable[[BuildOptions, Path], ob
     Raises
     ------
     ExportError
-        As of `seko_export.build`.
+        The errors of `seko_export.build`, from the build of the artifact.
     """
     if is_speech(options):
         raise UsageError(
@@ -80,7 +81,7 @@ def write_video(artifact: Path, output: Path, run_options: Iterable[str] = ()) -
     Parameters
     ----------
     artifact : Path
-        The folder.
+        The artifact's folder.
     output : Path
         The video's file, ``.mp4``, ``.y4m`` or ``.npy``.
     run_options : iterable of str
@@ -89,7 +90,7 @@ def write_video(artifact: Path, output: Path, run_options: Iterable[str] = ()) -
     Raises
     ------
     ExportError
-        With the sentence and exit code of a run that failed.
+        If ``seko-run run`` fails; with its error message and exit code.
     """
     done = run_child(
         "seko_runtime", "run", str(artifact), "-o", str(output), *run_options, "--json", shown=True
@@ -148,7 +149,7 @@ class _Digests:
         ]
 
     def save(self) -> None:
-        """Write what is known."""
+        """Write the known digests to the cache folder."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.write_text(json.dumps(self._known, indent=1, sort_keys=True), encoding="utf-8")
 

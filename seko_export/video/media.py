@@ -58,14 +58,14 @@ def prompt_ids(tokenizer: Path, config: VideoBuild, prompt: str) -> Tensor | Non
     tokenizer : Path
         A JSON file of the library `tokenizers`.
     config : VideoBuild
-        The build; without a text encoder the result is None.
+        The build's configuration; without a text encoder the function returns None.
     prompt : str
         A sentence that fits the token limit.
 
     Raises
     ------
     EnvironmentLacksError, ArtifactError
-        Errors of the runtime: the library `tokenizers` is not installed, or the file is not valid.
+        If the library `tokenizers` is not installed, or the tokenizer's file is invalid; errors of `seko_runtime`.
     UsageError
         If the tokenizer has ids that the encoder lacks.
     """

@@ -62,7 +62,7 @@ class Record:
     text : Tensor
         [B, text tokens, text_dim] float32, the text that was used.
     seeds : tuple of int
-        One for each row.
+        One seed for each row.
     scales : dict of str to Tensor
         Calibrated weights of the cache format, by name; empty for an exact one.
     chunks : dict of int to EagerChunk
@@ -258,7 +258,7 @@ def eager_session(
     text : Tensor
         [B, text tokens, text_dim].
     seeds : sequence of int
-        One for each row.
+        One seed for each row.
     statistics : KvStatistics, optional
         Statistics to which the written keys and values are added.
     shake : bool

@@ -52,8 +52,8 @@ class VideoBuildResult(BuildResult):
     golden_video_error : float or None
         Root mean square difference of the video frames in the worst chunk, in levels of 255; None without a VAE.
     golden_rounding : float or None
-        Effect of rounding on the eager model, to compare ``golden_error`` with: its relative error against itself
-        with changed last bits, over the golden chunks, or with an exact cache over the first chunk. None without
+        Relative error of the eager model against a second run of the eager model with changed last bits, to compare
+        ``golden_error`` with: largest over the golden chunks, with an exact cache of the first chunk. None without
         goldens.
     """
 
@@ -166,7 +166,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
         return record(config.as_batch, eager, progress, ids)
 
     def uncalibrated(self, config: VideoBuild) -> Mapping[str, Tensor]:
-        """Return the scales of a quantised cache as if every channel lay in [-1, 1]."""
+        """Return a quantised cache's scales for channels whose values lie in [-1, 1]."""
         return {} if config.lossless else uncalibrated_scales(config)
 
     def recording_bytes(self, config: VideoBuild) -> int:
@@ -230,7 +230,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
         )
 
     def predict(self, config: VideoBuild, gpu: str) -> dict[str, Any]:
-        """Return the bytes and seconds of `plan.predict`'s report."""
+        """Return the report of `seko-export plan` for a video build: memory in bytes, times in seconds."""
         card, work = find_gpu(gpu), Work.of(config)
         memory = memory_report(config, card, work)
         return memory | time_report(config, card, work, memory["sessions_fit"])

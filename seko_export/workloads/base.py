@@ -37,7 +37,7 @@ class BuildResult:
     Parameters
     ----------
     artifact : Path
-        The folder.
+        The artifact's folder.
     digest : str
         SHA-256 of the manifest.
     build_s : float

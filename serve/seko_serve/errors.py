@@ -88,7 +88,7 @@ class ServeError(Exception):
     code : str
         One of `KINDS`.
     message : str
-        A sentence: what was found, what was expected. It holds no path, key, token or text of a user.
+        A sentence that names the found and the expected value. The sentence has no path, key, token or text of a user.
     retry_after : float, optional
         Seconds after which the client may repeat the request.
     facts : dict, optional

@@ -96,7 +96,7 @@ class RuntimeBackend:
         Raises
         ------
         EnvironmentLacksError
-            As `check_library`.
+            If the library is not installed or cannot be loaded.
         """
         self.check_library()
         backend: Backend = getattr(importlib.import_module(self.module), self.opener)(device)

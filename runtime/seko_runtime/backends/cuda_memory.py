@@ -201,9 +201,9 @@ class CudaMemory(CpuMemory):
 class CudaLane:
     """A `seko_runtime.backends.memory.Lane`: a CUDA stream of its own if ``beside``, otherwise the memory's.
 
-    In each call the memory's stream waits for the event `_read`, copies, and records `_fed`; the lane's stream waits
-    for `_fed`, works, and records `_read`. A wait refers to the event as it was last recorded when the wait is
-    queued, so one event of each is enough. No tensor needs `record_stream`: tensors that both streams use are
+    In each call the memory's CUDA stream waits for the event `_read`, copies, and records `_fed`; the lane's CUDA
+    stream waits for `_fed`, works, and records `_read`. A wait refers to the event as it was last recorded when the
+    wait is queued, so one event of each is enough. No tensor needs `record_stream`: tensors that both streams use are
     allocated once, and freed after both streams were waited for.
     """
 

@@ -30,13 +30,13 @@ class DeviceTensor:
     address : int
         Address of the first number.
     shape : tuple of int
-        Its sizes.
+        Sizes of the tensor's axes.
     dtype : str
         The manifest's dtype name.
     strides : tuple of int
         Byte distance between entries, for each axis.
     owner : object
-        Keeps the memory alive.
+        Object that keeps the memory allocated.
     """
 
     address: int

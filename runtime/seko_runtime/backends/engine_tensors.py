@@ -30,7 +30,7 @@ def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[Tensor
     Raises
     ------
     ArtifactError
-        If they differ in count, a shape or a dtype.
+        If the file's tensors and the manifest's differ in number, a shape or a dtype.
     """
     for place, (our, (shape, dtype)) in enumerate(zip(wanted, found, strict=False)):
         if (list(our.shape), our.dtype) != (list(shape), dtype):
@@ -89,7 +89,7 @@ def check_tensors_text(spec: EngineSpec, found: str | None) -> None:
     Raises
     ------
     ArtifactError
-        If they differ.
+        If the signature in the package differs from the manifest's.
     """
     if found is None or found == tensors_text(spec):
         return

@@ -15,7 +15,7 @@ class InOrderLane:
     Parameters
     ----------
     memory : Memory
-        The lane's memory.
+        The memory to which the lane belongs.
     results : callable
         Makes the lane's host blocks from the tensors and the depth.
     """

@@ -26,7 +26,7 @@ class HostBlock(Protocol):
     def acquire(self) -> Mapping[str, NDArray[Any]]:
         """Return arrays to fill for the next call, each with its tensor's `device_tensor.host_dtype`.
 
-        It waits only if all calls for which the block has room are still queued on the device.
+        `acquire` waits only if all calls for which the block has room are still queued on the device.
         """
         ...
 

@@ -43,7 +43,7 @@ def join_ranks(
     meeting : Path
         A file in a private folder, through which the processes find each other.
     seconds : float
-        How long to wait for the others.
+        The most seconds to wait for the other processes.
     groups : sequence of str
         Names by which engines find groups, `CALL_GROUP` first.
 

@@ -56,7 +56,7 @@ class PlanBackend:
     Parameters
     ----------
     library : type of PlanLibrary
-        Which library.
+        The TensorRT library that runs the plans.
     device : str
         ``cuda`` or ``cuda:N``.
     driver : CudaDriver, optional
@@ -265,7 +265,7 @@ def make_logger(trt: Any) -> Any:
                 self._last = msg
 
         def last(self) -> str:
-            """One line of it."""
+            """One line of the last error message."""
             lines = self._last.strip().splitlines()
             return lines[0][:200] if lines else "it gave no reason"
 

@@ -53,11 +53,11 @@ class RtxContexts(Contexts):
     Parameters
     ----------
     rtx : module
-        The bindings.
+        Python module of TensorRT for RTX.
     engine : ICudaEngine
         The loaded plan.
     spec : EngineSpec
-        What the manifest says of it.
+        The engine's entry in the manifest.
     file : Path
         The cache file, one for each plan, library version and GPU.
     """

@@ -1,4 +1,4 @@
-"""The options ``--audio`` and ``--mask`` of `run`: voices and whose they are, and what they decide of the run."""
+"""The options ``--audio`` and ``--mask`` of `run`: voices, places of the speakers, and the run's length."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from seko_runtime.video.manifest import VideoManifest
 
 
 def read_audio(paths: Sequence[Path] | None) -> NDArray[np.float32] | None:
-    """Return the voices of files, float32 [speakers, N] at 16 kHz, silent behind the end of the shorter ones.
+    """Return the voices of files, float32 [speakers, N] at 16 kHz, with silence after the end of shorter files.
 
     Raises
     ------
     UsageError, VideoWriterError
-        As `load_sound`.
+        If `load_sound` refuses a file.
     """
     if not paths:
         return None
@@ -41,12 +41,14 @@ def fit_audio(
     manifest: VideoManifest,
     files: Mapping[str, NDArray[Any]],
 ) -> None:
-    """Check that the artifact hears these voices. Without ``--chunks`` sets ``options.chunks`` to their length.
+    """Check that the artifact takes these voices as audio. Without ``--chunks`` sets ``options.chunks`` to their
+    length.
 
     Raises
     ------
     UsageError
-        If it hears none, or another number of speakers; if it hears and is given neither ``--audio`` nor its windows.
+        If the artifact takes no audio, or another number of speakers; if it takes audio and neither ``--audio`` nor an
+        input with audio windows is given.
     """
     windows = AudioWindows.of(manifest)
     if windows is None:
@@ -87,7 +89,7 @@ def mask_inputs(
     Raises
     ------
     UsageError
-        If the artifact takes no masks, or other than these; if ``--input`` gives them too.
+        If the artifact takes no masks, or masks of another number or form; if ``--input`` gives masks, too.
     """
     if not masks:
         return {}
@@ -99,12 +101,13 @@ def mask_inputs(
 
 
 def as_portrait(asked: Conditioning, options: argparse.Namespace, manifest: VideoManifest) -> Conditioning:
-    """Return what a run is conditioned on: of a model that hears, ``--image`` is the portrait, its reference frame.
+    """Return the run's conditioning; for a model with audio, the picture of ``--image`` becomes the portrait, which is
+    the reference frame.
 
     Raises
     ------
     UsageError
-        If ``--reference`` names a portrait too.
+        If ``--reference`` names a portrait, too.
     """
     if (
         options.image is None

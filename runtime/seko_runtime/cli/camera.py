@@ -23,7 +23,8 @@ def camera_inputs(
 ) -> dict[str, NDArray[Any]]:
     """Return the camera inputs of all chunks of a run by name, each [chunks, ...], made from the options.
 
-    Without ``--chunks`` it sets ``options.chunks``: as many as the keys or poses last, else 4.
+    Without ``--chunks`` the function sets ``options.chunks`` to the number of chunks for which keys or poses last,
+    otherwise to 4.
 
     Raises
     ------

@@ -20,8 +20,8 @@ from seko_runtime.host.faults import machine_faults
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    2 usage, 4 artifact, 5 environment, 6 numeric; 128 plus the number of a signal that ended it; 1 if the reader of
-    its output closed the pipe. With ``--json`` a failure is also a JSON object on stdout.
+    Exit codes: 2 usage, 4 artifact, 5 environment, 6 numeric; 128 plus the number of a signal that ended the command;
+    1 if the reader of the command's output closed the pipe. With ``--json`` a failure is also a JSON object on stdout.
     """
     argv = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in argv
@@ -61,7 +61,7 @@ def _run_command(arguments: Sequence[str], *, as_json: bool) -> int:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Make chunks of video, or speak, and write that to a file."""
+    """Make video or speech, and write it to a file."""
     from seko_runtime.cli import run as video
     from seko_runtime.cli import speech
     from seko_runtime.speech.manifest import SpeechManifest

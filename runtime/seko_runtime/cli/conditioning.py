@@ -35,8 +35,9 @@ MAX_WORDS_TOLD = 8
 class PromptAt:
     """One entry of a prompt schedule.
 
-    It is used from the first chunk that begins at ``at_s`` (seconds of video) or later; with ``at_frame``, a video
-    frame, from the first chunk whose first latent frame is that frame's or a later one, four video frames being one.
+    The entry's prompt is used from the first chunk that begins at ``at_s`` (seconds of video) or later. With
+    ``at_frame``, a video frame's number, it is used from the first chunk that begins with this frame's latent frame or
+    a later one; a latent frame is four video frames.
     """
 
     at_s: float
@@ -45,7 +46,9 @@ class PromptAt:
     at_frame: int | None = None
 
     def due(self, stream: Stream, first_frame: int, video_frames: int) -> bool:
-        """Return whether the chunk from latent frame ``first_frame`` on, after this many video frames, uses it."""
+        """Return whether the chunk that begins with latent frame ``first_frame``, after ``video_frames`` video frames,
+        uses the entry's prompt.
+        """
         if self.at_frame is None:
             return self.at_s * stream.fps <= video_frames
         return self.at_frame // stream.video_frames_per_latent <= first_frame
@@ -91,7 +94,7 @@ def fit_conditioning(
     UsageError
         If something does not fit the artifact.
     ArtifactError, EnvironmentLacksError
-        If its tokenizer cannot be used.
+        If the artifact's tokenizer cannot be used.
     """
     check_device(manifest.target, options.device)
     if options.steps is not None or options.shift is not None:
@@ -191,7 +194,7 @@ def load_reference(path: Path) -> NDArray[Any]:
     Raises
     ------
     UsageError, VideoWriterError
-        As in `load_image`.
+        If the file cannot be read; see `load_image`.
     """
     if path.suffix != ".npy":
         return load_image(path, "--reference")

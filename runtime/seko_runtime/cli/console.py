@@ -34,9 +34,9 @@ def main() -> int:
 def leave_current_directory(*, as_module: bool) -> None:
     """Keep Python from importing modules from the current directory.
 
-    It is removed from `sys.path` if `python -m` put it there (``as_module``), or if an entry of PYTHONPATH is empty
-    or ``.``. If it was there and is an artifact, or holds a module with the name of one that the runtime imports, the
-    process ends with one sentence and exit code 2.
+    The current directory is removed from `sys.path` if `python -m` put it there (``as_module``), or if an entry of
+    PYTHONPATH is empty or ``.``. If the removed directory is an artifact, or contains a module with the name of a
+    module that the runtime imports, the process ends with one sentence and exit code 2.
     """
     try:
         here = os.getcwd()

@@ -44,7 +44,7 @@ class RunInputs:
     voices: NDArray[np.float32] | None = None
 
     def of_chunk(self, number: int) -> dict[str, NDArray[Any]]:
-        """Return those of a chunk."""
+        """Return the inputs of chunk ``number`` by name."""
         return {name: arrays[number] for name, arrays in self.changing.items()}
 
 
@@ -54,7 +54,7 @@ def read_inputs(arguments: Sequence[str] | None) -> dict[str, NDArray[Any]]:
     Raises
     ------
     UsageError
-        If one is not of that form, is given twice, or its file cannot be read.
+        If an argument has another form, an input is given twice, or a file cannot be read.
     """
     arrays: dict[str, NDArray[Any]] = {}
     for argument in arguments or ():
@@ -74,12 +74,13 @@ def fit_inputs(
     voices: NDArray[np.float32] | None = None,
 ) -> RunInputs:
     """Check the arrays against the manifest. An input without an array gets the golden's values, and stderr says
-    so. In a run with ``voices`` it does not, since the golden's values are noise.
+    so. In a run with ``voices`` the golden's values are not used, since they are noise.
 
     Raises
     ------
     UsageError
-        If there is no such input, an array does not fit, or a required input has neither an array nor a golden.
+        If the artifact has no input of a name, an array does not fit, or a required input has neither an array nor a
+        golden's value.
     """
     specs = {spec.name: spec for spec in manifest.caller_inputs}
     for name in arrays:

@@ -20,7 +20,7 @@ class Report:
     Parameters
     ----------
     result : dict
-        For ``--json``.
+        The result as a dict, printed with ``--json``.
     lines : tuple of str
         The result as text, printed without ``--json``.
     error : SekoRuntimeError, optional

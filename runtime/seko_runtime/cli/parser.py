@@ -45,11 +45,11 @@ class Option:
     Parameters
     ----------
     group : str
-        The heading above it in the help: one of `GROUPS`.
+        The heading above the option in the help: one of `GROUPS`.
     commands : tuple of str
-        The commands that have it.
+        The commands that have the option.
     names : tuple of str
-        Its spellings.
+        Spellings of the option.
     settings : dict
         Further arguments of `add_argument`.
     """
@@ -271,7 +271,7 @@ OPTIONS = (
 
 
 def others_than(groups: Collection[str], options: argparse.Namespace) -> list[str]:
-    """Return the options of `run` that are given although they are under other headings than these."""
+    """Return the given options of `run` whose help heading is not in ``groups``."""
     return [
         option.names[-1]
         for option in OPTIONS
@@ -306,7 +306,7 @@ def parse(arguments: Sequence[str], functions: Mapping[str, Callable[..., Any]])
     Raises
     ------
     UsageError
-        If they are invalid; for an unknown command or option the message names the nearest one.
+        If the command line is invalid; for an unknown command or option the message names the most similar known one.
     """
     parser, commands = parsers(functions)
     _check_names(arguments, commands)
@@ -316,7 +316,7 @@ def parse(arguments: Sequence[str], functions: Mapping[str, Callable[..., Any]])
 def parsers(
     functions: Mapping[str, Callable[..., Any]],
 ) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return the parser of the command line, and those of its commands by name."""
+    """Return the parser of the command line, and the parsers of its commands by name."""
     parser = Parser(
         prog="seko-run",
         description="Open an artifact and make video of it, chunk by chunk, or speech, patch by patch.",

@@ -40,9 +40,9 @@ def run(options: argparse.Namespace) -> Report:
     Raises
     ------
     SekoRuntimeError
-        A subclass names the cause; a failed run leaves no new file.
+        If the run fails; a subclass names the cause. A failed run leaves no new file.
     KeyboardInterrupt
-        If a signal ends it; finished chunks are kept, see `ChunkWriter`.
+        If a signal ends the run; finished chunks are kept, see `ChunkWriter`.
     """
     for name in others_than(VIDEO_OPTIONS, options):
         raise UsageError(f"{name} is for artifacts that speak; this one makes video")
@@ -149,7 +149,9 @@ class _Job:
     video_frames: int = 0
 
     def run(self, prompts: deque[PromptAt]) -> None:
-        """Make all chunks; where decoding runs beside them, one is queued before the last one's frames are written."""
+        """Make all chunks; if decoding runs at the same time as chunks, each chunk is queued before the previous
+        chunk's frames are written.
+        """
         stream = self.artifact.manifest.workload.stream
         queued: deque[RowChunks] = deque()
         ahead = int(self.writer.takes_frames and self.sessions.sessions[0].decodes_beside)
@@ -180,7 +182,7 @@ class _Job:
             self._write(queued.popleft().video())
 
     def report(self) -> dict[str, object]:
-        """Return what was made and how fast, for JSON."""
+        """Return the number of chunks and frames made and the speed, as a dict for JSON."""
         manifest, stats = self.artifact.manifest, self.sessions.stats
         first = self.came[0] - self.opened
         rate = (len(self.came) - 1) / (self.came[-1] - self.came[0]) if len(self.came) > 1 else 1 / first

@@ -1,4 +1,4 @@
-"""The command `run` of an artifact that speaks: a text with a voice, written as its sound comes."""
+"""The command `run` for a speech artifact: speaks a text with a voice and writes the sound patch by patch."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def run(options: argparse.Namespace, manifest: SpeechManifest) -> Report:
     Raises
     ------
     SekoRuntimeError
-        A subclass names the cause; a failed run leaves no new file.
+        If the run fails; a subclass names the cause. A failed run leaves no new file.
     KeyboardInterrupt
-        If a signal ends it; the sound so far is kept, see `SoundWriter`.
+        If a signal ends the run; the sound so far is kept, see `SoundWriter`.
     """
     for name in others_than(SPEECH_OPTIONS, options):
         raise UsageError(

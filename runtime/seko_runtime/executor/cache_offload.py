@@ -41,7 +41,7 @@ class CacheOffload:
     Parameters
     ----------
     manifest, programs, units
-        As `layer_visits` takes them.
+        The manifest, its programs and the contract's units; see `layer_visits`.
     buffers : mapping of str to tensor
         The session's buffers by name. The tensor of an offloaded buffer has its seats, filled with zeros.
     memory : Memory

@@ -21,10 +21,10 @@ class ProgramRule:
     reads, writes : frozenset of str
         Roles of the buffers that the program may read, and of those that it may write.
     counts : str
-        What the program's runs are numbered by: ``pass`` or ``row``, a mark in its references; empty if there is one
-        run without a number.
+        Mark in the program's references that a run's number replaces: ``pass`` or ``row``; empty if the program has a
+        single run without a number.
     numbers : range
-        The number of each run.
+        The numbers of the program's runs, one for each run.
     bucket : int
         Number of leading entries that the mark ``[bucket]`` selects; 0 if references may not have that mark.
     by_row : bool

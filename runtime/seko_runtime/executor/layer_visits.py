@@ -64,7 +64,7 @@ def layer_visits(
     manifest : Manifest
         The manifest, whose buffers name their offloaded layers.
     programs : Programs
-        From `resolve_programs`.
+        The programs that `resolve_programs` returned.
     units : sequence of sequence of str
         `Contract.units`.
 

@@ -19,7 +19,7 @@ class BoundProgram:
     Parameters
     ----------
     calls : Sequence[ResolvedCall]
-        From `programs_check.resolve_programs`.
+        The run's calls, from `programs_check.resolve_programs`.
     tensors : BoundTensors
         Resolves references to tensors.
     visits : mapping of int to BoundVisit
@@ -41,7 +41,7 @@ class BoundProgram:
         Raises
         ------
         ArtifactError
-            On the first run, if the number, a shape or a dtype of an engine's results differs from the manifest.
+            Only in the first run: if the number, a shape or a dtype of an engine's results differs from the manifest.
         EngineRunError
             If an engine fails.
         """

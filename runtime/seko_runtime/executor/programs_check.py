@@ -34,7 +34,7 @@ def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
     Parameters
     ----------
     manifest : Manifest
-        Its `files` are not used.
+        The artifact's manifest, whose `files` are not used.
     contract : Contract
         The workload's contract, for this manifest.
 

@@ -15,8 +15,8 @@ class Ref:
     kind, name, index
         The tensor, and an index for each of its leading axes.
     by_pass, by_row : bool
-        Whether the reference is a table's entry for the pass; whether it is a row. The cache of a pass does not count
-        as such an entry, because an engine that writes it needs its address as a constant.
+        Whether the reference is a table's entry for the pass; whether the reference is a row of a buffer. The cache of
+        a pass does not count as such an entry, because an engine that writes it needs its address as a constant.
     leading : int
         If not 0, the reference takes only this many leading entries of the next axis: the part of the largest
         bucket's buffer that a smaller bucket uses.

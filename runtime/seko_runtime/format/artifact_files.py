@@ -37,7 +37,7 @@ class ArtifactFiles:
     Raises
     ------
     ArtifactError
-        If there is no such folder.
+        If ``root`` is no folder.
     """
 
     def __init__(self, root: Path) -> None:
@@ -63,9 +63,10 @@ class ArtifactFiles:
         Raises
         ------
         ManifestError
-            If it is missing or too large.
+            If `manifest.json` is missing or too large.
         ArtifactError
-            If it is no regular file; if the folder contains a file that Python would import, listed or not.
+            If `manifest.json` is no regular file; if the folder contains a file that Python would import, listed or
+            not.
         """
         with os.scandir(self._root_fd) as entries:
             for entry in entries:
@@ -83,7 +84,7 @@ class ArtifactFiles:
         Raises
         ------
         ArtifactError
-            If it is no regular file.
+            If `manifest.sig` is no regular file.
         """
         return self._read_small(SIGNATURE_FILE, MAX_SIGNATURE_BYTES)
 
@@ -119,7 +120,7 @@ class ArtifactFiles:
         Parameters
         ----------
         files : Mapping[str, FileEntry]
-            As given to `open_all`.
+            The table of files that `open_all` opened.
         held : frozenset[str]
             Files to read once into private memory and hash there, so that later changes of the file have no effect.
             All other files, plain data of any size, are hashed in pieces and then mapped.

@@ -46,7 +46,7 @@ class Budget:
         Raises
         ------
         ManifestError
-            If less is left.
+            If less than ``count`` of the budget is left.
         """
         self._left -= count
         if self._left < 0:

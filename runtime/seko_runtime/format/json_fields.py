@@ -91,7 +91,7 @@ def parse_json(document: bytes, what: str, max_bytes: int = MAX_JSON_BYTES) -> o
     Raises
     ------
     ManifestError
-        With ``what`` and the reason.
+        If the document is invalid; the message has ``what`` and the reason.
     """
     if len(document) > max_bytes:
         raise ManifestError(f"{what} has {len(document)} bytes, at most {max_bytes} are read")

@@ -17,8 +17,8 @@ def check_relative_path(path: str, where: str) -> str:
     Raises
     ------
     ManifestError
-        If it is absolute, empty, too long or too deep, holds a backslash, a control character, or an empty, ``.`` or
-        ``..`` part.
+        If the path is absolute, empty, too long or too deep, or has a backslash, a control character, or an empty,
+        ``.`` or ``..`` part.
     """
     parts = path.split("/")
     bad = len(path) > 1024 or len(parts) > budgets.MAX_PATH_PARTS

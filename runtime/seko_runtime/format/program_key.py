@@ -18,7 +18,7 @@ class ProgramKey:
     bucket : int or None
         Number of entries of a call (rows of a pool, or tokens) for which the program is made; None without buckets.
     full : bool
-        Whether it is for rows whose caches are full.
+        Whether the program is for rows whose caches are full.
     length : int or None
         Number of positions that the program reads, if a workload has programs for several lengths; only with a
         bucket.

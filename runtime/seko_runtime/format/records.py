@@ -104,7 +104,7 @@ class Document:
         value : object
             A value from `json.loads`.
         where : str
-            Its place in the document, for messages.
+            Place of the value in the document, for messages.
         outermost : bool
             Whether the value is the document itself; messages then name its required objects without a path.
 

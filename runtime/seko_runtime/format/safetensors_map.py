@@ -49,7 +49,7 @@ class MappedTensor:
         Raises
         ------
         UsageError
-            For float8, which numpy cannot hold.
+            For a float8 tensor, because numpy has no float8.
         """
         raw = self.data[self.offset : self.offset + self.nbytes]
         if self.dtype == "float8_e4m3fn":
@@ -69,7 +69,7 @@ def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
     data : memoryview
         The whole file, as bytes.
     file : str
-        Its name, for messages.
+        The file's name, for messages.
 
     Returns
     -------
@@ -120,7 +120,7 @@ def check_tensor(found: Mapping[str, MappedTensor], wanted: TensorSpec, file: st
     Raises
     ------
     ArtifactError
-        With what was found and what was expected.
+        If the tensor is missing or differs in shape or dtype; the message has the found and the expected values.
     """
     tensor = found.get(wanted.name)
     if tensor is None:

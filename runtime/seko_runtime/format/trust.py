@@ -127,7 +127,9 @@ def require_library(asking: str) -> None:
 
 
 def fits(signature: Signature, document: bytes) -> bool:
-    """Return whether a signature matches this manifest, and its time if it has one; needs `cryptography`."""
+    """Return whether a signature matches a manifest, and also the signature's time if there is one; needs
+    `cryptography`.
+    """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -154,13 +156,13 @@ def timed_bytes(document: bytes, time: str) -> bytes:
 def read_trust(path: Path) -> Trust:
     """Read a trust file.
 
-    Its lines are ``ed25519 KEY NAME``, ``not-before TIME`` (the latest counts) and ``revoked DIGEST``. Empty lines
-    and lines that begin with ``#`` are ignored.
+    A trust file's lines are ``ed25519 KEY NAME``, ``not-before TIME`` (the latest counts) and ``revoked DIGEST``.
+    Empty lines and lines that begin with ``#`` are ignored.
 
     Raises
     ------
     EnvironmentLacksError
-        With the invalid line.
+        If the file cannot be read or has an invalid line, which the message quotes.
     """
     try:
         with path.open("rb") as file:

@@ -64,7 +64,7 @@ def unpack_artifact(
     output_path : Path
         The artifact's folder.
     trust : str or Path, optional
-        As `seko_runtime.open_artifact` takes it; checked before the manifest is even parsed.
+        A trust file; see `seko_runtime.open_artifact`. The signature is checked before the manifest is parsed.
     replace : bool
         Whether to replace an existing artifact once the new one is complete. Other files and folders are never
         replaced.
@@ -72,7 +72,7 @@ def unpack_artifact(
     Raises
     ------
     ArtifactError
-        A subclass for what is wrong with the tar or the manifest.
+        If the tar or the manifest is invalid; a subclass names the cause.
     UsageError
         If the output path exists.
     DiskError

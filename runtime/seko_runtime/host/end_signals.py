@@ -14,7 +14,7 @@ _EXIT_SIGNAL = 128  # exit code of a command that a signal ended: this plus the 
 
 
 class AskedToEnd(KeyboardInterrupt):
-    """A signal of `ENDING` arrived; ``number`` is its number."""
+    """A signal of `ENDING` arrived; ``number`` is the signal's number."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ def load_pictures(path: Path, option: str) -> NDArray[np.uint8]:
     Raises
     ------
     UsageError
-        If `load_array` raises it, or the array is not a picture.
+        If `load_array` refuses the file, or the array is no picture.
     """
     array = load_array(path, option, most_bytes=MAX_PIXELS * _CHANNELS)
     if array.dtype != np.uint8 or array.ndim not in (3, 4):

@@ -86,7 +86,7 @@ def opened(path: Path, form: str, what: str, without_av: str) -> Iterator[Any]:
     path : Path
         The file, which exists.
     form : str
-        From `picture_format` or `sound_format`.
+        FFmpeg's name of the format, from `picture_format` or `sound_format`.
     what : str
         Beginning of an error's message: the option, the file, and the expected kind of file.
     without_av : str

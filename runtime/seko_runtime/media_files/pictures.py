@@ -24,9 +24,9 @@ def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
     Raises
     ------
     UsageError
-        If the file is none, or has more than `MAX_PIXELS` pixels.
+        If the file is no picture, or the picture has more than `MAX_PIXELS` pixels.
     VideoWriterError
-        If it needs PyAV, which is not installed.
+        If reading the file needs PyAV, and PyAV is not installed.
     """
     if path.suffix == ".npy":
         return load_pictures(path, option)

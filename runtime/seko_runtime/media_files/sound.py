@@ -23,14 +23,14 @@ def load_sound(
 ) -> NDArray[np.float32]:
     """Read a voice, float32 [N] in -1..1 at ``rate`` Hz.
 
-    A wav file of one channel, 16 bits and that rate is read with the standard library, anything else with PyAV.
+    A wav file with one channel, 16 bits and rate ``rate`` is read with the standard library, any other file with PyAV.
 
     Raises
     ------
     UsageError
         If the file is missing, empty or no sound, or longer than ``max_s`` seconds.
     VideoWriterError
-        If it needs PyAV, which is not installed.
+        If reading the file needs PyAV, and PyAV is not installed.
     """
     what = f"{option} {path}"
     form = sound_format(read_head(path, what))

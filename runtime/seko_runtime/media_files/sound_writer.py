@@ -73,7 +73,9 @@ class SoundWriter:
         self._pipe: Pipe | None = None
 
     def write(self, samples: NDArray[np.float32]) -> None:
-        """Append samples [n] in -1..1; what is beyond is clipped. Signals are delayed until they are in a file."""
+        """Append samples [n] in -1..1; values outside this range are clipped. Signals are delayed until the samples
+        are in the file.
+        """
         whole = np.rint(np.clip(samples, -1.0, 1.0) * 32767).astype("<i2")
         signals = held_signals() if self._pipe is None else contextlib.nullcontext()
         with signals, self._disk_errors():
@@ -146,7 +148,7 @@ def sound_form(path: Path, asked: str | None = None) -> str:
     Raises
     ------
     UsageError
-        If neither tells the format.
+        If neither the option nor the suffix names a format.
     """
     known = ", ".join(SOUND_FORMS)
     if asked is not None:

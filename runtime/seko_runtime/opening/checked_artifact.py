@@ -60,7 +60,7 @@ def read_file(path: str | Path, manifest: Manifest, name: str) -> memoryview:
     Raises
     ------
     ArtifactError
-        *If a check fails; a subclass names the cause.
+        If a check fails; a subclass names the cause.
     """
     files = ArtifactFiles(path_of(path, "path"))
     try:

@@ -44,9 +44,9 @@ def open_ranked(
     workload : RuntimeWorkload
         The artifact's workload.
     path, trust, copy_weights
-        As `open_artifact` takes them.
+        The arguments of `open_artifact` with these names.
     manifest, digest
-        The artifact's; every process must find the same.
+        The artifact's manifest and digest; every process must find the same digest.
     device : str
         ``cuda:N`` is the device of rank 0; rank i has device N + i.
 
@@ -57,7 +57,7 @@ def open_ranked(
     EnvironmentLacksError
         If there are too few GPUs.
     SystemExit
-        Under torchrun, in the processes of other ranks than 0, when rank 0's has closed the artifact.
+        Under torchrun, in the processes of ranks other than 0, when rank 0's process has closed the artifact.
     """
     meeting = meeting_of_torchrun(manifest.ranks)
     if meeting is not None and meeting.rank:
@@ -88,9 +88,9 @@ class RankedEngines:
     Parameters
     ----------
     workload, manifest
-        The artifact's.
+        The artifact's workload and manifest.
     group : RankGroup
-        Its processes, closed with the engines.
+        The processes of the ranks; closing the engines ends them.
     """
 
     def __init__(self, workload: RuntimeWorkload[Any], manifest: Manifest, group: RankGroup) -> None:
@@ -117,7 +117,7 @@ class RankedEngines:
         self._refuse()
 
     def without_capture(self) -> NoReturn:
-        """Raise a UsageError, as `wrap`."""
+        """Raise a UsageError: engines and graphs are in other processes."""
         self._refuse()
 
     def stats(self) -> Mapping[str, int]:

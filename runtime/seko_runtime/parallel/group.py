@@ -46,7 +46,7 @@ class Answers:
     patient : bool
         Whether processes may be idle for a while, for example while they load libraries.
     results, faults : dict
-        By rank: the answer, or class and message of an error.
+        For each rank that has answered, the answer, or the class and message of the rank's error.
     first_fault_s : float or None
         Time at which the first rank failed.
     """
@@ -71,18 +71,20 @@ class RankGroup:
     module : str
         Name of the module that each process runs, which calls `worker.serve`.
     ranks : int
-        How many.
+        Number of ranks.
     facts : mapping
         Facts that each process needs to begin, as a JSON value.
     seconds : float
-        How long they may take to begin.
+        The most seconds that the processes may take to begin.
     meeting : Meeting, optional
-        Where the processes behind rank 0's connect, which torchrun started; default: all are started here.
+        The place where the processes of the other ranks, which torchrun started, connect to rank 0's; default: this
+        call starts all processes.
 
     Raises
     ------
     SekoRuntimeError
-        The error that all processes raised when they began, or RankLostError.
+        If all processes raised the same error when they began, this error; otherwise a RankLostError if a process did
+        not begin.
     """
 
     def __init__(
@@ -175,7 +177,7 @@ class RankGroup:
         UsageError
             If an argument cannot be sent; no rank has received the command.
         SekoRuntimeError
-            The error that all asked ranks raised. The group stays usable.
+            If every rank that got the command raised the same error, this error. The group stays usable.
         RankLostError
             If a rank died, hung, or failed alone; the group has ended.
         """

@@ -30,7 +30,7 @@ def serve(channel: Channel, begin: Callable[[int, Mapping[str, Any]], tuple[Hand
     Parameters
     ----------
     channel : Channel
-        This process's end.
+        This process's end of the connection to the caller.
     begin : callable
         Takes the rank and the arguments of the first command; returns the handler of all later commands, and the
         answer to the first.

@@ -1,4 +1,4 @@
-"""The loaded engines of an open artifact, in this process. `opening.ranked_engines` has those of several ranks."""
+"""The loaded engines of an open artifact, in this process; `opening.ranked_engines` has those of a rank group."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
     Attributes
     ----------
     kind : str
-        Its name.
+        Name of the workload in manifests.
     first_rank_programs : collection of str
         Programs that rank 0 alone runs; see `RankPlace`.
     rank_commands : mapping of str to callable

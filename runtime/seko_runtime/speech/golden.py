@@ -27,7 +27,7 @@ Numbers = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class StepError:
-    """The difference of a prefill, step or stretch of a voice from the recorded one.
+    """The difference between a replayed and a recorded prefill, step or stretch of a voice.
 
     Parameters
     ----------

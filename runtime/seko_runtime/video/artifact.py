@@ -39,7 +39,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
     Parameters
     ----------
     files, engines
-        As `OpenArtifact` takes them.
+        The artifact's files and engines; see `OpenArtifact`.
     """
 
     def __init__(self, files: OpenedFiles[VideoManifest], engines: Engines) -> None:
@@ -76,7 +76,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
             [1, tokens, text_dim], the text encoder's output; default without ``prompt``: the text of the recorded
             (golden) chunks.
         prompt : str, optional
-            A sentence.
+            The prompt, a sentence.
         steps : int, optional
             Denoise passes of this session; default: the artifact's.
         shift : float, optional
@@ -86,11 +86,11 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         conditioning_latents : array, optional
             Latents of the first n latent frames, instead of ``image``: float32 [C, n, h, w], n up to F.
         reference : array, optional
-            Reference frames, if the artifact has some (see `reference_frames.set_reference`); default: those of the
-            golden.
+            Reference frames, if the artifact has some (see `reference_frames.set_reference`); default: the golden's
+            reference frames.
         inputs : mapping of str to array, optional
-            The caller's inputs per session or prompt; default: those of the golden, except an input that is made of
-            ``image``.
+            The caller's inputs per session or prompt; default: the golden's inputs, except an input that is computed
+            from ``image``.
         prompt_cache : int
             Number of prompts that the prompt cache holds.
         overlap : bool
@@ -142,7 +142,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         row : int
             Row of the golden from which missing arguments are taken.
         text, prompt, image, reference, inputs
-            As `open_session` takes them.
+            The arguments of `open_session` with these names.
 
         Raises
         ------
@@ -171,8 +171,8 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         Parameters
         ----------
         prompt, image
-            Prompt and start picture of all sessions. Everything else is what the session's row of the golden was
-            recorded with; without a recorded seed the row's number is the seed.
+            Prompt and start picture of all sessions. All other arguments have the values with which the session's row
+            of the golden was recorded; without a recorded seed the row's number is the seed.
         """
         golden = self.manifest.workload.golden
         seeds = range(self.manifest.call_rows) if golden is None else golden.seeds
@@ -205,7 +205,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         Parameters
         ----------
         steps, shift, prompt_cache, overlap
-            As in `open_session`, for all sessions of the pool.
+            The arguments of `open_session` with these names, for all sessions of the pool.
         snapshot_key : bytes, optional
             A secret of at least 32 bytes. Snapshots then end in the HMAC-SHA256 of their content, and only snapshots
             with the same key are restored. Without a key, only snapshots without one are restored.
@@ -235,7 +235,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         Raises
         ------
         UsageError
-            If the artifact has none.
+            If the golden has no text embeddings.
         """
         return self._recording.text(self._recorded_row(row))
 
@@ -297,14 +297,14 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         latents : numpy.ndarray
             float32 [B, C, F, h, w]: `Chunk.to_host` of the sessions of `open_together`, stacked.
         cache : mapping of str to numpy.ndarray, optional
-            Result of `Pool.cache_sample` after that chunk.
+            Result of `Pool.cache_sample` after the chunk was made.
         video : numpy.ndarray, optional
             uint8 [B, T, H, W, 3]: `Chunk.video` of the sessions, stacked.
 
         Raises
         ------
         UsageError
-            If that chunk was not recorded.
+            If no chunk of this number was recorded.
         """
         return self._recording.chunk_error(number, latents, cache, video)
 

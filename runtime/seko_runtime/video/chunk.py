@@ -58,11 +58,11 @@ class Chunk:
         float32 [1, C, F, h, w] on the device: the session's own buffer, valid until its next chunk begins and written
         in stream order. None for an artifact of several ranks, whose tensors are in other processes: use `to_host`.
     maker : ChunkMaker
-        The rows that made it.
+        The rows that made the chunk.
     serial : int
-        The number of the call that made it.
+        The number of the call that made the chunk.
     row : int
-        The row of its session.
+        Number of the row whose session made the chunk.
     picture : int or None
         Number of the decoded chunk, counted over all streams of its row; None without a VAE.
     heard_at : float, optional
@@ -130,14 +130,14 @@ class Chunk:
 
 
 class Readable:
-    """Record of the chunks whose latents were not overwritten yet: the last chunk of each row."""
+    """Record of the chunks whose latents can still be read: the last chunk of each row."""
 
     def __init__(self) -> None:
         # by row: the serial of its last chunk, while that chunk's latents are not overwritten
         self._kept: dict[int, int] = {}
 
     def made(self, rows: Sequence[int], serial: int) -> None:
-        """Record that call number ``serial`` made a chunk of each of these rows."""
+        """Record that the call with number ``serial`` made a chunk for each of these rows."""
         self._kept.update(dict.fromkeys(rows, serial))
 
     def let_go(self, rows: Sequence[int]) -> None:

@@ -19,9 +19,9 @@ class ChunkPrograms:
     Parameters
     ----------
     begin : BoundProgram
-        Draws the chunk's first latents.
+        The program that draws the chunk's initial noise.
     denoise : tuple of BoundProgram
-        One for each denoise pass, in order.
+        A program for each denoise pass, in order.
     context : BoundProgram or None
         The clean pass after the denoise passes, which writes the cache; None if each denoise pass writes a cache of
         its own.

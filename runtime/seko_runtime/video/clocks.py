@@ -40,7 +40,7 @@ class RowClock:
     Parameters
     ----------
     first, slot_first : int
-        The row's two clocks; see `RowClocks`.
+        The row's two frame counts; see `RowClocks`.
     made : int
         Number of chunks since the row's stream began.
     first_frames : tuple of int
@@ -67,7 +67,7 @@ class RowClocks:
     ring : Ring
         Slots of a row's cache.
     batch : int
-        Rows.
+        Number of rows.
     """
 
     def __init__(self, ring: Ring, batch: int) -> None:
@@ -101,8 +101,9 @@ class RowClocks:
         return self._kept_ring.slot(self._chunks_made[row] - 1)
 
     def begin_chunk(self, rows: Sequence[int]) -> None:
-        """Record that the next chunk of rows is being written to `next_kept_slot`. The chunk evicts cached frames
-        even if it fails."""
+        """Record that the rows' next chunks are being written to each row's `next_kept_slot`. A chunk evicts cached
+        frames even if the chunk fails.
+        """
         for row in rows:
             self._first_frames[row][self.next_kept_slot(row)] = int(self.first[row])
 
@@ -125,12 +126,12 @@ class RowClocks:
         self._first_frames[row] = [0] * self.kept_slots
 
     def earliest(self, row: int, ring_frames: int) -> int:
-        """Return the number of the earliest chunk to which a row can be rewound, for its layers with the smallest
-        ring.
+        """Return the number of the earliest chunk to which a row can be rewound; the layers with the smallest ring
+        decide.
 
-        While no frame was evicted, this is chunk 0. Afterwards it is the last chunk that was ever begun, even if it
-        failed or was undone: its frames took slots that it does not read itself. It is None once a cache was rebuilt
-        without frames that had been evicted.
+        While no frame was evicted, the result is 0. Afterwards the result is the last chunk that was ever begun, even
+        if that chunk failed or was undone: the chunk's frames took slots that it does not read itself. The result is
+        None once the cache was rebuilt without frames that had been evicted.
         """
         if int(self.slot_first[row]) != int(self.first[row]):
             return self._chunks_made[row]
@@ -151,7 +152,9 @@ class RowClocks:
         self._chunks_made[row] = chunk
 
     def kept_slots_before(self, chunk: int) -> list[int]:
-        """Return the kept slots of the chunks from 0 up to a chunk; none of them may be overwritten."""
+        """Return the slots that keep the latents of all chunks before ``chunk``; no such slot may have been
+        overwritten.
+        """
         return [self._kept_ring.slot(earlier) for earlier in range(chunk)]
 
     def state(self, row: int) -> RowClock:
@@ -160,7 +163,9 @@ class RowClocks:
         return RowClock(int(self.first[row]), int(self.slot_first[row]), self._chunks_made[row], frames)
 
     def load(self, row: int, clock: RowClock) -> None:
-        """Set a row's clocks to values that `state` returned; SnapshotError as in `check`."""
+        """Set a row's clocks to values that `state` returned; SnapshotError if the values contradict each other or the
+        ring.
+        """
         self.check(clock)
         self.first[row], self.slot_first[row] = clock.first, clock.slot_first
         self._chunks_made[row], self._first_frames[row] = clock.made, list(clock.first_frames)

@@ -127,7 +127,7 @@ class Decoder:
         Parameters
         ----------
         rows : sequence of int
-            The rows that were fed.
+            The rows of the last call of `feed`.
         begins : sequence of bool
             Whether each row's stream begins with this chunk.
 

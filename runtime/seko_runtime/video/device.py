@@ -47,7 +47,7 @@ class VideoDevice(Device):
     clocks : RowClocks
         The clocks of the rows.
     inputs : CallerInputs
-        The callers' inputs.
+        The inputs that the callers supply, for all rows.
     options : VideoOptions
         Options of the rows, chosen when the pool is opened.
     """
@@ -140,7 +140,7 @@ class VideoDevice(Device):
         Raises
         ------
         UsageError
-            As `CallerInputs.steady`.
+            If `CallerInputs.steady` refuses the inputs.
         """
         written = self._inputs.steady(rows, inputs)
         rerun = rerun and any(spec.per == "prompt" for spec, _, _ in written)
@@ -201,7 +201,7 @@ class VideoDevice(Device):
         positions : Positions
             Positions of the call's rows.
         inputs : mapping of str to numpy.ndarray
-            From `CallerInputs.of_chunk`.
+            The caller's inputs per chunk, from `CallerInputs.of_chunk`.
 
         Returns
         -------
@@ -252,9 +252,9 @@ class VideoDevice(Device):
         Parameters
         ----------
         rows : sequence of int
-            At most as many as the largest call carries.
+            The rows, at most as many as the largest call carries.
         seeds : numpy.ndarray
-            int64, of all rows.
+            int64 [rows], the seeds of all rows of the artifact.
         """
         self.write_references(rows)
         called, clocks = self._called(rows), self._clocks
@@ -358,8 +358,9 @@ class VideoDevice(Device):
         return state | {f"kept.{place}": self._row(latents, row) for place, latents in enumerate(self._kept)}
 
     def kept_latents(self, row: int, slot: int | None = None) -> Tensor:
-        """Return a view [1, C, F, h, w] of the latents in a row's kept slot; default: the latents of its last
-        chunk."""
+        """Return a view [1, C, F, h, w] of the chunk latents that slot ``slot`` of a row keeps; default: the latents
+        of the row's last chunk.
+        """
         slot = self._clocks.last_kept_slot(row) if slot is None else slot
         return self._memory.row(self._kept[slot], 0, row, self._manifest.rows)
 

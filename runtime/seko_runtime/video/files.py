@@ -48,7 +48,7 @@ class ChunkWriter:
     form : str, optional
         One of `FORMS`; default: see `output_form`.
     sound : numpy.ndarray, optional
-        float32 [N] at 16 kHz, heard beside the pictures in an .mp4; other formats are silent.
+        float32 [N] at 16 kHz, the sound of an .mp4; other formats have no sound.
     descriptor : int, optional
         Descriptor of an open pipe or file, which is written like a pipe and stays open.
 
@@ -209,7 +209,7 @@ def check_output(path: Path, asked: str | None = None) -> None:
     Raises
     ------
     UsageError, VideoWriterError, DiskError
-        As in `ChunkWriter`.
+        In the cases in which `ChunkWriter` raises these errors.
     """
     form = output_form(path, asked)
     if path != STDOUT:

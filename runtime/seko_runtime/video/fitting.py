@@ -17,14 +17,14 @@ def fit_pictures(
 ) -> tuple[NDArray[np.uint8], str]:
     """Return pictures in the wanted size as uint8, and a description of crop and resize.
 
-    Parameters are those of `fit_levels`. Resized levels are rounded and clipped to 0 to 255.
+    Parameters are those of `fit_levels`. Resized pixel levels are rounded and clipped to 0 to 255.
 
     Returns
     -------
     numpy.ndarray
         uint8 [..., height, width, 3].
     str
-        As of `fit_levels`.
+        The description of crop and resize that `fit_levels` returns.
     """
     levels, done = fit_levels(pictures, height, width, bicubic=bicubic, stretch=stretch)
     if levels.dtype == np.uint8:

@@ -15,16 +15,17 @@ from seko_runtime.format.safetensors_map import MappedTensor
 
 @dataclass(frozen=True)
 class ChunkError:
-    """Numeric errors of a replayed chunk against the recorded one.
+    """Numeric errors of a replayed chunk against the recorded chunk of the same number.
 
     Parameters
     ----------
     chunk : int
         Number of the chunk.
     golden : float
-        Error of the latents against the recording with the same cache format, ||found - recorded|| / ||recorded||.
+        Error ||replayed - recorded|| / ||recorded|| of the latents, against the recording with the same cache format.
     exact : float or None
-        The same error against a recording with an unquantised cache, if there is one; reported, not checked.
+        The same error of the latents, against a recording with an unquantised cache; None without such a recording.
+        Reported, not checked.
     tolerance : float
         Largest ``golden`` that passes.
     cache : float or None
@@ -108,7 +109,8 @@ def cache_error(
 
 
 def video_error(frames: NDArray[np.uint8], recorded: NDArray[np.generic], step: int) -> float:
-    """Return the root mean square difference, in levels of 255, of every ``step``-th pixel of both sides.
+    """Return the root mean square difference, in pixel levels of 0 to 255, between ``frames`` and ``recorded`` at
+    every ``step``-th pixel.
 
     Parameters
     ----------

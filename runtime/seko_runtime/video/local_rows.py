@@ -51,7 +51,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     options : VideoOptions
         Options of the rows; ``steps`` and ``shift`` are already in the manifest.
     memory : Memory
-        Owned and closed by the rows.
+        The rows' memory, which the rows own and close.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         TornStreamError
             If Ctrl-C came while a row was being advanced.
         SessionClosedError
-            After `close()`.
+            If the rows are closed.
         """
         device, clocks = self.device(), self.clocks
         inputs = self._chunk_inputs(rows, given)
@@ -260,7 +260,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         Parameters
         ----------
         rows : sequence of int
-            k of them.
+            Numbers of k rows.
         inputs : mapping of str to array
             [*shape] for all of the rows, or [k, *shape].
 
@@ -284,7 +284,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self.voices.push(rows, samples, at, last=last)
 
     def audio_needed(self, row: int) -> tuple[int, int]:
-        """Return the samples that a row's next chunk hears; see `Session.audio_needed`."""
+        """Return the range of voice samples that a row's next chunk uses; see `Session.audio_needed`."""
         self.device()
         return self.voices.windows.needed(int(self.clocks.first[row]))
 
@@ -323,7 +323,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set rows back to their state before they made a chunk; see `Session.rewind`."""
+        """Set rows back to their state before they made chunk number ``chunk``; see `Session.rewind`."""
         device = self.device()
         self.check_whole(rows)
         for row in rows:

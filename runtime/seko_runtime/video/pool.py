@@ -79,7 +79,8 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         seed : int
             Seed of the noise.
         prompt, text
-            A sentence, or embeddings [1, tokens, text_dim]. An artifact that takes text needs one of the two.
+            The prompt, as a sentence or as embeddings [1, tokens, text_dim]. An artifact that takes text needs one of
+            the two.
         image, conditioning_latents
             A picture uint8 [H, W, 3], or latents [C, n, h, w], that the stream begins with.
         reference
@@ -89,7 +90,8 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         name : str
             Name in messages; default: a number.
         lease_s : float, optional
-            Seconds, finite and above 0. The session ends if it is not run or renewed for so long, paused or not.
+            Lease in seconds, finite and above 0. The session ends if it is not run or renewed for that time, paused or
+            not.
         tenant : str, optional
             Name of the session's owner. Sessions of one tenant share cached prompts, which other tenants never see. A
             session without a tenant uses only its own cached prompts.
@@ -125,7 +127,7 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         Returns
         -------
         list of Chunk
-            One for each session, valid until that session's next chunk.
+            A chunk for each session, valid until the session's next chunk.
 
         Raises
         ------
@@ -153,7 +155,7 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         Raises
         ------
         SessionClosedError
-            After `close()`.
+            If the pool is closed.
         UsageError
             If ``step`` is less than 1.
         """

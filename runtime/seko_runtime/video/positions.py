@@ -23,11 +23,11 @@ class Positions:
     Parameters
     ----------
     rows : sequence of int
-        k of them, distinct.
+        Numbers of the k distinct rows.
     seeds : numpy.ndarray
-        int64 [k].
+        Seed of the noise of each row, int64 [k].
     frames : numpy.ndarray
-        int64 [k, F], absolute numbers of latent frames.
+        Absolute numbers of the F latent frames of each row's chunk, int64 [k, F].
     slot_firsts : sequence of int
         Number of frames written to each row's cache before this chunk, including evicted ones.
     conditioning_frames : numpy.ndarray, optional

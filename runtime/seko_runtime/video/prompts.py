@@ -83,7 +83,7 @@ class RowPrompts:
     digest : str
         The artifact's digest; may be empty.
     capacity : int
-        Number of cache entries.
+        The most entries of the prompt cache.
     """
 
     def __init__(self, memory: Memory, ids: TokenIds, digest: str, capacity: int) -> None:
@@ -114,7 +114,7 @@ class RowPrompts:
         rows : sequence of int
             All rows, unless the prompt program runs for single rows.
         prompts : sequence of str
-            One for each row.
+            A prompt for each row.
         """
         cleaned = [clean_prompt(prompt) for prompt in prompts]
         keys = [

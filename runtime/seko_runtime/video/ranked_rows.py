@@ -83,7 +83,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         self.asked("push_audio", {"rows": rows, "samples": samples, "at": at, "last": last})
 
     def audio_needed(self, row: int) -> tuple[int, int]:
-        """Return the samples that a row's next chunk hears."""
+        """Return the range of voice samples that a row's next chunk uses."""
         first, end = self.asked("audio_needed", {"row": row})[0]
         return first, end
 
@@ -94,20 +94,20 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         self.asked("restart", {"row": row, "seed": seed, "image": image, "reference": reference})
 
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set rows back to their state before they made a chunk."""
+        """Set rows back to their state before they made chunk number ``chunk``."""
         self.asked("rewind", {"rows": rows, "chunk": chunk})
 
     def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
         """Copy a chunk's latents to the host, and return a function that returns them.
 
-        The copy is waited for at once, because the ranks' processes answer one command at a time.
+        This method waits for the copy, because the ranks' processes answer one command at a time.
         """
         facts = {"row": chunk.row, "serial": chunk.serial, "index": chunk.index}
         latents: NDArray[np.float32] = self.asked("read_latents", facts, ranks=(0,))[0]
         return lambda: latents
 
     def decoder(self) -> RankedVideoRows:
-        """Return the object that reads video frames, which is this one; UsageError if the artifact makes no video."""
+        """Return this object, which also reads video frames; UsageError if the artifact makes no video."""
         if self.manifest.workload.video is None:
             raise UsageError(NO_VIDEO)
         return self

@@ -54,7 +54,7 @@ class Recording:
         return self.tensors[golden.text].to_numpy()[row : row + 1]
 
     def reference(self, row: int) -> NDArray[np.generic] | None:
-        """Latents of a row's reference frames [C, R, h, w], if it holds any."""
+        """Recorded latents [C, R, h, w] of a row's R reference frames; None if the golden has none."""
         golden = self.manifest.workload.golden
         if golden is None or golden.reference is None:
             return None

@@ -1,5 +1,6 @@
-"""Reference frames: latents or pictures that a row's cache holds besides the frames of its stream. `VideoDevice` runs
-their passes."""
+"""Reference frames: latents or pictures that a row's cache holds in addition to the frames of the row's stream.
+`VideoDevice` runs their passes.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +39,9 @@ def set_reference(
     Parameters
     ----------
     device, manifest, memory
-        The session's.
+        Device side, manifest and memory of the session's rows.
     rows : sequence of int
-        k of them.
+        Numbers of k rows.
     reference : array or None
         float32 latents [C, R, h, w] or [k, C, R, h, w]; or uint8 pictures [R, H, W, 3] or [k, R, H, W, 3], each
         encoded separately; for R = 1 also [H, W, 3].
@@ -53,7 +54,7 @@ def set_reference(
     Raises
     ------
     UsageError
-        If they are missing or too many, or shape, dtype or numbers do not fit.
+        If the reference frames are missing or too many, or their shape, dtype or numbers do not fit.
     """
     count = manifest.workload.stream.reference_frames
     if reference is None and not count:
@@ -79,7 +80,7 @@ def check_reference(
     Raises
     ------
     UsageError
-        As `set_reference`.
+        In the cases in which `set_reference` raises it.
     """
     count = manifest.workload.stream.reference_frames
     if not count:

@@ -64,7 +64,7 @@ class Ring:
         Raises
         ------
         ValueError
-            If ``frame`` is smaller than that.
+            If ``frame`` is smaller than ``-reference_frames``.
         """
         if frame < -self.reference_frames:
             raise ValueError(f"frame must be >= {-self.reference_frames}, got {frame}")

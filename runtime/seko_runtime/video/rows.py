@@ -25,9 +25,9 @@ class Beginning:
     Parameters
     ----------
     seeds : sequence of int
-        A seed for each of the k rows.
+        Seed of the noise for each of the k rows.
     prompt : str, optional
-        A sentence, for all rows.
+        The prompt of all rows, a sentence.
     text : array or tensor, optional
         [k, tokens, text_dim], the text encoder's output.
     image : array, optional
@@ -89,7 +89,7 @@ class VideoRows(Rows[Inputs | None, Chunk], Protocol):
         """Append samples to rows' voices; see `Session.push_audio`."""
 
     def audio_needed(self, row: int) -> tuple[int, int]:
-        """Return the samples that a row's next chunk hears; see `Session.audio_needed`."""
+        """Return the range of voice samples that a row's next chunk uses; see `Session.audio_needed`."""
 
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None

@@ -66,7 +66,7 @@ def schedule_tables(
     context_timestep : float
         Timestep of the context pass and of conditioning frames, 0..1000.
     batch, chunk_frames : int
-        B and F.
+        Number of rows B and of latent frames in a chunk F.
     sigmas : sequence of float
         P noise levels; default: `sigmas_of` the timesteps.
     renoise_sigmas : sequence of float

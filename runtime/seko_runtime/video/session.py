@@ -37,14 +37,14 @@ class Session(RowSession):
     Parameters
     ----------
     pool : Pool
-        Its pool.
+        The pool to which the session belongs.
     name : str
         Name in messages.
     lease_s : float or None
-        Seconds after which it ends if it is not run or renewed.
+        Seconds after which the session ends if it is not run or renewed.
     tenant : str or None
-        Name of the owner, whose sessions share cached prompts. With None the session uses only its own cached
-        prompts.
+        Name of the session's owner; the owner's sessions share cached prompts. With None the session uses only its own
+        cached prompts.
     """
 
     _pool: SharedStreams
@@ -74,7 +74,7 @@ class Session(RowSession):
             If an input does not fit, or a required one is missing; the message lists the artifact's inputs. Also if
             each call of the artifact carries several sessions.
         SessionClosedError
-            After `close()`.
+            If the session is closed.
         """
         return steered(lambda all_inputs: self._pool.run([self], [all_inputs])[0], inputs, camera)
 
@@ -87,7 +87,7 @@ class Session(RowSession):
         due : float
             Time by which the chunk should be ready, in seconds of the pool's clock: `time.monotonic` by default.
         inputs : mapping, optional
-            As `run_chunk` takes them.
+            The caller's inputs per chunk; see `run_chunk`.
 
         Raises
         ------
@@ -114,11 +114,11 @@ class Session(RowSession):
         Parameters
         ----------
         prompt : str, optional
-            As in `set_prompt`; used from the next queued chunk on.
+            A new prompt, used from the next queued chunk on; see `set_prompt`.
         chunks : int, optional
             Number of chunks; default: endless.
         recache : bool
-            As in `set_prompt`.
+            Whether to recompute cached keys and values; see `set_prompt`.
         inputs : iterable of mappings, optional
             Inputs of each chunk, as `run_chunk` takes them, read when the chunk is queued, which is one chunk before
             it is yielded if decoding overlaps. To react to keys at once, call `run_chunk`. The stream ends when the
@@ -134,7 +134,7 @@ class Session(RowSession):
         UsageError
             If the artifact makes no video.
         SessionClosedError
-            After `close()`.
+            If the session is closed.
         """
         if chunks is not None:
             chunks = whole_number(chunks, "chunks", 0)
@@ -169,7 +169,7 @@ class Session(RowSession):
         EnvironmentLacksError, ArtifactError
             If the prompt cannot be tokenised.
         SessionClosedError
-            After `close()`.
+            If the session is closed.
         """
         with self._pool._call_lock.take():
             self._pool._rows.set_prompt([self._running_row()], prompt, recache=recache)
@@ -182,14 +182,14 @@ class Session(RowSession):
         text : array or tensor
             [1, tokens, text_dim], the text encoder's output; converted to the buffer's dtype.
         recache : bool
-            As in `set_prompt`.
+            Whether to recompute cached keys and values; see `set_prompt`.
 
         Raises
         ------
         UsageError
             If the shape does not fit, or ``recache`` is asked and the artifact cannot rebuild caches.
         SessionClosedError
-            After `close()`.
+            If the session is closed.
         """
         with self._pool._call_lock.take():
             self._pool._rows.set_text([self._running_row()], text, recache=recache)
@@ -207,7 +207,7 @@ class Session(RowSession):
         UsageError
             If an input does not fit; the message lists the artifact's inputs.
         SessionClosedError
-            After `close()`.
+            If the session is closed.
         """
         with self._pool._call_lock.take():
             self._pool._rows.set_inputs([self._running_row()], inputs)
@@ -223,14 +223,14 @@ class Session(RowSession):
         Parameters
         ----------
         chunk : int
-            Number of chunks of the stream to keep.
+            Number of the first chunk to replace, which is also the number of chunks to keep.
 
         Raises
         ------
         UsageError
             If the session cannot go back so far, or `stream` has queued a chunk that was not yielded yet.
         SessionClosedError
-            After `close()`.
+            If the session is closed.
         """
         with self._pool._call_lock.take():
             row = self._running_row()
@@ -238,7 +238,7 @@ class Session(RowSession):
             self._pool._rows.rewind([row], chunk)
 
     def push_audio(self, samples: object, *, at: int | None = None, last: bool = False) -> None:
-        """Append samples to the voice that the coming chunks hear.
+        """Append audio samples to the session's voice, which later chunks use.
 
         A chunk can be made as soon as its samples, which `audio_needed` names, were pushed. `restart` drops all
         samples and a pause keeps them. A snapshot does not contain samples: after restoring it, push them again from
@@ -252,14 +252,14 @@ class Session(RowSession):
             Number of the first sample, from the start of the stream; samples from there on are replaced. Default:
             append to the pushed samples.
         last : bool
-            Whether the voice ends with these samples. Later chunks then hear silence.
+            Whether the voice ends with these samples. Later chunks then use silence.
 
         Raises
         ------
         UsageError
-            If the artifact hears no audio, or the samples do not fit.
+            If the artifact takes no audio, or the samples do not fit.
         SessionClosedError
-            After `close()`.
+            If the session is closed.
         """
         with self._pool._call_lock.take():
             self._pool._rows.push_audio([self._running_row()], samples, at, last=last)
@@ -271,9 +271,9 @@ class Session(RowSession):
         Raises
         ------
         UsageError
-            If the artifact hears no audio.
+            If the artifact takes no audio.
         SessionClosedError
-            After `close()`.
+            If the session is closed.
         """
         with self._pool._call_lock.take():
             return self._pool._rows.audio_needed(self._running_row())
@@ -295,7 +295,7 @@ class Session(RowSession):
         UsageError
             If seed, picture or reference does not fit; the stream is not changed.
         SessionClosedError
-            After `close()`.
+            If the session is closed.
         """
         with self._pool._call_lock.take():
             row = self._running_row()

@@ -46,7 +46,8 @@ class PromptIds:
         EnvironmentLacksError
             If `tokenizers` is not installed.
         ArtifactError
-            If the file is no valid tokenizer, or gives an id that the text encoder does not know.
+            If the artifact's file is no valid tokenizer, or the tokenizer returns an id that the text encoder does not
+            know.
         UsageError
             If the prompt is too long, and the artifact does not cut prompts.
         """
@@ -74,7 +75,7 @@ class PromptIds:
     def unknown_words(self, cleaned: str) -> list[str]:
         """Return the words of a cleaned prompt that contain unknown tokens, each once.
 
-        The result is None if the tokenizer has no unknown token. Errors are those of `ids`.
+        The result is None if the tokenizer has no unknown token. Raises the same errors as `ids`.
         """
         encoded = self._encoded(cleaned)
         unknown = self._unknown_id()

@@ -41,7 +41,7 @@ class Together:
     Parameters
     ----------
     pool : Pool
-        Their pool.
+        The pool of the sessions.
     sessions : sequence of Session
         The sessions in the order of their rows.
     """

@@ -67,7 +67,9 @@ class Voices:
         return heard
 
     def heard_at(self, rows: Sequence[int], first_frames: Sequence[int]) -> float | None:
-        """Return the time at which the last sample came that the rows' chunks use; None if no row has a voice."""
+        """Return the time at which the last of the samples was pushed that the rows' chunks use; None if no row has a
+        voice.
+        """
         pairs = zip(rows, first_frames, strict=True)
         times = [self._of_row[row].heard_at(first) for row, first in pairs if row in self._of_row]
         return max(times, default=None)
@@ -79,7 +81,7 @@ class Voices:
                 self._of_row[row].forget(frame)
 
     def voice(self, row: int) -> Voice | None:
-        """Return a copy of the voice of a row, if it has one."""
+        """Return a copy of a row's voice; None if no audio was pushed for the row."""
         voice = self._of_row.get(row)
         return None if voice is None else voice.copy()
 

@@ -75,7 +75,7 @@ def check_can_build(library: TensorRt) -> None:
     Raises
     ------
     MachineError
-        If something is missing, also what only the verification needs.
+        If a package or header is missing, including packages that only the verification needs.
     """
     from seko_export.backends.tensorrt_plans.plugin_library import tensorrt_headers
 
@@ -110,7 +110,7 @@ def build_plans(
     Parameters
     ----------
     library : TensorRt
-        Which one builds.
+        The TensorRT library that builds the plans.
     config : VideoBuild
         The build.
     forms : Path
@@ -118,7 +118,7 @@ def build_plans(
     engines : Path
         Folder to make, with the plans, the plugin library, and every kernel's PTX.
     progress : callable
-        Told of the builder's phases.
+        Called with the builder's phases.
 
     Returns
     -------
@@ -128,7 +128,7 @@ def build_plans(
     Raises
     ------
     LoweringError
-        If TensorRT refuses one of them.
+        If TensorRT refuses a form.
     """
     import onnx
 

@@ -57,7 +57,7 @@ class PlanBuilder:
     Parameters
     ----------
     library : TensorRt
-        Which one.
+        The TensorRT library that builds the plans.
     plugins : Path
         The C++ plugin, which is loaded here.
     """
@@ -87,7 +87,7 @@ class PlanBuilder:
         Parameters
         ----------
         model : ModelProto
-            From `with_kernels`.
+            The plan form with kernels that `with_kernels` returned.
         aliases : mapping of str to str
             Outputs that are written in the memory of an input.
         archs : sequence of int
@@ -95,7 +95,7 @@ class PlanBuilder:
         timing_cache : bytes
             Kernel times of an earlier build on this GPU by this TensorRT; may be empty.
         progress : callable
-            Told of the builder's phases.
+            Called with the builder's phases.
 
         Returns
         -------

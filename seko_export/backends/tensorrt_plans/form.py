@@ -36,7 +36,7 @@ class PlanForm:
     model : ModelProto
         The model. Nodes of the domain ``seko`` are those that kernels replace, and attention.
     plugins : mapping of str to Plugin
-        By the name of such nodes.
+        Plugins by the name of the node that each plugin replaces.
     compute : str
         The dtype that the plugins' ``float`` stands for: ``bfloat16`` or ``float32``.
     narrowed : int
@@ -68,7 +68,7 @@ def plan_form(source: ModelProto, rows: CacheRows | None = None, kv_caches: Coll
     Raises
     ------
     LoweringError
-        If nothing writes one of them in place: a plan would copy it whole at every call.
+        If no node writes one of ``kv_caches`` in place: a plan would copy the whole cache at every call.
     """
     model = ModelProto()
     model.CopyFrom(source)

@@ -19,14 +19,17 @@ MOST_SPLITS = 24
 
 
 def waves_for(batch: int, heads: int, queries: int, keys: int, slots: int) -> Waves | None:
-    """Return how to split an attention on a GPU that runs `slots` tiles at a time; None if no split is faster."""
+    """Return how to split the keys of an attention on a GPU that runs ``slots`` query tiles at a time; None if no split
+    is faster.
+    """
     splits = [number for number in range(2, MOST_SPLITS + 1) if keys % number == 0]
     return cut(batch * heads, queries, keys, TILE, slots, splits)
 
 
 def waves_on(device: torch.device, batch: int, heads: int, queries: int, keys: int) -> Waves | None:
-    """Return `waves_for` this device; None unless the device is a Hopper GPU, on which cuDNN's tiles were
-    measured."""
+    """Return the split of `waves_for` for this device; None unless the device is a Hopper GPU, on which cuDNN's tiles
+    were measured.
+    """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return None
     slots = torch.cuda.get_device_properties(device).multi_processor_count

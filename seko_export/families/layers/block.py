@@ -80,11 +80,11 @@ class BlockWeights(Ranked):
         given: Mapping[str, Tensor],
         rows: Tensor | None,
     ) -> Tensor:
-        """Return the cross-attention of q [B, T, H, D] to the text, plus that to the keys and values in
-        `beside_text`, as [B, T, d].
+        """Return the cross-attention of q [B, T, H, D] to the text, plus the cross-attention to the keys and values
+        that `beside_text` names, as [B, T, d].
 
-        Keys and values are [B, N, H, D]. With ``rows`` [B] they are those of all pool rows, and the call's rows are
-        selected.
+        Keys and values are [B, N, H, D] for N tokens. With ``rows`` [B] keys and values have an entry for each pool
+        row, from which the call's rows are selected.
         """
         pairs = [(text_k, text_v)]
         if self.beside_text:
@@ -104,9 +104,9 @@ class Block(BlockWeights):
     Parameters
     ----------
     masked : bool
-        If True, attention sees the first ``valid_tokens`` of each row's cache, which is still filling. If False, it
-        sees the whole cache without a bias, for full rows; measured on an H200, a bias costs cuDNN's attention half
-        of its speed (docs/adr/0002).
+        If True, attention sees only the first ``valid_tokens`` tokens of each row's cache, for caches that are still
+        filling. If False, attention sees the whole cache without a bias, for full caches; measured on an H200, a bias
+        costs cuDNN's attention half of its speed (docs/adr/0002).
     """
 
     def __init__(
@@ -140,34 +140,38 @@ class Block(BlockWeights):
     ) -> Tensor:
         """Advance the hidden state by one layer and write this layer's K and V.
 
-        With `split`, hidden state and rotary tables have only the rank's tokens, and caches only its heads.
+        If several ranks share a chunk (`split`), hidden state and rotary tables have the rank's tokens only, and caches
+        the rank's heads only.
 
         Parameters
         ----------
         hidden, modulation, cos, sin, token_index : Tensor
-            From `Embed`.
+            Results of `Embed` of these names.
         valid_tokens : Tensor
             [B] int64, number of filled tokens in each row's cache, including this chunk.
         text_k, text_v : Tensor
             [B, text tokens, H, D], from `PromptKv`.
         caches : Mapping[str, Tensor]
-            This layer's cache tensors in `kv`'s layout, each [B*N, ...]; written in place.
+            This layer's cache tensors by their names in the cache format (`kv`), each [B*N, ...] with N cache tokens
+            for each of B rows; written in place.
         scales : Mapping[str, Tensor]
-            This layer's constants, as `kv` names them.
+            This layer's constants of the cache format, such as quantisation scales, by their names in `kv`.
         places : Mapping[str, Tensor]
-            ``slot_rotary`` and ``patch_rotary`` from `Embed` if `kv` stores keys before RoPE, else empty.
+            The rotary tables ``slot_rotary`` and ``patch_rotary`` from `Embed` if the cache format stores keys before
+            RoPE, else empty.
         rows : Tensor, optional
             [B] int64, only in a pool: the pool row of each batch index, which selects from the caches, ``text_k`` and
             ``text_v``.
         given : mapping of str to Tensor, optional
-            The tensors that `after_attention`, `tail` and `beside_text` take.
+            The family's tensors by name: inputs of the modules `after_attention` and `tail`, and the further keys and
+            values that `beside_text` names.
         rank : Tensor, optional
-            [1] int64, the rank's number; only with `split`.
+            [1] int64, the number of this rank; only if several ranks share a chunk.
 
         Returns
         -------
         Tensor
-            [B, T, d], the next hidden state; with `split` [B, T/R, d].
+            [B, T, d], the next hidden state; [B, T/R, d] if R ranks share the chunk.
         """
         per_frame = (self.modulation.unsqueeze(0) + modulation).unsqueeze(3)  # [B, F, 6, 1, d] float32
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = per_frame.unbind(2)  # each [B, F, 1, d]
@@ -254,7 +258,7 @@ class CrossAttentionWeights(nn.Module):
 
 
 class RmsNormWeight(nn.Module):
-    """The weight of an RMSNorm over the full width, before the head split."""
+    """The weight of an RMSNorm over the full width, before the split into heads."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
@@ -289,7 +293,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor | None) -> Tensor:
-    """Return `attention` to the first ``valid_tokens`` [B] keys of each row; with None to all keys, without a bias."""
+    """Return `attention` to the first ``valid_tokens`` [B] keys of each row, or to all keys without a bias if
+    ``valid_tokens`` is None.
+    """
     if valid_tokens is None:
         waves = waves_on(q.device, q.shape[0], q.shape[2], q.shape[1], k.shape[1])
         return attention(q, k, v, None) if waves is None else cut_attention(q, k, v, waves).flatten(2)

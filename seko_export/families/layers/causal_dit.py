@@ -96,22 +96,22 @@ class Embed(Ranked):
         context_timestep : Tensor
             [1] float32, the context timestep.
         slot_frames : Tensor, optional
-            [B*cache_frames] int64, the frame in each slot; only with `key_rotary`. The numbers of the chunk's own
-            frames are written here in place, before any block writes their keys. This tensor is state and cannot be
-            computed, because the frames of a rebuilt cache are not consecutive.
+            [B*cache_frames] int64, the frame in each slot; only with `key_rotary`. This module writes the chunk's frame
+            numbers into the tensor in place, before any block writes the frames' keys. This tensor is state and cannot
+            be computed, because the frames of a rebuilt cache are not consecutive.
         valid_tokens : Tensor, optional
             [B] int64, number of filled tokens in each row's cache; only with window positions.
         rows : Tensor, optional
             [B] int64, only in a pool: the pool row of each batch index; ``slot_frames`` then covers all pool rows.
         given : mapping of str to Tensor, optional
-            The caller's inputs that `beside` takes, [B, ...] each.
+            The caller's inputs that the method `beside` concatenates to the latents, by name, [B, ...] each.
         rank : Tensor, optional
-            [1] int64, the rank's number; only with `split`.
+            [1] int64, the number of this rank; only if several ranks share a chunk.
 
         Returns
         -------
         hidden : Tensor
-            [B, T, d] in the compute dtype; with `split` [B, T/R, d].
+            [B, T, d] in the compute dtype; [B, T/R, d] if R ranks share the chunk.
         update : Tensor
             Only with `update`: zeros of the shape of ``hidden``.
         modulation : Tensor
@@ -119,12 +119,13 @@ class Embed(Ranked):
         time : Tensor
             [B, F, d] float32, for the head.
         cos, sin : Tensor
-            [B, T, D/2] float32, rotary tables; with `split` of the rank's tokens.
+            [B, T, D/2] float32, rotary tables of the chunk's tokens; of this rank's tokens if several ranks share the
+            chunk.
         token_index : Tensor
-            [B*T] int64, index into the flat cache [B*N, ...] to which each token is written; with `split` in the
-            order of attention.
+            [B*T] int64, index into the flat cache [B*N, ...] to which each token is written; if several ranks share the
+            chunk, in the token order of `RankSplit.to_heads`.
         slot_rotary, patch_rotary : Tensor
-            Only with `key_rotary`: see `rotary.key_rotary_tables`.
+            The two rotary tables of the cached keys that `rotary.key_rotary_tables` returns; only with `key_rotary`.
         """
         latents = self.beside(latents, given or {})
         patches = patchify(latents).to(self.patch_embedding.weight.dtype)  # [B, T, C*4]
@@ -141,12 +142,16 @@ class Embed(Ranked):
         return (*state, modulation, time, *of_rank(positions, self.split, rank))
 
     def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        """Return the tensor to embed, [B, in_channels, F, h, w]: the latents, and further channels of the family."""
+        """Return the input of the patch embedding, [B, in_channels, F, h, w]: the latents, and further channels that
+        the family adds.
+        """
         del given
         return latents
 
     def tokens(self, patches: Tensor, frames: Tensor) -> Tensor:
-        """Return the embedded patches [B, T, d], from [B, T, C*4]; ``frames`` [B, F] are negative before the stream."""
+        """Return the embedded patches [B, T, d], from patches [B, T, C*4]; frame numbers ``frames`` [B, F] are negative
+        for reference frames.
+        """
         del frames
         embedded: Tensor = self.patch_embedding(patches)
         return embedded
@@ -203,7 +208,7 @@ class Prompt(nn.Module):
 
 
 class PromptKv(nn.Module):
-    """The projections of one layer's cross-attention K and V, which run once for each prompt."""
+    """The projections to one layer's cross-attention K and V of the text, which run once for each prompt."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -229,7 +234,9 @@ def sinusoid(timestep: Tensor, width: int) -> Tensor:
 
 
 def is_conditioning(conditioning_frames: Tensor, chunk_frames: int) -> Tensor:
-    """Return [B, F] bool: whether each frame of the chunk is a conditioning frame, from their number [B]."""
+    """Return [B, F] bool: whether each frame of the chunk is a conditioning frame, from the number of conditioning
+    frames [B].
+    """
     return torch.arange(chunk_frames, device=conditioning_frames.device) < conditioning_frames[:, None]
 
 

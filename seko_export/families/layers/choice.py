@@ -28,13 +28,13 @@ Outputs = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def no_module(model: ModelConfig, dtype: torch.dtype) -> None:
-    """Return None: the family adds no module at this place."""
+    """Return None: the family adds no module after self-attention or after the feed-forward."""
     del model, dtype
 
 
 @dataclass(frozen=True)
 class FamilyModule:
-    """A module of the family that runs before the passes of a chunk; its outputs are kept for all passes.
+    """A module of the family that runs before the passes of a chunk; buffers hold the module's outputs for all passes.
 
     Parameters
     ----------
@@ -42,7 +42,8 @@ class FamilyModule:
         Name of the module. The engine is named ``chunk_NAME`` or ``prompt_NAME``; names of weights begin with
         ``NAME.``, or with ``blocks.{layer}.NAME.`` if the module runs once per layer.
     make : callable
-        Returns the module of a build. The module's `groups` is ``("given",)``: it takes a mapping of tensors.
+        Returns the module of a build. The module's forward takes one mapping of tensors, called ``given``, as its
+        attribute `groups` = ``("given",)`` states.
     takes : tuple of str
         Names of the module's inputs: inputs of the caller, and outputs of earlier modules.
     outputs : callable
@@ -62,8 +63,8 @@ class FamilyModule:
 
 @dataclass(frozen=True)
 class ChunkModule(FamilyModule):
-    """A module that runs once per chunk. When a cache is rebuilt, the module runs again for each kept chunk, with
-    that chunk's inputs.
+    """A module that runs once per chunk. When a session's cache is rebuilt, the module runs again for each chunk in the
+    cache, with that chunk's inputs.
 
     Parameters
     ----------
@@ -98,8 +99,8 @@ class LayerChoice:
     inputs : tuple of InputSpec
         The caller's inputs per chunk, prompt or session; each gets a buffer of role ``chunk`` or ``prompt``.
     embed : type of Embed
-        A subclass may override `beside` to concatenate inputs to the latents, `tokens` to embed frames before the
-        stream in another way, and `times` to set the time of each frame.
+        The class of the embedding. A subclass may override the methods `beside` to concatenate inputs to the latents,
+        `tokens` to embed reference frames with other weights, and `times` to set the timestep of each frame.
     embed_inputs, after_attention_inputs, tail_inputs : tuple of str
         Names of the tensors that the embedding and the two modules take: inputs, outputs of ``chunk_modules``, and
         ``pass_tables``.
@@ -112,8 +113,9 @@ class LayerChoice:
     prompt_modules : tuple of PromptModule
         Modules that run once per prompt, in order.
     beside_text : tuple of str
-        Names of keys and values [N, H, D] among the outputs of ``prompt_modules`` per layer. Cross-attention attends
-        to them with a second softmax and adds the result to that of the text. If empty, it attends to the text alone.
+        Names of keys and values [N, H, D] among the outputs of ``prompt_modules`` per layer. Cross-attention attends to
+        these keys and values with a second softmax and adds the result to the attention to the text. If empty,
+        cross-attention attends to the text alone.
     pass_tables : mapping of str to shape and dtype
         Weights ``of_times.NAME`` [passes, *shape] that `Family.tables` computes; a layer gets the entry of the
         current pass. A build with such tables has no context pass.
@@ -121,8 +123,8 @@ class LayerChoice:
     Raises
     ------
     UsageError
-        If an input is per pass, which the shared layers do not support; if an input per session is taken by anything
-        but numbered chunk modules, or an input per prompt by anything but prompt modules.
+        If the caller supplies an input once per pass, which the shared layers do not support; if anything but a
+        numbered chunk module takes an input per session, or anything but a prompt module an input per prompt.
     """
 
     inputs: tuple[InputSpec, ...] = ()
@@ -164,7 +166,7 @@ class LayerChoice:
 
     @property
     def layer_inputs(self) -> tuple[str, ...]:
-        """Names of the tensors that every layer takes besides keys and values, each once."""
+        """Names of the family's tensors that every layer takes besides keys and values, without duplicates."""
         return tuple(dict.fromkeys((*self.after_attention_inputs, *self.tail_inputs)))
 
 
@@ -240,7 +242,7 @@ def prompt_module_pieces(config: VideoBuild, choice: LayerChoice) -> list[Piece]
 
 
 def input_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
-    """Return the buffers of the caller's inputs."""
+    """Return the buffers that hold the caller's inputs."""
     return [
         Buffer(
             caller_input.buffer, (config.workload.call_rows, *caller_input.shape), caller_input.dtype, "host"
@@ -257,7 +259,7 @@ def input_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
 
 
 def module_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
-    """Return the buffers in which the outputs of the family's modules are kept."""
+    """Return the buffers that hold the outputs of the family's modules."""
     buffers = []
     for role, buffer_role, rows, modules in (
         (CHUNK, "state", config.workload.call_rows, choice.chunk_modules),

@@ -1,11 +1,11 @@
 """One transformer layer in Seko's kernels: `block.Block` with fewer launches, optionally with fp8 attention.
 
 `RowFusedBlock` works with any cache: it fuses norms, modulation, residuals and RoPE, uses 16-bit attention, and
-rounds exactly as `Block` does. `FusedBlock` needs an FP4 cache: its frames are expanded to an 8-bit scratch (keys int8,
-values fp8), and one kernel attends to it and to the chunk's own unquantised keys and values (docs/adr/0004). The
-scratch lives for one call, so all layers share its memory. With a resident window, `past_window.WindowExpand` fills
-it once a chunk instead. Attention reads the number of filled tokens on the device, so full and filling rows share an
-engine.
+rounds exactly as `Block` does. `FusedBlock` needs an FP4 cache: the cached frames are expanded to an 8-bit scratch
+(keys int8, values fp8), and one kernel attends to this scratch and to the chunk's own unquantised keys and values
+(docs/adr/0004). The scratch lives for one call, so all layers share its memory. With a resident window,
+`past_window.WindowExpand` expands the cached frames once a chunk instead. Attention reads the number of filled tokens
+on the device, so full and filling rows share an engine.
 
 Shapes as in `causal_dit`. Without a GPU each op runs its reference in plain torch.
 """
@@ -37,7 +37,9 @@ SHIFT_1, SCALE_1, GATE_1, SHIFT_2, SCALE_2, GATE_2 = range(6)
 
 
 class Fp8Linear(nn.Module):
-    """Weights of an fp8 matmul: e4m3 with a scale for each output channel. Its input is already quantised by row."""
+    """Weights of an fp8 matmul: e4m3 with a scale for each output channel. The matmul's input is already quantised by
+    row.
+    """
 
     def __init__(self, inner: int, outer: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -61,7 +63,9 @@ class QuantisingLinear(Fp8Linear):
 
 
 def set_fp8(module: nn.Module | None) -> None:
-    """Replace linear layers of a family's module, those in its ``fp8_linears``, by fp8 ones."""
+    """Replace those linear layers of a family's module that its attribute ``fp8_linears`` names by fp8 linear
+    layers.
+    """
     for name in getattr(module, "fp8_linears", ()):
         plain = getattr(module, name)
         setattr(module, name, QuantisingLinear(plain.in_features, plain.out_features, plain.weight.dtype))
@@ -148,38 +152,41 @@ class FusedLayer(BlockWeights):
         given: Mapping[str, Tensor] | None = None,
         rank: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Advance the hidden state by one layer; with `token_index` also write this layer's K and V.
+        """Advance the hidden state by one layer; if ``token_index`` is passed, also write this layer's K and V.
 
-        ``hidden`` does not include the previous layer's FFN output ``update``, whose gated residual is added here,
-        fused with the norm.
+        ``hidden`` does not include the previous layer's FFN output ``update``; this method adds the output's gated
+        residual to ``hidden``, fused with the norm.
 
         Parameters
         ----------
         hidden, modulation, cos, sin : Tensor
-            From `Embed`.
+            Results of `Embed` of these names.
         update : Tensor
-            [B, T, d], the previous layer's FFN output. Zeros before the first layer, and after a layer with a tail,
-            which has already added its output.
+            [B, T, d], the previous layer's FFN output. Zeros before the first layer, and after a layer with a module
+            after its feed-forward (`tail`), which has already added that output.
         valid_tokens, text_k, text_v, caches, places, rows : Tensor or mapping
             As in `Block.forward`.
         scales : Mapping[str, Tensor]
-            The cache format's constants; for an FP4 cache also those of `scratch.scratch_scales`.
+            The cache format's constants, such as quantisation scales; for an FP4 cache also the constants that
+            `scratch.scratch_scales` returns.
         window : Mapping[str, Tensor]
-            A resident window, by `PastWindow`'s names; empty if there is none.
+            The layer's resident window (cached keys and values in 8 bits), by the names of `PastWindow`'s fields; empty
+            for a build without one.
         write_slots : Tensor, optional
             [B, F] int64, the ring slot of each latent frame of the chunk in its row's cache; for layers that expand
             an FP4 cache.
         token_index : Tensor, optional
             [B*T] int64 from `Embed`, if the layer writes its K and V.
         given : mapping of str to Tensor, optional
-            The tensors that `after_attention`, `tail` and `beside_text` take.
+            The family's tensors by name: inputs of the modules `after_attention` and `tail`, and the further keys and
+            values that `beside_text` names.
         rank : Tensor, optional
-            [1] int64, the rank's number; only with `split`, and then as in `Block.forward`.
+            [1] int64, the number of this rank; only if several ranks share a chunk, see `Block.forward`.
 
         Returns
         -------
         hidden, update : Tensor
-            The next layer's arguments of these names.
+            The arguments ``hidden`` and ``update`` of the next layer.
         """
         ops, eps, dtype = self.ops, self.model.norm_eps, hidden.dtype
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
@@ -340,7 +347,7 @@ class RowFusedBlock(FusedLayer):
     masked : bool
         As `Block` takes it.
     kernel : bool
-        Whether attention is Seko's kernel, which needs no mask; otherwise it is torch's.
+        Whether attention runs in Seko's kernel, which needs no mask; otherwise in torch's.
     fp8 : bool
         As `FusedLayer` takes it.
     """
@@ -403,8 +410,9 @@ class _KeysAndValuesWeights(nn.Module):
 
 
 class KeysAndValues(Ranked):
-    """The last layer in the context pass: computes and writes its keys and values, because its output is not
-    needed."""
+    """The last layer in the context pass, which only computes and writes the layer's keys and values, because nothing
+    reads the layer's output.
+    """
 
     groups = ("caches", "scales")  # arguments that are mappings
 
@@ -429,8 +437,8 @@ class KeysAndValues(Ranked):
         sin: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[()]:
-        """Write this layer's K and V. Parameters are those of `FusedLayer.forward`; ``cos`` and ``sin`` are given
-        only if keys are stored after RoPE.
+        """Write this layer's K and V. The parameters have the meaning of `FusedLayer.forward`'s; ``cos`` and ``sin``
+        are passed only if keys are stored after RoPE.
         """
         m, dtype = self.model, hidden.dtype
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))

@@ -49,9 +49,9 @@ class LayerArguments:
     bucket : int or None
         Rows of a call in a pool; None without a pool.
     rope_cos_sin : tuple of Argument
-        Arguments with cosines and sines of the chunk's positions in the stream.
+        Arguments with the rotary tables (cosines and sines) of the chunk's positions in the stream.
     choice : LayerChoice
-        The family's changes to the layers.
+        The family's additions to the shared layers.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class LayerArguments:
             )
 
     def positions_piece(self, frames: Argument, rows: tuple[Argument, ...]) -> Piece:
-        """Return the engine that computes a chunk's positions in this group's caches. For the largest ring `Embed`
-        computes them.
+        """Return the engine that computes a chunk's positions in this group's caches. For the layer group with the
+        largest ring `Embed` computes these positions.
         """
         return Piece(
             self._key(RING_POSITIONS),
@@ -129,7 +129,7 @@ class LayerArguments:
         )
 
     def window_piece(self, rows: tuple[Argument, ...]) -> Piece:
-        """Return the engine that fills these layers' resident windows before a chunk's first pass."""
+        """Return the engine that fills the resident windows of this layer group before a chunk's first pass."""
         taken = (self.write_slots, self._valid, *self._caches, *self._scales, *self.key_rotary, *self.window)
         return Piece(
             self._key(WINDOW),
@@ -150,12 +150,12 @@ class LayerArguments:
         text_kv: tuple[Argument, ...],
         rows: tuple[Argument, ...],
     ) -> list[Piece]:
-        """Return the engines of these layers, for the build's GPU, kernels and cache.
+        """Return the engines of this layer group's layers, for the build's GPU, kernels and cache format.
 
         Parameters
         ----------
         state : tuple of Argument
-            Arguments with the tensors that each layer passes to the next.
+            Arguments with the tensors, such as the hidden state, that each layer passes to the next layer.
         modulation : Argument
             Shift, scale and gate of the chunk's frames.
         text_kv : tuple of Argument

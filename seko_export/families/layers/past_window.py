@@ -1,7 +1,7 @@
 """Cached keys and values of a layer, expanded from FP4 to 8 bits for fp8 attention: in each pass, or once a chunk (a
 resident window).
 
-Cached frames are the same in all passes of a chunk, so one resident window serves them all. The window holds the rows
+Cached frames are the same in all passes of a chunk, so one resident window serves all passes. The window holds the rows
 of the current call; the next chunk fills it again.
 """
 
@@ -22,8 +22,8 @@ from seko_kernels.scratch import KeyRotation, scratch_shapes
 
 
 class PastWindow(NamedTuple):
-    """Cached keys and values in the form that `attention_fp8` takes: P places for tokens; scales and values padded to
-    whole tiles.
+    """Cached keys and values in the layout that the kernel `attention_fp8` reads: P tokens for each row; scales and
+    values padded to whole tiles.
 
     Keys ``k`` [B, P, H, D] int8 with a scale for each tile ``k_scale`` [B, H, tiles] float32; values ``v`` [B, H, D,
     columns] e4m3.
@@ -65,7 +65,7 @@ def expand_past(
     window : PastWindow
         The window, written in place up to the number of filled tokens of each row.
     caches, scales, places, write_slots, valid_tokens
-        As in `fused_block.FusedLayer.forward`, but with caches of the call's rows only.
+        The arguments of `fused_block.FusedLayer.forward` with these names, but caches of the call's rows only.
     stream : StreamConfig
         Layout of the caches.
     """
@@ -91,7 +91,7 @@ class WindowExpand(Ranked):
     Attributes
     ----------
     split : RankSplit or None
-        How ranks share a chunk: the window has the rank's heads.
+        How ranks share a chunk; the resident window then has this rank's heads only.
     """
 
     groups = ("caches", "scales", "places", "window")  # arguments that are mappings
@@ -111,7 +111,9 @@ class WindowExpand(Ranked):
         rows: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[()]:
-        """Write ``window``. Parameters are those of `fused_block.FusedLayer.forward`."""
+        """Fill the resident window ``window`` in place. The parameters have the meaning of
+        `fused_block.FusedLayer.forward`'s.
+        """
         if rows is not None:
             caches = {name: rows_of(cache, rows, self.stream.cache_tokens) for name, cache in caches.items()}
         if self.split is not None and rank is not None:

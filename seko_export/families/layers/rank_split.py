@@ -1,9 +1,9 @@
 """Division of a chunk among ranks: tokens outside attention, heads inside it (Ulysses, arXiv 2309.14509).
 
-A rank is one process with one GPU. Every rank has an equal share of each latent frame's tokens, so that tensors with
-an entry for each frame need no change, and an equal share of the heads, in order. The collectives are functional,
-which `torch.export` traces; engines find the ranks' process group by `CALL_GROUP`. All ranks run the same engines: a
-tensor with the rank's number selects the rank's tokens.
+A rank is one process with one GPU. Every rank has an equal share of each latent frame's tokens, so that tensors with an
+entry for each frame are the same on all ranks, and an equal share of the heads, in order. The collectives are
+functional, which `torch.export` traces; engines find the ranks' process group by `CALL_GROUP`. All ranks run the same
+engines: a tensor with the rank's number selects the rank's tokens.
 
 Inside attention tokens are in the order of ranks: all tokens of rank 0, then all of rank 1, and so on. This is the
 order after the all-to-all, and attention does not depend on the order. `as_exchanged` reorders the indices of the
@@ -15,7 +15,7 @@ tokens, which the last ranks get. Layers compute on padding as on tokens, since 
 have the chunk's tokens only. Removing the padding is a copy, which also puts the tokens in the chunk's own order.
 
 Shapes: B rows, F latent frames of the chunk, n tokens of a latent frame, T = F*n, R ranks, H heads, D channels. n/R is
-rounded up, and T/R is F times that: a rank's tokens, with padding.
+rounded up, and T/R is F times the rounded n/R: a rank's tokens, with padding.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ class RankSplit:
         return own
 
     def as_exchanged(self, x: Tensor, rows: int) -> Tensor:
-        """Return x [B*T], a number for each token of each of B rows, reordered to the tokens' order after
-        `to_heads`."""
+        """Return x [B*T], one number for each of T tokens of each of B rows, in the token order of `to_heads`'
+        results.
+        """
         if self.padding:
             return x
         shares = x.unflatten(0, (rows, self.chunk_frames, self.ranks, -1))  # [B, F, R, n/R]
@@ -84,7 +85,7 @@ class RankSplit:
         return own
 
     def heads_of_each(self, tensors: Mapping[str, Tensor], rank: Tensor) -> dict[str, Tensor]:
-        """Return `own_heads` of each tensor of a mapping."""
+        """Return the mapping with `own_heads` applied to each tensor."""
         return {name: self.own_heads(tensor, rank) for name, tensor in tensors.items()}
 
     def to_heads(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -16,8 +16,8 @@ from seko_export.families.layers.rotary import key_rotary_tables, rotary_tables
 
 
 class RingPositions(Ranked):
-    """Positions of a chunk in the caches of layers with a smaller ring; `causal_dit.Embed` computes those for the
-    largest ring.
+    """The module that computes a chunk's positions in the caches of layers with a smaller ring; `causal_dit.Embed`
+    computes the positions for layers with the largest ring.
 
     Attributes
     ----------
@@ -38,8 +38,8 @@ class RingPositions(Ranked):
         rows: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return `chunk_positions` in the form of `of_rank`. Cosines and sines are included only if positions are
-        relative to the window.
+        """Return the result of `chunk_positions` for one rank, see `of_rank`. Cosines and sines are included only if
+        RoPE positions count from the oldest cached frame.
         """
         whole = chunk_positions(self.model, self.stream, frames, write_slots, slot_frames, valid_tokens, rows)
         cos, sin, *tables = of_rank(whole, self.split, rank)
@@ -69,13 +69,13 @@ def chunk_positions(
     valid_tokens : Tensor or None
         [B] int64, number of filled tokens in each row's cache; only with window positions.
     rows : Tensor or None
-        [B] int64, rows of a pool with S rows; without it S is B.
+        [B] int64, the pool row of each batch index, in a pool with S rows; None without a pool, S is then B.
 
     Returns
     -------
     tuple of Tensor
-        ``cos`` and ``sin`` [B, T, D/2] float32 of the chunk, ``token_index`` [B*T] int64; with ``slot_frames`` also the
-        two tables of `rotary.key_rotary_tables`.
+        The rotary tables ``cos`` and ``sin`` [B, T, D/2] float32 of the chunk, and ``token_index`` [B*T] int64; with
+        ``slot_frames`` also the two tables that `rotary.key_rotary_tables` returns.
     """
     index = token_index(write_slots, stream, rows)
     if slot_frames is None:
@@ -102,9 +102,10 @@ def chunk_positions(
 def of_rank(
     positions: tuple[Tensor, ...], split: RankSplit | None, rank: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Return the result of `chunk_positions` in the form that a rank's layers take; unchanged without a split.
+    """Return the result of `chunk_positions` as one rank's layers take it; unchanged if ranks do not share chunks.
 
-    The rotary tables are for the rank's own tokens, [B, T/R, D/2]; ``token_index`` is in the order of attention.
+    The rotary tables returned are those of the rank's own tokens, [B, T/R, D/2]; ``token_index`` is in the token order
+    of `RankSplit.to_heads`.
     """
     if split is None or rank is None:
         return positions
@@ -116,12 +117,13 @@ def of_rank(
 def window_positions(
     slot_frames: Tensor, valid_frames: Tensor, references: int = 0, *, apart: bool = False
 ) -> Tensor:
-    """Return [B, slots] int64: for each slot the number of cached frames that are older than its frame.
+    """Return [B, slots] int64: for each cache slot the number of cached frames that are older than the frame in that
+    slot.
 
     Frames of the sink are the oldest and get positions from 0 on; the others follow by age, independent of their
     slots. Empty slots (from ``valid_frames`` [B] on) are not counted, and neither are copies of reference frames,
-    which fill up the chunk of references after the first ``references`` slots. With ``apart`` reference frames are
-    not counted either, and have position 0.
+    which fill up the chunk of references after the first ``references`` slots. If ``apart`` is true, reference frames
+    are not counted either, and have position 0.
     """
     slots = torch.arange(slot_frames.shape[1], device=slot_frames.device)
     there = slots < valid_frames[:, None]  # [B, slots]
@@ -156,14 +158,16 @@ def token_index(write_slots: Tensor, stream: StreamConfig, rows: Tensor | None =
 
 
 def rows_of(x: Tensor, rows: Tensor, length: int) -> Tensor:
-    """Return [B*length, ...]: the parts of ``x`` [S*length, ...] of the pool rows ``rows`` [B]."""
+    """Return [B*length, ...]: from ``x`` [S*length, ...], with ``length`` entries for each of S pool rows, the entries
+    of the pool rows ``rows`` [B].
+    """
     parts: Tensor = x.unflatten(0, (-1, length))
     return parts.index_select(0, rows).flatten(0, 1)
 
 
 def token_index_of_call(token_index: Tensor, rows: Tensor, stream: StreamConfig) -> Tensor:
-    """Convert token indices [B*T] of a pool's caches to those of the call's rows [B*N, ...], as `rows_of` returns
-    them.
+    """Convert token indices [B*T] into a pool's caches to token indices into the call's caches [B*N, ...], which
+    `rows_of` returns.
     """
     moved = (torch.arange(rows.shape[0], device=rows.device) - rows) * stream.cache_tokens
     by_row: Tensor = token_index.unflatten(0, (rows.shape[0], -1))

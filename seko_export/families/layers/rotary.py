@@ -39,8 +39,8 @@ def rotary_tables(frames: Tensor, model: ModelConfig, stream: StreamConfig) -> t
 
 
 def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamConfig) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines for the cached keys as two tables, which together equal `rotary_tables` of their
-    frames.
+    """Return cosines and sines for the cached keys as two tables, which together hold the values of `rotary_tables` for
+    the cached frames.
 
     Time, height and width rotate different channel pairs, so a table by slot (time) and a table by patch (height,
     width) are enough. Both tables stay in a GPU's L2 cache; a single table as long as the KV cache would be read from
@@ -74,8 +74,8 @@ def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamCon
 
 
 def side_channels(model: ModelConfig) -> int:
-    """Return the number of a head's channels that height rotates, which is also the number for width. Time rotates
-    the rest, which come first.
+    """Return the number of a head's channels that height rotates, and also width. Time rotates the remaining channels,
+    which come first.
     """
     return 2 * (model.head_dim // 6)
 

@@ -76,7 +76,7 @@ class Advance(nn.Module):
     Attributes
     ----------
     draws : bool
-        Whether the step adds noise and takes ``seeds``, ``frames`` and ``draw``, which select it.
+        Whether the step adds noise and takes ``seeds``, ``frames`` and ``draw``, which select the noise.
     rounded : bool
         Whether latents, the first noise included, are rounded to bfloat16 between the passes.
     """
@@ -109,7 +109,7 @@ class Advance(nn.Module):
         seeds, frames, draw : Tensor
             [B], [B, F], [1] int64: seed, frame numbers and number of the draw, which select the noise.
         conditioning_frames : Tensor
-            [B] int64, as `Noise` takes it.
+            [B] int64: number of leading frames of the chunk that are conditioning frames.
         """
         still = is_conditioning(conditioning_frames, frames.shape[1])[:, None, :, None, None]
         clean = latents - sigma * velocity
@@ -120,7 +120,7 @@ class Advance(nn.Module):
 class EulerAdvance(nn.Module):
     """One step of Euler's method without fresh noise: ``x + (sigma' - sigma)*v``, as in LightX2V.
 
-    Conditioning frames are not changed. Attributes are those of `Advance`.
+    Conditioning frames are not changed. The attributes have the meaning of `Advance`'s.
     """
 
     draws, rounded = False, False
@@ -137,7 +137,7 @@ class EulerAdvance(nn.Module):
         sigma_next: Tensor,
         conditioning_frames: Tensor,
     ) -> Tensor:
-        """Return the next latents [B, C, F, h, w] float32; parameters are those of `Advance.forward`."""
+        """Return the next latents [B, C, F, h, w] float32; the parameters have the meaning of `Advance.forward`'s."""
         still = is_conditioning(conditioning_frames, latents.shape[2])[:, None, :, None, None]
         after = latents + (sigma_next - sigma) * velocity
         return torch.where(still, latents, in_bfloat16_steps(after) if self.rounded else after)
@@ -199,7 +199,7 @@ def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[in
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return four random 32-bit words (int64, 0..2**32-1) for each counter and key (int64, same range)."""
+    """Return four random 32-bit words (int64, 0..2**32-1) for each counter and key (int64, 0..2**32-1)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for number in range(_ROUNDS):

@@ -39,7 +39,9 @@ class RenamedWeights:
         return self._checkpoint[self._theirs(name)]
 
     def row_codes(self, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return a matrix as it is stored in e4m3, with a scale for each row; None if it is not."""
+        """Return the e4m3 codes of a stored matrix and a scale for each row; None if the matrix is not stored in
+        e4m3.
+        """
         checkpoint = self._checkpoint
         return checkpoint.row_codes(self._theirs(name)) if isinstance(checkpoint, CodedWeights) else None
 

@@ -43,7 +43,7 @@ class ConditionFrames(nn.Module):
         Parameters
         ----------
         given : mapping of str to Tensor
-            The condition tables; in a pool those of all rows.
+            The condition tables by name, of the call's rows; in a pool of all pool rows.
         frames : Tensor
             [B, F] int64, absolute latent-frame numbers: frame f takes row min(f, 29).
         rows : Tensor, optional
@@ -68,8 +68,9 @@ class Table(nn.Module):
     """The module that joins mask and latents to the condition table."""
 
     def forward(self, first: Tensor, later: Tensor) -> Tensor:
-        """Return the condition table [4 + z, 30, h, w] from the picture's latents [z, 1, h, w] and those of the grey
-        frames [29, z, 1, h, w]."""
+        """Return the condition table [4 + z, 30, h, w] from the latents of the picture [z, 1, h, w] and of the grey
+        frames [29, z, 1, h, w].
+        """
         latents = torch.cat((first, later.squeeze(2).transpose(0, 1)), 1)
         mask = torch.zeros(MASK_CHANNELS, *latents.shape[1:], device=latents.device)
         mask[:, 0] = 1

@@ -21,7 +21,8 @@ _CONTROL = "control_type"
 
 
 def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None) -> Recognised | None:
-    """Return the facts that a file and its config.json state about a lingbot-world model; None if it is none.
+    """Return the facts that a file and its config.json state about a lingbot-world model; None if the file holds no
+    such model.
 
     Both versions have the same shapes, and config.json differs only in sink and window, which a user may also choose.
     The folder's name distinguishes the versions. Any other folder name counts as the second version, unless --preset

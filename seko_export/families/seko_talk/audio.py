@@ -76,24 +76,25 @@ class AudioTokens(Ranked):
         rows: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the tokens and the gate of a chunk.
+        """Return a chunk's audio tokens and its gate, which selects the tokens of the picture that attend to each
+        speaker's audio.
 
         Parameters
         ----------
         given : mapping of str to Tensor
             ``audio`` [B, S, F, M, audio_dim] float32, or with an audio encoder ``audio_heard``; with several speakers
-            also ``speaker_masks`` [B, S, n] float32, in a pool for all rows.
+            also ``speaker_masks`` [B, S, n] float32; in a pool ``speaker_masks`` of all pool rows.
         frames : Tensor
-            [B, F] int64, absolute frame numbers. Negative ones, of the reference picture, have no audio.
+            [B, F] int64, absolute frame numbers. Negative numbers belong to the reference picture, which has no audio.
         rows : Tensor, optional
-            [B] int64, only in a pool.
+            [B] int64, the pool row of each batch index; only in a pool.
         rank : Tensor, optional
-            [1] int64, the rank's number; only with `split`.
+            [1] int64, the number of this rank; only if several ranks share a chunk.
 
         Returns
         -------
         tokens : Tensor
-            [B, S, F, A, width].
+            [B, S, F, A, width], the audio tokens.
         gate : Tensor
             [B, S, T] float32, 0 or 1: whether each token of the picture attends to each speaker's audio; with `split`
             [B, S, T/R].
@@ -182,7 +183,7 @@ class AudioKv(nn.Module):
         self.to_kv = nn.Linear(model.audio_width, 2 * model.dim, dtype=dtype)
 
     def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return keys and values, [B, S, F, A, H, D] each, from the tokens [B, S, F, A, width]."""
+        """Return keys and values, [B, S, F, A, H, D] each, from the tokens [B, S, F, A, width], the audio tokens."""
         normed = self.norm_kv(given[TOKENS].float()).to(self.to_kv.weight.dtype)
         k, v = self.to_kv(normed).chunk(2, -1)
         return k.unflatten(-1, self.heads).contiguous(), v.unflatten(-1, self.heads).contiguous()
@@ -209,7 +210,7 @@ class AudioAttention(nn.Module):
             [B, T, d], with the same number of tokens in each latent frame.
         given : mapping of str to Tensor
             ``audio_k`` and ``audio_v`` from `AudioKv`, ``audio_gate`` from `AudioTokens`, and ``audio_times`` [3, d],
-            the entry of the pass.
+            the current pass's entry of `time_table`.
         """
         k, v, of_speaker = given[KEYS], given[VALUES], given[GATE]
         batch, speakers, frames = k.shape[:3]

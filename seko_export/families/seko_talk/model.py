@@ -19,7 +19,7 @@ class SekoTalkModel(ModelConfig):
     image_dim, image_tokens : int
         Width and number of CLIP's picture features. A model without the picture branch has ``image_dim`` 0.
     audio_dim, audio_frames : int
-        Width of HuBERT's features, and number of them for a latent frame.
+        Width of HuBERT's features, and number of features for a latent frame.
     audio_width, audio_tokens, audio_layers, audio_heads, audio_ffn : int
         Sizes of the projector: width, learnt queries for each latent frame, decoder layers, heads, and width of the
         feed-forward.
@@ -28,7 +28,7 @@ class SekoTalkModel(ModelConfig):
     audio_eps, image_eps : float
         Epsilon of the adapter's ``norm_kv``, and of the norms of ``img_emb``.
     speakers : int
-        Number of voices of a session, each with its own features; with more than one, each has a mask.
+        Number of voices of a session, each with its own audio features, and with a mask if there are several voices.
 
     Raises
     ------
@@ -91,5 +91,5 @@ class SekoTalkModel(ModelConfig):
 
     @property
     def picture_features(self) -> tuple[int, int] | None:
-        """Number and width of CLIP's features; None of a model without the picture branch."""
+        """Number and width of CLIP's features; None for a model without the picture branch."""
         return (self.image_tokens, self.image_dim) if self.image_dim else None

@@ -50,7 +50,8 @@ POSITIONS = Question(
 
 
 def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None) -> Recognised | None:
-    """Return the facts that the files and their config.json state about a Seko-Talk model; None if it is none.
+    """Return the facts that the files and their config.json state about a Seko-Talk model; None if the files hold no
+    such model.
 
     The keys show whether there is a picture branch. Facts that neither shapes nor config.json state are taken from
     the preset and marked as assumed.

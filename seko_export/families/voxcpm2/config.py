@@ -20,10 +20,10 @@ class LongRope:
     theta : float
         Base of the frequencies.
     short_factors, long_factors : tuple of float
-        The factors of a model that is as long as ``original_positions`` at most, and of a longer one.
+        Frequency factors for a model of at most ``original_positions`` positions, and for a longer model.
     max_positions, original_positions : int
-        Positions of the model, and those that it was first trained for. They choose the factors once, not by the
-        length of a sequence.
+        Positions of the model, and positions of its first training. These two numbers choose short or long factors for
+        the whole model, whatever the length of a sequence.
     """
 
     theta: float
@@ -46,7 +46,7 @@ class LongRope:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """The factors that act."""
+        """The frequency factors that the model uses: short or long."""
         return self.long_factors if self.max_positions > self.original_positions else self.short_factors
 
     @property
@@ -69,8 +69,8 @@ class NetConfig:
     norm_eps : float
         Epsilon of every RMSNorm.
     scale_depth : float or None
-        With ``use_mup``: attention and feed-forward are multiplied by this over the root of the layers before they are
-        added. None: they are added as they are.
+        With ``use_mup``: outputs of attention and feed-forward are multiplied by ``scale_depth`` / sqrt(layers) before
+        the residual sum. None: outputs are added without a factor.
     """
 
     layers: int
@@ -97,7 +97,7 @@ class NetConfig:
 
     @property
     def branch_scale(self) -> float:
-        """Factor of attention and feed-forward before they are added."""
+        """Factor of the outputs of attention and feed-forward before the residual sum."""
         return 1.0 if self.scale_depth is None else self.scale_depth / math.sqrt(self.layers)
 
     @property
@@ -122,34 +122,34 @@ class VoxCpm2Config(SpeechModel):
     vocab_size : int
         Text tokens.
     base, residual : NetConfig
-        The language model over text and patches, and the one over its quantised hidden states.
+        The language model over text and patches, and the language model over the first model's quantised hidden states.
     encoder, decoder : NetConfig
         The local encoder of a patch, and the local diffusion transformer.
     rope : LongRope
-        Of all nets but a residual one without positions.
+        Rotary frequencies of all nets except a residual net without positions.
     residual_rope : bool
         Whether the residual net has rotary positions.
     patch_size : int
         Latents of a patch.
     fsq_dim, fsq_scale : int
-        Channels that are quantised, and the levels on either side of zero.
+        Number of quantised channels, and number of levels on either side of zero.
     embed_scale : float
-        What text embeddings are multiplied by; 1 unless ``use_mup`` is set.
+        Factor of text embeddings; 1 unless ``use_mup`` is set.
     mean_mode : bool
-        Whether the solver tells the local transformer its step too.
+        Whether the local transformer also takes the solver's step size as input.
     max_length : int
-        Positions for which the original has room, prompt included.
+        Positions of a sequence in the original implementation, prompt included.
     dtype : str
         Compute dtype of the authors: ``bfloat16``, ``float16`` or ``float32``.
     vae : AudioVaeConfig
-        Samples to latents and back.
+        Dimensions of the audio VAE, which encodes samples to latents and decodes latents to samples.
     family : str
-        The family that builds it.
+        Name of the model family that builds the model.
 
     Raises
     ------
     UsageError
-        If two of them contradict each other.
+        If two dimensions contradict each other.
     """
 
     vocab_size: int
@@ -195,21 +195,23 @@ class VoxCpm2Config(SpeechModel):
 
     @property
     def vocabulary(self) -> int:
-        """Token ids are below it."""
+        """Size of the vocabulary: all token ids are below this number."""
         return self.vocab_size
 
     @property
     def longest(self) -> int:
-        """Positions of a sequence at most: those of the rotary frequencies, whatever the original has room for."""
+        """Largest number of positions of a sequence: the positions of the rotary frequencies, even if the original
+        implementation allows fewer.
+        """
         return self.rope.max_positions
 
     @property
     def patch(self) -> Patch:
-        """Sizes of what a step makes."""
+        """Sizes of the patch that a step generates."""
         return Patch(self.patch_size, self.latent_dim, self.patch_samples, self.vae.out_sample_rate)
 
     def voice_encoder(self, patches: int) -> VoiceEncoder:
-        """Return the sizes of a voice encoder that takes so many patches a call."""
+        """Return the sizes of a voice encoder that takes this number of patches a call."""
         return VoiceEncoder(patches, self.patch_size * self.vae.encoder_stride, self.vae.sample_rate)
 
     @property

@@ -46,7 +46,7 @@ class VoxCpm2Family(SpeechFamily):
         return KeyTable(FORMATS, voxcpm2_shapes, namings, (), "base_lm.embed_tokens.weight", subfolders=())
 
     def recognise(self, folder: Path) -> VoxCpm2Config | None:
-        """Return the model of a folder, or None if its config.json is another model's."""
+        """Return the config of the model in a folder, or None if the folder's config.json describes another model."""
         return recognise(folder)
 
     def tokenizer(self, folder: Path) -> Path:
@@ -59,7 +59,7 @@ class VoxCpm2Family(SpeechFamily):
         return file
 
     def moving_steps(self, steps: int) -> int:
-        """Return how many of a solver's steps have a velocity."""
+        """Return how many of a flow-matching solver's steps evaluate a velocity; the first steps only move the time."""
         return steps - still_steps(steps)
 
     def load(
@@ -72,7 +72,9 @@ class VoxCpm2Family(SpeechFamily):
         dtype: torch.dtype | None = None,
         companion: Path | None = None,
     ) -> Checkpoint:
-        """Open both files of a folder and check all keys, shapes and dtypes; keys of the audio VAE get a prefix."""
+        """Open the two weight files in a model's folder and check all keys, shapes and dtypes; keys of the audio VAE
+        get a prefix.
+        """
         if not path.is_dir():
             raise CheckpointError(f"{path} is no folder: give that of the model, which holds {FORMATS}")
         if any(asked is not None for asked in (entry, first_entry, companion)):
@@ -100,7 +102,7 @@ class VoxCpm2Family(SpeechFamily):
         return model_weights(pieces, _weights(checkpoint), media)
 
     def tables(self, config: SpeechBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
-        """Return rotary tables, and times and sizes of the solver's steps."""
+        """Return the constants of a build: rotary tables, and time tokens and step sizes of the solver."""
         model = cast(VoxCpm2Config, config.model)
         tables = speech_tables(checkpoint, model, config.workload.steps, config.target.dtype)
         return {name: table.contiguous() for name, table in tables.items()}

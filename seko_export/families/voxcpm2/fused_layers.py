@@ -1,6 +1,7 @@
-"""The layers by Seko's kernels: five launches each where a call has few rows. Weights and results as of `layers`.
+"""The layers of `layers.py` in Seko's kernels: five launches for each layer if a call has few rows. Weights and results
+are those of `layers.py`.
 
-A step's layer over a cache reads what a row holds in place, so it needs no read length: one engine serves all lengths.
+In a step, a layer reads a row's cached tokens in place and needs no read length, so one engine serves all lengths.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class FusedLayer(Layer):
         return norm_linear(hidden, norm.weight, norm.eps, _weight(self.self_attn.qkv_proj))
 
     def fused_rest(self, hidden: Tensor, attended: Tensor, tickets: Tensor) -> Tensor:
-        """Return the layer's output [..., d], of its input and of what its heads attended to, [..., H*D]."""
+        """Return the layer's output [..., d] from the layer's input and the result of its attention [..., H*D]."""
         norm, scale, mlp = self.post_attention_layernorm, self.net.branch_scale, self.mlp
         hidden = linear_added(attended, _weight(self.self_attn.o_proj), hidden, scale, tickets)
         inner = norm_gated_linear(hidden, norm.weight, norm.eps, _weight(mlp.gate_up_proj), tickets)
@@ -38,17 +39,17 @@ class FusedLayer(Layer):
 
 
 class FusedLocalLayer(FusedLayer):
-    """`LocalLayer` by Seko's kernels."""
+    """`LocalLayer` in Seko's kernels."""
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return [B, T, d] of ``hidden`` of that shape, with rotary tables [T, D] float32."""
+        """Return the layer's output [B, T, d] for ``hidden`` [B, T, d] and rotary tables [T, D] float32."""
         qkv, tickets = self.fused_qkv(hidden)
         attended = local_attention(qkv, cos, sin, self.net.heads, self.net.kv_heads)
         return self.fused_rest(hidden, attended, tickets)
 
 
 class FusedStepLayer(FusedLayer):
-    """`CachedLayer` of one token a row by Seko's kernels."""
+    """`CachedLayer` for one token a row, in Seko's kernels."""
 
     def forward(
         self,
@@ -61,18 +62,18 @@ class FusedStepLayer(FusedLayer):
         cos: Tensor | None = None,
         sin: Tensor | None = None,
     ) -> Tensor:
-        """Return the hidden state behind the layer, [B, 1, d].
+        """Return the layer's output [B, 1, d].
 
         Parameters
         ----------
         hidden : Tensor
             [B, 1, d].
         k_cache, v_cache : Tensor
-            [S, K, D], written in place.
+            [S, K, D], keys and values of S cache places; written in place.
         starts, first : Tensor
-            [B] int64, as `Positions` takes them.
+            [B] int64, the first cache place of each row, and the position of the row's token; see `Positions`.
         write_index, cos, sin : Tensor
-            As `StepPositions` returns them; without tables the net has no positions.
+            Results of `StepPositions` of these names; ``cos`` and ``sin`` are None for a net without positions.
         """
         qkv, tickets = self.fused_qkv(hidden)
         cos, sin = (None if table is None else table.flatten(0, 1) for table in (cos, sin))
@@ -83,7 +84,9 @@ class FusedStepLayer(FusedLayer):
 
 
 class FusedQuantisedStepLayer(FusedLayer):
-    """`QuantisedCachedLayer` of one token a row by Seko's kernels; ``form`` as there."""
+    """`QuantisedCachedLayer` for one token a row, in Seko's kernels; ``form`` is the number format of keys and
+    values.
+    """
 
     def __init__(self, net: NetConfig, dtype: torch.dtype, *, form: NumberFormat, fp8: bool = False) -> None:
         super().__init__(net, dtype, fp8=fp8)
@@ -102,7 +105,9 @@ class FusedQuantisedStepLayer(FusedLayer):
         cos: Tensor | None = None,
         sin: Tensor | None = None,
     ) -> Tensor:
-        """Return the hidden state behind the layer; `FusedStepLayer` has the arguments, `QuantisedCache` the caches."""
+        """Return the layer's output [B, 1, d]; arguments as in `FusedStepLayer.forward`, caches as in
+        `QuantisedCache`.
+        """
         net = self.net
         qkv, tickets = self.fused_qkv(hidden)
         _, k, v = split_heads(qkv, net.heads, net.kv_heads)
@@ -121,12 +126,12 @@ class FusedQuantisedStepLayer(FusedLayer):
 
 
 class StepPositions(nn.Module):
-    """`Positions` of one token a row, for layers that read the cache in place.
+    """`Positions` for one token a row, for layers that read the cache in place.
 
     Parameters
     ----------
     amplitude : float
-        Of cosines and sines, `LongRope.amplitude`.
+        Factor of cosines and sines, see `LongRope.amplitude`.
     """
 
     def __init__(self, amplitude: float) -> None:
@@ -136,9 +141,10 @@ class StepPositions(nn.Module):
     def forward(
         self, starts: Tensor, first: Tensor, inverse_factors: Tensor, frequencies: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the place of each row's token, [B] int64, and cosines and sines [B, 1, D] float32.
+        """Return the cache place of each row's token, [B] int64, and its rotary tables (cosines and sines) [B, 1, D]
+        float32.
 
-        Parameters are those of `Positions`.
+        The parameters have the meaning of `Positions.forward`'s.
         """
         angles = first[:, None, None].to(torch.float32) * inverse_factors * frequencies
         return starts + first, *rotary(angles, self.amplitude)

@@ -53,7 +53,8 @@ def load_voxcpm2(folder: Path, config: VoxCpm2Config, *, dtype: torch.dtype | No
     Parameters
     ----------
     folder : Path
-        With ``model.safetensors`` or ``pytorch_model.bin``, which may have its weights in an entry ``state_dict``.
+        Folder with ``model.safetensors`` or ``pytorch_model.bin``; the latter may hold the weights in an entry
+        ``state_dict``.
     config : VoxCpm2Config
         The model that is expected; `recognise.recognise` reads it from the folder.
     dtype : torch.dtype, optional
@@ -62,9 +63,10 @@ def load_voxcpm2(folder: Path, config: VoxCpm2Config, *, dtype: torch.dtype | No
     Raises
     ------
     UsageError
-        If ``dtype`` is none of the three.
+        If ``dtype`` is not float32, bfloat16 or float16.
     CheckpointError
-        A subclass for the cause; see `seko_export.checkpoints.errors`.
+        If the checkpoint cannot be read or is another model: a subclass for the cause, see
+        `seko_export.checkpoints.errors`.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if file is None:

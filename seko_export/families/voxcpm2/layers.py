@@ -29,7 +29,7 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.empty(net.dim, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the shape and dtype of ``x`` [..., d]."""
+        """Return the normalised ``x``, with the shape [..., d] and dtype of ``x``."""
         mean = x.float().square().mean(-1, keepdim=True)
         return (x * torch.rsqrt(mean + self.eps)).to(x.dtype) * self.weight
 
@@ -43,7 +43,7 @@ class Fp8Weight(nn.Module):
         self.weight_scale = nn.Parameter(torch.empty(outer, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [..., outer] of ``x`` [..., inner]."""
+        """Return the linear layer's result [..., outer] for ``x`` [..., inner]."""
         return F.linear(x, (self.weight_fp8.float() * self.weight_scale).to(x.dtype))
 
 
@@ -70,23 +70,23 @@ class FeedForward(nn.Module):
         self.down_proj = matrix(net.ffn_dim, net.dim, dtype, fp8=fp8)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the shape of ``x`` [..., d]."""
+        """Return the feed-forward's output, with the shape of ``x`` [..., d]."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         result: Tensor = self.down_proj(F.silu(gate) * up)
         return result
 
 
 class Layer(nn.Module):
-    """The weights of a layer, and what does not depend on the attention.
+    """Base class of layers: the weights, and all computations except attention.
 
     Parameters
     ----------
     net : NetConfig
         Sizes.
     dtype : torch.dtype
-        Of weights and activations.
+        Dtype of weights and activations.
     fp8 : bool
-        Whether matrices are e4m3, with a factor for each output channel.
+        Whether weight matrices are stored in e4m3, with a factor for each output channel.
     """
 
     def __init__(self, net: NetConfig, dtype: torch.dtype, *, fp8: bool = False) -> None:
@@ -100,7 +100,9 @@ class Layer(nn.Module):
     def projected(
         self, hidden: Tensor, cos: Tensor | None, sin: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [B, T, H, D] and k, v [B, T, K, D] of ``hidden`` [B, T, d]; q and k rotated, if there are tables."""
+        """Return q [B, T, H, D] and k, v [B, T, K, D] of ``hidden`` [B, T, d]; q and k are rotated if rotary tables are
+        passed.
+        """
         net = self.net
         qkv = self.self_attn.qkv_proj(self.input_layernorm(hidden))
         q, k, v = (
@@ -112,7 +114,7 @@ class Layer(nn.Module):
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def finished(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Return the layer's output [B, T, d], of its input and of what its heads attended to, [B, T, H*D]."""
+        """Return the layer's output [B, T, d] from the layer's input and the result of its attention [B, T, H*D]."""
         hidden = self._added(hidden, self.self_attn.o_proj(attended))
         return self._added(hidden, self.mlp(self.post_attention_layernorm(hidden)))
 
@@ -121,10 +123,10 @@ class Layer(nn.Module):
 
 
 class LocalLayer(Layer):
-    """A layer of a local net, whose tokens all see each other."""
+    """A layer of a local net (encoder or transformer of one patch): every token attends to every other token."""
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return [B, T, d] of ``hidden`` of that shape, with rotary tables [T, D] float32."""
+        """Return the layer's output [B, T, d] for ``hidden`` [B, T, d] and rotary tables [T, D] float32."""
         q, k, v = (part.transpose(1, 2) for part in self.projected(hidden, cos, sin))
         attended = F.scaled_dot_product_attention(q, *self._for_queries(k, v))
         return self.finished(hidden, attended.transpose(1, 2).flatten(2))
@@ -136,7 +138,9 @@ class LocalLayer(Layer):
 
 
 class CachedLayer(Layer):
-    """A layer over a cache: it writes the call's keys and values, and attends to what its rows hold."""
+    """A layer with a cache: writes the call's keys and values, and attends to all tokens that the call's rows have in
+    the cache.
+    """
 
     def forward(
         self,
@@ -149,18 +153,18 @@ class CachedLayer(Layer):
         cos: Tensor | None = None,
         sin: Tensor | None = None,
     ) -> Tensor:
-        """Return the hidden state behind the layer.
+        """Return the layer's output [B, T, d].
 
         Parameters
         ----------
         hidden : Tensor
             [B, T, d].
         k_cache, v_cache : Tensor
-            [S, K, D], written in place.
+            [S, K, D], keys and values of S cache places; written in place.
         write_index, read_index, mask : Tensor
-            As `Positions` returns them.
+            Results of `Positions` of these names.
         cos, sin : Tensor, optional
-            [B, T, D] float32; without them the net has no positions.
+            [B, T, D] float32 rotary tables; None for a net without positions.
         """
         q, k, v = self.projected(hidden, cos, sin)
         k_cache.index_copy_(0, write_index, k.flatten(0, 1))
@@ -169,15 +173,17 @@ class CachedLayer(Layer):
         return self.over(hidden, q, keys, values, mask)
 
     def over(self, hidden: Tensor, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Return the hidden state behind the layer, of queries and of what was read, [B*L, K, D] each."""
+        """Return the layer's output from the queries and from the keys and values read from the cache, [B*L, K, D]
+        each.
+        """
         rows = (hidden.shape[0], -1)
         k, v = (read.unflatten(0, rows).transpose(1, 2) for read in (keys, values))
         return self.finished(hidden, self.attend(q, k, v, mask))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """Return [B, T, H*D] of q [B, T, H, D], k and v [B, K, L, D] and ``mask`` [B, T, L].
+        """Return the attention [B, T, H*D] of q [B, T, H, D] to k and v [B, K, L, D] under ``mask`` [B, T, L].
 
-        Of one token, the heads of queries that share keys are the queries of one attention, so that keys are read once.
+        If T is 1, the query heads that share keys become the queries of one attention, so that keys are read once.
         """
         net, (batch, tokens) = self.net, q.shape[:2]
         shared = net.heads // net.kv_heads
@@ -190,14 +196,14 @@ class CachedLayer(Layer):
 
 
 class QuantisedCachedLayer(CachedLayer):
-    """A layer over a cache of codes.
+    """A layer with a quantised cache.
 
     Parameters
     ----------
     net, dtype, fp8
-        As `Layer` takes them.
+        The arguments of `Layer` of these names.
     form : NumberFormat
-        Of keys, which are stored behind their rotation, and of values.
+        Number format of keys, which are stored after RoPE, and of values.
     """
 
     def __init__(self, net: NetConfig, dtype: torch.dtype, *, form: NumberFormat, fp8: bool = False) -> None:
@@ -217,7 +223,7 @@ class QuantisedCachedLayer(CachedLayer):
         cos: Tensor | None = None,
         sin: Tensor | None = None,
     ) -> Tensor:
-        """Return the hidden state behind the layer; `CachedLayer` has the arguments, `QuantisedCache` the caches."""
+        """Return the layer's output [B, T, d]; arguments as in `CachedLayer.forward`, caches as in `QuantisedCache`."""
         q, k, v = self.projected(hidden, cos, sin)
         caches = QuantisedCache(self.form, k_codes, k_scales), QuantisedCache(self.form, v_codes, v_scales)
         for cache, x in zip(caches, (k, v), strict=True):
@@ -227,14 +233,14 @@ class QuantisedCachedLayer(CachedLayer):
 
 
 class Positions(nn.Module):
-    """The positions of a call's tokens in the cache, the tokens they attend to, and their rotary tables.
+    """Computes the cache places of a call's tokens, the tokens to which they attend, and their rotary tables.
 
     Parameters
     ----------
     tokens, length, places : int
-        T, L and S.
+        T tokens of a row, read length L, and S places of the cache.
     amplitude : float
-        Of cosines and sines, `LongRope.amplitude`.
+        Factor of cosines and sines, see `LongRope.amplitude`.
     """
 
     def __init__(self, tokens: int, length: int, places: int, amplitude: float) -> None:
@@ -244,28 +250,28 @@ class Positions(nn.Module):
     def forward(
         self, starts: Tensor, first: Tensor, count: Tensor, inverse_factors: Tensor, frequencies: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return the positions of a call.
+        """Return the cache places that a call writes and reads, the attention mask, and the rotary tables.
 
         Parameters
         ----------
         starts : Tensor
-            [B] int64: the first place of each row; ``places - 1`` for a batch index without a row.
+            [B] int64: the first cache place of each row; ``places - 1`` for a batch index without a session.
         first, count : Tensor
-            [B] int64: the position of a row's first token, and how many of its tokens are no padding, 1 to T.
+            [B] int64: the position of each row's first token, and the number of its tokens without padding, 1 to T.
         inverse_factors, frequencies : Tensor
-            [D/2] float32, as `rope_tables` makes them.
+            [D/2] float32, the two tables that `rope_tables` returns.
 
         Returns
         -------
         write_index : Tensor
-            [B*T] int64, the place of each token; padding's is the last one.
+            [B*T] int64, the cache place of each token; for padding the cache's last place.
         read_index : Tensor
-            [B*L] int64, the places of each row's positions; behind its last token, that token's place again, so that
-            nothing else is ever read.
+            [B*L] int64, the cache places of each row's positions; after the row's last token the place of that token is
+            repeated, so that no other row's places are read.
         mask : Tensor
             [B, T, L] bool, whether a token sees a position.
         cos, sin : Tensor
-            [B, T, D] float32.
+            [B, T, D] float32, rotary tables.
         """
         steps = torch.arange(self.tokens, device=starts.device)
         read = torch.arange(self.length, device=starts.device)

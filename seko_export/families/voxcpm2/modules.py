@@ -1,12 +1,13 @@
 """The modules of a VoxCPM2 step and of its prefill between the layers, each of which becomes an engine.
 
-A row's state between two steps is what the original's loop has at its head: the hidden states of both language models
-at the last position and the last patch. A step makes the next patch of them, encodes it, and runs both language models
-over it. The prefill runs both over the prompt. So the two end alike, and every patch is made by a step.
+A row's state between two steps is the state at the head of the original's loop: the hidden states of both language
+models at the last position, and the last patch. A step generates the next patch from this state, encodes the patch, and
+runs both language models over the encoded patch. The prefill runs both language models over the prompt. Prefill and
+step therefore end with the same engines, and a step generates every patch.
 
 Shapes: B rows of a call, R rows of the pool, T tokens, d and e width of the language models and of the local encoder,
 w width of the local transformer, P latents of a patch, C their channels. The local transformer has two rows for each
-of a call: with the condition, and without it for guidance.
+row of a call: one with the condition, and one without the condition, for guidance.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class PatchTokens(nn.Module):
         self.in_proj = nn.Linear(config.latent_dim, width, dtype=dtype)
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Return [N, 1 + P, e] of ``patches`` [N, P, C]."""
+        """Return the local encoder's tokens [N, 1 + P, e] of N patches [N, P, C]."""
         tokens = self.in_proj(patches)
         return torch.cat((self.special_token.expand(tokens.shape[0], -1, -1), tokens), dim=1)
 
@@ -46,22 +47,26 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Linear(config.encoder.dim, config.base.dim, dtype=dtype)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return [N, 1, d] of ``tokens`` [N, 1 + P, e]."""
+        """Return one embedding [N, 1, d] for each of N patches, from the local encoder's tokens [N, 1 + P, e]."""
         result: Tensor = self.proj(self.norm(tokens[:, :1]))
         return result
 
 
 class NextToken(PatchEmbedding):
-    """The embedding of the patch that a step made, once as the language models' next token and once as its features."""
+    """The embedding of the patch that a step generated, once as the language models' next token and once as the patch
+    features.
+    """
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Return [B, 1, d] twice."""
+        """Return the new patch's embedding [B, 1, d] twice: as the language models' next token, and as the patch
+        features.
+        """
         token = super().forward(tokens)
         return token, token.clone()
 
 
 class PromptTokens(nn.Module):
-    """The prompt's tokens: text by the table of embeddings, patches as the local encoder has them."""
+    """The prompt's tokens: text from the embedding table, patches from the local encoder."""
 
     def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -69,12 +74,12 @@ class PromptTokens(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.base.dim, dtype=dtype)
 
     def forward(self, ids: Tensor, is_audio: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens, and the patches' part of them.
+        """Return the language models' tokens of a prompt, and the patch embeddings among these tokens.
 
         Parameters
         ----------
         ids : Tensor
-            [T] int64; those of patches are any ids.
+            [T] int64, token ids; at positions of patches any ids.
         is_audio : Tensor
             [T] bool, whether a token is a patch.
         embedded : Tensor
@@ -106,7 +111,7 @@ class Fsq(nn.Module):
         return torch.round(torch.tanh(self.in_proj(x)) * self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the shape of ``x`` [..., d]."""
+        """Return the quantised hidden state, with the shape of ``x`` [..., d]."""
         result: Tensor = self.out_proj(self.levels(x) / self.scale)
         return result
 
@@ -129,9 +134,11 @@ class Fusion(nn.Module):
         Parameters
         ----------
         hidden, features : Tensor
-            [B, T, d]: behind the last layer, and the embedding of each token's patch, zeros for text.
+            [B, T, d] each: the base net's hidden state after its last layer, and the embedding of each token's patch,
+            zeros for text.
         is_audio : Tensor, optional
-            [T] bool, of a single row: text is not quantised. Without it all tokens are patches.
+            [T] bool, whether a token is a patch, for a single row: text tokens are not quantised. None: all tokens are
+            patches.
         """
         states = self.norm(hidden)
         quantised = self.fsq(states)
@@ -140,7 +147,9 @@ class Fusion(nn.Module):
 
 
 class KeepState(nn.Module):
-    """The end of a prefill or step: what the next step begins with is written into the rows' states."""
+    """The end of a prefill or step: writes the hidden states and the patch from which the next step starts into the
+    rows' states.
+    """
 
     def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -157,20 +166,21 @@ class KeepState(nn.Module):
         residual_state: Tensor,
         last_patch: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Write the states of each row's last token, and return those of the two language models, [B, d] each.
+        """Write the states of each row's last token into the pool, and return the last hidden states of the two
+        language models, [B, d] each.
 
         Parameters
         ----------
         hidden : Tensor
-            [B, T, d], behind the residual net's last layer.
+            [B, T, d], the residual net's hidden states after its last layer.
         base : Tensor
-            [B, T, d], as `Fusion` returns the base net's hidden states.
+            [B, T, d], the base net's hidden states that `Fusion` returns.
         patches : Tensor
-            [B*T, P, C]; zeros where a token is text.
+            [B*T, P, C], the patch of each token; zeros where a token is text.
         count : Tensor
-            [B] int64: how many of a row's tokens are no padding.
+            [B] int64: number of tokens of each row without padding.
         rows : Tensor
-            [B] int64: the pool's row of each batch index; the last one for a batch index without a row.
+            [B] int64: the pool row of each batch index; the pool's last row for a batch index without a session.
         base_state, residual_state, last_patch : Tensor
             [R, d], [R, d], [R, P, C], written in place.
         """
@@ -185,7 +195,9 @@ class KeepState(nn.Module):
 
 
 class Condition(nn.Module):
-    """The beginning of a step: what the local transformer is told, and whether this patch is the last."""
+    """The beginning of a step: computes the local transformer's condition, and whether this step's patch is the last
+    one.
+    """
 
     def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -200,23 +212,23 @@ class Condition(nn.Module):
     def forward(
         self, rows: Tensor, base_state: Tensor, residual_state: Tensor, last_patch: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the condition of a step.
+        """Return the local transformer's condition for a step, and whether the step's patch is the last one.
 
         Parameters
         ----------
         rows, base_state, residual_state, last_patch : Tensor
-            As `KeepState` takes them; only read.
+            The arguments of `KeepState.forward` of these names; only read here.
 
         Returns
         -------
         mu : Tensor
-            [B, 2, 2, w]: the tokens of the two hidden states, and zeros instead of them.
+            [B, 2, 2, w]: the tokens of the two hidden states, and zeros for the row without condition.
         cond : Tensor
-            [B, 2, P, w]: the tokens of the last patch, twice.
+            [B, 2, P, w]: the tokens of the previous patch, twice.
         stop_logits : Tensor
-            [B, 2] float32.
+            [B, 2] float32, logits for going on and for stopping.
         stop : Tensor
-            [B] uint8: 1 if the patch of this step is the last one; equal logits go on.
+            [B] uint8: 1 if the patch of this step is the last one; 0 for equal logits.
         """
         base, residual, patch = (
             state.index_select(0, rows) for state in (base_state, residual_state, last_patch)
@@ -237,8 +249,8 @@ class PatchNoise(nn.Module):
         self.patch_shape, self.dtype = config.patch_shape, dtype
 
     def forward(self, seeds: Tensor, patch_numbers: Tensor, temperature: Tensor) -> Tensor:
-        """Return [B, P, C] of N(0, temperature**2), from ``seeds`` and ``patch_numbers`` [B] int64 and ``temperature``
-        [B] float32.
+        """Return Gaussian noise [B, P, C] of standard deviation ``temperature`` [B] float32, which ``seeds`` and
+        ``patch_numbers`` [B] int64 determine.
         """
         latents, channels = self.patch_shape
         draw = torch.zeros_like(seeds[:1])
@@ -254,7 +266,9 @@ class SolverTokens(nn.Module):
         self.in_proj = nn.Linear(config.latent_dim, config.decoder.dim, dtype=dtype)
 
     def forward(self, patch: Tensor, mu: Tensor, time: Tensor, cond: Tensor) -> Tensor:
-        """Return [2B, 3 + 2P, w], of ``patch`` [B, P, C], ``time`` [w], and ``mu`` and ``cond`` of `Condition`."""
+        """Return the local transformer's tokens [2B, 3 + 2P, w], from ``patch`` [B, P, C], the time token ``time`` [w],
+        and ``mu`` and ``cond`` of `Condition`.
+        """
         tokens = self.in_proj(patch)
         times = time.expand(*mu.shape[:2], 1, -1)
         return torch.cat((mu, times, cond, torch.stack((tokens, tokens), dim=1)), dim=2).flatten(0, 1)
@@ -270,20 +284,21 @@ class SolverStep(nn.Module):
         self.out_proj = nn.Linear(config.decoder.dim, config.latent_dim, dtype=dtype)
 
     def forward(self, tokens: Tensor, patch: Tensor, guidance: Tensor, size: Tensor) -> Tensor:
-        """Return the patch [B, P, C] behind the step.
+        """Return the patch [B, P, C] after one solver step.
 
-        Guidance away from the velocity without a condition, which is scaled to be as near as it can (CFG-Zero*).
+        Guidance moves away from the velocity without condition, which is first scaled to the least distance from the
+        velocity with condition (CFG-Zero*).
 
         Parameters
         ----------
         tokens : Tensor
-            [2B, 3 + 2P, w], behind the last layer.
+            [2B, 3 + 2P, w], the local transformer's hidden states after its last layer.
         patch : Tensor
-            [B, P, C] before the step.
+            [B, P, C], the patch before the step.
         guidance : Tensor
-            [B] float32.
+            [B] float32, the guidance scale of each row.
         size : Tensor
-            [1], how far the time moves.
+            [1], the step size in time.
         """
         velocities: Tensor = self.out_proj(self.norm(tokens[:, tokens.shape[1] - self.latents :]))
         conditioned, free = velocities.unflatten(0, (-1, 2)).unbind(1)

@@ -47,24 +47,25 @@ PREFILL = "prefill"  # in the names of a prefill's engines and host buffers
 
 @dataclass(frozen=True)
 class SpeechLayout:
-    """For how much a build has room, and how its engines compute.
+    """Sizes of a speech build's caches and calls, and number formats of its engines.
 
     Parameters
     ----------
     rows : int
-        Rows of the pool, with the last one for batch indices without a row.
+        Rows of the pool, including the last row, for batch indices without a session.
     places : int
-        Places of each cache, with the last one for padding.
+        Places of each cache, including the last place, for padding.
     dtype : torch.dtype
-        Of weights, activations and caches; the audio VAE is float32.
+        Dtype of weights, activations and caches; the audio VAE is float32.
     voice_patches : int
         Patches of a voice that one call encodes.
     fused : bool
-        Whether layers are Seko's kernels; a prefill's over the caches are torch's, as they have many rows.
+        Whether layers run in Seko's kernels; a prefill's layers with a cache run in torch, because they have many
+        tokens.
     fp8 : bool
-        Whether the matrices of the layers are e4m3, with a factor for each output channel.
+        Whether the layers' weight matrices are stored in e4m3, with a factor for each output channel.
     form : NumberFormat or None
-        Of keys and values in the caches, of `STEP_FACTORS`; None: they are exact.
+        Number format of keys and values in the caches, one of `STEP_FACTORS`; None: keys and values are stored exactly.
     """
 
     rows: int
@@ -90,7 +91,7 @@ class SpeechLayout:
 def step_pieces(config: VoxCpm2Config, layout: SpeechLayout, batch: int, length: int) -> dict[str, Piece]:
     """Return the engines of a step of ``batch`` rows that reads ``length`` positions, by name.
 
-    Fused layers read what a row holds, so that their engines are the same for every length.
+    Fused layers read exactly the tokens that a row has in the cache, so their engines are the same for every length.
     """
     pieces = _Pieces(config, layout, batch, tokens=1, length=length)
     return {piece.name: piece for piece in (*pieces.solver(), *pieces.local_encoder(), *pieces.models())}
@@ -110,7 +111,9 @@ def prefill_pieces(config: VoxCpm2Config, layout: SpeechLayout, tokens: int, len
 
 
 def voice_piece(config: VoxCpm2Config, layout: SpeechLayout) -> Piece:
-    """Return the engine that encodes a stretch of a voice; its states are zeros before the first one."""
+    """Return the engine that encodes a stretch of a voice recording; the encoder's states are zeros before the first
+    stretch.
+    """
     module = on_meta(lambda: EncodeChunk(config.vae))
     assert isinstance(module, EncodeChunk)
     latents = layout.voice_patches * config.patch_size
@@ -164,7 +167,7 @@ class _Pieces:
         )
 
     def solver(self) -> list[Piece]:
-        """Return the engines that make a patch and its samples of the rows' states."""
+        """Return the engines that generate a patch from the rows' states and decode the patch to samples."""
         config, dtype, b = self.config, self.dtype, self.batch
         width = config.decoder.dim
         mu = Argument("mu", f"buffer:{contract.MU}[bucket]", (b, 2, 2, width), dtype)
@@ -207,7 +210,7 @@ class _Pieces:
         ]
 
     def local_encoder(self) -> list[Piece]:
-        """Return the engines that make an embedding of each patch of a call."""
+        """Return the engines of the local encoder, which compute one embedding for each patch of a call."""
         config, dtype = self.config, self.dtype
         count = self.batch * self.tokens
         shape = (count, config.patch_tokens, config.encoder.dim)
@@ -221,7 +224,7 @@ class _Pieces:
         ]
 
     def prompt_tokens(self) -> Piece:
-        """Return the engine that makes the language models' tokens of a prompt."""
+        """Return the engine that computes the language models' input embeddings for a prompt."""
         ids = Argument("ids", f"buffer:{contract.IDS}[bucket]", (self.tokens,), I64)
         outputs = (self.hidden, self.features)
         return self._piece(

@@ -30,7 +30,8 @@ def write_random_voxcpm2(
 ) -> None:
     """Write the folder of a model: config.json, both files of weights, tokenizer.json.
 
-    The audio VAE is float32 as in the original. Parameters and errors as of `checkpoints.random.write_random_folder`.
+    The audio VAE is float32 as in the original. Parameters and errors are those of
+    `checkpoints.random.write_random_folder`.
     """
     boundaries = torch.tensor(config.vae.rate_boundaries, dtype=torch.int32)
     files = {
@@ -116,5 +117,5 @@ def tokenizer_json() -> dict[str, object]:
 
 
 def stored_tensors(config: VoxCpm2Config) -> int:
-    """Return how many tensors both files hold."""
+    """Return the total number of tensors in the two weight files."""
     return len(voxcpm2_shapes(config)) + len(audio_vae_shapes(config.vae))

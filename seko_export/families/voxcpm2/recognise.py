@@ -1,7 +1,7 @@
 """Reads the config.json of a VoxCPM2 checkpoint, strictly, and writes one for a model.
 
-Every field has to be known. Fields of the training are checked and not used. A field that the original reads nowhere
-may say what is done anyway, and nothing else.
+Every field of config.json has to be known. Fields about training are checked and not used. A field that the original
+implementation never reads is accepted only with the value that matches the implementation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REQUIRED = object()
 
 
 def recognise(folder: Path) -> VoxCpm2Config | None:
-    """Return the config of the VoxCPM2 model in a folder, or None if its config.json is another model's.
+    """Return the config of the VoxCPM2 model in a folder, or None if the folder's config.json describes another model.
 
     Raises
     ------
@@ -52,12 +52,14 @@ def recognise(folder: Path) -> VoxCpm2Config | None:
 
 
 def is_config(parsed: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is of a VoxCPM2 model."""
+    """Return whether a config.json describes a VoxCPM2 model."""
     return parsed.get("architecture") == ARCHITECTURE
 
 
 def read_config(parsed: Mapping[str, Any], where: str) -> VoxCpm2Config:
-    """Return the config that the content of a config.json, ``where``, describes. Raises as `recognise`."""
+    """Return the config of the model that the content of a config.json describes; ``where`` names the file in messages.
+    Raises the errors of `recognise`.
+    """
     top = _Section(where, "", parsed)
     top.fixed("architecture", ARCHITECTURE)
     lm, encoder, dit = (top.section(name) for name in ("lm_config", "encoder_config", "dit_config"))
@@ -101,7 +103,7 @@ def read_config(parsed: Mapping[str, Any], where: str) -> VoxCpm2Config:
 
 
 def config_json(config: VoxCpm2Config) -> dict[str, object]:
-    """Return the content of config.json for a model, as `read_config` takes it."""
+    """Return the content of the config.json that describes a model; the inverse of `read_config`."""
     base, vae = config.base, config.vae
     return {
         "architecture": ARCHITECTURE,

@@ -1,8 +1,9 @@
-"""The times of the flow-matching solver, and the token that tells the local transformer each of them.
+"""The times of the flow-matching solver, and the token that encodes each time for the local transformer.
 
 The original computes times, frequencies and angles in the model's dtype. In bfloat16 an angle of up to 1000 moves in
-steps of 4, so sines and cosines are near-random, but fixed; the model was trained with them. So all of it is computed
-here once, in that dtype and in the original's order of operations, and stored with the weights.
+steps of 4, so sines and cosines are near-random, but fixed; the model was trained with them. Times, frequencies and
+angles are therefore computed here once, in the model's dtype and in the original's order of operations, and stored with
+the weights.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def solver_times(steps: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
     Raises
     ------
     UsageError
-        If there are fewer than 2 steps: the first has no velocity.
+        If ``steps`` is below 2: the first step evaluates no velocity.
     """
     if steps < 2:
         raise UsageError(f"{steps} solver steps: expected at least 2, as the first has no velocity")
@@ -46,14 +47,17 @@ def solver_times(steps: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
 
 
 def still_steps(steps: int) -> int:
-    """Return how many first steps have no velocity: they move the time and not the patch."""
+    """Return the number of first solver steps that evaluate no velocity: these steps move the time but not the
+    patch.
+    """
     return max(1, int((steps + 1) * _STILL_SHARE))
 
 
 def solver_tables(
     weights: WeightSource, config: VoxCpm2Config, steps: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return the time tokens [N, d] of the N steps with a velocity, and their sizes [N, 1], both of ``dtype``.
+    """Return the time tokens [N, d] of the N solver steps that evaluate a velocity, and the step sizes [N, 1], both of
+    ``dtype``.
 
     Parameters
     ----------
@@ -64,7 +68,7 @@ def solver_tables(
     steps : int
         Solver steps.
     dtype : torch.dtype
-        The model's.
+        The model's compute dtype.
     """
     moving = solver_times(steps, dtype)[still_steps(steps) :]
     tokens = []
@@ -77,7 +81,7 @@ def solver_tables(
 
 
 def sinusoid(times: Tensor, width: int) -> Tensor:
-    """Return [N, width] of times [N] in their dtype: sines, then cosines."""
+    """Return the sinusoidal embedding [N, width] of N times in the times' dtype: sines, then cosines."""
     half = width // 2
     frequencies = torch.exp(torch.arange(half, dtype=times.dtype) * -(math.log(10_000) / (half - 1)))
     angles = _TIME_SCALE * times.unsqueeze(1) * frequencies.unsqueeze(0)

@@ -1,4 +1,4 @@
-"""The artifact's weights of a VoxCPM2 model, made of the checkpoint's two files."""
+"""Conversion of the checkpoint's two files to the artifact's weights of a VoxCPM2 model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SpeechWeights:
     Parameters
     ----------
     model, vae : WeightSource
-        The checkpoint's two files, by their own names.
+        Tensors of the checkpoint's two files, by the names in these files.
     config : VoxCpm2Config
         The model.
     """

@@ -68,7 +68,8 @@ def recognise(
     family: str,
     keys: KeyTable,
 ) -> Recognised | None:
-    """Return the facts that a file and its config.json state about a model with Wan's layers; None if it is none.
+    """Return the facts that a file and its config.json state about a model with Wan's layers; None if the file holds no
+    such model.
 
     A family passes its name and its key table; see `VideoFamily.recognise`.
     """

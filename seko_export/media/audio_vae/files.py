@@ -64,7 +64,7 @@ def load_audio_vae(folder: Path, config: AudioVaeConfig) -> Checkpoint:
     Raises
     ------
     CheckpointError
-        A subclass for the cause; see `seko_export.checkpoints.errors`.
+        If the file cannot be read or is another model: a subclass for the cause, see `seko_export.checkpoints.errors`.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if file is None:

@@ -24,14 +24,14 @@ _SNAKE_EPS = 1e-9
 
 
 class States:
-    """The states of one call, in the order in which its convolutions use them.
+    """The convolution states of one call, in the order in which the convolutions use them.
 
     Parameters
     ----------
     packed : Tensor
         [B, S], the states of all convolutions side by side.
     shapes : list of tuple
-        Channels and inputs of each.
+        Channels and number of inputs of each convolution's state.
     """
 
     def __init__(self, packed: Tensor, shapes: list[tuple[int, int]]) -> None:
@@ -42,13 +42,15 @@ class States:
         self._new: list[Tensor] = []
 
     def before(self, x: Tensor, count: int) -> Tensor:
-        """Return ``x`` [B, C, T] behind the next state [B, C, count], and keep its last ``count`` inputs."""
+        """Return ``x`` [B, C, T] with the next convolution's state [B, C, count] in front, and store the last ``count``
+        inputs as the new state.
+        """
         joined = torch.cat((next(self._old), x), dim=-1)
         self._new.append(joined[..., joined.shape[-1] - count :])
         return joined
 
     def packed(self) -> Tensor:
-        """Return the kept inputs of all convolutions, [B, S]."""
+        """Return the new states of all convolutions side by side, [B, S]."""
         return torch.cat([state.flatten(1) for state in self._new], dim=1)
 
 
@@ -91,8 +93,8 @@ class CausalTransposedConv(nn.Module):
     def forward(self, x: Tensor, states: States) -> Tensor:
         """Return the convolution's result [B, made, T * stride] for ``x`` [B, taken, T].
 
-        The outputs of the state's input alone belong to the chunk before; those of the last input alone are completed
-        by the next chunk.
+        Outputs that depend on the state's input alone belong to the previous chunk; the next chunk completes the
+        outputs of the last input.
         """
         y = F.conv_transpose1d(states.before(x, 1), self.weight, self.bias, self.stride)
         return y[..., self.stride : self.stride + x.shape[-1] * self.stride]
@@ -106,7 +108,7 @@ class Snake(nn.Module):
         self.alpha = nn.Parameter(torch.empty(1, channels, 1))
 
     def forward(self, x: Tensor, states: States) -> Tensor:
-        """Return the result, in the shape of ``x`` [B, C, T]."""
+        """Return the module's result, in the shape of ``x`` [B, C, T]."""
         del states
         return x + (self.alpha + _SNAKE_EPS).reciprocal() * torch.sin(self.alpha * x).square()
 
@@ -119,7 +121,7 @@ class Chain(nn.Module):
         self.block = nn.ModuleList(modules)
 
     def forward(self, x: Tensor, states: States) -> Tensor:
-        """Return what the last module makes of ``x`` [B, C, T]."""
+        """Return the last module's result for the input ``x`` [B, C, T]."""
         for module in self.block:
             x = module(x, states)
         return x
@@ -137,7 +139,7 @@ class ResidualUnit(Chain):
         )
 
     def forward(self, x: Tensor, states: States) -> Tensor:
-        """Return the result, in the shape of ``x`` [B, C, T]."""
+        """Return the module's result, in the shape of ``x`` [B, C, T]."""
         return x + super().forward(x, states)
 
 
@@ -173,7 +175,7 @@ class RateCondition(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the result, in the shape of ``x`` [B, C, T]."""
+        """Return the module's result, in the shape of ``x`` [B, C, T]."""
         return x * self.scale[:, None] + self.bias[:, None]
 
 
@@ -200,7 +202,7 @@ class EncodeChunk(nn.Module):
         samples : Tensor
             [B, T] at ``sample_rate``, T a multiple of ``encoder_stride``.
         states : Tensor
-            [B, S] that the chunk before returned; zeros for the first.
+            [B, S], the states that the previous chunk returned; zeros for the first chunk.
 
         Returns
         -------
@@ -245,7 +247,7 @@ class DecodeChunk(nn.Module):
         latents : Tensor
             [B, T, latent_dim] in any floating dtype.
         states : Tensor
-            [B, S] that the chunk before returned; zeros for the first.
+            [B, S], the states that the previous chunk returned; zeros for the first chunk.
 
         Returns
         -------
@@ -269,7 +271,8 @@ class DecodeRows(DecodeChunk):
     def forward(self, latents: Tensor, rows: Tensor, states: Tensor) -> Tensor:  # type: ignore[override]
         """Return the samples [B, T * decoder_stride] of ``latents`` [B, T, latent_dim].
 
-        ``rows`` [B] int64 are the pool's rows, ``states`` [R, S] those of the whole pool, written in place.
+        ``rows`` [B] int64 are the pool rows of the call; ``states`` [R, S] are the states of all R pool rows, written
+        in place.
         """
         samples, new_states = super().forward(latents, states.index_select(0, rows))
         states.index_copy_(0, rows, new_states)

@@ -32,9 +32,9 @@ def clip_config_of(path: Path) -> ClipConfig:
     Raises
     ------
     CheckpointError
-        If there is no such file, or it is of another model.
+        If the file does not exist, or is for another model.
     UsageError
-        If its dimensions contradict each other.
+        If the encoder's dimensions contradict each other.
     """
     shapes = {source.key: source.shape for source in open_files(path, CLIP_LAYOUT).sources}
     patches, positions, inner = (
@@ -68,7 +68,7 @@ def load_clip(path: Path, config: ClipConfig) -> Checkpoint:
     Raises
     ------
     CheckpointError
-        A subclass for the cause; see `seko_export.checkpoints.errors`.
+        If the file cannot be read or is another model: a subclass for the cause, see `seko_export.checkpoints.errors`.
     """
     return load_weights(path, config, CLIP_LAYOUT, lambda opened: _match(path, opened, config))
 

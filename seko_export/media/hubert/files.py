@@ -58,11 +58,11 @@ def hubert_config_of(path: Path) -> HubertConfig:
     Raises
     ------
     CheckpointNotFoundError
-        If there is no such folder, or a file of it is missing.
+        If the folder or one of its files does not exist.
     NotACheckpointError
-        If it is of another model, or of a HuBERT of another layout.
+        If the folder holds another model, or a HuBERT with another layout than the large models'.
     UsageError
-        If its dimensions contradict each other.
+        If the encoder's dimensions contradict each other.
     """
     for name in (CONFIG_FILE, PREPROCESSOR):
         if not (path / name).is_file():
@@ -109,7 +109,7 @@ def load_hubert(path: Path, config: HubertConfig) -> WeightSource:
     Raises
     ------
     CheckpointError
-        A subclass for the cause; see `seko_export.checkpoints.errors`.
+        If the file cannot be read or is another model: a subclass for the cause, see `seko_export.checkpoints.errors`.
     """
     file = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
     if file is None:

@@ -34,14 +34,14 @@ def text_config_of(path: Path) -> TextEncoderConfig:
     ----------
     path : Path
         Path for `load_text_encoder`. A transformers config.json beside the weights is read if there is one.
-        Otherwise sizes are read from the shapes, and the rest is UMT5's.
+        Otherwise sizes are read from the shapes, and all other fields have UMT5's values.
 
     Raises
     ------
     CheckpointError
-        If there is no UMT5 encoder, or its config.json cannot be read.
+        If the path holds no UMT5 encoder, or the encoder's config.json cannot be read.
     UsageError
-        If its dimensions contradict each other.
+        If the encoder's dimensions contradict each other.
     """
     config_json = read_config(path, TEXT_LAYOUT)
     if config_json is not None:
@@ -78,7 +78,7 @@ def text_config(config_json: Mapping[str, Any], where: str, *, truncate: bool = 
     Raises
     ------
     CheckpointError
-        If it describes another model, or a field has the wrong type.
+        If the fields describe another model, or a field has the wrong type.
     """
     if (
         config_json.get("model_type", "umt5") != "umt5"

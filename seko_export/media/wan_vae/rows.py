@@ -48,7 +48,9 @@ class DecodeRow(VaeDecode):
 
 
 class DecodeShare(DecodeRow):
-    """Decodes one row's chunk to one rank's rows of the pictures; ``ranks`` of them make the whole."""
+    """Decodes one session's chunk to one rank's pixel rows of the pictures; ``ranks`` ranks together decode whole
+    pictures.
+    """
 
     def __init__(
         self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype, ranks: int
@@ -78,7 +80,7 @@ class DecodeShare(DecodeRow):
         return self._pictures(latents, caches, self.rows_of(rank))
 
     def rows_of(self, rank: Tensor) -> RowSplit:
-        """Return the rows of a rank; tests without processes replace it."""
+        """Return the `RowSplit` of a rank; tests without processes replace this method."""
         return RowSplit(self.ranks, rank)
 
 
@@ -106,19 +108,19 @@ class EncodeImage(VaeEncode):
 
 
 class EncodePicture(VaeEncode):
-    """Encodes a picture to a latent frame that `EncodeGrey` goes on from."""
+    """Encodes a picture to a latent frame, and returns the caches with which `EncodeGrey` continues."""
 
     def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
         """Return the latents [z, 1, h, w] float32 of a picture [H, W, 3] float32, and the caches of `EncodeGrey`.
 
-        Its levels are 0 to 255, and beyond where a bicubic resize left that range, as the original encodes them.
+        The picture's levels are 0 to 255, or outside this range after a bicubic resize, as in the original code.
         """
         pixels = video.permute(2, 0, 1) / _HALF_RANGE - 1
         return tuple(output.squeeze(0) for output in super().forward(pixels[None, :, None], *caches))
 
 
 class EncodeGrey(VaeEncode):
-    """Encodes the grey frames of one latent frame behind a picture."""
+    """Encodes the grey frames of one latent frame that follows a picture."""
 
     def __init__(self, vae: WanVaeConfig, height: int, width: int, dtype: torch.dtype) -> None:
         super().__init__(vae, first=False, frames=1, dtype=dtype)

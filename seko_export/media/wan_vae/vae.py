@@ -78,13 +78,13 @@ class WanVae(Vae[WanVaeConfig]):
         return VaeTensors(checkpoint, config)
 
     def decoder(self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype) -> DecodeRow:
-        """Return the decoder of one row's chunk."""
+        """Return the module that decodes one chunk of one session."""
         return DecodeRow(config, first=first, frames=frames, dtype=dtype)
 
     def shared_decoder(
         self, config: WanVaeConfig, *, first: bool, frames: int, dtype: torch.dtype, ranks: int
     ) -> DecodeShare:
-        """Return the decoder of one rank's rows of one row's chunk."""
+        """Return the module that decodes one rank's pixel rows of one session's chunk."""
         return DecodeShare(config, first=first, frames=frames, dtype=dtype, ranks=ranks)
 
     def encoder(self, config: WanVaeConfig, *, dtype: torch.dtype) -> EncodeImage:
@@ -92,21 +92,21 @@ class WanVae(Vae[WanVaeConfig]):
         return EncodeImage(config, first=True, frames=1, dtype=dtype)
 
     def picture_encoder(self, config: WanVaeConfig, *, dtype: torch.dtype) -> EncodePicture:
-        """Return the encoder of a picture that grey follows."""
+        """Return the module that encodes a picture which is followed by grey frames."""
         return EncodePicture(config, first=True, frames=1, dtype=dtype)
 
     def grey_encoder(
         self, config: WanVaeConfig, *, height: int, width: int, dtype: torch.dtype
     ) -> EncodeGrey:
-        """Return the encoder of a latent frame of grey."""
+        """Return the module that encodes one latent frame of grey after earlier frames."""
         return EncodeGrey(config, height, width, dtype)
 
     def encoder_cache_shapes(self, config: WanVaeConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
-        """Return the shape of each cache of these encoders."""
+        """Return the shape of each cache of `picture_encoder` and `grey_encoder`."""
         return [shape[1:] for shape in encoder_cache_shapes(config, 1, rows, columns)]
 
     def cache_shapes(self, config: WanVaeConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
-        """Return the shape of each cache of one row's decoder."""
+        """Return the shape of each cache of one session's decoder."""
         return [shape[1:] for shape in decoder_cache_shapes(config, 1, rows, columns)]
 
 

@@ -24,7 +24,7 @@ _CHUNK = ("begin", "denoise", "context")
 
 
 def memory_report(config: VideoBuild, gpu: Gpu, work: Work) -> dict[str, Any]:
-    """Return the byte figures of `roofline.predict`'s report."""
+    """Return the memory figures in bytes that `seko-export plan` reports for a GPU."""
     weights = weight_bytes(config, work.pieces)
     once, each = rows_bytes(config, work)
     fixed, session = sum(weights.values()) + sum(once.values()), sum(each.values())

@@ -62,18 +62,20 @@ def predict(request: PlanRequest) -> dict[str, Any]:
         ``pool`` (``sessions`` and ``buckets``, or null). Bytes, of each rank's GPU: ``weight_bytes`` (shared by
         all sessions), ``call_bytes`` (what a pool has once), ``session_bytes``, ``peak_bytes`` of one session
         or of the whole pool, ``memory_bytes`` of the GPU, ``fits``, ``sessions_fit``, ``would_fit`` (what
-        `what_fits` gives, of a build that does not); ``host_bytes`` of a session's offloaded cache (all ranks'),
-        ``stream_bytes`` that a chunk moves of it over one GPU's link. Seconds, of a pool's largest call: ``step``
-        (the mean of a chunk's passes, by kind of launch), ``stream_s`` (those bytes over the host link, beside
-        the steps: a step takes the longer of both), ``step_s``, ``fill_step_s`` (while the cache fills),
-        ``decode_s`` (a chunk's video, all rows), ``chunk_s``; ``calls`` (the last four of each size of a pool's
-        calls); ``video_s`` (how long a chunk plays). ``real_time_factor`` and ``real_time`` of one session or of
-        the whole pool; ``sessions_real_time``. ``notes``: sentences on what they do not say.
+        `what_fits` gives, of a build that does not); ``host_bytes`` of a session's offloaded cache (of all ranks
+        together), ``stream_bytes`` of that cache that a chunk moves over one GPU's link. Seconds, of a pool's largest
+        call: ``step`` (the mean of a chunk's passes, by kind of launch), ``stream_s`` (the time of ``stream_bytes``
+        over the host link, in parallel with the steps: a step takes the longer of both times), ``step_s``,
+        ``fill_step_s`` (while the cache fills), ``decode_s`` (a chunk's video, all rows), ``chunk_s``; ``calls`` (the
+        last four of each size of a pool's calls); ``video_s`` (how long a chunk plays). ``real_time_factor`` and
+        ``real_time`` of one session or of the whole pool; ``sessions_real_time``. ``notes``: sentences on what these
+        figures do not include.
 
     Raises
     ------
     UsageError
-        If a name is unknown, or the options contradict each other or do not fit, as `seko-export build` says it.
+        If a GPU, preset or option value is unknown, or options contradict each other or the model; with the message of
+        `seko-export build`.
     """
     gpu = find_gpu(request.gpu)
     if request.build.fp8 and not gpu.fp8:
@@ -108,19 +110,20 @@ def what_fits(request: PlanRequest, memory: Mapping[str, Any]) -> list[dict[str,
     """Return the smallest set of option changes with which a build fits on its GPU.
 
     Each of ``--kv fp4``, ``--fp8``, ``--no-text``, fewer ring frames and ``--no-vae`` is tried alone, then pairs of
-    them, and so on; combinations whose savings cannot suffice are skipped.
+    these changes, and so on; combinations whose savings cannot suffice are skipped.
 
     Parameters
     ----------
     request : PlanRequest
-        The request, whose build does not fit.
+        The request for a build that does not fit in the GPU's memory.
     memory : mapping
-        Its `memory_report`.
+        The `memory_report` of the request's build.
 
     Returns
     -------
     list of dict
-        ``options`` to add, as the command line spells them, and ``peak_bytes`` with them. Empty if nothing helps.
+        ``options`` to add, as the command line spells options, and the build's ``peak_bytes`` with these options. Empty
+        if no combination fits.
     """
     changes = _changes(request, memory)
     excess = memory["peak_bytes"] - memory["memory_bytes"]
@@ -195,7 +198,7 @@ def _peak_with(request: PlanRequest, changes: Sequence[_Change]) -> int | None:
 
 
 def config_of(request: PlanRequest) -> tuple[VideoBuild, list[str]]:
-    """Return the build configuration of a request, and notes for the reader."""
+    """Return the build configuration of a request, and notes for the user on assumed sizes."""
     machine = Target("cuda", find_gpu(request.gpu).arch)
     built = resolve_build(request.build, machine=machine).config
     if request.fps is not None:

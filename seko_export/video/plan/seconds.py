@@ -16,8 +16,8 @@ from seko_runtime.format.program_key import ProgramKey
 
 
 def time_report(config: VideoBuild, gpu: Gpu, work: Work, sessions_fit: int) -> dict[str, Any]:
-    """Return the seconds of `roofline.predict`'s report; ``sessions_fit`` limits how many sessions can be real-
-    time.
+    """Return the predicted times in seconds that `seko-export plan` reports: of denoise steps, decoding and chunks;
+    ``sessions_fit``, the number of sessions that fit in memory, limits how many can be real-time.
     """
     s = config.workload.stream
     sizes = (s.batch,) if config.workload.pool is None else config.workload.pool.buckets
@@ -28,8 +28,10 @@ def time_report(config: VideoBuild, gpu: Gpu, work: Work, sessions_fit: int) -> 
     video_s = s.chunk_frames * s.temporal_stride / s.fps
 
     def seconds(sessions: int) -> float:
-        """Return the seconds in which each of ``sessions`` sessions makes a chunk: by a call for each, or in a pool
-        by calls of the largest bucket and the smallest bucket that holds the rest."""
+        """Return the seconds in which every one of ``sessions`` sessions gets a chunk: with one call for each session,
+        or in a pool with calls of the largest bucket and one call of the smallest bucket that holds the remaining
+        sessions.
+        """
         if config.workload.pool is None:
             return sessions * chunk_s[s.batch]
         whole, rest = divmod(sessions, sizes[-1])

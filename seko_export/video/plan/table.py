@@ -33,7 +33,7 @@ _LABEL, _COLUMN = 31, 9  # columns
 
 
 def show(report: Mapping[str, Any]) -> str:
-    """Return the report of `roofline.predict` as lines of text."""
+    """Return the report of `predict`, which `seko-export plan` prints, as lines of text."""
     return "\n".join((*_head(report), "", *_memory(report), "", *_time(report), *_notes(report)))
 
 

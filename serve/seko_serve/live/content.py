@@ -31,7 +31,7 @@ class Opening:
     inputs : mapping of str to numpy.ndarray
         The caller's further inputs per session, by name.
     voice : numpy.ndarray, optional
-        Samples [speakers, N] at 16 kHz, float32 in -1..1, that the stream hears from its start on.
+        Samples [speakers, N] at 16 kHz, float32 in -1..1, the voice from the stream's start on.
     """
 
     prompt: str | None

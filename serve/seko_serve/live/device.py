@@ -182,12 +182,12 @@ class Device:
             self._desk.notify()
 
     def add(self, stream: Watched) -> None:
-        """Serve a live session from now on; called on the device's thread."""
+        """Serve a live session from now on, unless it is served already; called on the device's thread."""
         if all(other is not stream for other in self._streams):
             self._streams.append(stream)
 
     def remove(self, stream: Streamed) -> None:
-        """Serve a stream no more; called on the device's thread."""
+        """Stop serving a stream; called on the device's thread."""
         if stream is self._behind:
             self._behind = None
         self._streams = [other for other in self._streams if other is not stream]

@@ -52,7 +52,8 @@ class Pace:
         now : float
             The present time, in seconds of the clock.
         pending : int
-            Number of chunks that are made but not yet counted by `made`; they count as long as the last counted one.
+            Number of chunks that are made but not yet counted by `made`; each is taken to be as long as the last
+            counted chunk.
         """
         frames = self.frames + pending * self.last_frames
         return now if self.begun is None else self.begun + frames / self.fps

@@ -87,7 +87,7 @@ class SavedSessions:
     Parameters
     ----------
     store : Store
-        Where the files are.
+        The store in which the files are.
     key : bytes, optional
         A secret key for stores that others can write to: files end in an authentication code made with the key, and
         files without a valid code are refused.

@@ -51,7 +51,7 @@ class ConditioningFrames:
         device : VideoDevice
             The session's device.
         rows : sequence of int
-            k of them.
+            Numbers of k rows.
         image : array
             uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue. A model with an input for the picture also takes
             float32 levels of 0 to 255; a bicubic resize may exceed that range.
@@ -98,7 +98,7 @@ class ConditioningFrames:
         device : VideoDevice
             The session's device.
         rows : sequence of int
-            k of them.
+            Numbers of k rows.
         latents : array
             float32 [C, n, h, w] or [k, C, n, h, w] with n of 1 to F.
 
@@ -146,7 +146,7 @@ class ConditioningFrames:
 def per_row(
     array: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str, rows: Sequence[int]
 ) -> list[tuple[int, NDArray[np.generic]]]:
-    """Return pairs of a row and its array. ``found`` is one array for all rows, or has an array for each row."""
+    """Return pairs of a row and its array. ``array`` is one array for all rows, or has an array for each row."""
     each = (len(rows), *shape)
     if array.dtype != dtype or array.shape not in (shape, each):
         raise UsageError(

@@ -128,7 +128,7 @@ class KeyboardCamera:
     chunk_frames : int
         Latent frames of a chunk.
     settings : KeySettings
-        Steps and turns.
+        Length and angle of the steps.
     intrinsics : array, optional
         [4] or [N, 4], of which the first is used: focal lengths and centre in pixels of a picture of 480 x 832, as
         `CameraPath` takes them. Default: a focal length of 500 pixels of the video, for any size, and the picture's

@@ -19,15 +19,16 @@ TOKEN_SIDE = 16  # pixels of the video
 def fit_start_picture(
     manifest: VideoManifest, picture: NDArray[np.uint8], what: str = "image"
 ) -> tuple[NDArray[Any], str]:
-    """Return a picture as `Pool.open_session` takes it for ``image``, and a description of what was done.
+    """Return a picture as `Pool.open_session` takes it for ``image``, and a description of crop and resize.
 
-    Models that are told a picture get it as their authors resize it: their sizes follow the picture's aspect, by
-    tokens.
+    For a model with a picture input the picture is resized as the model's authors do: the size follows the picture's
+    aspect ratio, in whole tokens.
 
     Raises
     ------
     UsageError
-        If it is no picture, or the artifact encodes none; ``what`` names it in the message.
+        If ``picture`` is no picture, or the artifact encodes no pictures; ``what`` is the picture's name in the
+        message.
     """
     takes_levels = picture_input(manifest) is not None
     shape = _shape(manifest, PICTURE_LEVELS if takes_levels else IMAGE)

@@ -1,4 +1,4 @@
-"""Camera poses relative to the pose before, and camera intrinsics for a picture's size. All in float64.
+"""Camera poses relative to the previous pose, and camera intrinsics for a picture's size. All in float64.
 
 A pose [4, 4] takes points from the camera to the world. x points right, y down, z forward.
 """
@@ -32,7 +32,7 @@ def framewise(poses: Array, before: Array | None = None) -> Array:
     poses : numpy.ndarray
         [N, 4, 4].
     before : numpy.ndarray, optional
-        [4, 4], the camera before the first one; default: the identity.
+        [4, 4], the pose before the first of ``poses``; default: the identity.
 
     Returns
     -------
@@ -126,7 +126,7 @@ def recorded_intrinsics(intrinsics: object, height: int, width: int, count: int 
     height, width : int
         The video's size in pixels.
     count : int, optional
-        The N that is expected. Default: any.
+        Expected number N of intrinsics; default: any number.
 
     Returns
     -------

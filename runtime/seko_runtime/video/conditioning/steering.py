@@ -33,7 +33,8 @@ def steered(
     inputs: Mapping[str, object] | None,
     camera: Camera | None,
 ) -> MadeT:
-    """Make a chunk with the caller's inputs and the camera's next ones. If the chunk fails, the camera has not moved.
+    """Make a chunk with the caller's inputs and the camera inputs that ``camera`` gives for the chunk. If the chunk
+    fails, the camera has not moved.
 
     Raises
     ------

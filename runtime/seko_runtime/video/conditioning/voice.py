@@ -145,7 +145,7 @@ class AudioWindows:
             [speakers, N] float32, beginning at sample ``offset`` of the stream. Samples outside this range count as
             zeros.
         offset : int
-            See ``samples``.
+            Number, in the stream, of the first sample in ``samples``.
         first_frame : int
             The chunk's first latent frame, from the start of the stream.
 
@@ -320,14 +320,15 @@ class Voice:
         Raises
         ------
         UsageError
-            As `check_push`.
+            If `check_push` refuses the samples.
         """
         array, begin = self.check_push(samples, at)
         self.take(array, begin, last=last, replaces=at is not None)
 
     def take(self, array: NDArray[np.float32], begin: int, *, last: bool, replaces: bool) -> None:
-        """Append the samples that `check_push` returned; ``replaces`` tells whether `check_push` was called with
-        ``at``."""
+        """Append samples [speakers, N] that `check_push` returned; ``replaces`` says whether they replace earlier
+        samples from ``begin`` on.
+        """
         if not len(self._samples):
             self.first = begin
         before = self.end
