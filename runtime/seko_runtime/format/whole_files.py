@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -338,7 +339,8 @@ def _remove_empty(folders: list[Path]) -> None:
 
 def _name_folder(folder: Path, output_path: Path, *, replace: bool) -> None:
     """Rename a folder to its output path and fsync; an artifact with that name is replaced and removed."""
-    for _ in range(_TRIES):
+    for tries in range(_TRIES):
+        time.sleep(min(tries, 20) / 1000)  # another process is between two of its renames: it needs time to end them
         check_goal(output_path, replace=replace)  # another process may have taken the name meanwhile
         with _unless_raced():
             if not (replace and os.path.lexists(output_path)):
