@@ -340,7 +340,7 @@ def _remove_empty(folders: list[Path]) -> None:
 def _name_folder(folder: Path, output_path: Path, *, replace: bool) -> None:
     """Rename a folder to its output path and fsync; an artifact with that name is replaced and removed."""
     for tries in range(_TRIES):
-        time.sleep(min(tries, 20) / 1000)  # another process is between two of its renames: it needs time to end them
+        time.sleep(min(tries, 20) / 1000)  # for another process that is between two renames
         check_goal(output_path, replace=replace)  # another process may have taken the name meanwhile
         with _unless_raced():
             if not (replace and os.path.lexists(output_path)):
