@@ -18,9 +18,9 @@ import pytest
 from seko_runtime.cli.commands import main
 from seko_runtime.cli.progress import Progress
 from seko_runtime.errors import UsageError
+from seko_runtime.format.pipes import Pipe
 from seko_runtime.video.files import ChunkWriter, output_form
 from seko_runtime.video.manifest import Stream, Video
-from seko_runtime.video.pipes import Pipe
 from tests.tiers import first_is_fast
 
 from .test_end_signals import PATIENCE_S, started

@@ -22,11 +22,12 @@ from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.cli.parser import VIDEO_OPTIONS, others_than
 from seko_runtime.cli.progress import Progress
 from seko_runtime.errors import UsageError
+from seko_runtime.format.outputs import STDOUT
 from seko_runtime.opening.artifact import open_artifact, read_manifest
 from seko_runtime.video.artifact import VideoArtifact, video_artifact
 from seko_runtime.video.conditioning.voice import AudioWindows
 from seko_runtime.video.contract import made_of
-from seko_runtime.video.files import STDOUT, ChunkWriter, check_output
+from seko_runtime.video.files import ChunkWriter, check_output
 from seko_runtime.video.golden import ChunkError
 from seko_runtime.video.manifest import VideoManifest, video_manifest
 from seko_runtime.video.pool import Pool

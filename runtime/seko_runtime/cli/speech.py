@@ -11,8 +11,9 @@ from pathlib import Path
 from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.cli.parser import SPEECH_OPTIONS, others_than
 from seko_runtime.errors import UsageError
+from seko_runtime.format.outputs import STDOUT
 from seko_runtime.media_files.sound import load_sound
-from seko_runtime.media_files.sound_writer import STDOUT, SoundWriter, check_sound_output
+from seko_runtime.media_files.sound_writer import SoundWriter, check_sound_output
 from seko_runtime.opening.artifact import open_artifact
 from seko_runtime.speech.artifact import speech_artifact
 from seko_runtime.speech.manifest import SpeechManifest

@@ -9,23 +9,20 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import DiskError, UsageError, VideoWriterError
-from seko_runtime.format.whole_files import check_file_place, disk_faults, whole_file
-from seko_runtime.host.end_signals import held_signals
+from seko_runtime.errors import UsageError, VideoWriterError
+from seko_runtime.format.outputs import PATIENCE_S, STDOUT, Output, check_place
+from seko_runtime.format.pipes import is_pipe
 from seko_runtime.host.faults import told
-from seko_runtime.video.pipes import Pipe, is_pipe, open_pipe
 
 SOUND_FORMS = ("wav", "mp3", "flac", "raw")
-STDOUT = Path("-")
 _CODECS = {"mp3": "libmp3lame", "flac": "flac"}  # of PyAV
 _UNKNOWN = 0xFFFFFFFF  # size in the header of a wav that is written to a pipe
 _HEADER_BYTES = 44
-_PATIENCE_S = 1.0  # with who reads a pipe, once a signal has ended the run
 
 
 class SoundWriter:
@@ -68,17 +65,14 @@ class SoundWriter:
     ) -> None:
         self.form = sound_form(path, form)
         self.samples = 0
-        self._path, self._rate, self._descriptor = path, rate, descriptor
-        self._name = "stdout" if path == STDOUT else str(path)
-        self._pipe: Pipe | None = None
+        self._rate, self._output = rate, Output(path, descriptor)
 
     def write(self, samples: NDArray[np.float32]) -> None:
         """Append samples [n] in -1..1; values outside this range are clipped. Signals are delayed until the samples
         are in the file.
         """
         whole = np.rint(np.clip(samples, -1.0, 1.0) * 32767).astype("<i2")
-        signals = held_signals() if self._pipe is None else contextlib.nullcontext()
-        with signals, self._disk_errors():
+        with self._output.signals(), self._output.disk_errors():
             self._sink.write(whole)
             self._file.flush()
             self.samples += len(whole)
@@ -86,8 +80,8 @@ class SoundWriter:
     def __enter__(self) -> SoundWriter:
         self._opened = contextlib.ExitStack()
         try:
-            with self._disk_errors():
-                self._file = self._open()
+            with self._output.disk_errors():
+                self._file = self._output.open(self._opened)
                 self._sink = _open_sink(self.form, self._file, self._rate)
             return self
         except BaseException:
@@ -98,11 +92,10 @@ class SoundWriter:
         self, _kind: type[BaseException] | None, fault: BaseException | None, _trace: TracebackType | None
     ) -> None:
         keeps = isinstance(fault, KeyboardInterrupt) and self.samples > 0
-        signals = held_signals() if self._pipe is None else contextlib.nullcontext()
         try:
-            with signals, self._disk_errors(), self._opened:
-                if self._pipe is not None and fault is not None:
-                    self._pipe.hurry(_PATIENCE_S)
+            with self._output.signals(), self._output.disk_errors(), self._opened:
+                if self._output.pipe is not None and fault is not None:
+                    self._output.pipe.hurry(PATIENCE_S)
                 hides = contextlib.suppress(OSError, VideoWriterError) if fault else contextlib.nullcontext()
                 with hides:
                     self._sink.close()
@@ -112,34 +105,7 @@ class SoundWriter:
             with self._opened:
                 raise
         if keeps and fault is not None:
-            done = f"{self.samples / self._rate:.2f} s"
-            fault.add_note(f"wrote {done} to {self._name}" if self._pipe else f"kept {done} in {self._name}")
-
-    def _open(self) -> BinaryIO:
-        if self._descriptor is not None:
-            self._pipe = Pipe(os.dup(self._descriptor))
-        elif is_pipe(self._path):
-            self._pipe = open_pipe(self._path)
-        if self._pipe is not None:
-            return cast(BinaryIO, self._opened.enter_context(self._pipe))
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with held_signals():  # else it could be there and not known
-            return self._opened.enter_context(whole_file(self._path, "writing", replace=True))
-
-    @contextlib.contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        """Turn the system's write errors into a DiskError."""
-        try:
-            yield
-        except BrokenPipeError:
-            raise
-        except OSError as fault:
-            if self._pipe is None:
-                with contextlib.suppress(OSError), disk_faults(self._path):
-                    raise
-            raise DiskError(
-                f"{self._name} cannot be written ({fault.strerror or fault}): choose another -o"
-            ) from fault
+            self._output.note_kept(fault, f"{self.samples / self._rate:.2f} s")
 
 
 def sound_form(path: Path, asked: str | None = None) -> str:
@@ -168,11 +134,7 @@ def sound_form(path: Path, asked: str | None = None) -> str:
 def check_sound_output(path: Path, asked: str | None = None) -> None:
     """Check format, path and encoder of an output before any sound is made; raises as `SoundWriter`."""
     form = sound_form(path, asked)
-    if path != STDOUT:
-        if not is_pipe(path):
-            check_file_place(path)
-        elif not os.access(path, os.W_OK):
-            raise DiskError(f"{path} cannot be written (Permission denied): choose another -o")
+    check_place(path)
     if form in _CODECS:
         _import_av(form)
 

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.errors import DiskError, UsageError
-from seko_runtime.format.whole_files import check_file_place, disk_faults, whole_file
-from seko_runtime.host.end_signals import held_signals
+from seko_runtime.errors import UsageError
+from seko_runtime.format.outputs import PATIENCE_S, STDOUT, Output, check_place
+from seko_runtime.format.pipes import is_pipe
 from seko_runtime.video.manifest import Stream, Video
-from seko_runtime.video.pipes import Pipe, is_pipe, open_pipe
 from seko_runtime.video.preview import preview_frames
 from seko_runtime.video.sinks import FORMS, import_av, open_sink
 
 SUFFIXES = (".npy", ".y4m", ".mp4")
-STDOUT = Path("-")
-PATIENCE_S = 1.0  # seconds to wait for the reader of a pipe, once a signal has ended the run
 
 
 class ChunkWriter:
@@ -77,14 +72,12 @@ class ChunkWriter:
         sound: NDArray[np.float32] | None = None,
     ) -> None:
         self.form = output_form(path, form)
-        self._name = "stdout" if path == STDOUT else str(path)
-        self._path = path
+        self._output = Output(path, descriptor)
         self._stream, self._rows = stream, rows
         self._chunks = chunks
         self._video = video
-        self._descriptor, self._sound = descriptor, sound
+        self._sound = sound
         self._written = 0
-        self._pipe: Pipe | None = None
         self._incomplete = False  # whether a chunk was written to the pipe only in part
         self.is_preview = self.form != "npy" and video is None
         self.takes_frames = self.form != "npy" and video is not None
@@ -95,9 +88,8 @@ class ChunkWriter:
 
         Signals are delayed until the chunk is in the file. For a pipe they are not, because its reader may be slow.
         """
-        self._incomplete = self._pipe is not None
-        signals = held_signals() if self._pipe is None else contextlib.nullcontext()
-        with signals, self._disk_errors():
+        self._incomplete = self._output.pipe is not None
+        with self._output.signals(), self._output.disk_errors():
             if self.takes_frames:
                 self._sink.write(side_by_side(chunk.astype(np.uint8, copy=False)))
             elif self.is_preview:
@@ -111,8 +103,8 @@ class ChunkWriter:
     def __enter__(self) -> ChunkWriter:
         self._opened = contextlib.ExitStack()
         try:
-            with self._disk_errors():
-                self._file = self._open()
+            with self._output.disk_errors():
+                self._file = self._output.open(self._opened)
                 self._sink = open_sink(
                     self.form, self._file, self._stream, self._rows, self._chunks, self._video, self._sound
                 )
@@ -126,7 +118,7 @@ class ChunkWriter:
     ) -> None:
         keeps = isinstance(fault, KeyboardInterrupt) and self._written > 0
         try:
-            with self._ending(), self._disk_errors(), self._opened:
+            with self._output.signals(), self._output.disk_errors(), self._opened:
                 if keeps:
                     self._sink.cut()
                 self._finish(
@@ -138,45 +130,16 @@ class ChunkWriter:
             with self._opened:
                 raise
         if keeps and fault is not None:
-            done = f"{self._written} of {self._chunks} chunks"
-            fault.add_note(f"wrote {done} to {self._name}" if self._pipe else f"kept {done} in {self._name}")
-
-    def _open(self) -> BinaryIO:
-        if self._descriptor is not None:
-            self._pipe = Pipe(os.dup(self._descriptor))
-        elif is_pipe(self._path):
-            self._pipe = open_pipe(self._path)
-        if self._pipe is not None:
-            return cast(BinaryIO, self._opened.enter_context(self._pipe))
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with held_signals():  # otherwise the file could exist without the caller's knowledge
-            return self._opened.enter_context(whole_file(self._path, "writing", replace=True))
+            self._output.note_kept(fault, f"{self._written} of {self._chunks} chunks")
 
     def _finish(self, *, whole: bool, interrupted: bool) -> None:
-        if self._pipe is None or not interrupted:
+        pipe = self._output.pipe
+        if pipe is None or not interrupted:
             self._sink.close(whole=whole)
             return
-        self._pipe.hurry(PATIENCE_S)
+        pipe.hurry(PATIENCE_S)
         with contextlib.suppress(OSError):  # the signal ended the reader, too, or it has stopped reading
             self._sink.close(whole=whole)
-
-    def _ending(self) -> contextlib.AbstractContextManager[None]:
-        return held_signals() if self._pipe is None else contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        """Turn the system's write errors into a DiskError."""
-        try:
-            yield
-        except BrokenPipeError:
-            raise
-        except OSError as fault:
-            if self._pipe is None:
-                with contextlib.suppress(OSError), disk_faults(self._path):
-                    raise
-            raise DiskError(
-                f"{self._name} cannot be written ({fault.strerror or fault}): choose another -o"
-            ) from fault
 
 
 def output_form(path: Path, asked: str | None = None) -> str:
@@ -212,11 +175,7 @@ def check_output(path: Path, asked: str | None = None) -> None:
         In the cases in which `ChunkWriter` raises these errors.
     """
     form = output_form(path, asked)
-    if path != STDOUT:
-        if not is_pipe(path):
-            check_file_place(path)
-        elif not os.access(path, os.W_OK):
-            raise DiskError(f"{path} cannot be written (Permission denied): choose another -o")
+    check_place(path)
     if form == "mp4":
         import_av()
 

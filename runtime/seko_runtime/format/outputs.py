@@ -1,0 +1,94 @@
+"""The output of a run: a file that appears complete or not at all, or a pipe that is written as data comes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from seko_runtime.errors import DiskError
+from seko_runtime.format.pipes import Pipe, is_pipe, open_pipe
+from seko_runtime.format.whole_files import check_file_place, disk_faults, whole_file
+from seko_runtime.host.end_signals import held_signals
+
+STDOUT = Path("-")
+PATIENCE_S = 1.0  # seconds to wait for the reader of a pipe, once a signal has ended the run
+
+
+class Output:
+    """An output that a writer opens, writes and closes.
+
+    Parameters
+    ----------
+    path : Path
+        The output: a file, a named pipe or a device. With ``descriptor`` the path is only its name in messages.
+    descriptor : int, optional
+        Descriptor of an open pipe or file, which is written like a pipe and stays open.
+
+    Attributes
+    ----------
+    name : str
+        The output's name in messages.
+    pipe : Pipe or None
+        The pipe, once `open` has found that the output is one.
+    """
+
+    def __init__(self, path: Path, descriptor: int | None) -> None:
+        self.name = "stdout" if path == STDOUT else str(path)
+        self.pipe: Pipe | None = None
+        self._path, self._descriptor = path, descriptor
+
+    def open(self, opened: contextlib.ExitStack) -> BinaryIO:
+        """Open the output; closing the stack ``opened`` gives a file its name, or removes it after an exception."""
+        if self._descriptor is not None:
+            self.pipe = Pipe(os.dup(self._descriptor))
+        elif is_pipe(self._path):
+            self.pipe = open_pipe(self._path)
+        if self.pipe is not None:
+            return cast(BinaryIO, opened.enter_context(self.pipe))
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with held_signals():  # otherwise the file could exist without the caller's knowledge
+            return opened.enter_context(whole_file(self._path, "writing", replace=True))
+
+    def signals(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context that delays signals, if the output is a file: the reader of a pipe may be slow."""
+        return held_signals() if self.pipe is None else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def disk_errors(self) -> Iterator[None]:
+        """Turn the system's write errors into a DiskError."""
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as fault:
+            if self.pipe is None:
+                with contextlib.suppress(OSError), disk_faults(self._path):
+                    raise
+            raise DiskError(
+                f"{self.name} cannot be written ({fault.strerror or fault}): choose another -o"
+            ) from fault
+
+    def note_kept(self, fault: BaseException, done: str) -> None:
+        """Add a note to the exception that ended a run: how much of its output was written, such as ``1.20 s``."""
+        fault.add_note(f"wrote {done} to {self.name}" if self.pipe else f"kept {done} in {self.name}")
+
+
+def check_place(path: Path) -> None:
+    """Check that an output can be written, before anything is computed for it.
+
+    Raises
+    ------
+    UsageError
+        If ``path`` is something that no file can replace.
+    DiskError
+        If writing is not permitted.
+    """
+    if path == STDOUT:
+        return
+    if not is_pipe(path):
+        check_file_place(path)
+    elif not os.access(path, os.W_OK):
+        raise DiskError(f"{path} cannot be written (Permission denied): choose another -o")
