@@ -134,7 +134,9 @@ def with_variant(options: BuildOptions) -> BuildOptions:
     """
     if options.variant is None:
         return options
-    transformers = tuple(dict.fromkeys(name for one in families().values() for name in one.keys.subfolders))
+    transformers = tuple(
+        dict.fromkeys(name for family in families().values() for name in family.keys.subfolders)
+    )
     layouts = {
         "checkpoint": Layout("", transformers),
         "vae": Layout("", tuple(dict.fromkeys(name for vae in vaes() for name in vae.layout.subfolders))),

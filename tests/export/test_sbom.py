@@ -116,7 +116,9 @@ def test_a_merged_lora_is_named_with_weight_and_digest(tmp_path):
     sbom.write_sbom(tmp_path, "tiny", None, adapters=(MergedLora("style.safetensors", 0.8, "ab" * 32),))
     found = json.loads((tmp_path / sbom.SBOM_FILE).read_bytes())
     check_bill(found)
-    (lora,) = (one for one in found["components"] if one["type"] == "machine-learning-model")
+    (lora,) = (
+        component for component in found["components"] if component["type"] == "machine-learning-model"
+    )
     assert lora["name"] == "style.safetensors"
     assert lora["hashes"] == [{"alg": "SHA-256", "content": "ab" * 32}]
     assert lora["properties"] == [{"name": "seko:lora-weight", "value": "0.8"}]
@@ -128,8 +130,8 @@ def test_a_package_that_states_no_licence_says_so(bill, monkeypatch, tmp_path):
     found = json.loads((tmp_path / sbom.SBOM_FILE).read_bytes())
     check_bill(found)
     assert found["serialNumber"] != bill["serialNumber"]
-    libraries = [one for one in found["components"] if one["type"] == "library"]
-    assert all(one["properties"][0]["value"] == "not stated by the package" for one in libraries)
+    libraries = [component for component in found["components"] if component["type"] == "library"]
+    assert all(component["properties"][0]["value"] == "not stated by the package" for component in libraries)
 
 
 @pytest.mark.slow

@@ -269,7 +269,7 @@ def test_a_second_control_of_one_id_is_rejected(start: Starter) -> None:
             assert client._socket is not None
             await client._socket.send(json.dumps({"type": "prompt", "id": "same", "text": text}))
         _, told = await watch(client, 4)
-        receipts = [(one["type"], one.get("code")) for one in told if one.get("id") == "same"]
+        receipts = [(message["type"], message.get("code")) for message in told if message.get("id") == "same"]
         assert receipts.count(("rejected", "conflict")) == 1
         assert receipts.count(("applied", None)) == 1
 

@@ -42,12 +42,12 @@ def wav(samples: np.ndarray, rate: int = RATE) -> bytes:
 
 def split(media: list[Media]) -> tuple[list[Media], list[Media]]:
     """The frames, and the sound."""
-    frames = [one for one in media if one.codec < Codec.PCM]
-    return frames, [one for one in media if one.codec >= Codec.PCM]
+    frames = [packet for packet in media if packet.codec < Codec.PCM]
+    return frames, [packet for packet in media if packet.codec >= Codec.PCM]
 
 
 def samples_of(sound: list[Media]) -> np.ndarray:
-    return np.frombuffer(b"".join(one.payload for one in sound), "<i2")
+    return np.frombuffer(b"".join(packet.payload for packet in sound), "<i2")
 
 
 def talked(chunks: int, feed: Callable[[Any, int], None]) -> np.ndarray:
@@ -86,8 +86,10 @@ def test_an_uploaded_voice_moves_the_video_and_is_heard_with_it(start: Starter) 
         expected = np.zeros(len(heard), np.int16)
         expected[: len(voice)] = voice[: len(heard)]
         assert np.abs(heard.astype(int) - expected).max() <= 1
-        assert [one.first for one in sound] == np.cumsum([0, *(one.count for one in sound)])[:-1].tolist()
-        assert [one.serial for one in media] == list(range(len(media)))
+        assert [packet.first for packet in sound] == np.cumsum([0, *(packet.count for packet in sound)])[
+            :-1
+        ].tolist()
+        assert [packet.serial for packet in media] == list(range(len(media)))
 
     run(test, server)
 
@@ -103,15 +105,15 @@ def test_a_spoken_voice_makes_chunks_as_it_comes_and_its_pieces_have_receipts(st
             await client.send_audio(voice[at : at + 1_900])
         await client.send("audio_end")
         more, told = await watch(client, 6)
-        receipts = [one for one in told if one.get("id") == name]
-        assert [one["type"] for one in receipts] == ["received", "applied"]
+        receipts = [message for message in told if message.get("id") == name]
+        assert [receipt["type"] for receipt in receipts] == ["received", "applied"]
         begun = receipts[-1]["chunk"]  # chunks before it were silent
         await client.close()
         frames, sound = split(media + more)
         heard = samples_of(sound)
         assert len(heard) == FRAME * len(frames)
         first = int(np.flatnonzero(heard)[0])
-        assert first == FRAME * sum(one.chunk < begun for one in frames)
+        assert first == FRAME * sum(packet.chunk < begun for packet in frames)
         assert (
             np.abs(heard[first : first + 40_000].astype(int) - voice[:40_000][: len(heard) - first]).max()
             <= 1
@@ -143,10 +145,14 @@ def test_keys_and_poses_steer_as_the_runtime_does(start: Starter) -> None:
         media, _ = await watch(client, 2)
         keys = await client.send("keys", held=["KeyW", "ArrowRight", "Space"])
         more, told = await watch(client, 3)
-        (pressed,) = [one["chunk"] for one in told if one["type"] == "applied" and one["id"] == keys]
+        (pressed,) = [
+            message["chunk"] for message in told if message["type"] == "applied" and message["id"] == keys
+        ]
         path = await client.send("poses", poses=[pose.ravel().tolist() for pose in poses])
         last, told = await watch(client, 4)
-        (followed,) = [one["chunk"] for one in told if one["type"] == "applied" and one["id"] == path]
+        (followed,) = [
+            message["chunk"] for message in told if message["type"] == "applied" and message["id"] == path
+        ]
         await client.close()
         with world_opener() as pool, pool.open_session(seed=3, prompt=PROMPT) as session:
             s = session.manifest.workload.stream
@@ -177,7 +183,7 @@ def test_controls_without_a_place_and_wrong_ones_are_rejected_with_a_word(start:
             await client.send("poses", poses=[[2.0] * 16]): "not a rotation",
         }
         _, told = await watch(client, 3)
-        rejected = {one["id"]: one["message"] for one in told if one["type"] == "rejected"}
+        rejected = {message["id"]: message["message"] for message in told if message["type"] == "rejected"}
         assert set(rejected) == set(names)
         assert all(word in rejected[name] for name, word in names.items())
         await client.close()
@@ -196,11 +202,13 @@ def test_coded_sound_is_as_long_as_the_video_within_a_packet(start: Starter, cod
         frames, sound = split(media)
         audio = client.ready["audio"]
         assert audio["codec"] == codec
-        assert {one.codec for one in sound} == {Codec[codec.upper()]}
-        length = sum(one.count for one in sound) / audio["rate"]
+        assert {packet.codec for packet in sound} == {Codec[codec.upper()]}
+        length = sum(packet.count for packet in sound) / audio["rate"]
         video = len(frames) / client.ready["fps"]
         assert video - 0.2 < length <= video
-        assert [one.pts_us for one in sound] == [one.first * 1_000_000 // audio["rate"] for one in sound]
+        assert [packet.pts_us for packet in sound] == [
+            packet.first * 1_000_000 // audio["rate"] for packet in sound
+        ]
 
     run(test, server)
 

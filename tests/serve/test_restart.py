@@ -105,9 +105,11 @@ def test_the_same_tokens_go_on_in_a_new_process(how: signal.Signals, tmp_path: P
                 if how is signal.SIGTERM:
                     assert again[0].first == seen[-1].first + 1
                 expected = alone(seed, PROMPTS[seed], max(seen[-1].chunk, again[-1].chunk) + 1)
-                for one in (*seen, *again):
-                    assert np.array_equal(pictures([one])[0], expected[one.first])
-                assert [one.first for one in again] == [*range(again[0].first, again[0].first + len(again))]
+                for packet in (*seen, *again):
+                    assert np.array_equal(pictures([packet])[0], expected[packet.first])
+                assert [packet.first for packet in again] == [
+                    *range(again[0].first, again[0].first + len(again))
+                ]
             for client in clients:
                 await client.close()
         assert not list(folder.glob("*.record*"))
@@ -173,7 +175,7 @@ def test_eight_sessions_that_join_leave_pause_and_come_back_have_the_runtimes_by
                     await asyncio.sleep(0.05)
                 await client.resume()
         await client.close()
-        assert [one.serial for one in media] == list(range(len(media)))
+        assert [packet.serial for packet in media] == list(range(len(media)))
         expected = await asyncio.to_thread(alone, seed, prompt, media[-1].chunk + 1)
         assert np.array_equal(pictures(media), expected[: len(media)])
 

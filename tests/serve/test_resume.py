@@ -77,7 +77,7 @@ def test_after_a_stop_the_same_token_goes_on_without_a_frame_lost_or_twice(
         await client.resume()
         more, _ = await watch(client, 3)
         together = media + more
-        assert [one.serial for one in together] == list(range(len(together)))
+        assert [packet.serial for packet in together] == list(range(len(together)))
         assert np.array_equal(pictures(together), alone(12, {0: PROMPT})[: len(together)])
 
     run(test, first)
@@ -108,8 +108,8 @@ def test_keys_that_are_held_stay_held_across_a_stop(start: Starter, tmp_path: Pa
         async with AsyncClient(undisturbed.url) as other:
             expected = await steered(other)
             expected += (await watch(other, 4))[0]
-        assert [one.payload for one in media[: len(expected)]] == [
-            one.payload for one in expected[: len(media)]
+        assert [packet.payload for packet in media[: len(expected)]] == [
+            packet.payload for packet in expected[: len(media)]
         ]
 
     run(test, first)
@@ -134,12 +134,14 @@ def test_after_a_kill_the_last_snapshot_goes_on_with_the_bytes_of_the_undisturbe
         await client.resume()
         again, _ = await watch(client, 6)
         expected = alone(max(media[-1].chunk, again[-1].chunk) + 1, {0: PROMPT})
-        for one in (*media, *again):
-            assert np.array_equal(pictures([one])[0], expected[one.first])
+        for packet in (*media, *again):
+            assert np.array_equal(pictures([packet])[0], expected[packet.first])
         assert again[0].serial == media[-1].serial + 1
-        assert [one.serial for one in again] == list(range(again[0].serial, again[0].serial + len(again)))
+        assert [packet.serial for packet in again] == list(
+            range(again[0].serial, again[0].serial + len(again))
+        )
         assert again[0].first <= media[-1].first  # what was shown since the snapshot comes again
-        assert [one.discontinuity for one in again].count(True) == 1
+        assert [packet.discontinuity for packet in again].count(True) == 1
         assert again[0].discontinuity
 
     run(test, first)
@@ -158,7 +160,7 @@ def test_h264_begins_with_a_key_frame_after_a_stop(start: Starter, tmp_path: Pat
         await client.resume()
         more, _ = await watch(client, 2)
         assert more[0].key
-        assert not any(one.key for one in (media + rest)[1:])
+        assert not any(packet.key for packet in (media + rest)[1:])
         assert more[0].first == (media + rest)[-1].first + 1
 
     run(test, first)
@@ -368,7 +370,7 @@ def test_a_socket_that_is_lost_before_anything_was_seen_lacks_nothing(start: Sta
         await client.drop()
         await client.resume()
         media, _ = await watch(client, 3)
-        assert [one.serial for one in media] == list(range(len(media)))
+        assert [packet.serial for packet in media] == list(range(len(media)))
         assert np.array_equal(pictures(media), alone(6, {0: PROMPT})[: len(media)])
 
     run(test, server)

@@ -65,7 +65,7 @@ def read(saved: SavedSessions, session: str) -> tuple[Record, int, list[bytes], 
     record = saved.find(session)
     assert record is not None
     found = saved.read(record)
-    return record, found.state["chunk"], [bytes(one) for one in found.messages], b"".join(found.row)
+    return record, found.state["chunk"], [bytes(message) for message in found.messages], b"".join(found.row)
 
 
 def test_what_was_saved_is_read_again_and_forgotten(tmp_path: Path) -> None:

@@ -96,13 +96,13 @@ def test_a_video_is_that_of_the_runtime_alone_and_lives_as_openai_says(
     assert http(f"{server.url}/v1/videos", key=OTHER)[1]["data"] == []
     second = created(server, KEY, seconds=0.5)
     listed = http(f"{server.url}/v1/videos?limit=1", key=KEY)[1]
-    assert ([one["id"] for one in listed["data"]], listed["has_more"]) == ([second["id"]], True)
+    assert ([entry["id"] for entry in listed["data"]], listed["has_more"]) == ([second["id"]], True)
     listed = http(f"{server.url}/v1/videos?after={second['id']}", key=KEY)[1]
-    assert ([one["id"] for one in listed["data"]], listed["has_more"]) == ([video["id"]], False)
+    assert ([entry["id"] for entry in listed["data"]], listed["has_more"]) == ([video["id"]], False)
     assert http(url, "DELETE", key=KEY)[1] == {"id": video["id"], "object": "video.deleted", "deleted": True}
     assert http(url, key=KEY)[0] == 404
     ended(server, second["id"], KEY)
-    assert [one.name for one in (tmp_path / "videos").iterdir()] == [f"{second['id']}.mp4"]
+    assert [path.name for path in (tmp_path / "videos").iterdir()] == [f"{second['id']}.mp4"]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_figures_count_what_a_session_did(start: Starter) -> None:
             assert chunks["seko_serve_ttfc_seconds_count"] == 1
             assert chunks["seko_serve_due_chunks_total"] >= chunks["seko_serve_late_chunks_total"]
             assert chunks["seko_serve_due_chunks_total"] >= 3  # all but the one with which playing begins
-            assert chunks["seko_serve_sent_bytes_total"] >= sum(len(one.payload) for one in media)
+            assert chunks["seko_serve_sent_bytes_total"] >= sum(len(packet.payload) for packet in media)
             assert chunks["seko_serve_refused_total code=full"] == 1
             assert chunks["seko_serve_snapshots_total result=failed"] == 0
             assert 0 <= chunks["seko_serve_cpr"] <= 1

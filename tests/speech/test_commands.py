@@ -62,7 +62,7 @@ def test_an_open_artifact_verifies_and_speaks(artifact: Path) -> None:
             session.voice = session.encode_voice(np.ones(8, np.float32))
             made = list(session.speak("hallo"))
             wanted = said_alone("hallo", session.voice, 32, seed=3)
-            assert [one.tobytes() for one in made] == [one.tobytes() for one in wanted]
+            assert [patch.tobytes() for patch in made] == [patch.tobytes() for patch in wanted]
         with opened.open_pool() as pool, pool.open_session() as session:
             assert list(session.speak("abc"))
 

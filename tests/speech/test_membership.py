@@ -48,8 +48,8 @@ class Said:
         self.wanted, self.made = alone(prompt, limit, seed=self.seed), []
 
     def check(self) -> None:
-        wanted = [one.tobytes() for one in self.wanted[: len(self.made)]]
-        assert [one.tobytes() for one in self.made] == wanted
+        wanted = [patch.tobytes() for patch in self.wanted[: len(self.made)]]
+        assert [patch.tobytes() for patch in self.made] == wanted
 
 
 class Story(RuleBasedStateMachine):
@@ -63,10 +63,12 @@ class Story(RuleBasedStateMachine):
         self.said: dict[SpeechSession, Said] = {}
 
     def running(self, wanted: Callable[[SpeechSession], bool] = lambda _: True) -> list[SpeechSession]:
-        return [one for one in self.said if not one.closed and not one.paused and wanted(one)]
+        return [
+            session for session in self.said if not session.closed and not session.paused and wanted(session)
+        ]
 
     def paused(self) -> list[SpeechSession]:
-        return [one for one in self.said if one.paused]
+        return [session for session in self.said if session.paused]
 
     @rule(
         seed=st.integers(0, 3),
@@ -88,19 +90,19 @@ class Story(RuleBasedStateMachine):
         session = data.draw(st.sampled_from(self.running()))
         self.said[session].begin(session, text)
 
-    @precondition(lambda self: self.running(lambda one: one.speaks))
+    @precondition(lambda self: self.running(lambda session: session.speaks))
     @rule(data=st.data())
     def step(self, data: Any) -> None:
-        speaking = self.running(lambda one: one.speaks)
+        speaking = self.running(lambda session: session.speaks)
         company = data.draw(st.lists(st.sampled_from(speaking), min_size=1, unique=True))
         for session, samples in zip(company, self.pool.step(company), strict=True):
             if samples is not None:
                 self.said[session].made.append(samples)
 
-    @precondition(lambda self: self.running(lambda one: one.speaks))
+    @precondition(lambda self: self.running(lambda session: session.speaks))
     @rule(data=st.data(), due=st.floats(0, 9))
     def ask(self, data: Any, due: float) -> None:
-        data.draw(st.sampled_from(self.running(lambda one: one.speaks))).request_patch(due)
+        data.draw(st.sampled_from(self.running(lambda session: session.speaks))).request_patch(due)
 
     @rule(calls=st.integers(1, 3))
     def serve(self, calls: int) -> None:
@@ -109,10 +111,10 @@ class Story(RuleBasedStateMachine):
                 if patch is not None and not patch.surplus():
                     self.said[session].made.append(patch.samples())
 
-    @precondition(lambda self: self.running(lambda one: one.speaks))
+    @precondition(lambda self: self.running(lambda session: session.speaks))
     @rule(data=st.data(), patches=st.integers(1, 6), ahead=st.integers(0, 3))
     def listen(self, data: Any, patches: int, ahead: int) -> None:
-        session = data.draw(st.sampled_from(self.running(lambda one: one.speaks)))
+        session = data.draw(st.sampled_from(self.running(lambda session: session.speaks)))
         said, sound = self.said[session], session.sound(ahead=ahead)
         said.made += islice(sound, patches)
         said.check()

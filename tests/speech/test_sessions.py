@@ -47,7 +47,7 @@ def said_alone(text: str, voice: Voice = NO_VOICE, positions: int = 18, **settin
 
 def same(made: Sequence[Floats], wanted: Sequence[Floats]) -> None:
     """The same bits."""
-    assert [one.tobytes() for one in made] == [one.tobytes() for one in wanted]
+    assert [patch.tobytes() for patch in made] == [patch.tobytes() for patch in wanted]
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_text_in_sentences_is_read_as_it_is_spoken(pool: SpeechPool) -> None:
             made.append(samples)
             assert len(made) > len(said_alone(TEXTS[0], seed=2)) or given == [TEXTS[0]]
         assert given == list(TEXTS[:3])
-        same(made, [one for text in TEXTS[:3] for one in said_alone(text, seed=2)])
+        same(made, [patch for text in TEXTS[:3] for patch in said_alone(text, seed=2)])
 
 
 def test_the_limit_is_the_models_or_the_callers_or_that_of_the_positions(pool: SpeechPool) -> None:
@@ -216,7 +216,7 @@ def test_threads_that_speak_share_calls(buckets: tuple[int, ...]) -> None:
         for thread in threads:
             thread.join()
         for seed, session in enumerate(sessions):
-            same(made[seed], [one for text in TEXTS * 3 for one in said_alone(text, seed=seed)])
+            same(made[seed], [patch for text in TEXTS * 3 for patch in said_alone(text, seed=seed)])
             session.close()
         assert calls["rows"] > calls["step"]  # some were shared
 
@@ -534,7 +534,7 @@ def test_captured_calls_and_copies_beside_them_race_with_nobody(monkeypatch: pyt
         first.resume()
         made += [pool.step([first, second])[0], pool.step([first])[0]]
         assert pool._rows.launches == launches + 6
-        same([one for one in made if one is not None], said_alone("hallo", seed=1)[:3])
+        same([patch for patch in made if patch is not None], said_alone("hallo", seed=1)[:3])
         sound_in = np.arange(1, 12, dtype=np.float32) / 8
         second.voice = voice = pool.encode_voice(sound_in, continued=sound_in, text="no")
         sound = second.speak("aa")  # with a lead-in, while the first speaks on

@@ -214,7 +214,7 @@ class Engine:
 def engines(buckets: tuple[int, ...] = BUCKETS) -> dict[str, Engine]:
     """The engines by name, which is also that of the program with a call of it alone."""
     prompt = ("table", c.IDS, c.IS_AUDIO, c.PROMPT_PATCHES)
-    one = (c.PREFILL_ROWS, c.PREFILL_STARTS, c.PREFILL_FIRST, c.PREFILL_COUNT)
+    of_one_row = (c.PREFILL_ROWS, c.PREFILL_STARTS, c.PREFILL_FIRST, c.PREFILL_COUNT)
     kept = ("k", *STATE_NAMES)
     made = {
         c.LEAD_IN: Engine(
@@ -225,7 +225,7 @@ def engines(buckets: tuple[int, ...] = BUCKETS) -> dict[str, Engine]:
     for tokens in PREFILL_TOKENS:
         for length in READ_LENGTHS:
             name = c.prefill_program(tokens, length)
-            made[name] = Engine(prefill, (*prompt, *one, *kept), (), kept, tokens)
+            made[name] = Engine(prefill, (*prompt, *of_one_row, *kept), (), kept, tokens)
     for rows in buckets:
         for length in READ_LENGTHS:
             first, solver, later, last = c.step_programs(rows, length)
@@ -258,8 +258,8 @@ def manifest(buckets: tuple[int, ...] = BUCKETS, **changes: Any) -> SpeechManife
         return TensorSpec(name, shape, dtype), f"buffer:{name}"
 
     for name, engine in engines(buckets).items():
-        taken = [argument(one, engine.bucket) for one in engine.taken]
-        given = [argument(one, engine.bucket) for one in engine.given]
+        taken = [argument(spec, engine.bucket) for spec in engine.taken]
+        given = [argument(spec, engine.bucket) for spec in engine.given]
         given = given or [(TensorSpec("done", (1,), "float32"), "value:done")]
         file = f"engines/{name}.pt2"
         specs.append(

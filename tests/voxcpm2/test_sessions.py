@@ -76,7 +76,7 @@ def said(pool: SpeechPool, text: str, seed: int, patches: int = 5) -> list[Float
 
 
 def same(made: Sequence[Floats], wanted: Sequence[Floats]) -> None:
-    assert [one.tobytes() for one in made] == [one.tobytes() for one in wanted]
+    assert [patch.tobytes() for patch in made] == [patch.tobytes() for patch in wanted]
 
 
 def test_a_session_says_what_the_engines_make_one_by_one(folder: Path) -> None:
@@ -135,8 +135,8 @@ def test_company_changes_no_bit_in_one_bucket(folder: Path) -> None:
             new.append(ours)
             kept.append(theirs)
         new += list(third.sound())
-        same([one for one in kept if one is not None], alone[1])
-        same([one for one in new if one is not None], alone[2])
+        same([patch for patch in kept if patch is not None], alone[1])
+        same([patch for patch in new if patch is not None], alone[2])
         second.close()
         third.close()
 
@@ -165,5 +165,5 @@ def test_a_snapshot_of_the_model_goes_on(folder: Path, tmp_path: Path) -> None:
         session.save(tmp_path / "saved")
         session.close()
         again = other.restore(tmp_path / "saved")
-        same([*(one for one in made if one is not None), *again.sound()], alone)
+        same([*(patch for patch in made if patch is not None), *again.sound()], alone)
         again.close()
