@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from seko_export.families.voxcpm2.config import NetConfig
-from seko_export.families.voxcpm2.layers import Fp8Weight, Layer, rotary, rotate
+from seko_export.families.voxcpm2.layers import Fp8Weight, Layer, rotary
 from seko_kernels.few_rows import Weight, linear_added, norm_gated_linear, norm_linear
-from seko_kernels.few_rows_reference import split_heads
+from seko_kernels.few_rows_reference import rotate, split_heads
 from seko_kernels.few_tokens import (
     QuantisedCache,
     decode_attention,

@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor, nn
 
 from seko_export.families.voxcpm2.config import LongRope, NetConfig
+from seko_kernels.few_rows_reference import rotate, split_heads
 from seko_kernels.few_tokens import QuantisedCache
 from seko_kernels.formats import NumberFormat
 from seko_kernels.fused_reference import FP8
@@ -105,10 +106,7 @@ class Layer(nn.Module):
         """
         net = self.net
         qkv = self.self_attn.qkv_proj(self.input_layernorm(hidden))
-        q, k, v = (
-            part.unflatten(-1, (-1, net.head_dim))
-            for part in qkv.split((net.attention_width, net.kv_width, net.kv_width), dim=-1)
-        )
+        q, k, v = split_heads(qkv, net.heads, net.kv_heads)
         if cos is None or sin is None:
             return q, k, v
         return rotate(q, cos, sin), rotate(k, cos, sin), v
@@ -282,14 +280,6 @@ class Positions(nn.Module):
         angles = positions[..., None].float() * inverse_factors * frequencies
         cos, sin = rotary(angles, self.amplitude)
         return write.flatten(), (starts[:, None] + torch.minimum(read, last)).flatten(), mask, cos, sin
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of the channels of ``x`` [B, T, heads, D] in float32, by tables [B, T, D] or [T, D]."""
-    wide = x.float()
-    low, high = wide.chunk(2, dim=-1)
-    turned = torch.cat((-high, low), dim=-1)
-    return (wide * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)).to(x.dtype)
 
 
 def rotary(angles: Tensor, amplitude: float) -> tuple[Tensor, Tensor]:
