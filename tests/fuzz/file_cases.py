@@ -10,6 +10,7 @@ import os
 import shutil
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,6 +30,8 @@ from seko_runtime.opening.checked_artifact import read_manifest
 from .bases import CHECKPOINTS, MODEL, QUANTISED, SNAPSHOT_KEY, Bases, linked, put
 from .damage import PATHS, Document, damage_bytes, damage_json
 from .manifest_cases import damage_header
+
+Damage = Callable[[bytes, Random], tuple[bytes, str]]  # damaged content, and what was done to it
 
 FACTS, HASH = "seko.snapshot", "seko.sha256"
 MANY_TENSORS = 10_000
@@ -270,33 +273,44 @@ def _damage_trust(content: bytes, random: Random) -> tuple[bytes, str]:
     return random.choice(("\n", "\r\n", "\r")).join(lines).encode(), line[:60]
 
 
-def checkpoint_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> str:
-    """Damage a checkpoint and read it as a build does; a flipped weight may pass, as no format has a checksum."""
-    name = random.choice((*CHECKPOINTS, *QUANTISED))
-    source, path = bases.checkpoints[name], folder / f"checkpoint-{name}"
-    if source.is_dir():
-        shutil.copytree(source, path, copy_function=os.link)
-        target = random.choice(sorted(one for one in path.rglob("*") if one.is_file()))
-    else:
+def _copied(source: Path, path: Path, random: Random) -> Path:
+    """Copy a file or folder by hard links to ``path``; return the file of it that is to be damaged."""
+    if not source.is_dir():
         os.link(source, path)
-        target = path
+        return path
+    shutil.copytree(source, path, copy_function=os.link)
+    return random.choice(sorted(file for file in path.rglob("*") if file.is_file()))
+
+
+def _damage_file(target: Path, random: Random, damage: Damage | None = None) -> str:
+    """Damage a file by ``damage``, otherwise in a way that its format has; return what was done."""
     content = target.read_bytes()
     if target.suffix == ".json":
         document = Document(json.loads(content))
         told = damage_json(document, random)
         content = document.encoded()
+    elif damage is not None:
+        content, told = damage(content, random)
     elif content.startswith(b"PK"):
         content, told = _damage_zip(content, random)
     elif content.startswith(b"GGUF"):
         content, told = _damage_gguf(content, random)
-    elif name == "comfyui-quant" and random.random() < 0.4:
-        content, told = _damage_format(content, random)
     elif random.random() < 0.7:
         content, told = damage_header(content, random)
     else:
         content, told = damage_bytes(content, random)
-    notes.append(f"{name}, {target.name}: {told}")
     put(target, content)
+    return told
+
+
+def checkpoint_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> str:
+    """Damage a checkpoint and read it as a build does; a flipped weight may pass, as no format has a checksum."""
+    name = random.choice((*CHECKPOINTS, *QUANTISED))
+    source, path = bases.checkpoints[name], folder / f"checkpoint-{name}"
+    target = _copied(source, path, random)
+    quantised = name == "comfyui-quant" and random.random() < 0.4
+    told = _damage_file(target, random, _damage_format if quantised else None)
+    notes.append(f"{name}, {target.name}: {told}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for config_of in (text_config_of, vae_config_of, recognise_checkpoint):
@@ -312,25 +326,9 @@ def lora_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> s
     """Damage a LoRA's tensors, header or config, and merge it as a build does."""
     name = random.choice(tuple(bases.loras))
     source, path = bases.loras[name], folder / "lora"
-    if source.is_dir():
-        shutil.copytree(source, path, copy_function=os.link)
-        target = random.choice(sorted(path.iterdir()))
-    else:
-        os.link(source, path)
-        target = path
-    content = target.read_bytes()
-    if target.suffix == ".json":
-        document = Document(json.loads(content))
-        told = damage_json(document, random)
-        content = document.encoded()
-    elif content.startswith(b"PK"):
-        content, told = _damage_zip(content, random)
-    elif random.random() < 0.7:
-        content, told = damage_header(content, random)
-    else:
-        content, told = damage_bytes(content, random)
+    target = _copied(source, path, random)
+    told = _damage_file(target, random)
     notes.append(f"{name}, {target.name}: {told}")
-    put(target, content)
     file = LoraFile.parse(random.choice((str(path), f"{path}:0.5", f"{path}:-1", f"{path}:nan")))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
