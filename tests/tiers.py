@@ -9,7 +9,8 @@ import pytest
 
 
 def first_is_fast(cases: Iterable[Any], fast: int = 1) -> list[Any]:
-    """Return a test's cases; those behind the first ``fast`` ones are marked slow. A tuple holds several arguments."""
+    """Return a test's cases; those behind the first ``fast`` ones are marked slow. A case that is a tuple holds several
+    arguments."""
     every = list(cases)
     return every[:fast] + [
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)

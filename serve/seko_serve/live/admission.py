@@ -39,7 +39,7 @@ _Place = tuple[str, str]  # tenant and token
 
 @dataclass
 class _Waiting:
-    """One that waits; `expires` moves on each time that it asks."""
+    """A waiting request. It leaves the queue at the time `expires`, which each of its polls postpones."""
 
     demand: Demand
     turn: int
@@ -206,7 +206,7 @@ class Admission:
         return self._order(self._waiting).index(place) + 1
 
     def _again(self, place: _Place) -> float:
-        """Return the seconds after which one that waits asks again."""
+        """Return the seconds after which a waiting request is to poll again."""
         return min(SOONEST_S + 0.25 * (self._number(place) - 1), LATEST_S)
 
     def _expire(self) -> None:
@@ -242,7 +242,7 @@ class Admission:
         return order
 
     def _admitted(self, waiting: Mapping[_Place, _Waiting], place: _Place) -> bool:
-        """Return whether one that waits gets a row now: those before it that fit get theirs first."""
+        """Return whether a waiting request gets a row now: requests before it that fit get theirs first."""
         taken = list(self._running.values())
         for other in self._order(waiting):
             fits = self._fits([*taken, waiting[other].demand])
