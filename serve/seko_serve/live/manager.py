@@ -118,7 +118,7 @@ class SessionManager:
                 ServeError("stopping", "the server stops; resume at the same address", retry_after=AGAIN_S)
             )
         until = time.monotonic() + CLOSING_S
-        while time.monotonic() < until and any(session.detached_at is None for session in sessions):
+        while time.monotonic() < until and any(session.viewer.detached_at is None for session in sessions):
             await asyncio.sleep(SETTLE_S)
 
     async def stop(self) -> None:
@@ -331,7 +331,7 @@ class SessionManager:
         """Save a session whose viewer is gone, and free its row, unless the viewer comes back meanwhile."""
         session.hold()
         await self._save(session)
-        if session.detached_at is None and session.end is None and not self.stopping:
+        if session.viewer.detached_at is None and session.end is None and not self.stopping:
             await self.device.call(lambda _: self.device.add(session))
             session.hold(False)
             return
@@ -368,7 +368,7 @@ class SessionManager:
             await self.saving.remove_old(self.sessions)
             now = time.monotonic()
             for session in list(self.sessions.values()):
-                gone = session.detached_at
+                gone = session.viewer.detached_at
                 if session.end is not None:
                     await self._drop(session)
                 elif gone is not None and now - gone > self.settings.lease_s:
