@@ -17,7 +17,7 @@ from seko_serve.live.admission import Admission, Demand
 from seko_serve.live.calibration import calibrate
 from seko_serve.live.content import Content, Opening, SpeechOpening
 from seko_serve.live.device import Device, ServedPool, step_seconds
-from seko_serve.live.kinds import check_served, content_of
+from seko_serve.live.kinds import check_served, content_of, content_of_state
 from seko_serve.live.leases import Leases, NoLeases
 from seko_serve.live.saving import TAKEN, Saving
 from seko_serve.live.session import Capture, LiveSession
@@ -136,7 +136,14 @@ class SessionManager:
         most = self.settings.max_sessions
         return self.device.capacity if most is None else min(most, self.device.capacity)
 
-    async def open(self, tenant: str, opening: Opening | SpeechOpening, queue_token: str = "") -> LiveSession:
+    async def open(
+        self,
+        tenant: str,
+        opening: Opening | SpeechOpening,
+        queue_token: str = "",
+        *,
+        resumable: bool = True,
+    ) -> LiveSession:
         """Open a session.
 
         Parameters
@@ -148,6 +155,8 @@ class SessionManager:
         queue_token : str
             `JOIN` to wait in the queue if the server is full; in later calls the token of the refusal, which keeps the
             place; empty: the request does not wait.
+        resumable : bool
+            Whether a client may come back to the session; otherwise the session is never saved.
 
         Raises
         ------
@@ -155,7 +164,8 @@ class SessionManager:
             If the server is full or stopping, or the runtime refuses the opening.
         """
         self._check_open()
-        session = self._session(new_session(), tenant, content_of(self.device.manifest, opening))
+        content = content_of(self.device.manifest, opening)
+        session = self._session(new_session(), tenant, content, resumable=resumable)
         if queue_token == JOIN:
             queue_token = secrets.token_urlsafe(24)
         place = digest(queue_token) if queue_token else None
@@ -235,7 +245,7 @@ class SessionManager:
         if self.stopping:
             raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
 
-    def _session(self, name: str, tenant: str, content: Content) -> LiveSession:
+    def _session(self, name: str, tenant: str, content: Content, *, resumable: bool = True) -> LiveSession:
         loop, saving = self._loop, self.saving
         return LiveSession(
             name,
@@ -247,7 +257,7 @@ class SessionManager:
             self.device.metrics,
             snapshot_every=self.settings.snapshot_every,
             save=(lambda session, capture: saving.captured(session, capture, loop))
-            if saving.enabled and content.savable
+            if saving.enabled and resumable
             else None,
         )
 
@@ -300,20 +310,16 @@ class SessionManager:
     def _restored(self, pool: ServedPool, record: Record) -> LiveSession:
         """Return a session that goes on from a snapshot; in a thread beside the device's."""
         saved = self.saving.read(record)
-        opening = Opening.of_state(saved.state["content"]["opening"])
-        session = self._session(record.session, record.tenant, content_of(pool.manifest, opening))
+        content = content_of_state(pool.manifest, saved.state["content"])
+        session = self._session(record.session, record.tenant, content)
         messages = [bytes(message) for message in saved.messages]
         (row,) = saved.row
         session.reopen(pool, saved.state, messages, memoryview(row))
         return session
 
     async def _save(self, session: LiveSession) -> None:
-        """Save a session that is held, if it has something to save; a fault leaves what was saved before."""
-        if (
-            not (self.saving.enabled and session.content.savable)
-            or session.end is not None
-            or session.made_chunks == 0
-        ):
+        """Save a session that is held, if a client has a token for it; a fault leaves what was saved before."""
+        if not session.savable or session.end is not None or not session.tokens.hashes:
             return
 
         def capture(_: ServedPool) -> Capture | None:
