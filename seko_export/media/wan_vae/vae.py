@@ -57,11 +57,17 @@ class WanVae(Vae[WanVaeConfig]):
         widths = widths_in(shapes, preset.dim_mult)
         if not widths:
             return None
-        if preset.is_residual:
-            return replace(preset, **widths)
-        decoder = widths.get("decoder_base_dim", widths.get("base_dim", 0))
-        encoder = widths.get("base_dim", decoder)
-        return replace(preset, base_dim=encoder, decoder_base_dim=None if decoder == encoder else decoder)
+        encoder, decoder = widths.get("base_dim"), widths.get("decoder_base_dim")
+        if preset.decoder_base_dim is not None:
+            return replace(
+                preset,
+                base_dim=encoder or preset.base_dim,
+                decoder_base_dim=decoder or preset.decoder_base_dim,
+            )
+        encoder = encoder or decoder or preset.base_dim
+        return replace(
+            preset, base_dim=encoder, decoder_base_dim=None if decoder in (None, encoder) else decoder
+        )
 
     def config(self, config_json: Mapping[str, Any], where: str) -> WanVaeConfig | None:
         """Return the config for diffusers' fields or Seko's; missing ones are Wan 2.1's, or with ``is_residual`` Wan
