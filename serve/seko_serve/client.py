@@ -59,6 +59,7 @@ class AsyncClient:
         self._url, self._key = url.rstrip("/"), api_key
         self._socket: ClientConnection | None = None
         self._id, self._resume, self._serial = "", "", NONE_SEEN
+        self._stream_url = ""
         self._codecs: dict[str, list[str]] = {}
         self._controls = 0
         self.ready: dict[str, Any] = {}
@@ -109,20 +110,27 @@ class AsyncClient:
                     raise
                 await asyncio.sleep(refused.retry_after or 1.0)
         self._id, self._codecs = str(opened["id"]), {"codecs": list(codecs), "audio": list(audio)}
+        self._stream_url = str(opened["url"])
         await self._connect(f"{TICKET_PREFIX}{opened['ticket']}", buffer)
         return self
 
     async def resume(self, *, buffer: int = 1) -> None:
-        """Reconnect after the socket was lost; the server sends the missed messages again."""
+        """Reconnect after the socket was lost; the server sends the missed messages again. A gateway of several
+        servers is asked first where the session is, or can go on.
+        """
+        if self._at_another_server:
+            found = await asyncio.to_thread(self._get, f"/v1/sessions/{self._id}")
+            self._stream_url = str(found["url"])
         seen = "" if self._serial == NONE_SEEN else self._serial
         await self._connect(f"{RESUME_PREFIX}{self._resume}.{seen}", buffer)
 
     async def _connect(self, entrance: str, buffer: int) -> None:
         parts = urlsplit(self._url)
         scheme = "wss" if parts.scheme == "https" else "ws"
+        own = f"{scheme}://{parts.netloc}{parts.path}/v1/sessions/{self._id}/stream"
         await self.drop()
         self._socket = await connect(
-            f"{scheme}://{parts.netloc}{parts.path}/v1/sessions/{self._id}/stream",
+            self._stream_url if self._at_another_server else own,
             subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(entrance)],
             max_size=MOST_BYTES,
             compression=None,
@@ -195,6 +203,16 @@ class AsyncClient:
                     async for _ in self._socket:  # what is on its way, else the server's close is never read
                         pass
             await self.drop()
+
+    @property
+    def _at_another_server(self) -> bool:
+        """Whether a gateway opened the session at a server with an address of its own."""
+        return self._stream_url.startswith(("ws://", "wss://"))
+
+    def _get(self, path: str) -> dict[str, Any]:
+        with _answered(Request(self._url + path), self._key) as answer:
+            fields: dict[str, Any] = json.load(answer)
+            return fields
 
     def _post(self, path: str, table: dict[str, object], queue: str) -> dict[str, Any]:
         headers = {QUEUE_HEADER: queue} if queue else {}
@@ -298,12 +316,15 @@ def _posted(
 ) -> HTTPResponse:
     """Return the answer to a JSON body; ServeError if it is a refusal."""
     headers = {"content-type": "application/json", **headers}
+    return _answered(Request(url, json.dumps(table).encode(), headers, method="POST"), key)
+
+
+def _answered(request: Request, key: str | None) -> HTTPResponse:
+    """Return the answer to a request; ServeError if it is a refusal."""
     if key is not None:
-        headers["authorization"] = f"Bearer {key}"
+        request.add_header("authorization", f"Bearer {key}")
     try:
-        answer: HTTPResponse = urlopen(
-            Request(url, json.dumps(table).encode(), headers, method="POST"), timeout=30
-        )
+        answer: HTTPResponse = urlopen(request, timeout=30)
         return answer
     except HTTPError as refused:
         raise _error(json.load(refused)["error"]) from None
