@@ -64,8 +64,7 @@ class QuantisingLinear(Fp8Linear):
 
 
 def set_fp8(module: nn.Module | None) -> None:
-    """Replace by fp8 linear layers those linear layers of a family's module that its attribute ``fp8_linears`` names.
-    """
+    """Replace by fp8 linear layers those linear layers of a family's module that its attribute ``fp8_linears`` names."""
     for name in getattr(module, "fp8_linears", ()):
         plain = getattr(module, name)
         setattr(module, name, QuantisingLinear(plain.in_features, plain.out_features, plain.weight.dtype))
