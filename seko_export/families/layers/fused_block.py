@@ -64,7 +64,7 @@ class QuantisingLinear(Fp8Linear):
 
 
 def set_fp8(module: nn.Module | None) -> None:
-    """Replace by fp8 linear layers those linear layers of a family's module that its attribute ``fp8_linears`` names."""
+    """Replace the linear layers that a family module names in its attribute ``fp8_linears`` by fp8 linear layers."""
     for name in getattr(module, "fp8_linears", ()):
         plain = getattr(module, name)
         setattr(module, name, QuantisingLinear(plain.in_features, plain.out_features, plain.weight.dtype))
