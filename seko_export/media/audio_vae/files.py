@@ -17,7 +17,7 @@ from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
 from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import CheckpointError
 from seko_export.media.audio_vae.config import AudioVaeConfig
-from seko_export.media.audio_vae.modules import DILATIONS, KERNEL, as_two_taps
+from seko_export.media.audio_vae.modules import DILATIONS, KERNEL, as_matrix
 
 FILES = ("audiovae.safetensors", "audiovae.pth")  # the first that is there is read
 BOUNDARIES = "decoder.sr_bin_boundaries"
@@ -120,7 +120,7 @@ class AudioVaeTensors:
             return self._stored[name]
         direction, length = self._stored[f"{module}.{_DIRECTION}"], self._stored[f"{module}.{_LENGTH}"]
         folded: Tensor = direction * (length / direction.flatten(1).norm(dim=1)[:, None, None])
-        return as_two_taps(folded) if _TRANSPOSED.fullmatch(module) else folded
+        return as_matrix(folded) if _TRANSPOSED.fullmatch(module) else folded
 
 
 def _conv(

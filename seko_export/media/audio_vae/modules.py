@@ -97,33 +97,37 @@ class DepthwiseConv(nn.Module):
 class CausalTransposedConv(nn.Module):
     """A transposed convolution of 2 * stride taps, so that T inputs give T * stride outputs.
 
-    An output depends on two inputs: the one at its place and the one before. So the module is an ordinary convolution
-    of two taps with ``stride`` outputs for each channel, whose weight is `as_two_taps` of the transposed one's.
-    Libraries run a transposed convolution as the gradient of an ordinary one, in float32 without tensor cores.
+    An output depends on two inputs: the one at its place and the one before. So the module is a matrix product over
+    the channels of both inputs, with ``stride`` outputs for each channel; `as_matrix` makes the matrix from the
+    transposed convolution's weight. Libraries run a transposed convolution as the gradient of an ordinary one, in
+    float32 without tensor cores.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
         self.state = (in_channels, 1)
-        self.weight = nn.Parameter(torch.empty(out_channels * stride, in_channels, 2))
+        self.weight = nn.Parameter(torch.empty(out_channels * stride, 2 * in_channels, 1))
         self.bias = nn.Parameter(torch.empty(out_channels))
 
     def forward(self, x: Tensor, states: States) -> Tensor:
         """Return the convolution's result [B, made, T * stride] for ``x`` [B, taken, T]."""
-        y = F.conv1d(states.before(x, 1), self.weight).unflatten(1, (-1, self.stride))
-        return y.transpose(2, 3).flatten(2) + self.bias[:, None]
+        joined = states.before(x, 1)
+        # a convolution of one tap: as a matmul it would not use the tensor cores' float32
+        y = F.conv1d(torch.cat((joined[..., :-1], joined[..., 1:]), dim=1), self.weight)
+        return y.unflatten(1, (-1, self.stride)).transpose(2, 3).flatten(2) + self.bias[:, None]
 
 
-def as_two_taps(weight: Tensor) -> Tensor:
-    """Return the weight [out * stride, in, 2] of `CausalTransposedConv` for that of the transposed convolution,
-    [in, out, 2 * stride].
+def as_matrix(weight: Tensor) -> Tensor:
+    """Return the weight [out * stride, 2 * in, 1] of `CausalTransposedConv` for the weight [in, out, 2 * stride] of a
+    transposed convolution.
 
-    Output ``r`` of an input's ``stride`` outputs is tap ``r`` of that input plus tap ``stride + r`` of the input
-    before.
+    Output ``r`` of an input's ``stride`` outputs is the sum of tap ``stride + r`` of the input before and tap ``r`` of
+    that input.
     """
-    taps = weight.unflatten(2, (2, -1)).flip(2)  # [in, out, (before, same), stride]
-    return taps.permute(1, 3, 0, 2).flatten(0, 1).contiguous()
+    same, before = weight.unflatten(2, (2, -1)).unbind(2)  # [in, out, stride]
+    matrices = [part.permute(1, 2, 0).flatten(0, 1) for part in (before, same)]
+    return torch.cat(matrices, dim=1).unsqueeze(2)
 
 
 class Snake(nn.Module):
