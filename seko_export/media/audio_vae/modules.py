@@ -115,7 +115,8 @@ class CausalTransposedConv(nn.Module):
         joined = states.before(x, 1)
         # a convolution of one tap: as a matmul it would not use the tensor cores' float32
         y = F.conv1d(torch.cat((joined[..., :-1], joined[..., 1:]), dim=1), self.weight)
-        return y.unflatten(1, (-1, self.stride)).transpose(2, 3).flatten(2) + self.bias[:, None]
+        interleaved: Tensor = y.unflatten(1, (-1, self.stride)).transpose(2, 3).flatten(2)
+        return interleaved + self.bias[:, None]
 
 
 def as_matrix(weight: Tensor) -> Tensor:
