@@ -93,7 +93,7 @@ def test_keys_that_are_held_stay_held_across_a_stop(start: Starter, tmp_path: Pa
         async for received in client.messages():
             if isinstance(received, dict) and received["type"] == "received":
                 break
-        await client.acknowledge(1)
+        await client.send("ack", chunk=1)
         more, _ = await watch(client, 2)
         return media + more
 
@@ -234,6 +234,7 @@ def test_a_token_opens_its_own_session_alone_and_its_key_must_still_be_one(
         second = start(**folder(tmp_path), keys=keys[:1])
         for client in clients:
             client._url = second.url
+            client._move_to(f"/v1/sessions/{client._id}/stream")  # the second key is none of this server
         mine, other = clients
         own = mine._resume
         mine._resume = other._resume
@@ -329,7 +330,7 @@ def test_another_socket_with_the_token_takes_over(start: Starter) -> None:
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(client, 2)
         again = new_client()
-        again._id, again._codecs, again._resume = client._id, client._codecs, client._resume
+        again._id, again._hello, again._resume = client._id, client._hello, client._resume
         again._serial = client._serial
         await again.resume()
         more, _ = await watch(again, 3)

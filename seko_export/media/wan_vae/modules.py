@@ -1,12 +1,13 @@
-"""The Wan 2.1 VAE as a stream of pure calls: `VaeDecode` and `VaeEncode`, with their cache tables.
+"""The Wan VAEs as modules for a stream of chunks, without hidden state: `VaeDecode` and `VaeEncode`, with the shapes of
+their caches.
 
 Two graphs serve a stream of chunks of F latent frames. FIRST (``first=True``) takes the first chunk and no caches.
-STEADY takes every later chunk with the caches of the call before. Both return the same caches, so a stream restarts
-by calling FIRST: nothing has to be zeroed, and nothing stale can be read. Layers are in `layers.py`,
-checkpoint names in `keys.py`.
+STEADY takes every later chunk with the caches of the previous call. Both return the same caches, so a stream restarts
+by calling FIRST: nothing has to be zeroed, and no cache of an earlier stream can be read. Layers are in `layers.py`,
+the levels of Wan 2.2 in `levels.py`, checkpoint names in `keys.py`.
 
 Shapes: B rows, F latent frames, h x w latent cells, T video frames (4*F, or 1 + 4*(F - 1) for FIRST), H x W pixels (8
-times the cells), z latent channels. Source of the maths: Wan 2.1 (arXiv 2503.20314).
+times the cells, 16 times in Wan 2.2), z latent channels. Source of the maths: Wan 2.1 (arXiv 2503.20314) and Wan 2.2.
 """
 
 from __future__ import annotations
@@ -28,22 +29,24 @@ from seko_export.media.wan_vae.layers import (
     RmsNorm,
     Upsample,
     channels_last,
+    residual_blocks,
     run,
 )
+from seko_export.media.wan_vae.levels import DownLevel, UpLevel, patched, unpatched
 from seko_runtime.video.contract import PICTURE_CHANNELS
 
 
 class _StreamedHalf(nn.Module):
-    """Base class of decoder and encoder: the length of a call, the latents' statistics, checks of the inputs.
+    """Base class of the VAE's decoder and encoder: length of a call, statistics of the latents, checks of the inputs.
 
     Parameters
     ----------
     config : WanVaeConfig
-        Dimensions.
+        Dimensions of the VAE.
     first : bool
-        Whether the call is the first of a stream, which takes no caches.
+        Whether the call is the first of a stream and therefore takes no caches.
     frames : int
-        Latent frames of one call, at least 1.
+        Number of latent frames in one call, at least 1.
     dtype : torch.dtype
         Dtype of weights, video and caches. The statistics ``latents_mean`` and ``latents_std`` are parameters of
         float32 or wider: constants of the graph would become constants of the engine, which the runtime refuses.
@@ -67,12 +70,12 @@ class _StreamedHalf(nn.Module):
 
     @property
     def video_frames(self) -> int:
-        """T: video frames of one call."""
+        """Number T of video frames in one call."""
         return self.config.video_frames(self.frames, first=self.first)
 
     @property
     def cache_count(self) -> int:
-        """Number of caches that a call returns; a STEADY call takes as many."""
+        """Number of caches that a call returns; a STEADY call also takes as many."""
         return sum(isinstance(m, CausalConv3d | HalvingTimeConv) for m in self.modules())
 
     def _begin(
@@ -111,7 +114,7 @@ class VaeDecode(_StreamedHalf):
         Parameters
         ----------
         latents : Tensor
-            [B, z, F, h, w], normalised as the diffusion model returns them; float32 or another dtype.
+            Latents, [B, z, F, h, w], normalised as the diffusion model returns them; float32 or another dtype.
         *caches : Tensor
             The caches that the previous call returned, with `decoder_cache_shapes`, in the weights' dtype; none for
             FIRST.
@@ -119,7 +122,7 @@ class VaeDecode(_StreamedHalf):
         Returns
         -------
         video : Tensor
-            [B, 3, T, H, W] in -1..1, the weights' dtype.
+            Video, [B, 3, T, H, W] in -1..1, with the weights' dtype.
         *caches : Tensor
             The caches for the next call, in new memory.
 
@@ -134,16 +137,17 @@ class VaeDecode(_StreamedHalf):
     def decode(
         self, latents: Tensor, caches: tuple[Tensor, ...], split: RowSplit | None = None
     ) -> tuple[Tensor, ...]:
-        """Decode as `forward` does, but return the video in the memory order of the last layer.
+        """Decode a chunk as `forward` does, but return the video in the memory order of the last layer.
 
-        With a ``split``, the video and all caches have the rows of one rank; the latents are whole.
+        With a ``split``, the video and all caches have the pixel rows of one rank; the latents are whole.
         """
         carried = self._begin(latents, self.config.z_dim, self.frames, caches, split)
         if split is not None:
             latents = split.own_rows(latents)
         mean, std = self._mean_and_std()
         z = channels_last((latents * std + mean).to(self.dtype))
-        return (self.decoder(self.conv2(z), carried).clamp(-1, 1), *carried.kept)
+        video = unpatched(self.decoder(self.conv2(z), carried), self.config.patch_size)
+        return (video.clamp(-1, 1), *carried.kept)
 
 
 class VaeEncode(_StreamedHalf):
@@ -162,7 +166,7 @@ class VaeEncode(_StreamedHalf):
         Parameters
         ----------
         video : Tensor
-            [B, 3, T, H, W] in -1..1, any floating dtype; H and W multiples of the spatial stride.
+            Video, [B, 3, T, H, W] in -1..1, any floating dtype; H and W multiples of the spatial stride.
         *caches : Tensor
             The caches that the previous call returned, with `encoder_cache_shapes`, in the weights' dtype; none for
             FIRST.
@@ -170,7 +174,7 @@ class VaeEncode(_StreamedHalf):
         Returns
         -------
         latents : Tensor
-            [B, z, F, h, w] float32 or wider: the posterior's mean, normalised for the diffusion model.
+            Latents, [B, z, F, h, w] float32 or wider: the posterior's mean, normalised for the diffusion model.
         *caches : Tensor
             The caches for the next call, in new memory.
 
@@ -183,63 +187,73 @@ class VaeEncode(_StreamedHalf):
         stride = self.config.spatial_stride
         if video.shape[3] % stride or video.shape[4] % stride:
             raise ValueError(f"video of {list(video.shape[3:])} pixels; expected multiples of {stride}")
-        x = self.conv1(self.encoder(channels_last(video.to(self.dtype)), carried))
+        patches = channels_last(patched(video.to(self.dtype), self.config.patch_size))
+        x = self.conv1(self.encoder(patches, carried))
         mean, std = self._mean_and_std()
         latents = (x[:, : self.config.z_dim].to(mean.dtype) - mean) / std
         return (latents.contiguous(), *carried.kept)
 
 
 class Decoder(nn.Module):
-    """From z channels to a picture; one cache for each causal convolution."""
+    """The decoder of the VAE, from z channels to patches of a picture, with a cache for each causal convolution."""
 
     def __init__(self, config: WanVaeConfig) -> None:
         super().__init__()
-        dims = config.level_dims[::-1]
+        dims = config.decoder_level_dims[::-1]
         self.conv1 = CausalConv3d(config.z_dim, dims[0], side=3)
         self.middle = _middle(dims[0])
         self.upsamples = nn.ModuleList()
         steps = (*config.temporal_downsample[::-1], None)
+        blocks = config.num_res_blocks + 1
         channels = dims[0]
         for dim, temporal in zip(dims, steps, strict=True):
-            for _ in range(config.num_res_blocks + 1):
-                self.upsamples.append(ResidualBlock(channels, dim))
+            if config.is_residual:
+                self.upsamples.append(UpLevel(channels, dim, blocks, temporal=temporal))
                 channels = dim
+                continue
+            self.upsamples.extend(residual_blocks(channels, dim, blocks))
+            channels = dim
             if temporal is not None:
-                self.upsamples.append(Upsample(dim, temporal=temporal))
                 channels = dim // 2
+                self.upsamples.append(Upsample(dim, channels, temporal=temporal))
         self.head = nn.Sequential(
-            RmsNorm(channels, axes=3), nn.SiLU(), CausalConv3d(channels, PICTURE_CHANNELS, side=3)
+            RmsNorm(channels, axes=3), nn.SiLU(), CausalConv3d(channels, config.patch_channels, side=3)
         )
 
     def forward(self, z: Tensor, caches: FrameCaches) -> Tensor:
-        """Return pictures [B, 3, T, H, W] from latents [B, z, F, h, w]."""
+        """Return patches [B, 3 * patch_size**2, T, H', W'] from latents [B, z, F, h, w]."""
         return run((self.conv1, *self.middle, *self.upsamples, *self.head), z, caches)
 
 
 class Encoder(nn.Module):
-    """From a picture to mean and log-variance of z channels; one cache for each layer that looks back in time."""
+    """The encoder of the VAE, from patches of a picture to mean and log-variance of z channels, with a cache for each
+    layer that uses earlier frames.
+    """
 
     def __init__(self, config: WanVaeConfig) -> None:
         super().__init__()
         dims = config.level_dims
-        self.conv1 = CausalConv3d(PICTURE_CHANNELS, config.base_dim, side=3)
+        self.conv1 = CausalConv3d(config.patch_channels, config.base_dim, side=3)
         self.downsamples = nn.ModuleList()
         steps = (*config.temporal_downsample, None)
         channels = config.base_dim
         for dim, temporal in zip(dims, steps, strict=True):
-            for _ in range(config.num_res_blocks):
-                self.downsamples.append(ResidualBlock(channels, dim))
-                channels = dim
-            if temporal is not None:
-                self.downsamples.append(Downsample(dim, temporal=temporal))
+            if config.is_residual:
+                self.downsamples.append(DownLevel(channels, dim, config.num_res_blocks, temporal=temporal))
+            else:
+                self.downsamples.extend(residual_blocks(channels, dim, config.num_res_blocks))
+                if temporal is not None:
+                    self.downsamples.append(Downsample(dim, temporal=temporal))
+            channels = dim
         self.middle = _middle(channels)
         self.head = nn.Sequential(
             RmsNorm(channels, axes=3), nn.SiLU(), CausalConv3d(channels, 2 * config.z_dim, side=3)
         )
 
-    def forward(self, video: Tensor, caches: FrameCaches) -> Tensor:
-        """Return mean and log-variance of the latents, [B, 2*z, F, h, w], from pictures [B, 3, T, H, W]."""
-        return run((self.conv1, *self.downsamples, *self.middle, *self.head), video, caches)
+    def forward(self, patches: Tensor, caches: FrameCaches) -> Tensor:
+        """Return mean and log-variance of the latents, [B, 2*z, F, h, w], from patches [B, 3 * patch_size**2, T, H',
+        W']."""
+        return run((self.conv1, *self.downsamples, *self.middle, *self.head), patches, caches)
 
 
 def decoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tuple[tuple[int, ...], ...]:
@@ -260,7 +274,8 @@ def encoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tu
 
 
 def latent_statistics(config: WanVaeConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the two parameters that no checkpoint holds, by name: [z], in the wider of ``dtype`` and float32.
+    """Return by name the two parameters that no checkpoint holds, mean and deviation of the latents: [z], in the wider
+    of ``dtype`` and float32.
 
     A module on the meta device has only the shapes of these parameters; their values come from this function.
     """
@@ -272,12 +287,12 @@ def latent_statistics(config: WanVaeConfig, dtype: torch.dtype) -> dict[str, Ten
 
 
 class VaeTensors:
-    """A VAE's checkpoint, together with the latents' statistics from its config.
+    """The tensors of a VAE's checkpoint, together with the latents' statistics from its config.
 
     Parameters
     ----------
     checkpoint : WeightSource
-        Tensors by Wan's key names.
+        Tensors of the checkpoint by Wan's key names.
     config : WanVaeConfig
         Config of the same VAE, with the latents' statistics.
     """

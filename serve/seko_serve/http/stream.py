@@ -1,4 +1,4 @@
-"""The socket of a stream: one task reads controls, another sends messages."""
+"""The WebSocket of a stream: one task reads the client's controls, another task sends messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REMEMBERED_IDS = 1024  # of a socket's controls
 
 
 async def serve_stream(socket: WebSocket, manager: SessionManager, access: Access) -> None:
-    """Serve one socket until it closes.
+    """Serve one WebSocket until it closes.
 
     A socket is accepted before any check, because a browser reports a refused socket only as close code 1006.
     """
@@ -44,7 +44,7 @@ async def serve_stream(socket: WebSocket, manager: SessionManager, access: Acces
         access.count_socket(socket)
         access.check_page(socket)
         session, last_serial = await _entered(socket, manager)
-        connection = session.enter()
+        connection = session.viewer.enter()
     except ServeError as error:
         await _refuse(socket, error, manager)
         return
@@ -64,11 +64,12 @@ async def serve_stream(socket: WebSocket, manager: SessionManager, access: Acces
     except Exception as error:
         await _refuse(socket, internal_error(error), manager)
     finally:
-        session.leave(connection)
+        session.viewer.leave(connection)
 
 
 async def _entered(socket: WebSocket, manager: SessionManager) -> tuple[LiveSession, int | None]:
-    """Return the session that a socket may enter, and the last serial that a resumed client saw."""
+    """Return the session that a socket may enter, and the serial number of the last message that a resumed client
+    received."""
     entrance = parse_subprotocols(socket.scope.get("subprotocols", []))
     name = socket.path_params["name"]
     if entrance.ticket:
@@ -107,7 +108,8 @@ async def _exchange(
     manager: SessionManager,
     access: Access,
 ) -> None:
-    """Read and send until either side ends; ServeError if the socket closes with one."""
+    """Read from and send to a socket until either side ends; raise a ServeError if the socket is to close with an
+    error."""
     reading = asyncio.create_task(_read(socket, session, manager, access))
     sending = asyncio.create_task(_send(socket, connection, manager))
     try:
@@ -127,7 +129,8 @@ async def _exchange(
 
 
 async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager, access: Access) -> bool:
-    """Read controls until the client says that it closes (True) or a control cannot be read (ServeError)."""
+    """Read controls from the socket until the client says that it closes (return True) or a control cannot be read
+    (ServeError)."""
     ids: deque[str] = deque(maxlen=REMEMBERED_IDS)
     while True:
         received = await socket.receive()
@@ -140,7 +143,7 @@ async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager
         try:
             access.controls.take(session.name)
             if control.type == "ping":
-                session.tell(message("pong", t=control.fields["t"], server_t=time.time()))
+                session.viewer.tell(message("pong", t=control.fields["t"], server_t=time.time()))
                 continue
             if control.id and control.id in ids:
                 raise ServeError("conflict", "a control of this id came before")
@@ -148,13 +151,13 @@ async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager
             ids.append(control.id)
         except ServeError as error:
             manager.device.metrics.refused.labels(error.kind.code).inc()
-            session.tell(message("rejected", id=control.id, **error.body()))
+            session.viewer.tell(message("rejected", id=control.id, **error.body()))
             if error.retry_after is not None:  # too many: what follows waits, and with it the client
                 await asyncio.sleep(error.retry_after)
 
 
 async def _send(socket: WebSocket, connection: Connection, manager: SessionManager) -> None:
-    """Send what waits until the connection ends (ServeError); TimeoutError if the client takes nothing."""
+    """Send waiting messages until the connection ends (ServeError); TimeoutError if the client reads nothing."""
     sent = manager.device.metrics.sent_bytes
     while True:
         for waiting in await connection.messages():
@@ -169,13 +172,13 @@ async def _send(socket: WebSocket, connection: Connection, manager: SessionManag
 
 
 async def _refuse(socket: WebSocket, error: ServeError, manager: SessionManager) -> None:
-    """Send an error and close with its code."""
+    """Send an error message and close the socket with the error's close code."""
     manager.device.metrics.refused.labels(error.kind.code).inc()
     await _say_last(socket, message("error", **error.body()), error.kind.close)
 
 
 async def _say_last(socket: WebSocket, text: str, code: int) -> None:
-    """Send a last message and close, if the client takes it."""
+    """Send a last message and close the socket, if the client still reads."""
     with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
         async with asyncio.timeout(LAST_S):
             await socket.send_text(text)

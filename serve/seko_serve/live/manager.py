@@ -17,14 +17,15 @@ from seko_serve.live.admission import Admission, Demand
 from seko_serve.live.calibration import calibrate
 from seko_serve.live.content import Content, Opening, SpeechOpening
 from seko_serve.live.device import Device, ServedPool, step_seconds
-from seko_serve.live.kinds import check_served, content_of
-from seko_serve.live.saving import Saving
+from seko_serve.live.kinds import check_served, content_of, content_of_state
+from seko_serve.live.leases import Leases, NoLeases
+from seko_serve.live.saving import TAKEN, Saving
 from seko_serve.live.session import Capture, LiveSession
 from seko_serve.protocol import JOIN
 from seko_serve.security.keys import ApiKeys, digest
 from seko_serve.security.tokens import ResumeTokens, Tickets
 from seko_serve.settings import Settings
-from seko_serve.store.base import StoreError
+from seko_serve.store.base import StoreError, TakenError
 from seko_serve.store.saved import Record, new_session
 
 REAP_S = 1.0  # between two looks for leases that are over
@@ -45,13 +46,16 @@ class SessionManager:
         The server's settings.
     device : Device
         The thread that owns the artifact.
+    leases : Leases, optional
+        The leases of sessions, if the server is one of a fleet.
 
     Attributes
     ----------
     admission : Admission
-        The sessions that hold a row and the requests that wait for one, once `start` has returned.
+        The sessions that hold a row of the pool and the requests that wait for one, available once `start` has
+        returned.
     sessions : dict of str to LiveSession
-        The sessions that hold a row, by id.
+        The sessions that hold a row of the pool, by id.
     stopping : bool
         Whether new sessions are refused because the server stops.
     """
@@ -60,8 +64,8 @@ class SessionManager:
     saving: Saving
     _loop: asyncio.AbstractEventLoop
 
-    def __init__(self, settings: Settings, device: Device) -> None:
-        self.settings, self.device = settings, device
+    def __init__(self, settings: Settings, device: Device, leases: Leases | None = None) -> None:
+        self.settings, self.device, self._leases = settings, device, leases or NoLeases()
         self.tickets = Tickets(time.monotonic)
         self.sessions: dict[str, LiveSession] = {}
         self.stopping = False
@@ -115,7 +119,7 @@ class SessionManager:
                 ServeError("stopping", "the server stops; resume at the same address", retry_after=AGAIN_S)
             )
         until = time.monotonic() + CLOSING_S
-        while time.monotonic() < until and any(session.detached_at is None for session in sessions):
+        while time.monotonic() < until and any(session.viewer.detached_at is None for session in sessions):
             await asyncio.sleep(SETTLE_S)
 
     async def stop(self) -> None:
@@ -129,12 +133,19 @@ class SessionManager:
 
     @property
     def capacity(self) -> int:
-        """The most sessions that may be open at a time."""
+        """Largest number of sessions that may be open at a time."""
         most = self.settings.max_sessions
         return self.device.capacity if most is None else min(most, self.device.capacity)
 
-    async def open(self, tenant: str, opening: Opening | SpeechOpening, queue_token: str = "") -> LiveSession:
-        """Open a session.
+    async def open(
+        self,
+        tenant: str,
+        opening: Opening | SpeechOpening,
+        queue_token: str = "",
+        *,
+        resumable: bool = True,
+    ) -> LiveSession:
+        """Open a live session, or queue the request for it.
 
         Parameters
         ----------
@@ -143,8 +154,10 @@ class SessionManager:
         opening : Opening
             The conditions with which the session begins.
         queue_token : str
-            `JOIN` to wait in the queue if the server is full; in later calls the token of the refusal, which keeps the
-            place; empty: the request does not wait.
+            `JOIN` to wait in the queue if the server is full; in later calls the token that came with the first
+            refusal, which keeps the place; empty: the request does not wait.
+        resumable : bool
+            Whether a client may come back to the session; otherwise the session is never saved.
 
         Raises
         ------
@@ -152,7 +165,8 @@ class SessionManager:
             If the server is full or stopping, or the runtime refuses the opening.
         """
         self._check_open()
-        session = self._session(new_session(), tenant, content_of(self.device.manifest, opening))
+        content = content_of(self.device.manifest, opening)
+        session = self._session(new_session(), tenant, content, resumable=resumable)
         if queue_token == JOIN:
             queue_token = secrets.token_urlsafe(24)
         place = digest(queue_token) if queue_token else None
@@ -163,6 +177,7 @@ class SessionManager:
                 error.facts["queue_token"] = queue_token
             raise
         try:
+            await self._leases.claim(session.name, tenant)
             await self.device.call(partial(self._take_row, session))
             await self._add(session, None)
         except PoolFullError:
@@ -171,7 +186,7 @@ class SessionManager:
             raise ServeError("bad_request", str(error)) from None
         finally:
             if session.name not in self.sessions:
-                self.admission.finish(session.name)
+                await self._leave(session.name)
         return session
 
     def place(self, tenant: str, queue_token: str) -> dict[str, object]:
@@ -183,7 +198,8 @@ class SessionManager:
         return self.admission.waits(tenant, digest(queue_token))
 
     async def reenter(self, name: str, token: str) -> LiveSession:
-        """Return the session that a resume token opens; a saved session without a row takes a row again.
+        """Return the session to which a resume token belongs; a saved session without a row takes a row of the pool
+        again.
 
         Raises
         ------
@@ -206,15 +222,16 @@ class SessionManager:
         session.open(pool)
 
     def find(self, name: str, tenant: str | None = None) -> LiveSession:
-        """Return a session with a row; ServeError if there is no such session, or the session is another tenant's."""
+        """Return a session that has a row of the pool; ServeError if there is no such session, or the session is
+        another tenant's."""
         session = self.sessions.get(name)
         if session is None or (tenant is not None and session.tenant != tenant):
             raise ServeError("not_found", "there is no such session")
         return session
 
     async def find_saved(self, name: str, tenant: str) -> Record:
-        """Return the record of a tenant's session that is saved and has no row; ServeError if there is no such
-        session.
+        """Return the record of a tenant's session that is saved and has no row of the pool; ServeError if there is no
+        such session.
         """
         record = None if name in self.sessions else await self.saving.find(name)
         if record is None or record.tenant != tenant:
@@ -231,7 +248,7 @@ class SessionManager:
         if self.stopping:
             raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
 
-    def _session(self, name: str, tenant: str, content: Content) -> LiveSession:
+    def _session(self, name: str, tenant: str, content: Content, *, resumable: bool = True) -> LiveSession:
         loop, saving = self._loop, self.saving
         return LiveSession(
             name,
@@ -243,12 +260,12 @@ class SessionManager:
             self.device.metrics,
             snapshot_every=self.settings.snapshot_every,
             save=(lambda session, capture: saving.captured(session, capture, loop))
-            if saving.enabled and content.savable
+            if saving.enabled and resumable
             else None,
         )
 
     async def _add(self, session: LiveSession, record: Record | None) -> None:
-        """Serve a session that has a row; ServeError if the server began to stop meanwhile."""
+        """Serve a session that has a row of the pool; ServeError if the server has begun to stop meanwhile."""
         if self.stopping:
             await self.device.call(lambda _: session.close())
             self._check_open()
@@ -257,7 +274,7 @@ class SessionManager:
         await self.device.call(lambda _: self.device.add(session))
 
     async def _record(self, name: str, token: str) -> Record:
-        """Return the record of a saved session that a token opens; ServeError if it opens none."""
+        """Return the record of the saved session to which a resume token belongs; ServeError if there is none."""
         record = await self.saving.find(name)
         if record is None:
             raise ServeError("not_found", "there is no such session")
@@ -272,12 +289,16 @@ class SessionManager:
         tokens.check(token)
         self.admission.ask(Demand(record.tenant, record.period_s), f"session {name}", name)
         try:
+            await self._leases.claim(name, record.tenant)
+            record = await self.saving.take_over(record)
             await self.device.call(self.device.make_room)
             session = await self.device.beside(lambda pool: self._restored(pool, record))
             session.tokens = tokens
             await self._add(session, record)
         except PoolFullError:
             raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
+        except TakenError:
+            raise ServeError("conflict", TAKEN, retry_after=AGAIN_S) from None
         except (SekoRuntimeError, StoreError, KeyError, TypeError, ValueError) as error:
             _LOG.error("session %s cannot go on from its snapshot: %s", name, error)
             raise ServeError(
@@ -285,27 +306,26 @@ class SessionManager:
             ) from None
         finally:
             if name not in self.sessions:
-                self.admission.finish(name)
+                await self._leave(name)
         self.device.metrics.snapshots.labels("restored").inc()
         return session
 
     def _restored(self, pool: ServedPool, record: Record) -> LiveSession:
-        """Return a session that goes on from a snapshot; in a thread beside the device's."""
+        """Return a session that continues from a snapshot. The snapshot is read in a thread beside the device's
+        thread."""
         saved = self.saving.read(record)
-        opening = Opening.of_state(saved.state["content"]["opening"])
-        session = self._session(record.session, record.tenant, content_of(pool.manifest, opening))
+        content = content_of_state(pool.manifest, saved.state["content"])
+        session = self._session(record.session, record.tenant, content)
         messages = [bytes(message) for message in saved.messages]
         (row,) = saved.row
         session.reopen(pool, saved.state, messages, memoryview(row))
         return session
 
     async def _save(self, session: LiveSession) -> None:
-        """Save a session that is held, if it has something to save; a fault leaves what was saved before."""
-        if (
-            not (self.saving.enabled and session.content.savable)
-            or session.end is not None
-            or session.made_chunks == 0
-        ):
+        """Save a session that makes no further chunks, if a client has a resume token for it; after an error the
+        previously saved state stays.
+        """
+        if not session.savable or session.end is not None or not session.tokens.hashes:
             return
 
         def capture(_: ServedPool) -> Capture | None:
@@ -320,10 +340,10 @@ class SessionManager:
             _LOG.error("session %s is not saved: %s", session.name, error)
 
     async def _park(self, session: LiveSession) -> None:
-        """Save a session whose viewer is gone, and free its row, unless the viewer comes back meanwhile."""
+        """Save a session whose viewer is gone, and free its row of the pool, unless the viewer comes back meanwhile."""
         session.hold()
         await self._save(session)
-        if session.detached_at is None and session.end is None and not self.stopping:
+        if session.viewer.detached_at is None and session.end is None and not self.stopping:
             await self.device.call(lambda _: self.device.add(session))
             session.hold(False)
             return
@@ -331,7 +351,7 @@ class SessionManager:
         await self._drop(session)
 
     async def _drop(self, session: LiveSession) -> None:
-        """Free a session's row; what is saved of it stays. A second call does nothing."""
+        """Free a session's row of the pool; its saved state stays. A second call does nothing."""
         if self.sessions.pop(session.name, None) is None:
             return
         self.saving.drop(session)
@@ -342,20 +362,25 @@ class SessionManager:
 
         with suppress(RuntimeError):  # the device's thread has ended, and the pool with it
             await self.device.call(free)
-        self.admission.finish(session.name)
+        await self._leave(session.name)
+
+    async def _leave(self, name: str) -> None:
+        """Give up a session's place in admission and its lease."""
+        self.admission.finish(name)
+        await self._leases.release(name)
 
     def _calibrate(self, pool: ServedPool) -> None:
         calibrate(pool)
         self.device.call_seconds = step_seconds(pool)
 
     async def _reap(self) -> None:
-        """Free the rows of sessions that have failed, or whose socket has been gone for the lease's length."""
+        """Free the rows of sessions that have failed, or whose socket has been closed for longer than the lease."""
         while True:
             await asyncio.sleep(REAP_S)
             await self.saving.remove_old(self.sessions)
             now = time.monotonic()
             for session in list(self.sessions.values()):
-                gone = session.detached_at
+                gone = session.viewer.detached_at
                 if session.end is not None:
                     await self._drop(session)
                 elif gone is not None and now - gone > self.settings.lease_s:
