@@ -33,8 +33,12 @@ class WanFamily(WanLayoutFamily):
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
     ) -> Recognised | None:
-        """Return the facts that a checkpoint states about its model; None if it is no Wan checkpoint."""
-        return recognise(where, opened, config_json, family=self.name, keys=KEYS)
+        """Return the facts that a checkpoint states about its model; None if it is no Wan checkpoint, or has input
+        channels beside the latents."""
+        found = recognise(where, opened, config_json, family=self.name, keys=KEYS)
+        if found is None or found.model["in_channels"].value != found.model["out_channels"].value:
+            return None
+        return found
 
 
 FAMILY = WanFamily()
