@@ -1,4 +1,4 @@
-"""Reads one picture from a file."""
+"""Reader of one picture from a file."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _FIRST, _LATER, _LAST = f"{_WORK}first", f"{_WORK}later", f"{_WORK}last"
 
 
 class ConditionFrames(nn.Module):
-    """The module that selects the entries of the condition table for a chunk's frames."""
+    """The module that selects the entries of the picture's condition table for the frames of a chunk."""
 
     groups = ("given",)
 
@@ -57,7 +57,7 @@ class ConditionFrames(nn.Module):
         Parameters
         ----------
         given : mapping of str to Tensor
-            The condition tables by name, of the call's rows; in a pool of all pool rows.
+            The condition tables by name, for the call's rows; in a pool for all rows of the pool.
         frames : Tensor
             [B, F] int64, absolute latent-frame numbers: frame f takes row min(f, 29).
         rows : Tensor, optional
@@ -110,10 +110,10 @@ def _of_frames(table: Tensor, frames: Tensor) -> Tensor:
 
 
 class ConditionedEmbed(Embed):
-    """The embedding, with the condition as further channels beside the latents."""
+    """The embedding of a chunk, with the picture's condition as further channels beside the latents."""
 
     def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        """Return [B, in_channels, F, h, w]: latents, mask, latents of the picture."""
+        """Return the input of the patch embedding, [B, in_channels, F, h, w]: latents, mask, latents of the picture."""
         return torch.cat((latents, given[ROWS]), 1)
 
 

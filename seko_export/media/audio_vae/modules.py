@@ -1,7 +1,7 @@
 """AudioVAE V2 as modules that are pure functions of a chunk and of the states that convolutions keep between chunks.
 
-Every convolution is causal: it is padded on the left alone. So a convolution needs its last inputs of the chunk
-before, and zeros before the first chunk. A stream starts with states of zeros; there is no other first call.
+Every convolution is causal: it is padded on the left alone. So a convolution needs its last inputs of the previous
+chunk, and zeros before the first chunk. A stream starts with states of zeros, and its first call is like all others.
 Attribute names are those of the checkpoint, with each weight norm folded into one ``weight``.
 
 Shapes: B rows, C channels, T samples or latents of a chunk, S numbers of a row's states. Everything is float32.
@@ -29,9 +29,9 @@ class States:
     Parameters
     ----------
     packed : Tensor
-        [B, S], the states of all convolutions side by side.
+        States of all convolutions side by side, [B, S].
     shapes : list of tuple
-        Channels and number of inputs of each convolution's state.
+        Number of channels and number of inputs in the state of each convolution.
     """
 
     def __init__(self, packed: Tensor, shapes: list[tuple[int, int]]) -> None:
@@ -55,49 +55,80 @@ class States:
 
 
 class CausalConv(nn.Module):
-    """A convolution padded on the left, so that T inputs give T / stride outputs."""
+    """A convolution that is padded on the left, so that T inputs give T / stride outputs."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel: int,
-        *,
-        stride: int = 1,
-        dilation: int = 1,
-        groups: int = 1,
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, *, stride: int = 1) -> None:
         super().__init__()
-        self.stride, self.dilation, self.groups = stride, dilation, groups
-        self.state = (in_channels, (kernel - 1) * dilation + 1 - stride)
-        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, kernel))
+        self.stride = stride
+        self.state = (in_channels, kernel - stride)
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels, kernel))
         self.bias = nn.Parameter(torch.empty(out_channels))
 
     def forward(self, x: Tensor, states: States) -> Tensor:
         """Return the convolution's result [B, made, T / stride] for ``x`` [B, taken, T]."""
         count = self.state[1]
         joined = states.before(x, count) if count else x
-        return F.conv1d(joined, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+        return F.conv1d(joined, self.weight, self.bias, self.stride)
+
+
+class DepthwiseConv(nn.Module):
+    """A convolution of each channel with its own taps, padded on the left, as a sum of one product for each tap.
+
+    torch's compiler fuses the sum with the activations around it. Libraries run a depthwise convolution of float32
+    as a kernel of its own, which for 64 rows takes ten times as long as reading its input.
+    """
+
+    def __init__(self, channels: int, *, dilation: int = 1) -> None:
+        super().__init__()
+        self.dilation = dilation
+        self.state = (channels, (KERNEL - 1) * dilation)
+        self.weight = nn.Parameter(torch.empty(channels, 1, KERNEL))
+        self.bias = nn.Parameter(torch.empty(channels))
+
+    def forward(self, x: Tensor, states: States) -> Tensor:
+        """Return the convolution's result, in the shape of ``x`` [B, C, T]."""
+        joined = states.before(x, self.state[1])
+        y = self.bias[:, None]
+        for tap in range(KERNEL):
+            y = y + self.weight[:, :, tap] * joined.narrow(-1, tap * self.dilation, x.shape[-1])
+        return y
 
 
 class CausalTransposedConv(nn.Module):
-    """A transposed convolution of 2 * stride taps, so that T inputs give T * stride outputs."""
+    """A transposed convolution of 2 * stride taps, so that T inputs give T * stride outputs.
+
+    An output depends on two inputs: the one at its place and the one before. So the module is a matrix product over
+    the channels of both inputs, with ``stride`` outputs for each channel; `as_matrix` makes the matrix from the
+    transposed convolution's weight. Libraries run a transposed convolution as the gradient of an ordinary one, in
+    float32 without tensor cores.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
         self.state = (in_channels, 1)
-        self.weight = nn.Parameter(torch.empty(in_channels, out_channels, 2 * stride))
+        self.weight = nn.Parameter(torch.empty(out_channels * stride, 2 * in_channels, 1))
         self.bias = nn.Parameter(torch.empty(out_channels))
 
     def forward(self, x: Tensor, states: States) -> Tensor:
-        """Return the convolution's result [B, made, T * stride] for ``x`` [B, taken, T].
+        """Return the convolution's result [B, made, T * stride] for ``x`` [B, taken, T]."""
+        joined = states.before(x, 1)
+        # a convolution of one tap: as a matmul it would not use the tensor cores' float32
+        y = F.conv1d(torch.cat((joined[..., :-1], joined[..., 1:]), dim=1), self.weight)
+        interleaved: Tensor = y.unflatten(1, (-1, self.stride)).transpose(2, 3).flatten(2)
+        return interleaved + self.bias[:, None]
 
-        Outputs that depend on the state's input alone belong to the previous chunk; the next chunk completes the
-        outputs of the last input.
-        """
-        y = F.conv_transpose1d(states.before(x, 1), self.weight, self.bias, self.stride)
-        return y[..., self.stride : self.stride + x.shape[-1] * self.stride]
+
+def as_matrix(weight: Tensor) -> Tensor:
+    """Return the weight [out * stride, 2 * in, 1] of `CausalTransposedConv` for the weight [in, out, 2 * stride] of a
+    transposed convolution.
+
+    Output ``r`` of an input's ``stride`` outputs is the sum of tap ``stride + r`` of the input before and tap ``r`` of
+    that input.
+    """
+    same, before = weight.unflatten(2, (2, -1)).unbind(2)  # [in, out, stride]
+    matrices = [part.permute(1, 2, 0).flatten(0, 1) for part in (before, same)]
+    return torch.cat(matrices, dim=1).unsqueeze(2)
 
 
 class Snake(nn.Module):
@@ -114,7 +145,7 @@ class Snake(nn.Module):
 
 
 class Chain(nn.Module):
-    """Modules one behind the other, as ``block``."""
+    """Modules that run one after the other, with the attribute name ``block``."""
 
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__()
@@ -128,12 +159,13 @@ class Chain(nn.Module):
 
 
 class ResidualUnit(Chain):
-    """A depthwise convolution and one of single taps, each behind a Snake, added to their input."""
+    """A depthwise convolution and a convolution with a single tap, each after a Snake activation; the result is added
+    to the input."""
 
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__(
             Snake(channels),
-            CausalConv(channels, channels, KERNEL, dilation=dilation, groups=channels),
+            DepthwiseConv(channels, dilation=dilation),
             Snake(channels),
             CausalConv(channels, channels, 1),
         )
@@ -180,7 +212,7 @@ class RateCondition(nn.Module):
 
 
 class EncodeChunk(nn.Module):
-    """The encoder: samples to latents, with the mean of each latent's distribution."""
+    """The encoder of the audio VAE: samples to latents, each the mean of its distribution."""
 
     def __init__(self, config: AudioVaeConfig) -> None:
         super().__init__()
@@ -200,16 +232,16 @@ class EncodeChunk(nn.Module):
         Parameters
         ----------
         samples : Tensor
-            [B, T] at ``sample_rate``, T a multiple of ``encoder_stride``.
+            Sound samples, [B, T] at ``sample_rate``, T a multiple of ``encoder_stride``.
         states : Tensor
-            [B, S], the states that the previous chunk returned; zeros for the first chunk.
+            Convolution states that the previous chunk returned, [B, S]; zeros for the first chunk.
 
         Returns
         -------
         latents : Tensor
-            [B, T / encoder_stride, latent_dim].
+            Latents, [B, T / encoder_stride, latent_dim].
         states : Tensor
-            [B, S] for the next chunk.
+            Convolution states for the next chunk, [B, S].
         """
         carried = States(states, self.state_shapes)
         x = samples[:, None]
@@ -219,7 +251,7 @@ class EncodeChunk(nn.Module):
 
 
 class DecodeChunk(nn.Module):
-    """The decoder: latents to samples."""
+    """The decoder of the audio VAE: latents to samples."""
 
     def __init__(self, config: AudioVaeConfig) -> None:
         super().__init__()
@@ -227,7 +259,7 @@ class DecodeChunk(nn.Module):
         latents = config.latent_dim
         self.model = nn.ModuleList(
             [
-                CausalConv(latents, latents, KERNEL, groups=latents),
+                DepthwiseConv(latents),
                 CausalConv(latents, config.decoder_dim, 1),
                 *(DecoderBlock(width, rate) for width, rate in zip(widths, rates, strict=False)),
                 Snake(widths[-1]),
@@ -245,16 +277,16 @@ class DecodeChunk(nn.Module):
         Parameters
         ----------
         latents : Tensor
-            [B, T, latent_dim] in any floating dtype.
+            Latents, [B, T, latent_dim] in any floating dtype.
         states : Tensor
-            [B, S], the states that the previous chunk returned; zeros for the first chunk.
+            Convolution states that the previous chunk returned, [B, S]; zeros for the first chunk.
 
         Returns
         -------
         samples : Tensor
-            [B, T * decoder_stride] at ``out_sample_rate``, in -1..1.
+            Sound samples, [B, T * decoder_stride] at ``out_sample_rate``, in -1..1.
         states : Tensor
-            [B, S] for the next chunk.
+            Convolution states for the next chunk, [B, S].
         """
         carried = States(states, self.state_shapes)
         x = latents.float().transpose(1, 2)
@@ -266,13 +298,13 @@ class DecodeChunk(nn.Module):
 
 
 class DecodeRows(DecodeChunk):
-    """The decoder over some rows of a pool, whose states it reads and writes."""
+    """The decoder for some rows of a pool, whose states it reads and writes."""
 
     def forward(self, latents: Tensor, rows: Tensor, states: Tensor) -> Tensor:  # type: ignore[override]
         """Return the samples [B, T * decoder_stride] of ``latents`` [B, T, latent_dim].
 
-        ``rows`` [B] int64 are the pool rows of the call; ``states`` [R, S] are the states of all R pool rows, written
-        in place.
+        ``rows`` [B] int64 are the rows of the pool that the call carries; ``states`` [R, S] are the states of all R
+        rows of the pool, written in place.
         """
         samples, new_states = super().forward(latents, states.index_select(0, rows))
         states.index_copy_(0, rows, new_states)
@@ -280,11 +312,11 @@ class DecodeRows(DecodeChunk):
 
 
 def state_shapes(module: nn.Module) -> list[tuple[int, int]]:
-    """Return channels and inputs of each convolution's state, in the order of their use."""
+    """Return the numbers of channels and inputs in the state of each convolution, in the order of use."""
     shapes: list[tuple[int, int]] = [getattr(part, "state", (0, 0)) for part in module.modules()]
     return [shape for shape in shapes if shape[1]]
 
 
 def state_size(module: EncodeChunk | DecodeChunk) -> int:
-    """Return S, the numbers of one row's states."""
+    """Return S, the number of values in the states of one row."""
     return sum(math.prod(shape) for shape in module.state_shapes)

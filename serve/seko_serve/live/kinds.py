@@ -1,6 +1,9 @@
-"""The workloads that can be served: the content class of each, and the description of a model for clients."""
+"""The workloads that can be served: the content class of each workload, and the description of a model for clients."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from seko_runtime.errors import ArtifactError
 from seko_runtime.speech.manifest import SpeechManifest
@@ -13,7 +16,7 @@ Served = VideoManifest | SpeechManifest
 
 
 def check_served(manifest: object) -> None:
-    """Raise an ArtifactError, which names the reason, if an artifact cannot be served."""
+    """Raise an ArtifactError, which states the reason, if an artifact cannot be served."""
     if isinstance(manifest, SpeechManifest):
         return
     if not isinstance(manifest, VideoManifest):
@@ -29,6 +32,15 @@ def content_of(manifest: Served, opening: Opening | SpeechOpening) -> Content:
     if isinstance(manifest, VideoManifest) and isinstance(opening, Opening):
         return VideoContent(manifest, opening)
     raise TypeError(f"a {type(opening).__name__} for a {type(manifest).__name__}")
+
+
+def content_of_state(manifest: Served, state: Mapping[str, Any]) -> Content:
+    """Return the content of a session that continues from a value of `Content.state`, to be passed to `Content.load`;
+    KeyError, TypeError or ValueError if there is no such value.
+    """
+    if isinstance(manifest, SpeechManifest):
+        return SpeechContent(manifest, SpeechOpening())  # its voice and seed are part of the state
+    return VideoContent(manifest, Opening.of_state(state["opening"]))
 
 
 def facts_of(manifest: Served) -> dict[str, object]:

@@ -17,7 +17,7 @@ from seko_serve.live.admission import Admission, Demand
 from seko_serve.live.calibration import calibrate
 from seko_serve.live.content import Content, Opening, SpeechOpening
 from seko_serve.live.device import Device, ServedPool, step_seconds
-from seko_serve.live.kinds import check_served, content_of
+from seko_serve.live.kinds import check_served, content_of, content_of_state
 from seko_serve.live.leases import Leases, NoLeases
 from seko_serve.live.saving import TAKEN, Saving
 from seko_serve.live.session import Capture, LiveSession
@@ -47,14 +47,15 @@ class SessionManager:
     device : Device
         The thread that owns the artifact.
     leases : Leases, optional
-        The leases of sessions, if the server is one of several.
+        The leases of sessions, if the server is one of a fleet.
 
     Attributes
     ----------
     admission : Admission
-        The sessions that hold a row and the requests that wait for one, once `start` has returned.
+        The sessions that hold a row of the pool and the requests that wait for one, available once `start` has
+        returned.
     sessions : dict of str to LiveSession
-        The sessions that hold a row, by id.
+        The sessions that hold a row of the pool, by id.
     stopping : bool
         Whether new sessions are refused because the server stops.
     """
@@ -132,12 +133,19 @@ class SessionManager:
 
     @property
     def capacity(self) -> int:
-        """The most sessions that may be open at a time."""
+        """Largest number of sessions that may be open at a time."""
         most = self.settings.max_sessions
         return self.device.capacity if most is None else min(most, self.device.capacity)
 
-    async def open(self, tenant: str, opening: Opening | SpeechOpening, queue_token: str = "") -> LiveSession:
-        """Open a session.
+    async def open(
+        self,
+        tenant: str,
+        opening: Opening | SpeechOpening,
+        queue_token: str = "",
+        *,
+        resumable: bool = True,
+    ) -> LiveSession:
+        """Open a live session, or queue the request for it.
 
         Parameters
         ----------
@@ -146,8 +154,10 @@ class SessionManager:
         opening : Opening
             The conditions with which the session begins.
         queue_token : str
-            `JOIN` to wait in the queue if the server is full; in later calls the token of the refusal, which keeps the
-            place; empty: the request does not wait.
+            `JOIN` to wait in the queue if the server is full; in later calls the token that came with the first
+            refusal, which keeps the place; empty: the request does not wait.
+        resumable : bool
+            Whether a client may come back to the session; otherwise the session is never saved.
 
         Raises
         ------
@@ -155,7 +165,8 @@ class SessionManager:
             If the server is full or stopping, or the runtime refuses the opening.
         """
         self._check_open()
-        session = self._session(new_session(), tenant, content_of(self.device.manifest, opening))
+        content = content_of(self.device.manifest, opening)
+        session = self._session(new_session(), tenant, content, resumable=resumable)
         if queue_token == JOIN:
             queue_token = secrets.token_urlsafe(24)
         place = digest(queue_token) if queue_token else None
@@ -187,7 +198,8 @@ class SessionManager:
         return self.admission.waits(tenant, digest(queue_token))
 
     async def reenter(self, name: str, token: str) -> LiveSession:
-        """Return the session that a resume token opens; a saved session without a row takes a row again.
+        """Return the session to which a resume token belongs; a saved session without a row takes a row of the pool
+        again.
 
         Raises
         ------
@@ -210,15 +222,16 @@ class SessionManager:
         session.open(pool)
 
     def find(self, name: str, tenant: str | None = None) -> LiveSession:
-        """Return a session with a row; ServeError if there is no such session, or the session is another tenant's."""
+        """Return a session that has a row of the pool; ServeError if there is no such session, or the session is
+        another tenant's."""
         session = self.sessions.get(name)
         if session is None or (tenant is not None and session.tenant != tenant):
             raise ServeError("not_found", "there is no such session")
         return session
 
     async def find_saved(self, name: str, tenant: str) -> Record:
-        """Return the record of a tenant's session that is saved and has no row; ServeError if there is no such
-        session.
+        """Return the record of a tenant's session that is saved and has no row of the pool; ServeError if there is no
+        such session.
         """
         record = None if name in self.sessions else await self.saving.find(name)
         if record is None or record.tenant != tenant:
@@ -235,7 +248,7 @@ class SessionManager:
         if self.stopping:
             raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
 
-    def _session(self, name: str, tenant: str, content: Content) -> LiveSession:
+    def _session(self, name: str, tenant: str, content: Content, *, resumable: bool = True) -> LiveSession:
         loop, saving = self._loop, self.saving
         return LiveSession(
             name,
@@ -247,12 +260,12 @@ class SessionManager:
             self.device.metrics,
             snapshot_every=self.settings.snapshot_every,
             save=(lambda session, capture: saving.captured(session, capture, loop))
-            if saving.enabled and content.savable
+            if saving.enabled and resumable
             else None,
         )
 
     async def _add(self, session: LiveSession, record: Record | None) -> None:
-        """Serve a session that has a row; ServeError if the server began to stop meanwhile."""
+        """Serve a session that has a row of the pool; ServeError if the server has begun to stop meanwhile."""
         if self.stopping:
             await self.device.call(lambda _: session.close())
             self._check_open()
@@ -261,7 +274,7 @@ class SessionManager:
         await self.device.call(lambda _: self.device.add(session))
 
     async def _record(self, name: str, token: str) -> Record:
-        """Return the record of a saved session that a token opens; ServeError if it opens none."""
+        """Return the record of the saved session to which a resume token belongs; ServeError if there is none."""
         record = await self.saving.find(name)
         if record is None:
             raise ServeError("not_found", "there is no such session")
@@ -298,22 +311,21 @@ class SessionManager:
         return session
 
     def _restored(self, pool: ServedPool, record: Record) -> LiveSession:
-        """Return a session that goes on from a snapshot; in a thread beside the device's."""
+        """Return a session that continues from a snapshot. The snapshot is read in a thread beside the device's
+        thread."""
         saved = self.saving.read(record)
-        opening = Opening.of_state(saved.state["content"]["opening"])
-        session = self._session(record.session, record.tenant, content_of(pool.manifest, opening))
+        content = content_of_state(pool.manifest, saved.state["content"])
+        session = self._session(record.session, record.tenant, content)
         messages = [bytes(message) for message in saved.messages]
         (row,) = saved.row
         session.reopen(pool, saved.state, messages, memoryview(row))
         return session
 
     async def _save(self, session: LiveSession) -> None:
-        """Save a session that is held, if it has something to save; a fault leaves what was saved before."""
-        if (
-            not (self.saving.enabled and session.content.savable)
-            or session.end is not None
-            or session.made_chunks == 0
-        ):
+        """Save a session that makes no further chunks, if a client has a resume token for it; after an error the
+        previously saved state stays.
+        """
+        if not session.savable or session.end is not None or not session.tokens.hashes:
             return
 
         def capture(_: ServedPool) -> Capture | None:
@@ -328,7 +340,7 @@ class SessionManager:
             _LOG.error("session %s is not saved: %s", session.name, error)
 
     async def _park(self, session: LiveSession) -> None:
-        """Save a session whose viewer is gone, and free its row, unless the viewer comes back meanwhile."""
+        """Save a session whose viewer is gone, and free its row of the pool, unless the viewer comes back meanwhile."""
         session.hold()
         await self._save(session)
         if session.viewer.detached_at is None and session.end is None and not self.stopping:
@@ -339,7 +351,7 @@ class SessionManager:
         await self._drop(session)
 
     async def _drop(self, session: LiveSession) -> None:
-        """Free a session's row; what is saved of it stays. A second call does nothing."""
+        """Free a session's row of the pool; its saved state stays. A second call does nothing."""
         if self.sessions.pop(session.name, None) is None:
             return
         self.saving.drop(session)
@@ -362,7 +374,7 @@ class SessionManager:
         self.device.call_seconds = step_seconds(pool)
 
     async def _reap(self) -> None:
-        """Free the rows of sessions that have failed, or whose socket has been gone for the lease's length."""
+        """Free the rows of sessions that have failed, or whose socket has been closed for longer than the lease."""
         while True:
             await asyncio.sleep(REAP_S)
             await self.saving.remove_old(self.sessions)

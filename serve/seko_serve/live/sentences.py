@@ -1,8 +1,10 @@
-"""Cuts a text that is still being written into sentences."""
+"""Sentence splitter for a text that is still being written."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 LONGEST = 400  # letters of a sentence; a longer one is cut at its last pause, or between two words
 # A sentence ends with a mark and a blank behind it, with a mark of scripts that have no blanks, or with its line.
@@ -25,11 +27,11 @@ class Sentences:
 
     @property
     def letters(self) -> int:
-        """Letters that wait."""
+        """Number of letters that wait to be spoken."""
         return sum(map(len, self._whole)) + len(self._rest)
 
     def write(self, text: str, *, last: bool = False) -> None:
-        """Append a piece of the text; with ``last`` the unfinished rest becomes a sentence, too."""
+        """Append a part of the text; with ``last`` the unfinished rest becomes a sentence, too."""
         self._rest += text
         begin = 0
         for end in _END.finditer(self._rest):
@@ -50,9 +52,17 @@ class Sentences:
         return bool(self._whole)
 
     def clear(self) -> None:
-        """Forget the text."""
+        """Forget the text that was not spoken yet."""
         self._whole.clear()
         self._rest = ""
+
+    def state(self) -> dict[str, Any]:
+        """Return the waiting text as a JSON value, for `load`."""
+        return {"whole": list(self._whole), "rest": self._rest}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a value that `state` returned."""
+        self._whole, self._rest = [str(sentence) for sentence in state["whole"]], str(state["rest"])
 
     def _take(self, sentence: str) -> None:
         while len(sentence) > LONGEST:
@@ -61,7 +71,7 @@ class Sentences:
             self._whole.append(" ".join(sentence.split()))
 
     def _cut(self, text: str) -> str:
-        """Make a sentence of the beginning of a long text; return the rest."""
+        """Make a sentence from the beginning of a long text without an end of sentence; return the rest."""
         pauses = [pause.end() for pause in _PAUSE.finditer(text[:LONGEST])]
         at = pauses[-1] if pauses else LONGEST
         self._take(text[:at])
