@@ -165,6 +165,7 @@ def test_published_presets() -> None:
         *("self-forcing-1.3b", "causvid-1.3b", "causal-forcing-1.3b", "causal-forcing-framewise-1.3b"),
         *("causal-forcing-pp-1.3b", "longlive-1.3b", "longlive-2-5b", "krea-14b", "wan-14b", "wan-5b"),
     } <= {*PRESETS}
+    assert not PRESETS["causal-forcing-pp-1.3b"].missing
     longlive = PRESETS["longlive-1.3b"].stream
     assert (longlive.sink_frames, longlive.cache_frames) == (3, 12)
 

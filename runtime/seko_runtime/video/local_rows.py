@@ -185,20 +185,32 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         """Return the inputs of the rows' next chunks, including windows of voices; raise an error if an input is
         missing."""
         self.check_whole(rows)
+        self._check_first_chunks(rows)
         self.device().check_prompts(rows)
         inputs = [None] * len(rows) if given is None else given
         check_call(rows, inputs)
         heard = self.voices.beside(rows, inputs, self.clocks.next_frames(rows)[:, 0].tolist())
         return self.inputs.of_each(rows, heard)
 
+    def _check_first_chunks(self, rows: Sequence[int]) -> None:
+        """Raise a UsageError if one launch would have to run the passes of first and of later chunks."""
+        apart = self.manifest.pool is None and self.manifest.workload.schedule.first_timesteps
+        if apart and len({self.clocks.made(row) == 0 for row in rows}) > 1:
+            raise UsageError(
+                "the first chunk of this artifact has passes of its own, and all its rows run together: restart all "
+                "rows, or rebuild it with --sessions"
+            )
+
     def check(self, rows: Sequence[int], given: Sequence[Inputs | None]) -> None:
         """Raise the error with which `run` would refuse these rows."""
         self._chunk_inputs(rows, given)
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
-        """Return for each row whether its next chunk runs on the engines for full caches."""
-        by_fill = any(full for _, full in self.device().chunk)
-        return [by_fill and self.clocks.full(row) for row in rows]
+        """Return for each row whether its next chunk runs on the engines for full caches, and whether it runs the
+        passes of a first chunk."""
+        calls = self.device().chunk
+        by_fill, apart = any(call.full for call in calls), any(call.first for call in calls)
+        return [(by_fill and self.clocks.full(row), apart and not self.clocks.made(row)) for row in rows]
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
         """Give a row another owner, or none; see `RowPrompts.begin_owner`."""

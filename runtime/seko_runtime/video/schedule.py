@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from seko_runtime.arguments import real_number, whole_number
 from seko_runtime.errors import UsageError
-from seko_runtime.video.manifest import Schedule, VideoManifest
+from seko_runtime.video.manifest import MAX_PASSES, VideoManifest
 
-MAX_PASSES = 1024  # largest number of denoise passes in a manifest
 LAST_TIME = 1000.0  # timestep of pure noise
 # prefix of the names of weights that a build computed for its timesteps, with an entry for each pass
 OF_TIMES = "of_times."
@@ -48,60 +47,99 @@ def warped_timesteps(steps: int | Sequence[float], shift: float) -> tuple[float,
     return tuple(min(time, LAST_TIME) for time in times)
 
 
-def schedule_tables(
-    timesteps: Sequence[float],
-    context_timestep: float,
-    batch: int,
-    chunk_frames: int,
-    *,
-    sigmas: Sequence[float] = (),
-    renoise_sigmas: Sequence[float] = (),
-) -> dict[str, NDArray[np.generic]]:
-    """Return the constants that the programs index by pass: P denoise passes and the context pass.
+@dataclass(frozen=True)
+class Passes:
+    """The denoise passes of a chunk.
 
     Parameters
     ----------
     timesteps : sequence of float
         P timesteps in (0, 1000], descending.
-    context_timestep : float
-        Timestep of the context pass and of conditioning frames, 0..1000.
-    batch, chunk_frames : int
-        Number of rows B and of latent frames in a chunk F.
     sigmas : sequence of float
         P noise levels; default: `sigmas_of` the timesteps.
     renoise_sigmas : sequence of float
         P - 1 noise levels to which the passes except the last are renoised; default: the noise levels of the next
         passes.
+    """
+
+    timesteps: Sequence[float]
+    sigmas: Sequence[float] = ()
+    renoise_sigmas: Sequence[float] = ()
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """Noise level before each pass."""
+        return tuple(self.sigmas or sigmas_of(self.timesteps))
+
+    @property
+    def next_levels(self) -> tuple[float, ...]:
+        """Noise level after each pass; 0 after the last one."""
+        return (*(self.renoise_sigmas or self.levels[1:]), 0.0)
+
+    def check(self) -> None:
+        """Raise a UsageError if the timesteps are not descending or out of range, or the lists differ in length."""
+        falling = all(a > b for a, b in pairwise(self.timesteps))
+        if not self.timesteps or not falling or not all(0.0 < time <= LAST_TIME for time in self.timesteps):
+            raise UsageError(f"timesteps must fall and lie in (0, 1000], got {tuple(self.timesteps)[:8]}")
+        passes = len(self.timesteps)
+        if (len(self.levels), len(self.next_levels)) != (passes, passes):
+            raise UsageError(
+                f"{len(self.levels)} sigmas and {len(self.next_levels) - 1} renoise_sigmas, expected {passes} and one "
+                "less"
+            )
+
+
+def schedule_tables(
+    passes: Passes,
+    context_timestep: float,
+    batch: int,
+    chunk_frames: int,
+    *,
+    first: Passes | None = None,
+) -> dict[str, NDArray[np.generic]]:
+    """Return the constants that the programs index by pass.
+
+    The P entries of the denoise passes are those of ``passes`` and then those of ``first``. The timestep of the context
+    pass follows them.
+
+    Parameters
+    ----------
+    passes : Passes
+        Denoise passes of a chunk.
+    context_timestep : float
+        Timestep of the context pass and of conditioning frames, 0..1000.
+    batch, chunk_frames : int
+        Number of rows B and of latent frames in a chunk F.
+    first : Passes, optional
+        Denoise passes of a stream's first chunk; default: the passes of any chunk.
 
     Returns
     -------
     dict of str to numpy.ndarray
         ``schedule.timestep`` [P+1, B, F] float32; ``schedule.sigma`` and ``schedule.sigma_next`` [P, 1] float32, of
-        which the last ``sigma_next`` is 0; ``schedule.draw`` [P, 1] int64, the number of the noise that a pass adds;
-        ``schedule.first_draw`` [1] int64; ``schedule.context_timestep`` [1] float32.
+        which the ``sigma_next`` of a chunk's last pass is 0; ``schedule.draw`` [P, 1] int64, the number of the noise
+        that a pass adds; ``schedule.first_draw`` [1] int64; ``schedule.context_timestep`` [1] float32.
 
     Raises
     ------
     UsageError
-        If the timesteps are not descending, or out of range.
+        If timesteps are not descending, or out of range.
     """
-    falling = all(a > b for a, b in pairwise(timesteps))
-    if not timesteps or not falling or not all(0.0 < time <= LAST_TIME for time in timesteps):
-        raise UsageError(f"timesteps must fall and lie in (0, 1000], got {tuple(timesteps)[:8]}")
+    chunks = [passes] if first is None else [passes, first]
+    for chunk in chunks:
+        chunk.check()
     if not 0.0 <= context_timestep <= LAST_TIME:
         raise UsageError(f"context_timestep must lie in [0, 1000], got {context_timestep}")
-    own = tuple(sigmas or sigmas_of(timesteps))
-    after = tuple(renoise_sigmas or own[1:])
-    if (len(own), len(after)) != (len(timesteps), len(timesteps) - 1):
-        raise UsageError(
-            f"{len(own)} sigmas and {len(after)} renoise_sigmas, expected {len(timesteps)} and one less"
-        )
-    times = np.array([*timesteps, context_timestep], np.float32)
+    times = [time for chunk in chunks for time in chunk.timesteps]
+    sigmas = [level for chunk in chunks for level in chunk.levels]
+    next_sigmas = [level for chunk in chunks for level in chunk.next_levels]
+    draws = [number + 1 for chunk in chunks for number in range(len(chunk.timesteps))]
+    every_time = np.array([*times, context_timestep], np.float32)
     return {
-        "schedule.timestep": np.tile(times[:, None, None], (1, batch, chunk_frames)),
-        "schedule.sigma": np.array(own, np.float32)[:, None],
-        "schedule.sigma_next": np.array([*after, 0.0], np.float32)[:, None],
-        "schedule.draw": np.arange(1, len(timesteps) + 1, dtype=np.int64)[:, None],
+        "schedule.timestep": np.tile(every_time[:, None, None], (1, batch, chunk_frames)),
+        "schedule.sigma": np.array(sigmas, np.float32)[:, None],
+        "schedule.sigma_next": np.array(next_sigmas, np.float32)[:, None],
+        "schedule.draw": np.array(draws, np.int64)[:, None],
         "schedule.first_draw": np.zeros(1, np.int64),
         "schedule.context_timestep": np.array([context_timestep], np.float32),
     }
@@ -122,7 +160,7 @@ def rescheduled(
     manifest : VideoManifest
         The artifact's manifest.
     steps : int or None
-        Denoise passes; default: the artifact's.
+        Denoise passes; default: the artifact's. Passes of the first chunk alone stay.
     shift : float or None
         Warp of the timesteps; default: the artifact's.
 
@@ -130,10 +168,15 @@ def rescheduled(
     ------
     UsageError
         If ``shift`` is neither given nor in the artifact; if the engines do not read timesteps from a table, or read
-        other tables that were computed for the artifact's timesteps; or if the artifact has a cache for each pass and
-        the number of passes differs.
+        other tables that were computed for the artifact's timesteps; if the artifact has a cache for each pass and
+        the number of passes differs; or if ``shift`` is given and the first chunk has passes of its own.
     """
     old = manifest.workload.schedule
+    if old.first_timesteps and shift is not None:
+        raise UsageError(
+            f"the first chunk of this artifact has passes of its own, at {', '.join(map(str, old.first_timesteps))}, "
+            "so shift cannot be changed; leave out shift"
+        )
     shift = old.shift if shift is None else shift
     if shift is None:
         raise UsageError("this artifact does not say the shift of its schedule; give shift beside steps")
@@ -145,7 +188,10 @@ def rescheduled(
             f"steps is {len(timesteps)}, but this artifact has a cache for each of its {old.denoise_passes} passes"
         )
     chunk_frames = manifest.workload.stream.chunk_frames
-    tables = schedule_tables(timesteps, old.context_timestep, manifest.call_rows, chunk_frames)
+    first = Passes(old.first_timesteps, old.first_sigmas) if old.first_timesteps else None
+    tables = schedule_tables(
+        Passes(timesteps), old.context_timestep, manifest.call_rows, chunk_frames, first=first
+    )
     own = {weight.name for weight in manifest.weights} & set(tables)
     if "schedule.timestep" not in own:
         raise UsageError("this artifact has no table schedule.timestep, so its passes cannot be changed")
@@ -159,8 +205,8 @@ def rescheduled(
         replace(weight, shape=tables[weight.name].shape) if weight.name in own else weight
         for weight in manifest.weights
     )
-    schedule = Schedule(
-        len(timesteps), timesteps, sigmas_of(timesteps), old.context_timestep, old.sampler, shift
+    schedule = replace(
+        old, denoise_passes=len(timesteps), timesteps=timesteps, sigmas=sigmas_of(timesteps), shift=shift
     )
     workload = replace(manifest.workload, schedule=schedule)
     return replace(manifest, workload=workload, weights=weights), {name: tables[name] for name in own}

@@ -70,7 +70,7 @@ class SekoTalkFamily(WanLayoutFamily):
 
     def tables(self, config: VideoBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
         """Return the audio adapter's shift, scale and gate of each pass."""
-        times = config.workload.schedule.timesteps
+        times = config.workload.schedule.every_timestep
         table = audio.time_table(checkpoint, config.model, times, config.target.dtype)
         return {f"{OF_TIMES}{audio.TIMES}": table}
 

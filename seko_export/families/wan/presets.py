@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from seko_export.config.model import ModelConfig
-from seko_export.config.schedule import Schedule
+from seko_export.config.schedule import USUAL_STEPS, Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.video import Preset
 from seko_export.families.wan_layout.recognise import USUAL_STREAM
@@ -52,11 +52,11 @@ PRESETS: dict[str, Preset] = {
     "causvid-1.3b": Preset(
         _wan_1_3b("causvid-1.3b"),
         USUAL_STREAM,
-        Schedule((1000.0, 757.0, 522.0), shift=8.0),  # three passes, their times as given
+        Schedule.trained((1000.0, 757.0, 522.0), 8.0),
         entry="generator",
         files=("autoregressive_checkpoint/model.pt",),
         source="tianweiy/CausVid, autoregressive_checkpoint/model.pt (CC BY-NC-SA 4.0)",
-        unverified=f"{_NUMBERS}; its levels of noise are taken as time / 1000",
+        unverified=_NUMBERS,
     ),
     "causal-forcing-1.3b": Preset(
         _wan_1_3b("causal-forcing-1.3b"),
@@ -77,12 +77,12 @@ PRESETS: dict[str, Preset] = {
     "causal-forcing-pp-1.3b": Preset(
         _wan_1_3b("causal-forcing-pp-1.3b"),
         replace(USUAL_STREAM, chunk_frames=1),
-        Schedule.warped((1000.0, 500.0)),
+        Schedule.warped((1000.0, 500.0), first_steps=USUAL_STEPS),
         entry="generator_ema",
         files=("causal-forcing++/framewise-1step.pt", "causal-forcing++/framewise-2step.pt"),
         source="zhuhz22/Causal-Forcing, causal-forcing++/framewise-{1,2}step.pt (Apache-2.0)",
+        needs="--timesteps 1000 for framewise-1step.pt; the preset has the two passes of framewise-2step.pt",
         unverified=_NUMBERS,
-        missing="passes of its own for the first chunk: four there, and one or two in the others",
     ),
     "longlive-1.3b": Preset(
         _wan_1_3b("longlive-1.3b"),
