@@ -16,8 +16,8 @@ def preset_report() -> dict[str, dict[str, Any]]:
     dict
         Of each: ``family``, ``model`` and ``stream`` (all fields), ``passes`` (timesteps, or None for the usual four),
         ``first_passes`` (timesteps of the first chunk, or None for those of any chunk), ``entry`` (of a `.pt`),
-        ``files`` (the authors' paths), ``source``, ``needs``, ``unverified``, and ``missing`` (what a build lacks; empty
-        if it can be built). Speech models have ``family`` and ``model`` alone.
+        ``files`` (the authors' paths), ``source``, ``needs``, ``unverified``, and ``missing`` (what a build lacks;
+        empty if it can be built). Speech models have ``family`` and ``model`` alone.
     """
     video: dict[str, dict[str, Any]] = {
         name: {

@@ -48,7 +48,7 @@ def test_a_session_that_is_served_later_moves_its_camera_once_a_chunk(
             row, camera = Row(), Camera()
             monkeypatch.setattr(session, "_row", row)
             monkeypatch.setattr(content, "_camera", camera)
-            monkeypatch.setattr(session, "_encode_all", lambda: None)
+            monkeypatch.setattr(session._encoder, "_encode_all", lambda: None)
             for asked in (1, 3, 2):  # times until the pool makes the chunk
                 for _ in range(asked):
                     session.request(0.0)

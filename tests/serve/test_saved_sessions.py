@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from seko_serve.live.saving import Saving
 from seko_serve.metrics import Metrics
 from seko_serve.settings import Settings
-from seko_serve.store.base import Content, StoreError
+from seko_serve.store.base import Content, ExistsError, StoreError, TakenError
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.saved import Record, Saved, SavedSessions, new_session
 
@@ -29,7 +29,8 @@ class Memory:
 
     def put(self, name: str, pieces: list[Content]) -> None:
         self._change()
-        assert name not in self.files
+        if name in self.files:
+            raise ExistsError(name)
         self.files[name] = b"".join(pieces)
 
     def get(self, name: str) -> Content | None:
@@ -55,7 +56,8 @@ def kept(
     """Write a snapshot and the record that names it, as the server does."""
     name = saved.put(session, content)
     try:
-        return saved.commit(before, Record(session, "tenant", tokens, name, 0.5))
+        epoch = 0 if before is None else before.epoch
+        return saved.commit(before, Record(session, "tenant", tokens, name, 0.5, epoch=epoch))
     except StoreError:
         saved.discard(name)
         raise
@@ -154,6 +156,111 @@ def test_only_the_key_that_wrote_it_reads_it_and_parts_cannot_be_exchanged() -> 
     store.files[f"{sessions[0]}.record0"] = store.files[f"{sessions[1]}.record0"]
     with pytest.raises(StoreError, match="none of it"):
         saved.find(sessions[0])
+
+
+def test_an_owner_that_wakes_up_behind_another_one_saves_and_removes_nothing() -> None:
+    store, session = Memory(), new_session()
+    sleeper, other = SavedSessions(store), SavedSessions(store)
+    first = kept(sleeper, None, session, SAVED)
+    record = other.find(session)
+    assert record == first
+    taken = other.take_over(first)
+    assert (taken.snapshot, taken.epoch) == (first.snapshot, 1)
+    with pytest.raises(TakenError):
+        kept(sleeper, first, session, Saved({"chunk": 9}, [], [b"zombie"]))
+    with pytest.raises(TakenError):
+        sleeper.commit(first, replace(first, tokens=("stolen",)))
+    assert read(other, session)[:2] == (taken, 3)
+    last = kept(other, taken, session, Saved({"chunk": 4}, [], [b"row"]))
+    assert read(SavedSessions(store), session)[:2] == (last, 4)
+    other.forget(last)
+    with pytest.raises(TakenError):
+        kept(sleeper, first, session, Saved({"chunk": 9}, [], [b"zombie"]))
+    assert other.find(session) is None
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_of_owners_whose_steps_mix_in_any_order_the_last_one_is_read(data: st.DataObject) -> None:
+    """Each step of the store may be the one before which the other process does all of its work."""
+    store, session = Memory(), new_session()
+    sleeper, other = SavedSessions(store), SavedSessions(store)
+    first = kept(sleeper, None, session, SAVED)
+    second = kept(sleeper, first, session, Saved({"chunk": 4}, [], [b"four"]))
+    pause, after = data.draw(st.integers(0, 12)), data.draw(st.integers(0, 2))
+    taken: list[Record] = []
+
+    class Paused(Memory):
+        """The sleeper's way to the store, which pauses before a step."""
+
+        steps = 0
+
+        def _wait(self) -> None:
+            if self.steps == pause:
+                found = other.find(session)
+                assert found is not None
+                record = other.take_over(found)
+                for chunk in range(after):
+                    name = other.put(session, Saved({"chunk": 10 + chunk}, [], [b"other"]))
+                    record = other.commit(record, replace(record, snapshot=name))
+                taken.append(record)
+            self.steps += 1
+
+        def put(self, name: str, pieces: list[Content]) -> None:
+            self._wait()
+            store.put(name, pieces)
+
+        def get(self, name: str) -> Content | None:
+            self._wait()
+            return store.get(name)
+
+        def delete(self, name: str) -> None:
+            self._wait()
+            store.delete(name)
+
+    slow = SavedSessions(Paused())
+    try:
+        kept(slow, second, session, Saved({"chunk": 5}, [], [b"five"]))
+    except TakenError:
+        assert taken
+    if not taken:
+        return
+    record, chunk, _, _ = read(SavedSessions(store), session)
+    assert record == taken[0]
+    assert chunk == 9 + after if after else chunk in (4, 5)
+
+
+def test_a_session_that_ends_its_processes_is_continued_twice_and_no_more() -> None:
+    store, session = Memory(), new_session()
+    saved = SavedSessions(store)
+    record = kept(saved, None, session, SAVED)
+    for epoch in (1, 2):
+        record = saved.take_over(record)
+        assert record.epoch == epoch
+    with pytest.raises(StoreError, match="2 processes ended"):
+        saved.take_over(record)
+    name = saved.put(session, Saved({"chunk": 9}, [], [b"row"]))
+    record = saved.commit(record, replace(record, snapshot=name))
+    assert saved.take_over(record).epoch == 3
+
+
+def test_of_processes_that_take_over_at_once_one_succeeds() -> None:
+    store, session = Memory(), new_session()
+    saved = SavedSessions(store)
+    record = kept(saved, None, session, SAVED)
+    store.put(f"{session}.owner-1", [b""])  # of a process that is between two steps
+
+    class Late(Memory):
+        """Sees the other's file only when it makes its own, as it looked before."""
+
+        def get(self, name: str) -> Content | None:
+            return None if name.endswith(".owner-1") else store.get(name)
+
+        def put(self, name: str, pieces: list[Content]) -> None:
+            store.put(name, pieces)
+
+    with pytest.raises(TakenError):
+        SavedSessions(Late()).take_over(record)
 
 
 @pytest.mark.parametrize("session", ["", "..", "a/b", "A" * 16, "g" * 16, "0" * 15, "0" * 17])

@@ -78,7 +78,7 @@ class SpeechRoutes:
     async def _parts(self, session: LiveSession, text: str, file: SoundFile) -> AsyncIterator[bytes]:
         """Yield the parts of the file as the text is spoken, then end the session."""
         try:
-            connection = session.enter()
+            connection = session.viewer.enter()
             session.attach(connection, lambda: "", None, AHEAD, (Codec.PCM,))
             session.control(Control("text", "", {"text": text, "last": True}))
             async for media in _heard(connection):

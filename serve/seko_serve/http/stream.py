@@ -44,7 +44,7 @@ async def serve_stream(socket: WebSocket, manager: SessionManager, access: Acces
         access.count_socket(socket)
         access.check_page(socket)
         session, last_serial = await _entered(socket, manager)
-        connection = session.enter()
+        connection = session.viewer.enter()
     except ServeError as error:
         await _refuse(socket, error, manager)
         return
@@ -64,7 +64,7 @@ async def serve_stream(socket: WebSocket, manager: SessionManager, access: Acces
     except Exception as error:
         await _refuse(socket, internal_error(error), manager)
     finally:
-        session.leave(connection)
+        session.viewer.leave(connection)
 
 
 async def _entered(socket: WebSocket, manager: SessionManager) -> tuple[LiveSession, int | None]:
@@ -140,7 +140,7 @@ async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager
         try:
             access.controls.take(session.name)
             if control.type == "ping":
-                session.tell(message("pong", t=control.fields["t"], server_t=time.time()))
+                session.viewer.tell(message("pong", t=control.fields["t"], server_t=time.time()))
                 continue
             if control.id and control.id in ids:
                 raise ServeError("conflict", "a control of this id came before")
@@ -148,7 +148,7 @@ async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager
             ids.append(control.id)
         except ServeError as error:
             manager.device.metrics.refused.labels(error.kind.code).inc()
-            session.tell(message("rejected", id=control.id, **error.body()))
+            session.viewer.tell(message("rejected", id=control.id, **error.body()))
             if error.retry_after is not None:  # too many: what follows waits, and with it the client
                 await asyncio.sleep(error.retry_after)
 

@@ -18,13 +18,14 @@ from seko_serve.live.calibration import calibrate
 from seko_serve.live.content import Content, Opening, SpeechOpening
 from seko_serve.live.device import Device, ServedPool, step_seconds
 from seko_serve.live.kinds import check_served, content_of
-from seko_serve.live.saving import Saving
+from seko_serve.live.leases import Leases, NoLeases
+from seko_serve.live.saving import TAKEN, Saving
 from seko_serve.live.session import Capture, LiveSession
 from seko_serve.protocol import JOIN
 from seko_serve.security.keys import ApiKeys, digest
 from seko_serve.security.tokens import ResumeTokens, Tickets
 from seko_serve.settings import Settings
-from seko_serve.store.base import StoreError
+from seko_serve.store.base import StoreError, TakenError
 from seko_serve.store.saved import Record, new_session
 
 REAP_S = 1.0  # between two looks for leases that are over
@@ -45,6 +46,8 @@ class SessionManager:
         The server's settings.
     device : Device
         The thread that owns the artifact.
+    leases : Leases, optional
+        The leases of sessions, if the server is one of several.
 
     Attributes
     ----------
@@ -60,8 +63,8 @@ class SessionManager:
     saving: Saving
     _loop: asyncio.AbstractEventLoop
 
-    def __init__(self, settings: Settings, device: Device) -> None:
-        self.settings, self.device = settings, device
+    def __init__(self, settings: Settings, device: Device, leases: Leases | None = None) -> None:
+        self.settings, self.device, self._leases = settings, device, leases or NoLeases()
         self.tickets = Tickets(time.monotonic)
         self.sessions: dict[str, LiveSession] = {}
         self.stopping = False
@@ -115,7 +118,7 @@ class SessionManager:
                 ServeError("stopping", "the server stops; resume at the same address", retry_after=AGAIN_S)
             )
         until = time.monotonic() + CLOSING_S
-        while time.monotonic() < until and any(session.detached_at is None for session in sessions):
+        while time.monotonic() < until and any(session.viewer.detached_at is None for session in sessions):
             await asyncio.sleep(SETTLE_S)
 
     async def stop(self) -> None:
@@ -163,6 +166,7 @@ class SessionManager:
                 error.facts["queue_token"] = queue_token
             raise
         try:
+            await self._leases.claim(session.name, tenant)
             await self.device.call(partial(self._take_row, session))
             await self._add(session, None)
         except PoolFullError:
@@ -171,7 +175,7 @@ class SessionManager:
             raise ServeError("bad_request", str(error)) from None
         finally:
             if session.name not in self.sessions:
-                self.admission.finish(session.name)
+                await self._leave(session.name)
         return session
 
     def place(self, tenant: str, queue_token: str) -> dict[str, object]:
@@ -272,12 +276,16 @@ class SessionManager:
         tokens.check(token)
         self.admission.ask(Demand(record.tenant, record.period_s), f"session {name}", name)
         try:
+            await self._leases.claim(name, record.tenant)
+            record = await self.saving.take_over(record)
             await self.device.call(self.device.make_room)
             session = await self.device.beside(lambda pool: self._restored(pool, record))
             session.tokens = tokens
             await self._add(session, record)
         except PoolFullError:
             raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
+        except TakenError:
+            raise ServeError("conflict", TAKEN, retry_after=AGAIN_S) from None
         except (SekoRuntimeError, StoreError, KeyError, TypeError, ValueError) as error:
             _LOG.error("session %s cannot go on from its snapshot: %s", name, error)
             raise ServeError(
@@ -285,7 +293,7 @@ class SessionManager:
             ) from None
         finally:
             if name not in self.sessions:
-                self.admission.finish(name)
+                await self._leave(name)
         self.device.metrics.snapshots.labels("restored").inc()
         return session
 
@@ -323,7 +331,7 @@ class SessionManager:
         """Save a session whose viewer is gone, and free its row, unless the viewer comes back meanwhile."""
         session.hold()
         await self._save(session)
-        if session.detached_at is None and session.end is None and not self.stopping:
+        if session.viewer.detached_at is None and session.end is None and not self.stopping:
             await self.device.call(lambda _: self.device.add(session))
             session.hold(False)
             return
@@ -342,7 +350,12 @@ class SessionManager:
 
         with suppress(RuntimeError):  # the device's thread has ended, and the pool with it
             await self.device.call(free)
-        self.admission.finish(session.name)
+        await self._leave(session.name)
+
+    async def _leave(self, name: str) -> None:
+        """Give up a session's place in admission and its lease."""
+        self.admission.finish(name)
+        await self._leases.release(name)
 
     def _calibrate(self, pool: ServedPool) -> None:
         calibrate(pool)
@@ -355,7 +368,7 @@ class SessionManager:
             await self.saving.remove_old(self.sessions)
             now = time.monotonic()
             for session in list(self.sessions.values()):
-                gone = session.detached_at
+                gone = session.viewer.detached_at
                 if session.end is not None:
                     await self._drop(session)
                 elif gone is not None and now - gone > self.settings.lease_s:

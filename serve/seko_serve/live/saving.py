@@ -16,13 +16,14 @@ from seko_serve.errors import ServeError
 from seko_serve.live.session import Capture, LiveSession
 from seko_serve.metrics import Metrics
 from seko_serve.settings import Settings
-from seko_serve.store.base import Store, StoreError
+from seko_serve.store.base import Store, StoreError, TakenError
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.objects import ObjectStore
 from seko_serve.store.saved import Record, Saved, SavedSessions
 
 WRITERS = 2  # threads that write snapshots
 OLD_S = 60.0  # between two looks for files that are too old
+TAKEN = "another process has taken the session over"
 ResultT = TypeVar("ResultT")
 _LOG = logging.getLogger("seko_serve")
 
@@ -86,7 +87,7 @@ class Saving:
 
     async def write(self, session: LiveSession, capture: Capture) -> None:
         """Write a session's captured state; StoreError or SekoRuntimeError if that fails, in which case the previous
-        snapshot is kept.
+        snapshot is kept. The session ends if another process has taken it over.
         """
         try:
             kept, saved = self._kept.get(session.name), self._saved
@@ -100,11 +101,16 @@ class Saving:
                     await self._run(lambda: saved.discard(name))
                     return
                 hashes = session.tokens.hashes
-                record = Record(session.name, session.tenant, hashes, name, session.content.period_s)
+                epoch = 0 if kept.record is None else kept.record.epoch
+                record = Record(
+                    session.name, session.tenant, hashes, name, session.content.period_s, epoch=epoch
+                )
                 try:
                     kept.record = await self._run(lambda: saved.commit(kept.record, record))
-                except StoreError:
+                except StoreError as error:
                     await self._run(lambda: saved.discard(name))
+                    if isinstance(error, TakenError):
+                        session.finish(ServeError("conflict", TAKEN))
                     raise
             self._metrics.snapshots.labels("written").inc()
         except (StoreError, SekoRuntimeError):
@@ -114,7 +120,9 @@ class Saving:
             session.snapshot_done()
 
     async def token(self, session: LiveSession) -> str:
-        """Return the session's next resume token, which a later server process accepts, too."""
+        """Return the session's next resume token, which a later server process accepts, too; ServeError if another
+        process has taken the session over.
+        """
         kept, saved = self._kept.get(session.name), self._saved
         if kept is None or saved is None:
             return session.tokens.rotate(session.made_chunks)
@@ -125,6 +133,9 @@ class Saving:
                 following = replace(record, tokens=session.tokens.hashes)
                 try:
                     kept.record = await self._run(lambda: saved.commit(record, following))
+                except TakenError:
+                    session.finish(ServeError("conflict", TAKEN))
+                    raise ServeError("conflict", TAKEN) from None
                 except StoreError as error:
                     _LOG.error("session %s: its new token is not saved: %s", session.name, error)
         return token
@@ -139,6 +150,15 @@ class Saving:
         except StoreError as error:
             _LOG.error("a saved session cannot be read: %s", error)
             raise ServeError("lost", "the saved session is damaged") from None
+
+    async def take_over(self, record: Record) -> Record:
+        """Make this process the owner of a saved session; return the newest record. Errors are those of
+        `SavedSessions.take_over`.
+        """
+        saved = self._saved
+        if saved is None:
+            raise StoreError("there is no store")
+        return await self._run(lambda: saved.take_over(record))
 
     def read(self, record: Record) -> Saved:
         """Return the snapshot that a record names; StoreError if the snapshot cannot be read. Any thread may call

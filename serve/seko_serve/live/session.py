@@ -1,9 +1,8 @@
-"""One viewer's stream: controls wait for the next chunk, chunks are encoded in order, and sent messages can be sent
-again.
+"""A session of the server: its row of the pool, the controls that wait for the next chunk, and pauses.
 
-Three threads meet here. The event loop takes controls and acknowledgements from the socket and sends messages. The
-device's thread applies controls and makes chunks. A worker encodes. One lock guards the state that these threads
-share; the lock is never held during long work.
+Three threads meet here. The event loop takes controls and acknowledgements from the socket. The device's thread applies
+controls and makes chunks. A worker encodes and sends them. The `Viewer`, the `ChunkEncoder` and the session each have
+one lock for the state that these threads share; no lock is held during long work.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from seko_runtime.errors import SekoRuntimeError
@@ -23,28 +21,20 @@ from seko_runtime.sessions.session import RowSession
 from seko_runtime.sessions.snapshot import Snapshot
 from seko_serve.errors import ServeError
 from seko_serve.live.connection import Connection
-from seko_serve.live.content import Content, Piece
-from seko_serve.live.pace import Pace
+from seko_serve.live.content import Content
+from seko_serve.live.encoding import ChunkEncoder, MadeChunk
+from seko_serve.live.viewer import Viewer
 from seko_serve.metrics import Metrics
 from seko_serve.protocol import Codec, Control, message
 from seko_serve.security.tokens import ResumeTokens
 
 MAX_WAITING = 256  # controls that wait for the next chunk
-MAX_JOBS = 2  # chunks of a session that are made and not coded; the runtime keeps the frames of four
+MAX_ENCODING = 2  # chunks of a session that are made and not encoded; the runtime keeps the frames of four
 _BEGINS_ANEW = (
     "restart",
     "seed",
 )  # controls behind which the runtime forgets the frames of the chunks before
 _LOG = logging.getLogger("seko_serve")
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """A message that was sent: of which chunk, and the serial behind which a client lacks it."""
-
-    chunk: int
-    serial: int
-    content: str | bytes
 
 
 @dataclass(frozen=True)
@@ -93,12 +83,10 @@ class LiveSession:
 
     Attributes
     ----------
+    viewer : Viewer
+        The session's socket, the messages sent to it, and the viewer's clock.
     tokens : ResumeTokens
         The tokens with which a client reconnects after a lost socket.
-    detached_at : float or None
-        Time since which the session has no socket; None while it has one.
-    end : ServeError or None
-        The error with which the session has ended; None while the session lives.
     """
 
     def __init__(
@@ -115,58 +103,30 @@ class LiveSession:
         save: Callable[[LiveSession, Capture], None] | None = None,
     ) -> None:
         self.name, self.tenant, self.content = name, tenant, content
-        self.tokens = ResumeTokens()
-        self.detached_at: float | None = time.monotonic()
-        self.end: ServeError | None = None
-        self._loop, self._workers, self._wake = loop, workers, wake
-        self._metrics, self._opened_at = metrics, time.monotonic()
+        self.viewer, self.tokens = Viewer(content.rate, loop), ResumeTokens()
+        self._encoder = ChunkEncoder(self.viewer, workers, metrics, self.failed, wake)
+        self._wake = wake
         self._every, self._save = snapshot_every if save is not None else 0, save
         self._unsaved, self._saving = 0, False  # chunks since the last snapshot; whether one is being written
-        self._held = False
+        self._paused = self._held = False
         self._lock = threading.Lock()
-        self._pace = Pace(content.rate)
-        self._paused = False
         self._waiting: deque[Control] = deque()  # controls for the next chunk
         self._applied: list[str] = []  # ids of the controls that the chunk under way follows
         self._made = 0  # chunks that the device has made
-        self._jobs: deque[tuple[int, Piece, list[str], float]] = deque()
-        self._uncounted = 0  # of these jobs, those that the pace does not know yet
-        self._encoding = False
-        self._serial = 0
-        self._sent: deque[_Sent] = (
-            deque()
-        )  # of chunks that were not shown yet: a resumed socket gets it again
-        self._reopened = False  # from a snapshot, and no socket has come since
-        self._went_back = False  # whether the next chunk is one that the viewer has seen already
-        self._connection: Connection | None = None
         self._row: RowSession | None = None
 
-    # -- the event loop ----------------------------------------------------------------------------------------
+    @property
+    def end(self) -> ServeError | None:
+        """The error with which the session has ended; None while the session lives."""
+        return self.viewer.end
 
-    def enter(self) -> Connection:
-        """Reserve the session for a new socket, and close the session's previous socket. Chunks are made after
-        `attach`.
-
-        Raises
-        ------
-        ServeError
-            If the session has ended.
+    def finish(self, error: ServeError) -> None:
+        """End the session: no further chunk is made, and the socket closes with this error. Any thread may call this;
+        only the first call has an effect.
         """
-        if self.end is not None:
-            raise self.end
-        connection = Connection()
-        with self._lock:
-            before, self._connection = self._connection, connection
-            self.detached_at = None
-            if before is not None:
-                before.end, before.open = (
-                    ServeError("conflict", "another socket took over the session"),
-                    False,
-                )
-                self._pace.stop()
-        if before is not None:
-            before.news.set()
-        return connection
+        self.viewer.finish(error)
+
+    # -- the event loop ----------------------------------------------------------------------------------------
 
     def attach(
         self,
@@ -176,54 +136,16 @@ class LiveSession:
         buffer: int,
         codecs: Sequence[Codec],
     ) -> None:
-        """Begin or resume sending: first the message ``ready``, then the earlier messages that a resumed client has
-        not received.
-
-        Parameters
-        ----------
-        connection : Connection
-            The connection that `enter` returned.
-        ready : callable
-            Returns the message ``ready``.
-        last_serial : int or None
-            Serial of the last message that a resumed client received. Chunks up to there count as shown, because
-            acknowledgements may have been lost.
-        buffer : int
-            Chunks that the viewer collects before it plays.
-        codecs : sequence of Codec
-            The codecs for this client.
-
-        Raises
-        ------
-        ServeError
-            If another socket took over meanwhile, or the session has ended.
+        """Begin or resume a stream with these codecs; ``ready`` returns the message ``ready``. For the other parameters
+        and the errors see `Viewer.attach`.
         """
-        with self._lock:
-            if connection.end is not None:
-                raise connection.end
-            self._pace.buffer = buffer
-            self.content.attach(codecs)
-            lacked = []
-            if last_serial is not None:
-                lacked = [sent.content for sent in self._sent if sent.serial > last_serial]
-                self._acknowledge_seen(last_serial)
-                if self._reopened and last_serial >= self._serial:
-                    self._went_back = True
-                    self._serial = last_serial + 1
-            self._reopened = False
-            connection.outbox.extend([ready(), *lacked])
-            connection.open = True
-        connection.news.set()
-        self._wake()
 
-    def leave(self, connection: Connection) -> None:
-        """Record that a socket is gone. No chunks are made until another socket is attached."""
-        with self._lock:
-            connection.open = False
-            if self._connection is connection:
-                self._connection = None
-                self.detached_at = time.monotonic()
-                self._pace.stop()
+        def begin() -> str:
+            self.content.attach(codecs)
+            return ready()
+
+        self.viewer.attach(connection, begin, last_serial, buffer)
+        self._wake()
 
     def control(self, control: Control) -> None:
         """Take a control: a change of the stream waits for the next chunk, any other control takes effect at once.
@@ -234,44 +156,22 @@ class LiveSession:
             If too many controls wait, or the artifact does not support the control.
         """
         if control.type == "ack":
-            with self._lock:
-                self._acknowledge(control.fields["chunk"])
+            self.viewer.acknowledge(control.fields["chunk"])
             self.tokens.acknowledge(control.fields["chunk"])
         elif control.type in ("pause", "play"):
             with self._lock:
                 self._paused = control.type == "pause"
-                self._pace.stop()
-            self.tell(message("received", id=control.id))
-            self.tell(message("state", paused=self._paused))
+            self.viewer.stop_clock()
+            self.viewer.tell(message("received", id=control.id))
+            self.viewer.tell(message("state", paused=self._paused))
         else:
             self.content.check(control)
             with self._lock:
                 if len(self._waiting) >= MAX_WAITING:
                     raise ServeError("too_many_requests", f"{MAX_WAITING} controls wait for the next chunk")
                 self._waiting.append(control)
-            self.tell(message("received", id=control.id))
+            self.viewer.tell(message("received", id=control.id))
         self._wake()
-
-    def tell(self, text: str) -> None:
-        """Send a JSON message to the socket, if there is one; only the event loop's thread calls it."""
-        with self._lock:
-            connection = self._connection
-            if connection is None or not connection.open:
-                return
-            connection.outbox.append(text)
-        connection.news.set()
-
-    def finish(self, error: ServeError) -> None:
-        """End the session: no further chunk is made, and the socket closes with this error. Any thread may call this;
-        only the first call has an effect.
-        """
-        with self._lock:
-            self.end = self.end or error
-            connection = self._connection
-            if connection is not None and connection.end is None:
-                connection.end = self.end
-        if connection is not None:
-            self._loop.call_soon_threadsafe(connection.news.set)
 
     def hold(self, held: bool = True) -> None:
         """With ``held`` make no further chunks, until a call with False."""
@@ -283,7 +183,8 @@ class LiveSession:
     def settled(self) -> bool:
         """Whether all finished chunks are encoded, and no snapshot is being written."""
         with self._lock:
-            return not self._jobs and not self._saving
+            saving = self._saving
+        return not saving and not len(self._encoder)
 
     @property
     def made_chunks(self) -> int:
@@ -298,28 +199,12 @@ class LiveSession:
 
     def facts(self) -> dict[str, object]:
         """Return the session's JSON object for HTTP answers."""
-        with self._lock:
-            return {
-                "id": self.name,
-                "state": "ended" if self.end else "paused" if self._paused else "running",
-                "chunks": self._pace.chunks,
-                "due_chunks": self._pace.due_chunks,
-                "late_chunks": self._pace.late,
-                "attached": self.detached_at is None,
-            }
-
-    def _acknowledge(self, chunk: int) -> None:
-        """Note, with the lock held, that the viewer has shown all chunks up to this one."""
-        self._pace.acknowledge(chunk)
-        while self._sent and self._sent[0].chunk < self._pace.shown:
-            self._sent.popleft()
-
-    def _acknowledge_seen(self, last_serial: int) -> None:
-        """Note, with the lock held, that the viewer has all chunks whose media have no later serial."""
-        lacked = (
-            sent.chunk for sent in self._sent if isinstance(sent.content, bytes) and sent.serial > last_serial
-        )
-        self._acknowledge(next(lacked, self._pace.chunks) - 1)
+        return {
+            "id": self.name,
+            "state": "ended" if self.end else "paused" if self._paused else "running",
+            **self.viewer.counts(),
+            "attached": self.viewer.detached_at is None,
+        }
 
     # -- the device's thread -----------------------------------------------------------------------------------
 
@@ -338,22 +223,9 @@ class LiveSession:
         KeyError, TypeError, ValueError
             If ``state`` is not the state of a `Capture`.
         """
-        told = state["sent"]
-        if len(told) != len(messages):
-            raise ValueError("the messages are not those that the state tells of")
-        self._sent.extend(
-            _Sent(int(chunk), int(serial), content.decode() if is_text else content)
-            for (chunk, serial, is_text), content in zip(told, messages, strict=True)
-        )
-        pace = self._pace
-        pace.chunks, pace.frames, pace.last_frames = (
-            int(state[key]) for key in ("chunks", "frames", "last_frames")
-        )
-        pace.shown, pace.late, pace.due_chunks = (int(state[key]) for key in ("shown", "late", "due"))
-        pace.stop()
-        self._made, self._serial, self._paused = pace.chunks, int(state["serial"]), bool(state["paused"])
+        self.viewer.load(state["viewer"], messages)
+        self._made, self._paused = self.viewer.counts()["chunks"], bool(state["paused"])
         self._applied = [str(name) for name in state["applied"]]
-        self._reopened = True
         restored = pool.restore(row, name=self.name, tenant=self.tenant)
         try:
             self.content.load(restored, state["content"])
@@ -371,30 +243,18 @@ class LiveSession:
         SekoRuntimeError
             If the row cannot be stored.
         """
-        row = self._row
-        if row is None:
-            raise ServeError("conflict", "the session has no row")
+        row = self._own_row()
         self._apply_waiting(row)
         snapshot = row.snapshot()
         with self._lock:
             self._unsaved, self._saving = 0, True
-            pace, sent = self._pace, list(self._sent)
-            state = {
-                "chunks": pace.chunks,
-                "frames": pace.frames,
-                "last_frames": pace.last_frames,
-                "shown": pace.shown,
-                "late": pace.late,
-                "due": pace.due_chunks,
-                "serial": self._serial,
-                "paused": self._paused,
-                "applied": list(self._applied),
-                "sent": [[entry.chunk, entry.serial, isinstance(entry.content, str)] for entry in sent],
-                "content": self.content.state(),
-            }
-        messages = [
-            entry.content.encode() if isinstance(entry.content, str) else entry.content for entry in sent
-        ]
+        viewer, messages = self.viewer.state()
+        state = {
+            "viewer": viewer,
+            "paused": self._paused,
+            "applied": list(self._applied),
+            "content": self.content.state(),
+        }
         return Capture(state, messages, snapshot)
 
     def close(self) -> None:
@@ -407,41 +267,31 @@ class LiveSession:
         """Return whether the session's next chunk may be made now, or controls wait that may allow it."""
         starved = self.content.starved()
         with self._lock:
-            # What needs all chunks coded waits for it; otherwise one is coded while the next one is made.
+            # What needs all chunks encoded waits for it; otherwise one is encoded while the next one is made.
             alone = self._snapshot_due() or any(control.type in _BEGINS_ANEW for control in self._waiting)
-            return (
-                self.end is None
-                and self._row is not None
-                and self._connection is not None
-                and self._connection.open
-                and not self._paused
-                and not self._held
-                and len(self._jobs) < (1 if alone else MAX_JOBS)
-                and self._pace.may_run(self._uncounted)
-                and (bool(self._waiting) or not starved)
-            )
+            may_run = not (self._paused or self._held) and (bool(self._waiting) or not starved)
+        return (
+            may_run
+            and self._row is not None
+            and len(self._encoder) < (1 if alone else MAX_ENCODING)
+            and self.viewer.takes(self._made)
+        )
 
     def next_due(self) -> float | None:
         """Return when the viewer needs the next chunk; None if the viewer plays nothing."""
-        with self._lock:
-            playing = self.detached_at is None and not self._paused and self.end is None
-            return self._pace.due(0.0, self._uncounted) if playing and self._pace.begun is not None else None
+        return self.viewer.due(0.0, self._made) if self.viewer.plays and not self._paused else None
 
     def request(self, now: float) -> RowSession | None:
         """Apply waiting controls, request the next chunk, and return the session of the pool.
 
         The result is None if the chunk lacks something that the viewer must still send.
         """
-        row = self._row
-        if row is None:
-            raise ServeError("conflict", "the session has no row")
+        row = self._own_row()
         self._apply_waiting(row)
+        due = self.viewer.due(now, self._made)
         with self._lock:
-            due, wants_snapshot = (
-                self._pace.due(now, self._uncounted),
-                self._snapshot_due() and not self._jobs,
-            )
-        if wants_snapshot and self._save is not None:
+            wants_snapshot = self._snapshot_due()
+        if wants_snapshot and self._save is not None and not len(self._encoder):
             try:
                 self._save(self, self.capture())
             except SekoRuntimeError as error:
@@ -455,22 +305,22 @@ class LiveSession:
     def made(self, chunk: Any, now: float) -> None:
         """Take the requested chunk, and queue its encoding."""
         applied, self._applied = self._applied, []
-        piece = self.content.made(chunk)
+        made = MadeChunk(self._made, self.content.made(chunk), applied, now)
+        self._made += 1
         with self._lock:
-            self._jobs.append((self._made, piece, applied, now))
-            self._made += 1
             self._unsaved += 1
-            self._uncounted += 1
-            begin = not self._encoding
-            self._encoding = True
-        if begin:
-            self._workers.submit(self._encode_all)
+        self._encoder.add(made)
 
     def failed(self, error: Exception) -> None:
-        """End the session with an error: a chunk cannot be made."""
+        """End the session with an error: a chunk cannot be made or encoded."""
         _LOG.error("session %s ended: %s", self.name, type(error).__name__)
         self.close()
         self.finish(ServeError("internal", "a chunk of this session could not be made"))
+
+    def _own_row(self) -> RowSession:
+        if self._row is None:
+            raise ServeError("conflict", "the session has no row")
+        return self._row
 
     def _snapshot_due(self) -> bool:
         return 0 < self._every <= self._unsaved and not self._saving
@@ -484,64 +334,6 @@ class LiveSession:
                 self.content.apply(row, control)
             except (SekoRuntimeError, ServeError) as error:
                 text = error.message if isinstance(error, ServeError) else str(error)
-                with self._lock:
-                    self._deliver([message("rejected", id=control.id, code="bad_request", message=text)])
+                self.viewer.tell(message("rejected", id=control.id, code="bad_request", message=text))
             else:
                 self._applied.append(control.id)
-
-    # -- a worker ----------------------------------------------------------------------------------------------
-
-    def _encode_all(self) -> None:
-        """Encode the chunks that wait, one after another; no other worker does so for this session meanwhile."""
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    self._encoding = False
-                    return
-                job = self._jobs[0]
-            try:
-                self._encode(*job)
-            except Exception as error:
-                self.failed(error)
-            with self._lock:
-                self._jobs.popleft()
-                if self.end is not None:
-                    self._jobs.clear()
-            self._wake()
-
-    def _encode(self, number: int, piece: Piece, applied: list[str], made_at: float) -> None:
-        units = piece.read()
-        with self._lock:
-            first, due_before = self._pace.frames, self._pace.due_chunks
-            lateness = self._pace.made(units, time.monotonic())
-            self._uncounted -= 1
-            went_back, self._went_back = self._went_back, False
-            self._metrics.chunks.inc()
-            self._metrics.due_chunks.inc(self._pace.due_chunks - due_before)
-            self._metrics.late_chunks.inc(lateness > 0)
-        sent = [_Sent(number, self._serial, message("applied", id=name, chunk=number)) for name in applied]
-        begun = set() if went_back else set(Codec)
-        for media in piece.encode(number, first):
-            anew = media.discontinuity or media.codec not in begun
-            begun.add(media.codec)
-            numbered = replace(media, serial=self._serial, discontinuity=anew)
-            sent.append(_Sent(number, self._serial, numbered.pack()))
-            self._serial += 1
-        now = time.monotonic()
-        self._metrics.encode.observe(now - made_at)
-        if number == 0:
-            self._metrics.ttfc.observe(now - self._opened_at)
-        encode_ms = round((now - made_at) * 1e3, 1)
-        numbers = {"frames": units, "late_ms": round(lateness * 1e3, 1), "encode_ms": encode_ms}
-        # Its serial is the next one's: a client that has seen all media of the chunk may still lack it.
-        sent.append(_Sent(number, self._serial, message("chunk", chunk=number, **numbers)))
-        with self._lock:
-            self._sent.extend(sent)
-            self._deliver(entry.content for entry in sent)
-
-    def _deliver(self, messages: Iterable[str | bytes]) -> None:
-        """Queue messages from another thread, with the lock held."""
-        connection = self._connection
-        if connection is not None and connection.open:
-            connection.outbox.extend(messages)
-            self._loop.call_soon_threadsafe(connection.news.set)

@@ -18,6 +18,10 @@ class ExistsError(StoreError):
     """A name was written before."""
 
 
+class TakenError(StoreError):
+    """Another process has taken the session over."""
+
+
 class Store(Protocol):
     """The interface of a store: files by name, where each name is written only once."""
 

@@ -76,14 +76,16 @@ class FolderStore:
 
     def remove_older(self, seconds: float, keep: Collection[str]) -> None:
         """Remove files that were written more than ``seconds`` ago, except files whose name begins with an item of
-        ``keep`` and a dot.
+        ``keep`` and a dot: these become new, so that other processes of the folder keep them, too.
 
         Incomplete files of killed processes are removed, too.
         """
         oldest = time.time() - seconds
         try:
             for file in self._folder.iterdir():
-                if file.name.partition(".")[0] not in keep and file.lstat().st_mtime < oldest:
+                if file.name.partition(".")[0] in keep:
+                    os.utime(file)
+                elif file.lstat().st_mtime < oldest:
                     file.unlink(missing_ok=True)
         except FileNotFoundError:
             return  # another thread was faster; the next look removes the rest

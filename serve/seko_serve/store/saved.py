@@ -4,7 +4,11 @@ its resume tokens.
 Records are written to two files in turn: the older record is removed before the new one is written, so that a complete
 record exists at every moment. Each snapshot has a new name, and is removed once a record names the next snapshot.
 
-A session's files are ``ID.record0``, ``ID.record1`` and ``ID.snapshot-NUMBER``.
+A session's files are ``ID.record0``, ``ID.record1`` and ``ID.snapshot-NUMBER``. Each further process that continues the
+session first makes the file ``ID.owner-EPOCH``, where EPOCH counts these processes, and writes its records to
+``ID.record0-EPOCH`` and ``ID.record1-EPOCH``. As only one process can make a file of a name, each epoch has one owner.
+An owner removes a snapshot only while there is no file of the next epoch, which it looks for behind its own record: so
+the next owner, which reads records behind its own file, never reads of a snapshot that is then removed.
 """
 
 from __future__ import annotations
@@ -19,13 +23,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from seko_serve.store.base import Content, Store, StoreError
+from seko_serve.store.base import Content, ExistsError, Store, StoreError, TakenError
 
 SESSION = re.compile(r"[0-9a-f]{16}")
 CHECK_BYTES = 32
 _LENGTH_BYTES = 8
 MAX_HEAD_BYTES = 256 << 20  # with a picture and a voice
 _SHORT = 256  # letters of an entry of a record
+VAIN_OWNERS = 2  # processes that may end, one after another, without a snapshot of their own
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Record:
         Seconds in which the viewer plays a chunk.
     number : int
         Number of the record, which rises by one with each record of the session.
+    epoch : int
+        Number of processes that continued the session before the one that wrote the record.
     """
 
     session: str
@@ -54,6 +61,7 @@ class Record:
     snapshot: str
     period_s: float
     number: int = 0
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,22 +105,49 @@ class SavedSessions:
         self._store, self._key = store, key
 
     def find(self, session: str) -> Record | None:
-        """Return the newest record of a session, or None; StoreError if all of the session's records are damaged."""
+        """Return the newest record of a session, or None; StoreError if all records of its newest owner are damaged."""
         if not SESSION.fullmatch(session):
             return None
-        newest, fault = None, None
-        for slot in range(2):
-            content = self._store.get(f"{session}.record{slot}")
-            try:
-                record = None if content is None else self._record(bytes(content), session)
-            except StoreError as error:
-                fault = error
-                continue
-            if record is not None and (newest is None or record.number > newest.number):
-                newest = record
-        if newest is None and fault is not None:
-            raise fault
-        return newest
+        for epoch in range(self._epoch(session), -1, -1):
+            record = self._newest(session, epoch)
+            if record is not None:  # else its owner ended before it wrote one
+                return record
+        return None
+
+    def take_over(self, record: Record) -> Record:
+        """Make this process the owner of a saved session, and return the session's newest record, which is now the
+        process's own. Earlier owners can neither change the record any more nor remove its snapshot.
+
+        Parameters
+        ----------
+        record : Record
+            A record that `find` returned.
+
+        Raises
+        ------
+        TakenError
+            If another process takes the session over at the same time, or the session is gone.
+        StoreError
+            If the store cannot be written, or two processes ended after they had taken over from the same snapshot:
+            the session may be what ends them.
+        """
+        session = record.session
+        epoch = self._epoch(session) + 1
+        owners = [self._newest(session, earlier) for earlier in range(max(0, epoch - 1 - VAIN_OWNERS), epoch)]
+        snapshots = {None if owner is None else owner.snapshot for owner in owners}
+        if len(owners) > VAIN_OWNERS and len(snapshots) == 1 and None not in snapshots:
+            raise StoreError(
+                f"{VAIN_OWNERS} processes ended while they continued {session} from {record.snapshot}"
+            )
+        content = json.dumps({"session": session, "epoch": epoch}).encode()
+        try:
+            self._store.put(_owner(session, epoch), [self._check(content), content])
+        except ExistsError:
+            raise TakenError(f"another process takes {session} over") from None
+        newest = self.find(session)
+        if newest is None:
+            raise TakenError(f"{session} has ended")
+        return self.commit(newest, replace(newest, epoch=epoch))
 
     def put(self, session: str, saved: Saved) -> str:
         """Write a snapshot, and return its name; StoreError if the snapshot cannot be written."""
@@ -132,15 +167,19 @@ class SavedSessions:
 
         Raises
         ------
+        TakenError
+            If another process has taken the session over.
         StoreError
             If the record cannot be written; the previous record is then kept.
         """
         written = replace(record, number=0 if before is None else before.number + 1)
         content = json.dumps(asdict(written)).encode()
-        name = f"{written.session}.record{written.number % 2}"
+        name = _slot(written.session, written.epoch, written.number % 2)
+        if self._taken(written):
+            raise TakenError(f"another process has taken {written.session} over")
         self._store.delete(name)
         self._store.put(name, [self._check(content), content])
-        if before is not None and before.snapshot != written.snapshot:
+        if before is not None and before.snapshot != written.snapshot and not self._taken(written):
             self.discard(before.snapshot)
         return written
 
@@ -182,11 +221,42 @@ class SavedSessions:
         return Saved(state, messages, [row])
 
     def forget(self, record: Record) -> None:
-        """Remove a session's files; missing files are ignored."""
-        for name in (f"{record.session}.record0", f"{record.session}.record1", record.snapshot):
-            self._store.delete(name)
+        """Remove a session's records and snapshot; missing files are ignored. Files of owners stay, so that an earlier
+        owner that still runs cannot save the session again.
+        """
+        session = record.session
+        for epoch in range(max(record.epoch, self._epoch(session)) + 1):
+            for slot in range(2):
+                self._store.delete(_slot(session, epoch, slot))
+        self._store.delete(record.snapshot)
 
-    def _record(self, content: bytes, session: str) -> Record:
+    def _epoch(self, session: str) -> int:
+        """Return the number of processes that took the session over."""
+        epoch = 0
+        while self._store.get(_owner(session, epoch + 1)) is not None:
+            epoch += 1
+        return epoch
+
+    def _taken(self, record: Record) -> bool:
+        return self._store.get(_owner(record.session, record.epoch + 1)) is not None
+
+    def _newest(self, session: str, epoch: int) -> Record | None:
+        """Return the newest record of an owner; StoreError if all of the owner's records are damaged."""
+        newest, fault = None, None
+        for slot in range(2):
+            content = self._store.get(_slot(session, epoch, slot))
+            try:
+                record = None if content is None else self._record(bytes(content), session, epoch)
+            except StoreError as error:
+                fault = error
+                continue
+            if record is not None and (newest is None or record.number > newest.number):
+                newest = record
+        if newest is None and fault is not None:
+            raise fault
+        return newest
+
+    def _record(self, content: bytes, session: str, epoch: int) -> Record:
         check, content = content[:CHECK_BYTES], content[CHECK_BYTES:]
         if not hmac.compare_digest(check, self._check(content)):
             raise StoreError(f"the record of {session} is damaged, or was written with another key")
@@ -200,10 +270,17 @@ class SavedSessions:
             and type(number) is int
             and isinstance(period_s, float)
         )
-        if not right or texts[0] != session or not str(texts[2]).startswith(f"{session}.snapshot-"):
+        own = texts[0] == session and table.get("epoch") == epoch
+        if not right or not own or not str(texts[2]).startswith(f"{session}.snapshot-"):
             raise StoreError(f"the record of {session} is none of it")
         return Record(
-            session, str(texts[1]), tuple(tokens or ()), str(texts[2]), float(period_s or 0), int(number or 0)
+            session,
+            str(texts[1]),
+            tuple(tokens or ()),
+            str(texts[2]),
+            float(period_s or 0),
+            int(number or 0),
+            epoch,
         )
 
     def _pieces(self, saved: Saved) -> list[Content]:
@@ -223,6 +300,14 @@ class SavedSessions:
         for piece in pieces:
             running.update(piece)
         return running.digest()
+
+
+def _owner(session: str, epoch: int) -> str:
+    return f"{session}.owner-{epoch}"
+
+
+def _slot(session: str, epoch: int, slot: int) -> str:
+    return f"{session}.record{slot}-{epoch}" if epoch else f"{session}.record{slot}"
 
 
 def _json(content: bytes, name: str) -> dict[str, Any]:

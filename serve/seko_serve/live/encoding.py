@@ -1,0 +1,119 @@
+"""Encoding of one session's chunks, in order, while the device makes the next ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from seko_serve.live.content import Piece
+from seko_serve.live.viewer import Viewer
+from seko_serve.metrics import Metrics
+from seko_serve.protocol import message
+
+
+@dataclass(frozen=True)
+class MadeChunk:
+    """A chunk that the device has made.
+
+    Parameters
+    ----------
+    number : int
+        Number of the chunk in the session.
+    piece : Piece
+        The chunk's content.
+    applied : sequence of str
+        Ids of the controls that the chunk is the first to follow.
+    made_at : float
+        Time at which the device had made the chunk.
+    """
+
+    number: int
+    piece: Piece
+    applied: Sequence[str]
+    made_at: float
+
+
+class ChunkEncoder:
+    """Encodes the chunks of one session and sends them to the viewer; one worker at a time does so.
+
+    Parameters
+    ----------
+    viewer : Viewer
+        The session's viewer.
+    workers : Executor
+        Threads that encode chunks.
+    metrics : Metrics
+        The server's Prometheus metrics.
+    failed : callable
+        Called by a worker with the error of a chunk that cannot be encoded.
+    done : callable
+        Called by a worker after each chunk.
+    """
+
+    def __init__(
+        self,
+        viewer: Viewer,
+        workers: Executor,
+        metrics: Metrics,
+        failed: Callable[[Exception], None],
+        done: Callable[[], None],
+    ) -> None:
+        self._viewer, self._workers, self._metrics = viewer, workers, metrics
+        self._failed, self._done = failed, done
+        self._opened_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._chunks: deque[MadeChunk] = deque()  # the first one is being encoded
+        self._running = False
+
+    def __len__(self) -> int:
+        """Return the number of chunks that are made and not encoded."""
+        with self._lock:
+            return len(self._chunks)
+
+    def add(self, chunk: MadeChunk) -> None:
+        """Queue a chunk; the device's thread calls this."""
+        with self._lock:
+            self._chunks.append(chunk)
+            begin, self._running = not self._running, True
+        if begin:
+            self._workers.submit(self._encode_all)
+
+    def _encode_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._chunks:
+                    self._running = False
+                    return
+                chunk = self._chunks[0]
+            try:
+                self._encode(chunk)
+            except Exception as error:
+                self._failed(error)
+            with self._lock:
+                self._chunks.popleft()
+                if self._viewer.end is not None:
+                    self._chunks.clear()
+            self._done()
+
+    def _encode(self, chunk: MadeChunk) -> None:
+        units = chunk.piece.read()
+        timing = self._viewer.count(units)
+        self._metrics.chunks.inc()
+        self._metrics.due_chunks.inc(timing.awaited)
+        self._metrics.late_chunks.inc(timing.lateness > 0)
+        media = chunk.piece.encode(chunk.number, timing.first)
+        now = time.monotonic()
+        self._metrics.encode.observe(now - chunk.made_at)
+        if chunk.number == 0:
+            self._metrics.ttfc.observe(now - self._opened_at)
+        numbers = {
+            "frames": units,
+            "late_ms": round(timing.lateness * 1e3, 1),
+            "encode_ms": round((now - chunk.made_at) * 1e3, 1),
+        }
+        applied = [message("applied", id=name, chunk=chunk.number) for name in chunk.applied]
+        self._viewer.send(chunk.number, applied, media, message("chunk", chunk=chunk.number, **numbers))

@@ -1,0 +1,32 @@
+"""The interface by which the servers of a fleet agree which one of them runs a session."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Leases(Protocol):
+    """Leases of sessions: at any time one server of a fleet holds a session's lease."""
+
+    async def claim(self, session: str, tenant: str) -> None:
+        """Take the lease of a session before the session gets a row.
+
+        Raises
+        ------
+        ServeError
+            If another server holds the lease, the tenant has as many sessions as it may have in the whole fleet, or
+            the directory of leases does not answer.
+        """
+
+    async def release(self, session: str) -> None:
+        """Give up the lease of a session whose row is free; nothing happens if another server holds the lease."""
+
+
+class NoLeases:
+    """The leases of a server that is alone."""
+
+    async def claim(self, session: str, tenant: str) -> None:
+        """Do nothing."""
+
+    async def release(self, session: str) -> None:
+        """Do nothing."""

@@ -1,0 +1,296 @@
+"""The viewer of one session: its socket, the messages sent to it, and its clock."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from seko_serve.errors import ServeError
+from seko_serve.live.connection import Connection
+from seko_serve.live.pace import Pace
+from seko_serve.protocol import Codec, Media
+
+_COUNTS = ("chunks", "frames", "last_frames", "shown", "late", "due_chunks")  # of the clock, saved by name
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A message that was sent: of which chunk, and the serial behind which a client lacks it."""
+
+    chunk: int
+    serial: int
+    content: str | bytes
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The place of a finished chunk on the viewer's clock.
+
+    Parameters
+    ----------
+    first : int
+        Number of the chunk's first unit (video frame or sample) in the session.
+    lateness : float
+        Seconds by which the chunk is late; 0 if it is on time.
+    awaited : bool
+        Whether the viewer was playing, so that the chunk had a due time.
+    """
+
+    first: int
+    lateness: float
+    awaited: bool
+
+
+class Viewer:
+    """The viewer of one session, who may lose the socket and come back. Any thread may call the methods.
+
+    Messages about a chunk are kept until the viewer has shown the chunk, so that a resumed socket gets them again.
+
+    Parameters
+    ----------
+    rate : float
+        Units of the viewer's clock (video frames or samples) per second.
+    loop : asyncio.AbstractEventLoop
+        The event loop that sends messages.
+
+    Attributes
+    ----------
+    detached_at : float or None
+        Time since which there is no socket; None while there is one.
+    end : ServeError or None
+        The error with which the session has ended; None while the session lives.
+    """
+
+    def __init__(self, rate: float, loop: asyncio.AbstractEventLoop) -> None:
+        self.detached_at: float | None = time.monotonic()
+        self.end: ServeError | None = None
+        self._loop, self._lock = loop, threading.Lock()
+        self._pace = Pace(rate)
+        self._connection: Connection | None = None
+        self._serial = 0  # of the next binary message
+        self._sent: deque[_Sent] = deque()
+        self._reopened = False  # from a snapshot, and no socket has come since
+        self._went_back = False  # whether the next chunk is one that the viewer has seen already
+
+    # -- the socket --------------------------------------------------------------------------------------------
+
+    def enter(self) -> Connection:
+        """Reserve the session for a new socket, and close the previous socket; messages are sent after `attach`.
+
+        Raises
+        ------
+        ServeError
+            If the session has ended.
+        """
+        connection = Connection()
+        with self._lock:
+            if self.end is not None:
+                raise self.end
+            before, self._connection = self._connection, connection
+            self.detached_at = None
+            if before is not None:
+                before.end = ServeError("conflict", "another socket took over the session")
+                before.open = False
+                self._pace.stop()
+        if before is not None:
+            self._notify(before)
+        return connection
+
+    def attach(
+        self, connection: Connection, begin: Callable[[], str], last_serial: int | None, buffer: int
+    ) -> None:
+        """Begin or resume sending: first the message ``ready``, then the earlier messages that a resumed client has
+        not received.
+
+        Parameters
+        ----------
+        connection : Connection
+            The connection that `enter` returned.
+        begin : callable
+            Makes the next media decodable by this client, and returns the message ``ready``. No chunk is sent
+            meanwhile.
+        last_serial : int or None
+            Serial of the last message that a resumed client received. Chunks up to there count as shown, because
+            acknowledgements may have been lost.
+        buffer : int
+            Chunks that the viewer collects before it plays.
+
+        Raises
+        ------
+        ServeError
+            If another socket took over meanwhile, or the session has ended.
+        """
+        with self._lock:
+            if connection.end is not None:
+                raise connection.end
+            self._pace.buffer = buffer
+            ready, lacked = begin(), []
+            if last_serial is not None:
+                lacked = [sent.content for sent in self._sent if sent.serial > last_serial]
+                self._acknowledge(self._last_seen(last_serial))
+                if self._reopened and last_serial >= self._serial:
+                    self._went_back = True
+                    self._serial = last_serial + 1
+            self._reopened = False
+            connection.outbox.extend([ready, *lacked])
+            connection.open = True
+        self._notify(connection)
+
+    def leave(self, connection: Connection) -> None:
+        """Record that a socket is gone. No chunks are made until another socket is attached."""
+        with self._lock:
+            connection.open = False
+            if self._connection is connection:
+                self._connection = None
+                self.detached_at = time.monotonic()
+                self._pace.stop()
+
+    def tell(self, text: str) -> None:
+        """Send a JSON message to the socket, if there is one; the message is not sent again."""
+        with self._lock:
+            self._deliver([text])
+
+    def finish(self, error: ServeError) -> None:
+        """End the session: the socket closes with this error. Only the first call has an effect."""
+        with self._lock:
+            self.end = self.end or error
+            connection = self._connection
+            if connection is not None and connection.end is None:
+                connection.end = self.end
+        if connection is not None:
+            self._notify(connection)
+
+    # -- the clock ---------------------------------------------------------------------------------------------
+
+    def acknowledge(self, chunk: int) -> None:
+        """Record that the viewer has shown all chunks up to this one."""
+        with self._lock:
+            self._acknowledge(chunk)
+
+    def stop_clock(self) -> None:
+        """Stop the viewer's clock, for a pause."""
+        with self._lock:
+            self._pace.stop()
+
+    def takes(self, made: int) -> bool:
+        """Return whether a chunk may be made for the viewer, after ``made`` chunks of the session."""
+        with self._lock:
+            attached = self.end is None and self._connection is not None and self._connection.open
+            return attached and self._pace.may_run(made - self._pace.chunks)
+
+    def due(self, now: float, made: int) -> float:
+        """Return when the chunk behind ``made`` chunks must be ready; ``now`` if the viewer plays nothing."""
+        with self._lock:
+            return self._pace.due(now, made - self._pace.chunks)
+
+    @property
+    def plays(self) -> bool:
+        """Whether the viewer's clock runs."""
+        with self._lock:
+            return self.end is None and self.detached_at is None and self._pace.begun is not None
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of chunks that were finished, had a due time, and were late."""
+        with self._lock:
+            return {
+                "chunks": self._pace.chunks,
+                "due_chunks": self._pace.due_chunks,
+                "late_chunks": self._pace.late,
+            }
+
+    # -- a chunk, sent by one thread at a time -----------------------------------------------------------------
+
+    def count(self, units: int) -> Timing:
+        """Count a chunk of ``units`` video frames or samples, whose results are there now."""
+        with self._lock:
+            first, awaited = self._pace.frames, self._pace.begun is not None
+            return Timing(first, self._pace.made(units, time.monotonic()), awaited)
+
+    def send(self, chunk: int, before: Iterable[str], media: Iterable[Media], behind: str) -> None:
+        """Send a chunk's messages, and keep them until the chunk is shown.
+
+        Parameters
+        ----------
+        chunk : int
+            Number of the chunk in the session.
+        before : iterable of str
+            JSON messages before the media.
+        media : iterable of Media
+            The media, whose serials are set here.
+        behind : str
+            The JSON message behind the media.
+        """
+        sent = [_Sent(chunk, self._serial, text) for text in before]
+        begun = set() if self._went_back else set(Codec)
+        self._went_back = False
+        for packet in media:
+            anew = packet.discontinuity or packet.codec not in begun
+            begun.add(packet.codec)
+            sent.append(
+                _Sent(chunk, self._serial, replace(packet, serial=self._serial, discontinuity=anew).pack())
+            )
+            self._serial += 1
+        # Its serial is the next one's: a client that has seen all media of the chunk may still lack it.
+        sent.append(_Sent(chunk, self._serial, behind))
+        with self._lock:
+            self._sent.extend(sent)
+            self._deliver(entry.content for entry in sent)
+
+    # -- a snapshot, taken while no chunk is being encoded -----------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Any], list[bytes]]:
+        """Return the viewer's state as a JSON value, and the sent messages that the viewer may not have received,
+        oldest first.
+        """
+        with self._lock:
+            sent, pace = list(self._sent), self._pace
+            state: dict[str, Any] = {name: getattr(pace, name) for name in _COUNTS}
+            state["serial"] = self._serial
+        state["sent"] = [[entry.chunk, entry.serial, isinstance(entry.content, str)] for entry in sent]
+        return state, [
+            entry.content.encode() if isinstance(entry.content, str) else entry.content for entry in sent
+        ]
+
+    def load(self, state: Mapping[str, Any], messages: Sequence[bytes]) -> None:
+        """Continue from a value that `state` returned; KeyError, TypeError or ValueError if there is no such value."""
+        described = state["sent"]
+        if len(described) != len(messages):
+            raise ValueError("the messages are not those that the state describes")
+        with self._lock:
+            self._sent.extend(
+                _Sent(int(chunk), int(serial), content.decode() if is_text else content)
+                for (chunk, serial, is_text), content in zip(described, messages, strict=True)
+            )
+            for name in _COUNTS:
+                setattr(self._pace, name, int(state[name]))
+            self._pace.stop()
+            self._serial, self._reopened = int(state["serial"]), True
+
+    # -- with the lock held ------------------------------------------------------------------------------------
+
+    def _acknowledge(self, chunk: int) -> None:
+        self._pace.acknowledge(chunk)
+        while self._sent and self._sent[0].chunk < self._pace.shown:
+            self._sent.popleft()
+
+    def _last_seen(self, last_serial: int) -> int:
+        """Return the last chunk whose media have no serial behind this one."""
+        lacked = (
+            sent.chunk for sent in self._sent if isinstance(sent.content, bytes) and sent.serial > last_serial
+        )
+        return next(lacked, self._pace.chunks) - 1
+
+    def _deliver(self, messages: Iterable[str | bytes]) -> None:
+        connection = self._connection
+        if connection is not None and connection.open:
+            connection.outbox.extend(messages)
+            self._notify(connection)
+
+    def _notify(self, connection: Connection) -> None:
+        """Wake the task that sends the connection's messages; without the lock, too."""
+        self._loop.call_soon_threadsafe(connection.news.set)
