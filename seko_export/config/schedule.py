@@ -11,16 +11,24 @@ from seko_export.config.stream import StreamConfig
 from seko_export.errors import UsageError
 from seko_runtime.errors import UsageError as SessionUsageError
 from seko_runtime.video.manifest import MAX_PASSES
-from seko_runtime.video.schedule import LAST_TIME, Passes, schedule_tables, sigmas_of, warped_timesteps
+from seko_runtime.video.schedule import (
+    LAST_TIME,
+    UNIPC,
+    Passes,
+    schedule_tables,
+    sigmas_of,
+    unipc_passes,
+    warped_timesteps,
+)
 
 if TYPE_CHECKING:  # presets with their own schedule are read before torch is imported
     from torch import Tensor
 
 
 USUAL_STEPS = (1000.0, 750.0, 500.0, 250.0)  # Self-Forcing's, before the warp
-# Update rules after a pass: fresh noise, a step of Euler's method, or Euler's method with latents rounded to
-# bfloat16.
-SAMPLERS = ("renoise", "euler", "euler-bf16")
+# Update rules after a pass: fresh noise, a step of Euler's method, Euler's method with latents rounded to bfloat16, or
+# UniPC of order 2.
+SAMPLERS = ("renoise", "euler", "euler-bf16", UNIPC)
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,10 @@ class Schedule:
             raise UsageError(f"shift must be positive, got {self.shift}")
         if self.sampler not in SAMPLERS:
             raise UsageError(f"sampler is {self.sampler!r}, expected one of {', '.join(SAMPLERS)}")
+        if self.sampler == UNIPC and self.renoise_sigmas:
+            raise UsageError(
+                f"renoise_sigmas {self.renoise_sigmas}: the sampler {UNIPC} adds no noise; leave them out"
+            )
         passes = len(self.timesteps)
         for name, levels, wanted in (
             ("own_sigmas", self.own_sigmas, passes),
@@ -101,6 +113,12 @@ class Schedule:
         nearest = (min(levels, key=lambda level: abs(LAST_TIME * level - time)) for time in timesteps)
         return cls(timesteps, shift=shift, own_sigmas=tuple(nearest))
 
+    @classmethod
+    def unipc(cls, steps: int = 4, shift: float = 5.0) -> Schedule:
+        """Return the schedule of Wan's UniPC scheduler; see `unipc_passes`."""
+        passes = unipc_passes(steps, shift)
+        return cls(tuple(passes.timesteps), shift=shift, own_sigmas=passes.levels, sampler=UNIPC)
+
     @property
     def every_timestep(self) -> tuple[float, ...]:
         """Timesteps of a chunk's passes, then those of the first chunk if it has passes of its own."""
@@ -125,6 +143,7 @@ class Schedule:
             stream.batch,
             stream.chunk_frames,
             first=Passes(self.first_timesteps, self.first_sigmas) if self.first_timesteps else None,
+            sampler=self.sampler,
         )
         return {name: torch.from_numpy(table) for name, table in tables.items()}
 

@@ -21,6 +21,7 @@ from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
 from seko_runtime.errors import UsageError as SessionUsageError
 from seko_runtime.format.manifest import Weight
+from seko_runtime.video.manifest import VideoManifest
 from seko_runtime.video.schedule import rescheduled
 from tests.eager_pool import eager_pool
 from tests.stacked import eager_session
@@ -39,6 +40,15 @@ def config_of(schedule: Schedule, chunk: int = 1, sink: int = 0, ring: int = 4) 
 def weights_of(config: VideoBuild, wan: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = dict(model_weights(make_pieces(config), wan))
     return weights | config.workload.schedule.tables(config.as_batch.workload.stream)
+
+
+def described(config: VideoBuild) -> VideoManifest:
+    """The manifest of a build, with the tables of its schedule as its weights."""
+    tables = config.workload.schedule.tables(config.workload.stream)
+    weights = tuple(
+        Weight(name, tuple(table.shape), dtype_name(table.dtype)) for name, table in tables.items()
+    )
+    return describe(config, export_backend("eager"), weights, {})
 
 
 def made_by(config: VideoBuild, wan: Mapping[str, Tensor], text: Tensor, chunks: int) -> list[Tensor]:
@@ -114,11 +124,7 @@ def test_a_rewound_or_restarted_session_runs_the_first_passes_again():
 
 def test_a_session_changes_the_later_passes_alone():
     config = config_of(Schedule.warped((1000.0, 500.0), first_steps=(1000.0, 750.0, 500.0, 250.0)))
-    tables = config.workload.schedule.tables(config.workload.stream)
-    weights = tuple(
-        Weight(name, tuple(table.shape), dtype_name(table.dtype)) for name, table in tables.items()
-    )
-    manifest = describe(config, export_backend("eager"), weights, {})
+    manifest = described(config)
     changed, tables = rescheduled(manifest, 1, None)
     schedule = changed.workload.schedule
     assert (schedule.timesteps, schedule.first_timesteps) == ((1000.0,), pytest.approx(FOUR))

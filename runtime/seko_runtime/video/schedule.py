@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,6 +15,8 @@ from seko_runtime.errors import UsageError
 from seko_runtime.video.manifest import MAX_PASSES, VideoManifest
 
 LAST_TIME = 1000.0  # timestep of pure noise
+UNIPC = "unipc"  # name of the sampler whose passes `unipc_passes` and `unipc_weights` describe
+UNIPC_LARGEST = 0.999  # noise level of UniPC's first pass, before the warp
 # prefix of the names of weights that a build computed for its timesteps, with an entry for each pass
 OF_TIMES = "of_times."
 
@@ -96,6 +99,7 @@ def schedule_tables(
     chunk_frames: int,
     *,
     first: Passes | None = None,
+    sampler: str = "",
 ) -> dict[str, NDArray[np.generic]]:
     """Return the constants that the programs index by pass.
 
@@ -112,13 +116,16 @@ def schedule_tables(
         Number of rows B and of latent frames in a chunk F.
     first : Passes, optional
         Denoise passes of a stream's first chunk; default: the passes of any chunk.
+    sampler : str
+        Name of the update rule between passes.
 
     Returns
     -------
     dict of str to numpy.ndarray
         ``schedule.timestep`` [P+1, B, F] float32; ``schedule.sigma`` and ``schedule.sigma_next`` [P, 1] float32, of
         which the ``sigma_next`` of a chunk's last pass is 0; ``schedule.draw`` [P, 1] int64, the number of the noise
-        that a pass adds; ``schedule.first_draw`` [1] int64; ``schedule.context_timestep`` [1] float32.
+        that a pass adds; ``schedule.first_draw`` [1] int64; ``schedule.context_timestep`` [1] float32. With the sampler
+        `UNIPC` also ``schedule.solver`` [P, 8] float32, of `unipc_weights`.
 
     Raises
     ------
@@ -135,7 +142,7 @@ def schedule_tables(
     next_sigmas = [level for chunk in chunks for level in chunk.next_levels]
     draws = [number + 1 for chunk in chunks for number in range(len(chunk.timesteps))]
     every_time = np.array([*times, context_timestep], np.float32)
-    return {
+    tables: dict[str, NDArray[np.generic]] = {
         "schedule.timestep": np.tile(every_time[:, None, None], (1, batch, chunk_frames)),
         "schedule.sigma": np.array(sigmas, np.float32)[:, None],
         "schedule.sigma_next": np.array(next_sigmas, np.float32)[:, None],
@@ -143,6 +150,91 @@ def schedule_tables(
         "schedule.first_draw": np.zeros(1, np.int64),
         "schedule.context_timestep": np.array([context_timestep], np.float32),
     }
+    if sampler == UNIPC:
+        weights = [unipc_weights(chunk.levels) for chunk in chunks]
+        tables["schedule.solver"] = np.concatenate(weights).astype(np.float32)
+    return tables
+
+
+def unipc_passes(steps: int, shift: float) -> Passes:
+    """Return the passes of Wan's UniPC scheduler: evenly spaced noise levels below 1, warped; timesteps are whole
+    numbers, rounded down.
+
+    Raises
+    ------
+    UsageError
+        If a number is out of range.
+    """
+    steps = whole_number(steps, "steps", 1, MAX_PASSES)
+    spaced = tuple(LAST_TIME * UNIPC_LARGEST * (1 - i / steps) for i in range(steps))
+    levels = sigmas_of(warped_timesteps(spaced, shift))
+    return Passes(tuple(float(int(LAST_TIME * level)) for level in levels), levels)
+
+
+def unipc_weights(sigmas: Sequence[float]) -> NDArray[np.float64]:
+    """Return the weights of UniPC's sums, of order 2 in the form bh2, [P, 8].
+
+    UniPC (arXiv 2302.04867) predicts clean latents and integrates exactly in the logarithm of the signal-to-noise
+    ratio; latents are ``(1 - sigma) * clean + sigma * noise``. Pass i first corrects the latents x that it was given,
+    then predicts the next ones. Each result is a sum, because noise levels alone determine the weights:
+
+    - corrected = w0*x + w1*(corrected latents of pass i-1) + w2*clean[i-1] + w3*clean[i-2] + w4*clean[i]
+    - next = w5*corrected + w6*clean[i] + w7*clean[i-1]
+
+    The first pass corrects nothing, and the first and the last predict with order 1.
+
+    Parameters
+    ----------
+    sigmas : sequence of float
+        P noise levels in (0, 1], descending; after the last pass the level is 0.
+    """
+    levels = [*sigmas, 0.0]
+    logs = [_log_ratio(level) for level in levels]
+    weights = np.zeros((len(sigmas), 8))
+    weights[0, 0] = 1.0
+    for at in range(len(sigmas)):
+        if at:
+            alpha, width = 1.0 - levels[at], logs[at] - logs[at - 1]
+            order = min(2, at)
+            ratio = 0.0 if order == 1 else width / (logs[at - 2] - logs[at - 1])
+            before, now = _corrector(order, width, ratio)
+            weights[at, 1] = levels[at] / levels[at - 1]
+            weights[at, 2:5] = _sum(alpha, width, [before * ratio, now])
+        alpha, width = 1.0 - levels[at + 1], logs[at + 1] - logs[at]
+        second = 0 < at < len(sigmas) - 1
+        ratio = width / (logs[at - 1] - logs[at]) if second else 0.0
+        weights[at, 5] = levels[at + 1] / levels[at]
+        weights[at, 6], weights[at, 7], _ = _sum(alpha, width, [0.5 * ratio, 0.0])
+    return weights
+
+
+def _log_ratio(sigma: float) -> float:
+    """Return log((1 - sigma) / sigma), which is infinite at 0 and 1."""
+    if sigma in (0.0, 1.0):
+        return math.inf if sigma == 0.0 else -math.inf
+    return math.log((1.0 - sigma) / sigma)
+
+
+def _sum(alpha: float, width: float, differences: Sequence[float]) -> tuple[float, float, float]:
+    """Return the weights of clean latents m0, m1 and m2 in ``-alpha * B * (m0 + d1*(m1 - m0) + d2*(m2 - m0))``, where B
+    is expm1(-width)."""
+    scale = -alpha * math.expm1(-width)
+    older, newer = differences
+    return scale * (1.0 - older - newer), scale * older, scale * newer
+
+
+def _corrector(order: int, width: float, ratio: float) -> tuple[float, float]:
+    """Return the weights of the difference to the pass before, which is scaled by ``ratio``, and of the difference to
+    this pass."""
+    if order == 1:
+        return 0.0, 0.5
+    step = -width
+    base = math.expm1(step)
+    first = base / step - 1.0
+    right = first / base, (first / step - 0.5) * 2.0 / base
+    # rho0 + rho1 = right[0] and rho0 / ratio + rho1 = right[1]
+    now = (right[0] - ratio * right[1]) / (1.0 - ratio)
+    return right[0] - now, now
 
 
 def sigmas_of(timesteps: Sequence[float]) -> tuple[float, ...]:
@@ -182,7 +274,8 @@ def rescheduled(
         raise UsageError("this artifact does not say the shift of its schedule; give shift beside steps")
     shift = real_number(shift, "shift", "a positive shift")
     passes = old.denoise_passes if steps is None else whole_number(steps, "steps", 1, MAX_PASSES)
-    timesteps = warped_timesteps(passes, shift)
+    changed = unipc_passes(passes, shift) if old.sampler == UNIPC else Passes(warped_timesteps(passes, shift))
+    timesteps = tuple(changed.timesteps)
     if not manifest.has_context and len(timesteps) != old.denoise_passes:
         raise UsageError(
             f"steps is {len(timesteps)}, but this artifact has a cache for each of its {old.denoise_passes} passes"
@@ -190,7 +283,7 @@ def rescheduled(
     chunk_frames = manifest.workload.stream.chunk_frames
     first = Passes(old.first_timesteps, old.first_sigmas) if old.first_timesteps else None
     tables = schedule_tables(
-        Passes(timesteps), old.context_timestep, manifest.call_rows, chunk_frames, first=first
+        changed, old.context_timestep, manifest.call_rows, chunk_frames, first=first, sampler=old.sampler
     )
     own = {weight.name for weight in manifest.weights} & set(tables)
     if "schedule.timestep" not in own:
@@ -206,7 +299,7 @@ def rescheduled(
         for weight in manifest.weights
     )
     schedule = replace(
-        old, denoise_passes=len(timesteps), timesteps=timesteps, sigmas=sigmas_of(timesteps), shift=shift
+        old, denoise_passes=len(timesteps), timesteps=timesteps, sigmas=changed.levels, shift=shift
     )
     workload = replace(manifest.workload, schedule=schedule)
     return replace(manifest, workload=workload, weights=weights), {name: tables[name] for name in own}

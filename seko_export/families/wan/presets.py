@@ -113,12 +113,11 @@ PRESETS: dict[str, Preset] = {
     "longlive-2-5b": Preset(
         _wan_5b("longlive-2-5b"),
         USUAL_STREAM_2_2,
-        Schedule((999.0, 937.0, 833.0, 624.0), shift=5.0, own_sigmas=(0.9998, 0.9373, 0.8331, 0.6247)),
+        Schedule.unipc(),
         entry="generator",
         files=("model_bf16.pt",),
         source="Efficient-Large-Model/LongLive-2.0-5B, model_bf16.pt; code NVlabs/LongLive (Apache-2.0)",
         unverified=_NUMBERS,
-        missing="UniPC of order 2 between its passes",
     ),
     "wan-14b": Preset(
         _wan_14b("wan-14b"),
