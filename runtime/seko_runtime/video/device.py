@@ -268,7 +268,7 @@ class VideoDevice(Device):
             # overwrites.
             own = dict(zip(rows, step, strict=True))
             entries = [
-                own.get(row, KeptChunk(None, int(clocks.first[row]), int(clocks.slot_first[row])))
+                own.get(row, KeptChunk(None, int(clocks.first[row]), clocks.next_slot_first(row)))
                 for row in called
             ]
             firsts = np.array([entry.first_frame for entry in entries], np.int64)
@@ -297,7 +297,7 @@ class VideoDevice(Device):
         ring, clocks = self._clocks.ring, self._clocks
         called = self._called(rows)
         for first in range(-ring.reference_frames, 0, ring.chunk_frames):
-            firsts = [first if row in rows else int(clocks.slot_first[row]) for row in called]
+            firsts = [first if row in rows else clocks.next_slot_first(row) for row in called]
             frames = clocks.next_frames(called)
             written = [(at, row) for at, row in enumerate(called) if row in rows]
             for at, _ in written:

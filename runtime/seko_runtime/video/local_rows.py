@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seko_runtime.arguments import flag, shown
+from seko_runtime.arguments import flag, shown, whole_number
 from seko_runtime.backends.memory import Memory, Tensor
 from seko_runtime.errors import ArtifactError, UsageError
 from seko_runtime.executor.resolved import Programs
@@ -22,7 +22,7 @@ from seko_runtime.sessions.loaded import Loaded
 from seko_runtime.sessions.row_state import RowState
 from seko_runtime.sessions.rows import LocalRows, check_room
 from seko_runtime.video.chunk import Chunk, Readable, SessionStats
-from seko_runtime.video.clocks import RowClocks, checked_seeds
+from seko_runtime.video.clocks import MAX_JUMP, RowClocks, checked_seeds
 from seko_runtime.video.conditioning import ConditioningFrames
 from seko_runtime.video.contract import made_of, resolve_video
 from seko_runtime.video.decoding import Decoder
@@ -129,7 +129,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         device, clocks = self.device(), self.clocks
         inputs = self._chunk_inputs(rows, given)
         frames, seeds = clocks.next_frames(rows), self.seeds[list(rows)]
-        first_frames, slot_firsts = frames[:, 0], [int(clocks.slot_first[row]) for row in rows]
+        first_frames, slot_firsts = frames[:, 0], [clocks.next_slot_first(row) for row in rows]
         begins = [bool(first == 0) for first in first_frames]
         self.readable.let_go(rows)
         clocks.begin_chunk(rows)
@@ -137,9 +137,9 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             due = [row for row in rows if row in self.rebuild_due]
             if due:
                 self._rebuild_caches(due)
-                slot_firsts = [int(clocks.slot_first[row]) for row in rows]
+                slot_firsts = [clocks.next_slot_first(row) for row in rows]
             conditioned = self.conditioning.of_chunk(rows, first_frames)
-            positions = Positions(rows, seeds, frames, slot_firsts, conditioned)
+            positions = Positions(rows, seeds, clocks.next_positions(rows), slot_firsts, conditioned)
             self._launches += device.run_chunk(positions, inputs)
             if device.decoder is not None:
                 device.decoder.feed(rows, device.latents)
@@ -238,7 +238,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     @machine_faults()
     def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
         """Set rows' prompts to a sentence; see `Session.set_prompt`."""
-        device = self._device_for(recache=recache)
+        device = self._device_for(rows, recache=recache)
         if self._prompts is None:
             raise UsageError(NO_TEXT_ENCODER)
         self.settle(rows)
@@ -249,7 +249,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     @machine_faults()
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
         """Set rows' prompts to embeddings [k, tokens, text_dim]; see `Session.set_text`."""
-        device = self._device_for(recache=recache)
+        device = self._device_for(rows, recache=recache)
         self.settle(rows)
         device.set_text(rows, text)
         if recache:
@@ -332,6 +332,16 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
             device.clear_cache(row)
         self._restart(row)
         self.inconsistent.discard(row)
+
+    def cut(self, row: int, frames: int) -> None:
+        """Begin another scene with a row's next chunk; see `Session.cut`."""
+        self.device()
+        self.check_whole([row])
+        if self.manifest.workload.stream.rings:
+            raise UsageError(
+                "this artifact has rings of several sizes, which cannot keep a chunk alike; cut nothing"
+            )
+        self.clocks.cut(row, whole_number(frames, "frames", 0, MAX_JUMP))
 
     @machine_faults()
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
@@ -424,13 +434,18 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         decoder = None if self._device is None else self._device.decoder
         return decoder is not None and decoder.overlaps
 
-    def _device_for(self, *, recache: bool) -> VideoDevice:
-        """Return the device side; UsageError if ``recache`` is asked and the artifact cannot rebuild caches."""
+    def _device_for(self, rows: Sequence[int], *, recache: bool) -> VideoDevice:
+        """Return the device side; UsageError if ``recache`` is asked and the rows' caches cannot be rebuilt."""
         device = self.device()
         if flag(recache, "recache") and not self.manifest.has_context:
             raise UsageError(
                 "this artifact has a cache for each denoise pass and no context pass that could rebuild them; set the "
                 "prompt without recache, or restart the row"
+            )
+        if recache and any(self.clocks.has_cut(row) for row in rows):
+            raise UsageError(
+                "this session has cut to another scene, and the latents of the chunk that the cut keeps may be gone; "
+                "set the prompt without recache, or restart the row"
             )
         return device
 
