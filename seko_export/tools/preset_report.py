@@ -1,4 +1,4 @@
-"""Report of `seko-export presets`: named models, with what is known and not known of them."""
+"""Report of `seko-export presets`: models by name, with facts and open questions about each."""
 
 from __future__ import annotations
 

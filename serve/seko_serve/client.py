@@ -36,6 +36,7 @@ from seko_serve.protocol import (
 ANSWER_S, CLOSE_S = 30.0, 10.0  # for the server's answer to a request, and to a close
 MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
 Received = Media | dict[str, Any]
+NO_HEADERS: Mapping[str, str] = {}
 ResultT = TypeVar("ResultT")
 
 
@@ -52,13 +53,14 @@ class AsyncClient:
     Attributes
     ----------
     ready : dict
-        The server's first message on the socket: frame size and rate, codecs, and the artifact's inputs.
+        The server's first message on the socket: size and rate of the video frames, codecs, and the inputs that the
+        artifact takes.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url, self._key = url.rstrip("/"), api_key
         self._socket: ClientConnection | None = None
-        self._id = self._resume = ""
+        self._id = self._resume = self._socket_url = ""
         self._serial, self._controls = NONE_SEEN, 0
         self._hello: dict[str, object] = {}
         self.ready: dict[str, Any] = {}
@@ -83,9 +85,10 @@ class AsyncClient:
         Parameters
         ----------
         codecs, audio : sequence of str
-            Codecs of video, and of sound, in the order of preference; without ``audio`` the session has no sound.
+            Codecs of video, and codecs of sound, in the order of preference; without ``audio`` the session has no
+            sound.
         buffer : int
-            Chunks that the viewer collects before it plays.
+            Number of chunks that the viewer collects before playback begins.
         wait : bool
             Whether to wait in the server's queue while the server is full.
         **session
@@ -106,12 +109,18 @@ class AsyncClient:
                     raise
                 await asyncio.sleep(refused.retry_after or 1.0)
         self._id = str(opened["id"])
+        self._move_to(str(opened["url"]))
         self._hello = {"codecs": list(codecs), "audio": list(audio), "buffer": buffer}
         await self._connect(f"{TICKET_PREFIX}{opened['ticket']}")
         return self
 
     async def resume(self) -> None:
-        """Reconnect after the socket was lost; the server sends the missed messages again."""
+        """Reconnect after the socket was lost; the server sends the missed messages again. A gateway of several
+        servers is asked first which of them has the session, or can continue it.
+        """
+        if not self._socket_url.startswith(self._own_address):
+            session = await asyncio.to_thread(self._asked, f"/v1/sessions/{self._id}", None)
+            self._move_to(str(session["url"]))
         seen = "" if self._serial == NONE_SEEN else self._serial
         await self._connect(f"{RESUME_PREFIX}{self._resume}.{seen}")
 
@@ -128,7 +137,8 @@ class AsyncClient:
                 yield self._parsed(received)
 
     async def send(self, kind: str, **fields: object) -> str:
-        """Send a message of this type; return its id, which the server's receipts name, or "" for a type without id.
+        """Send a message of this type to the server; return its id, which the server's receipts name, or "" for a type
+        without id.
 
         A message ``ack`` with the number of a ``chunk`` that was shown lets the server make more chunks.
         """
@@ -149,13 +159,13 @@ class AsyncClient:
         return str(self._controls)
 
     async def drop(self) -> None:
-        """Close the socket without ending the session, as a lost network does."""
+        """Close the socket without ending the session, as happens when the network is lost."""
         if self._socket is not None:
             self._socket.transport.abort()
             await self._socket.wait_closed()
 
     async def close(self) -> None:
-        """End the session."""
+        """End the session on the server."""
         if self._socket is not None:
             with suppress(ConnectionClosed, TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
@@ -167,7 +177,7 @@ class AsyncClient:
     async def _connect(self, entrance: str) -> None:
         await self.drop()
         self._socket = await connect(
-            f"ws{self._url.removeprefix('http')}/v1/sessions/{self._id}/stream",
+            self._socket_url,
             subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(entrance)],
             max_size=MOST_BYTES,
             compression=None,
@@ -177,6 +187,15 @@ class AsyncClient:
         ready = self._parsed(await self._socket.recv())
         assert isinstance(ready, dict), "media before the message `ready`"
         self.ready, self._resume = ready, str(ready["resume"])
+
+    @property
+    def _own_address(self) -> str:
+        """The address of the sockets of the server, or the gateway, that opened the session."""
+        return f"ws{self._url.removeprefix('http')}/"
+
+    def _move_to(self, url: str) -> None:
+        """Use the socket at this address, which a server gives without, a gateway with the server's name."""
+        self._socket_url = url if url.startswith("ws") else self._own_address[:-1] + url
 
     def _opened(self) -> ClientConnection:
         if self._socket is None:
@@ -195,9 +214,14 @@ class AsyncClient:
 
     def _post(self, session: Mapping[str, object], queue: str) -> dict[str, Any]:
         headers = {"content-type": "application/json", QUEUE_HEADER: queue}
-        if self._key is not None:
-            headers["authorization"] = f"Bearer {self._key}"
-        request = Request(f"{self._url}/v1/sessions", json.dumps(session).encode(), headers)
+        return self._asked("/v1/sessions", json.dumps(session).encode(), headers)
+
+    def _asked(
+        self, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
+    ) -> dict[str, Any]:
+        """Return the answer to a request; ServeError if it is a refusal."""
+        own = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
+        request = Request(f"{self._url}{path}", body, {**headers, **own})
         try:
             with urlopen(request, timeout=ANSWER_S) as answer:
                 fields: dict[str, Any] = json.load(answer)
@@ -228,7 +252,7 @@ class Client:
 
     @property
     def ready(self) -> dict[str, Any]:
-        """The server's first message."""
+        """The server's first message on the socket; see `AsyncClient`."""
         return self._client.ready
 
     def open(self, **session: Any) -> Self:
@@ -248,15 +272,15 @@ class Client:
                 yield self._wait(anext(coming))  # type: ignore[arg-type]
 
     def send(self, kind: str, **fields: object) -> str:
-        """Send a message; see `AsyncClient.send`."""
+        """Send a message to the server; see `AsyncClient.send`."""
         return self._wait(self._client.send(kind, **fields))
 
     def send_audio(self, samples: NDArray[np.int16], *, last: bool = False) -> str:
-        """Send samples of the voice; see `AsyncClient.send_audio`."""
+        """Send audio samples of the voice; see `AsyncClient.send_audio`."""
         return self._wait(self._client.send_audio(samples, last=last))
 
     def close(self) -> None:
-        """End the session."""
+        """End the session on the server."""
         self._wait(self._client.close())
 
     def _wait(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:

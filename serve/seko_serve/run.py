@@ -1,4 +1,4 @@
-"""Starts and stops the server's process."""
+"""Start and stop of the server's process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
     Parameters
     ----------
     application : Application
-        The routes.
+        The routes of the server.
     **options
         Options of `uvicorn.Config`, in addition to `SERVER_LIMITS`.
     """
@@ -63,8 +63,8 @@ class Server(uvicorn.Server):
             raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Save and end the sessions, then close connections and artifact; after a second signal sessions are not
-        saved.
+        """Save and end the sessions, then close connections and artifact; after a second signal sessions are ended
+        without being saved.
         """
         if not self.force_exit:
             await self._application.drain()
@@ -72,10 +72,14 @@ class Server(uvicorn.Server):
         await self._application.stop()
 
 
-def server(settings: Settings) -> Server:
-    """Return a server with these settings that is not started yet."""
-    opener = partial(pool_of, settings.artifact, settings.device, settings.snapshot_key)
-    manager = SessionManager(settings, Device(opener))
+def device(settings: Settings) -> Device:
+    """Return the thread, not started yet, that opens the artifact of these settings."""
+    return Device(partial(pool_of, settings.artifact, settings.device, settings.snapshot_key))
+
+
+def server(settings: Settings, manager: SessionManager | None = None) -> Server:
+    """Return a server that has not been started yet; ``manager`` has its sessions, if the caller needs them, too."""
+    manager = manager or SessionManager(settings, device(settings))
     return Server(
         Application(settings, manager),
         host=settings.host,
@@ -90,7 +94,7 @@ def server(settings: Settings) -> Server:
 
 
 def serve(settings: Settings) -> int:
-    """Serve until a signal comes; return the exit code."""
+    """Run the server until a signal comes; return the exit code."""
     set_up(settings.log_level)
     scheme = "http" if settings.tls_key is None else "https"
     where = f"unix:{settings.uds}" if settings.uds else f"{scheme}://{settings.host}:{settings.port}/"

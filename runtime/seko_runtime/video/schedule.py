@@ -59,7 +59,7 @@ class Passes:
     timesteps : sequence of float
         P timesteps in (0, 1000], descending.
     sigmas : sequence of float
-        P noise levels; default: `sigmas_of` the timesteps.
+        Noise levels of the P denoise passes; default: `sigmas_of` the timesteps.
     renoise_sigmas : sequence of float
         P - 1 noise levels to which the passes except the last are renoised; default: the noise levels of the next
         passes.
@@ -245,7 +245,8 @@ def sigmas_of(timesteps: Sequence[float]) -> tuple[float, ...]:
 def rescheduled(
     manifest: VideoManifest, steps: int | None, shift: float | None
 ) -> tuple[VideoManifest, dict[str, NDArray[np.generic]]]:
-    """Return a manifest with other denoise passes, and the tables that replace the weights of the same names.
+    """Return a manifest with another number of denoise passes, and the tables that replace the weights of the same
+    names.
 
     Parameters
     ----------
@@ -254,7 +255,7 @@ def rescheduled(
     steps : int or None
         Denoise passes; default: the artifact's. Passes of the first chunk alone stay.
     shift : float or None
-        Warp of the timesteps; default: the artifact's.
+        Warp of the timesteps (see `warped_timesteps`); default: the warp that the artifact was built with.
 
     Raises
     ------
