@@ -56,7 +56,7 @@ def facts(**changes: Any) -> dict[str, Any]:
             "slot_first": 2,
             "made": 2,
             "first_frames": [2],
-            "cut": {"jump": 0, "pinned": 0, "ring": []},
+            "cut": {"jump": 0, "due": False, "pinned": 0, "ring": []},
         },
     }
     return {"version": 1, "artifact": DIGEST, "numbers": numbers, **changes}
