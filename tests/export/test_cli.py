@@ -272,7 +272,7 @@ def test_no_artifact(tmp_path, invoke, command):
         (["--sink-frames", "30"], USAGE, ["--sink-frames 30", "--ring-frames 6", "36", "N minus the sink"]),
         (["--chunk-frames", "7"], USAGE, ["chunk of 7", "ring of 6", "raise --ring-frames"]),
         (["--ring-frames", "2"], USAGE, ["chunk of 3", "ring of 2"]),
-        (["--preset", "huge"], USAGE, ["'huge'", "sample, tiny, self-forcing-1.3b"]),
+        (["--preset", "huge"], USAGE, ["'huge'", "sample, tiny, ", "self-forcing-1.3b"]),
         (["--kv", "int3"], USAGE, ["'int3'", ", ".join(KV_FORMATS)]),
         (["--kv", "int8-fp4-fp8"], USAGE, ["'int8-fp4-fp8'", "KEYS-VALUES"]),
         (["--kv", "bf16-sink"], USAGE, ["--kv bf16-sink", "leave the exact sink out"]),

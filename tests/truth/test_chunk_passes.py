@@ -19,6 +19,8 @@ from seko_export.engines.piece import dtype_name
 from seko_export.errors import UsageError
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.layers.weights import model_weights
+from seko_export.video.calibration import KvStatistics
+from seko_export.video.recording import run_eager
 from seko_runtime.errors import UsageError as SessionUsageError
 from seko_runtime.format.manifest import Weight
 from seko_runtime.video.manifest import VideoManifest
@@ -108,6 +110,19 @@ def test_sessions_of_one_call_may_be_at_first_and_later_chunks():
     made += [pair[0] for pair in pairs]
     assert all(np.array_equal(*both) for both in zip(made, wanted, strict=True))
     assert all(np.array_equal(pair[1], wanted[chunk]) for chunk, pair in enumerate(pairs))
+
+
+def test_calibration_counts_the_context_pass_of_every_chunk_alone():
+    """A lossy cache's ranges come from what later chunks read: those of a first chunk with more passes, too."""
+    config = config_of(Schedule((1000.0,), first_timesteps=(1000.0, 500.0)), chunk=2)
+    weights = weights_of(config, random_wan_weights(config.model))
+    text = random_text(config.model, 1)
+    statistics = KvStatistics(config, config.changed(kv_scheme="int8").kv)
+    seen: list[Tensor] = []
+    statistics._add = lambda layer, tensors: seen.append(tensors["modulation"]) if layer == 0 else None  # type: ignore[method-assign]
+    run_eager(config, weights, text, [SEED], (0, 3), lambda *_: None, statistics)
+    assert len(seen) == 4
+    assert all(torch.equal(modulation, seen[0]) for modulation in seen)  # that of the context's time
 
 
 def test_a_rewound_or_restarted_session_runs_the_first_passes_again():

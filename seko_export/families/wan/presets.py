@@ -164,7 +164,7 @@ PRESETS: dict[str, Preset] = {
     "krea-14b": Preset(
         _wan_14b("krea-14b"),
         replace(USUAL_STREAM, ring_frames=6),
-        Schedule((1000.0, 937.0, 833.0, 625.0), shift=5.0),
+        Schedule.trained((1000.0, 937.0, 833.0, 625.0), 5.0),
         files=("krea-realtime-video-14b.safetensors",),
         source="krea/krea-realtime-video, krea-realtime-video-14b.safetensors (CC BY-NC-SA 4.0)",
         unverified=_NUMBERS,
