@@ -58,8 +58,8 @@ def i2v_diffusers_config(config: ModelConfig) -> dict[str, object]:
 
 
 def stored_diffusers_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json in a random pipeline: diffusers' arguments, and the features of a picture, which
-    shapes do not show."""
+    """Return the content of config.json in a random pipeline: diffusers' arguments, and the number of a picture's
+    features, which shapes do not show."""
     return i2v_diffusers_config(config) | {"image_tokens": i2v_model(config).image_tokens}
 
 
