@@ -150,7 +150,7 @@ def test_inspect_of_other_files(invoke, tmp_path, checkpoint):
     """A VAE is named as one; a damaged checkpoint is a damaged checkpoint, not an artifact; weights alone of a .pt."""
     vae = invoke("inspect", write_vae(tmp_path / "vae"))
     assert_refused(
-        vae, CHECKPOINT, "no model of a known family (wan, lingbot, seko_talk)", "it is a VAE", "--vae"
+        vae, CHECKPOINT, "no model of a known family (wan, wan_i2v, lingbot, seko_talk)", "it is a VAE", "--vae"
     )
     text = invoke("inspect", write_text_encoder(tmp_path / "text"))
     assert_refused(text, CHECKPOINT, "it is a UMT5 text encoder", "--text-encoder")

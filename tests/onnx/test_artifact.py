@@ -143,7 +143,7 @@ def test_chunks_by_whole_passes_are_the_sessions(built: Built) -> None:
 
         for _ in range(3):
             wanted = session.run_chunk().to_host()  # its positions stay in the buffers
-            live.chunk[1, False].begin.run()  # the first noise again, which the chunk has overwritten
+            live.chunk[1, False, False].begin.run()  # the first noise again, which the chunk has overwritten
             state["latents"] = live.buffers["latents"].copy()
             for turn in range(number):
                 run("denoise", turn)

@@ -93,7 +93,7 @@ def test_full_buckets_without_haste_and_small_ones_for_who_would_be_late() -> No
             for session in others[first : first + bucket]:
                 session.request_chunk(FAR)
             assert len(pool.serve_next()) == bucket
-        assert pool.call_times.measured(False) == SECONDS
+        assert pool.call_times.measured((False, False)) == SECONDS
         for session in others[:4]:
             session.request_chunk(FAR)
         hasty.request_chunk(device.now + 1.0)
@@ -115,7 +115,7 @@ def test_full_and_filling_sessions_share_no_call_unless_it_is_one_launch() -> No
         assert names(pool.serve_next()) == [filling.name]
         assert names(pool.serve_next()) == [full.name]
         assert device.now - began == 2 * SECONDS[1]
-        assert pool.call_times.measured(True) == {1: SECONDS[1]}
+        assert pool.call_times.measured((True, False)) == {1: SECONDS[1]}
     manifest = pool_manifest()
     programs = {name: calls for name, calls in manifest.programs.items() if "_full." not in name}
     engines = tuple(engine for engine in manifest.engines if not engine.name.startswith("step_full"))
@@ -268,7 +268,7 @@ def test_one_call_may_be_made_to_carry_all() -> None:
             for session in sessions[:count]:
                 session.request_chunk(0.0)  # all are late: alone they would be less so
             assert len(pool.serve_next(in_one=True)) == count
-            measured = pool.call_times.measured(False) | pool.call_times.measured(True)
+            measured = pool.call_times.measured((False, False)) | pool.call_times.measured((True, False))
             assert measured[bucket] == SECONDS[bucket]
         for session in sessions:
             session.request_chunk(0.0)

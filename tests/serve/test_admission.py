@@ -255,6 +255,6 @@ def test_a_place_can_be_looked_at_and_is_kept_by_that() -> None:
 def test_all_calls_of_a_pool_are_measured_before_its_first_session() -> None:
     with toy_pool.open_pool() as pool:
         calibrate(pool)
-        assert set(pool.call_times.measured(True)) == set(toy_pool.BUCKETS)  # with full caches
+        assert set(pool.call_times.measured((True, False))) == set(toy_pool.BUCKETS)  # with full caches
         assert set(pool.call_times.slowest()) == set(toy_pool.BUCKETS)
         assert pool.free == pool.capacity

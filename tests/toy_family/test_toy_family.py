@@ -149,7 +149,7 @@ def test_its_checkpoint_is_recognised_once_it_is_registered(
 ) -> None:
     path = tmp_path / "toy.safetensors"
     save_file(random_checkpoint(), path)
-    with pytest.raises(UnknownModelError, match=r"known family \(wan, lingbot, seko_talk\)"):
+    with pytest.raises(UnknownModelError, match=r"known family \(wan, wan_i2v, lingbot, seko_talk\)"):
         recognise_checkpoint(path)
     monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, NAME))
     told = recognise_checkpoint(path).recognised
