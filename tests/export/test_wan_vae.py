@@ -207,7 +207,7 @@ def test_calls_that_cannot_be_are_refused(oracle: VaeOracle) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"base_dim": 0}, "base_dim must be at least 1"),
+        ({"base_dim": 0}, "base_dim must be a whole number of at least 1"),
         ({"dim_mult": ()}, "dim_mult must be factors"),
         ({"temporal_downsample": (True,)}, "has 1 steps, expected 3"),
         ({"base_dim": 3, "dim_mult": (1, 1, 1, 1)}, "3 channels, an odd number"),

@@ -90,8 +90,12 @@ class WanVaeConfig(VaeConfig):
     def __post_init__(self) -> None:
         for field in ("base_dim", "z_dim", "num_res_blocks", "decoder_base_dim", "patch_size"):
             size = getattr(self, field)
-            if size is not None and size < 1:
-                raise UsageError(f"{field} must be at least 1, got {size}")
+            if field == "decoder_base_dim" and size is None:
+                continue
+            if type(size) is not int or size < 1:
+                raise UsageError(f"{field} must be a whole number of at least 1, got {size!r}")
+        if type(self.is_residual) is not bool:
+            raise UsageError(f"is_residual must be true or false, got {self.is_residual!r}")
         if not self.dim_mult or min(self.dim_mult) < 1:
             raise UsageError(f"dim_mult must be factors of at least 1, got {self.dim_mult}")
         if len(self.temporal_downsample) != len(self.dim_mult) - 1:
