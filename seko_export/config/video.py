@@ -69,6 +69,11 @@ class VideoConfig(WorkloadConfig):
     image: ClipConfig | None = None
 
     def __post_init__(self) -> None:
+        if self.schedule.first_timesteps and self.stream.pass_caches:
+            raise UsageError(
+                "--first-timesteps: this model has a cache for each pass, so all chunks have the same passes; leave it "
+                "out"
+            )
         if self.stream.offload_cache and self.pool is not None:
             raise UsageError(
                 "--offload-cache contradicts --sessions: the sessions of a pool move rows to and from the device, not "
@@ -173,9 +178,10 @@ class VideoBuild(BuildConfig):
             raise UsageError(
                 f"--image-encoder: {self.model.name!r} takes no features of a picture; leave it out"
             )
-        if taken != (image.tokens, image.dim):
+        made = image.tokens * self.model.seen_pictures
+        if taken != (made, image.dim):
             raise UsageError(
-                f"the image encoder makes {image.tokens} features, each {image.dim} wide; {self.model.name!r} takes "
+                f"the image encoder makes {made} features, each {image.dim} wide; {self.model.name!r} takes "
                 f"{taken[0]}, each {taken[1]} wide: they are not of one model"
             )
 
