@@ -203,7 +203,7 @@ class BuildOptions:
         Group.MEDIA,
     )
     image_encoder: Path | None = _option(
-        "For models that see a picture beside the text: Wan's CLIP file (.pth). The caller then gives the picture "
+        "For models that see a picture beside the text: CLIP, as Wan's .pth or transformers' folder. The caller then gives the picture "
         "instead of features.",
         Group.MEDIA,
     )
