@@ -20,7 +20,7 @@ export AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL=${AOT_INDUCTOR_COMPILE_WRAPPER_OPT
 export TORCHINDUCTOR_VEC_ISA_OK=${TORCHINDUCTOR_VEC_ISA_OK:-0}
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
-MYPY_NUM_WORKERS=${MYPY_NUM_WORKERS:-2} "$PYTHON" -m mypy
+"$PYTHON" -m mypy
 "$(dirname "$PYTHON")/lint-imports" --no-cache
 # Two processes, as the tests use one core each; a file's tests stay together, so that its artifacts are built once.
 # In their order, as the longest files have few tests: those would come last.

@@ -203,8 +203,8 @@ class BuildOptions:
         Group.MEDIA,
     )
     image_encoder: Path | None = _option(
-        "For models that see a picture beside the text: CLIP, as Wan's .pth or transformers' folder. The caller then gives the picture "
-        "instead of features.",
+        "For models that see a picture beside the text: CLIP, as Wan's .pth or transformers' folder. The caller then "
+        "gives the picture instead of features.",
         Group.MEDIA,
     )
     no_vae: bool = _option("Leave out the VAE: latents come out.", Group.MEDIA, False, plan=True)
