@@ -220,7 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--work", type=Path, required=True, help="folder of checkpoints and artifacts")
     parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--shapes", type=_names(SHAPES), default=["S1", "S3"], help="S1 to S5, with commas")
+    parser.add_argument("--shapes", type=_names(SHAPES), default=["S1", "S3"], help="S1 to S6, with commas")
     parser.add_argument("--peers", type=_names(PEERS), default=list(PEERS), help="B0, B3, with commas")
     parser.add_argument("--engines", type=_names(running.ENGINES), default=list(running.USUAL_ENGINES),
                         help="ours: exact, fp4, fp4_fp8; exact_plain, fp4_plain tell what fusing gained")  # fmt: skip

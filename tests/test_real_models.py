@@ -15,20 +15,21 @@ import click
 import pytest
 import torch
 
+from scripts.random_vae import write_random_vae
 from seko_export.cli import main
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.host.environment import Target
 from seko_export.media.umt5.keys import text_shapes
-from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.options.declaration import BuildOptions
 from seko_export.options.resolve import ResolvedBuild, resolve_build
 from seko_export.video.media import open_media
 from seko_export.video.plan.predict import PlanRequest, predict
 from seko_runtime.cli.commands import main as run_command
-from tests.export.media_files import TEXT, write_text_encoder, write_tokenizer, write_vae
+from tests.export.media_files import TEXT, write_text_encoder, write_tokenizer
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "real-models.md").read_text(encoding="utf-8")
@@ -37,6 +38,9 @@ SMALL = ModelConfig(
     name="small", layers=2, dim=256, heads=2, ffn_dim=256, text_dim=TEXT.dim, text_tokens=12, freq_dim=32
 )
 S1, S5 = (f"{one}, 480x832, chunk 3, ring 21" for one in ("S1: self-forcing-1.3b", "S5: wan-14b"))
+# And what is published in each else, as for every file without a config.json.
+VAE_2_1 = WanVaeConfig(base_dim=4)
+VAE_2_2 = replace(VAE_PRESETS["wan-2.2"], base_dim=4, decoder_base_dim=8)
 # Preset, options of the build, and the row of a measured pass: figure and shape, or none.
 BUILDS: tuple[tuple[str, dict[str, Any], tuple[str, str] | None], ...] = (
     ("self-forcing-1.3b", {}, ("s1_exact_vs_b3", f"{S1}, exact")),
@@ -52,6 +56,7 @@ BUILDS: tuple[tuple[str, dict[str, Any], tuple[str, str] | None], ...] = (
         {"fp4_kv": True, "fp8": True, "resident_window": True},
         ("s5_fp4_fp8_vs_b3", f"{S5}, fp4_fp8_resident"),
     ),
+    ("wan-5b", {"fp4_kv": True, "fp8": True, "resident_window": True}, None),
 )
 
 
@@ -94,17 +99,19 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_random_checkpoint(
         home / "checkpoints" / "self_forcing_dmd.pt", SMALL, format="self-forcing", seed=0
     )
-    vae = WanVaeConfig(base_dim=4)  # and Wan 2.1's else, as for every file without a config.json
-    for size in ("1.3B", "14B"):
-        wan = home / f"Wan2.1-T2V-{size}"
-        write_random_checkpoint(wan, SMALL, format="wan-sharded", seed=0)
-        save_pth(wan / "Wan2.1_VAE.pth", vae_shapes(vae, "both"))
+    for release in ("Wan2.1-T2V-1.3B", "Wan2.1-T2V-14B", "Wan2.2-TI2V-5B"):
+        is_2_2 = release.startswith("Wan2.2")
+        vae, vae_file = (VAE_2_2, "Wan2.2_VAE.pth") if is_2_2 else (VAE_2_1, "Wan2.1_VAE.pth")
+        model = replace(SMALL, in_channels=vae.z_dim, out_channels=vae.z_dim)
+        wan = home / release
+        write_random_checkpoint(wan, model, format="wan-sharded", seed=0)
+        save_pth(wan / vae_file, vae_shapes(vae, "both"))
         save_pth(wan / "models_t5_umt5-xxl-enc-bf16.pth", text_shapes(TEXT))
         (wan / "google" / "umt5-xxl").mkdir(parents=True)
         write_tokenizer(wan / "google" / "umt5-xxl" / "tokenizer.json")
-        pipeline = home / f"Wan2.1-T2V-{size}-Diffusers"
-        write_random_checkpoint(pipeline, SMALL, format="diffusers", seed=0)
-        write_vae(pipeline / "vae")
+        pipeline = home / f"{release}-Diffusers"
+        write_random_checkpoint(pipeline, model, format="diffusers", seed=0)
+        write_random_vae(pipeline / "vae", vae, "diffusers", seed=0, dtype=torch.float32, device="cpu")
         write_text_encoder(pipeline / "text_encoder")
         (pipeline / "tokenizer").mkdir()
         (pipeline / "text_encoder" / "tokenizer.json").rename(pipeline / "tokenizer" / "tokenizer.json")

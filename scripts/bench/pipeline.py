@@ -2,8 +2,9 @@
 
     python scripts/bench/pipeline.py --work /tmp/seko --rows docs/benchmarks/h200.jsonl
 
-The sample model; with ``--full`` also the 1.3B model at 480x832 with the full-size Wan VAE, random weights. A chunk's
-time is that of a stream whose frames are taken by the host as they come.
+``--models`` names the sample, the 1.3B model at 480x832 with Wan's VAE, and Wan 2.2 5B at 704x1280 with its VAE, the
+last two of full size with random weights. A chunk's time is that of a stream whose frames are taken by the host as they
+come.
 """
 
 from __future__ import annotations
@@ -11,19 +12,57 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from children import last_json, run_python
 from rows import append_row
-from safetensors.torch import save_file
-from vae import random_weights
 
-from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.tools.inspection import percentile
 
 SAMPLE = "sample: 96x96, chunk 3, ring 9, B=1, fp4"
-FULL = "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4, Wan VAE"
+
+
+@dataclass(frozen=True)
+class FullSize:
+    """A model of full size, of random weights, without a text encoder.
+
+    Parameters
+    ----------
+    shape : str
+        What rows call it.
+    preset, vae : str
+        As scripts/make_checkpoint.py takes them.
+    options : tuple of str
+        Of the build.
+    fps_figure : str or None
+        Name of a row of video frames a second.
+    """
+
+    shape: str
+    preset: str
+    vae: str
+    options: tuple[str, ...]
+    fps_figure: str | None = None
+
+
+FULL: Mapping[str, FullSize] = {
+    "1.3b": FullSize(
+        "S1: 1.3B, 480x832, chunk 3, ring 21, B=1, fp4, Wan VAE",
+        "self-forcing-1.3b",
+        "wan-2.1",
+        ("--fp4-kv",),
+    ),
+    "5b": FullSize(
+        "S6: wan-5b, 704x1280, chunk 8, sink 8, ring 24, B=1, fp4_fp8_resident, Wan 2.2 VAE, 4 steps",
+        "wan-5b",
+        "wan-2.2",
+        ("--fp4-kv", "--fp8", "--resident-window"),
+        "fps_5b_704p",
+    ),
+}
 PROMPT = "a red disc bouncing and a small blue ring spinning over a grey gradient"
 _FIRST_FRAME = """
 import json, sys, time
@@ -43,22 +82,26 @@ print(json.dumps({"total_s": done - begin, "open_s": opened - begin, "session_s"
 
 
 def main() -> None:
-    """Measure the sample, and the full size if asked to."""
+    """Measure the models that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and artifacts")
     parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
     parser.add_argument("--chunks", type=int, default=60, help="steady chunks to time")
-    parser.add_argument("--full", action="store_true", help="also at full size; needs a GPU")
+    parser.add_argument(
+        "--models", default="sample", help=f"some of sample, {', '.join(FULL)}; all but the sample need a GPU"
+    )
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    artifact = options.work / "sample"
-    last_json("-m", "seko_export", "build", "--fp4-kv", "-o", str(artifact), "--force", "--json")
-    measure(artifact, SAMPLE, options)
-    if options.full:
-        measure(_full_size(options.work), FULL, options)
+    for name in options.models.split(","):
+        if name == "sample":
+            artifact = options.work / "sample"
+            last_json("-m", "seko_export", "build", "--fp4-kv", "-o", str(artifact), "--force", "--json")
+            measure(artifact, SAMPLE, options)
+        else:
+            measure(_full_size(options.work, FULL[name]), FULL[name].shape, options, FULL[name].fps_figure)
 
 
-def measure(artifact: Path, shape: str, options: argparse.Namespace) -> None:
+def measure(artifact: Path, shape: str, options: argparse.Namespace, fps_figure: str | None = None) -> None:
     """Append the rows of one artifact."""
     first = min(
         (last_json("-c", _FIRST_FRAME, str(artifact), PROMPT) for _ in range(3)), key=lambda r: r["total_s"]
@@ -81,6 +124,17 @@ def measure(artifact: Path, shape: str, options: argparse.Namespace) -> None:
         options.rows, "real_time_factor", shape, beside["video_s"] * 1e3 / beside["chunk_ms"],
         "seconds of video a second", 1.0, fps=beside["fps"], chunk_ms=beside["chunk_ms"],
     )  # fmt: skip
+    if fps_figure is not None:
+        append_row(
+            options.rows,
+            fps_figure,
+            shape,
+            beside["fps"],
+            "video frames a second, on the host",
+            None,
+            chunk_ms=beside["chunk_ms"],
+            serial_chunk_ms=after["chunk_ms"],
+        )
 
 
 def _stream_ms(artifact: Path, chunks: int, *, overlap: bool) -> dict[str, Any]:
@@ -108,15 +162,16 @@ def _stream_ms(artifact: Path, chunks: int, *, overlap: bool) -> dict[str, Any]:
     }
 
 
-def _full_size(work: Path) -> Path:
-    """Build the 1.3B model with the full-size VAE, both of random weights."""
-    checkpoint, vae, artifact = work / "self-forcing.pt", work / "vae.safetensors", work / "full"
+def _full_size(work: Path, model: FullSize) -> Path:
+    """Build a model with its VAE, both of random weights."""
+    checkpoint, vae, artifact = (work / f"{model.preset}{end}" for end in (".pt", ".vae.pth", ""))
+    make = "scripts/make_checkpoint.py"
     if not checkpoint.exists():
-        run_python("scripts/make_checkpoint.py", "--preset", "self-forcing-1.3b", "--format", "self-forcing",
-                   "--device", "cuda", "-o", str(checkpoint))  # fmt: skip
-    weights = random_weights(WanVaeConfig())
-    save_file({name: tensor.bfloat16() for name, tensor in weights.items()}, vae)
-    last_json("-m", "seko_export", "build", str(checkpoint), "--preset", "self-forcing-1.3b", "--fp4-kv", "--vae",
+        run_python(make, "--preset", model.preset, "--format", "self-forcing", "--device", "cuda", "-o",
+                   str(checkpoint))  # fmt: skip
+    if not vae.exists():
+        run_python(make, "--vae", model.vae, "-o", str(vae))
+    last_json("-m", "seko_export", "build", str(checkpoint), "--preset", model.preset, *model.options, "--vae",
               str(vae), "--no-text", "-o", str(artifact), "--force", "--json")  # fmt: skip
     return artifact
 

@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--decode", action="store_true", help="the VAE's decoding, with random weights")
     parser.add_argument("--height", type=int, default=480, help="with --decode")
     parser.add_argument("--width", type=int, default=832, help="with --decode")
-    parser.add_argument("--base-dim", type=int, default=96, help="with --decode; 24: LightVAE")
+    parser.add_argument("--vae", choices=vae.CASES, default="wan-2.1", help="with --decode")
     parser.add_argument("--layers", type=int, default=0, help="so many of the preset's; default: all")
     parser.add_argument("--ranks", type=int, default=2, help="with --drawn or --decode")
     parser.add_argument(
@@ -207,7 +207,7 @@ def drawn(options: argparse.Namespace) -> None:
 
 def decoded(options: argparse.Namespace) -> None:
     """Compare the VAE's decoding on one GPU and on several."""
-    facts = {"height": options.height, "width": options.width, "base_dim": options.base_dim}
+    facts = {"height": options.height, "width": options.width, "name": options.vae}
     counts = {"one": 1, "several": options.ranks}
     configs = {name: vae.build_config(**facts, ranks=count) for name, count in counts.items()}
     if configs["several"][0].decode_ranks != options.ranks:
@@ -246,7 +246,7 @@ def decoded(options: argparse.Namespace) -> None:
     append_row(
         options.rows,
         f"sp{options.ranks}_vae",
-        f"{vae.described(*configs['several'])}, {options.ranks} GPUs",
+        f"{vae.described(configs['several'][0], options.vae)}, {options.ranks} GPUs",
         ms["one"] / ms["several"],
         "decode of 1 GPU / of all",
         {4: 2.8}.get(options.ranks),

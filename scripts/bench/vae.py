@@ -2,9 +2,10 @@
 
     python scripts/bench/vae.py --work /tmp/seko --rows docs/benchmarks/h200.jsonl
 
-Random weights of the published size: they cost what trained ones do. Decoded are chunks of three latents, as a stream
-brings them. diffusers takes one latent a call, which is how it decodes any clip; without it our own eager modules do
-the same. The engine's time holds what a session does with it: the copies of the caches and frames as bytes.
+Random weights of the published size: they cost what trained ones do. Decoded are chunks of latents, as a stream brings
+them: three by default, four with ``--vae wan-2.2``. diffusers takes one latent a call, which is how it decodes any
+clip; without it our own eager modules do the same. The engine's time holds what a session does with it: the copies of
+the caches and frames as bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import multiprocessing
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,13 +34,49 @@ from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.engines.piece import FlatModule, Piece
 from seko_export.families.layers.pieces import make_pieces
 from seko_export.families.wan.presets import PRESETS
-from seko_export.media.wan_vae.config import WanVaeConfig
-from seko_export.media.wan_vae.keys import vae_diffusers_names, vae_shapes
+from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
+from seko_export.media.wan_vae.keys import vae_diffusers_config, vae_diffusers_names, vae_shapes
 from seko_export.media.wan_vae.modules import VaeDecode, latent_statistics
 
 PIECES = ("vae_decode_first", "vae_decode")
 CHUNKS = 3  # decoded for the difference and, but for the first one, for eager's time
-BAR = 0.40  # of eager's time; the aim is 0.25
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is decoded: the model whose latents they are, latents a chunk, pixels, and the row.
+
+    Parameters
+    ----------
+    preset : str
+        Of the model.
+    latents : int
+        Of one call.
+    height, width : int
+        In pixels.
+    figure : str
+        Name of the row.
+    bar : float
+        What it must not exceed, of eager's time.
+    title : str
+        What rows call the VAE.
+    """
+
+    preset: str
+    latents: int
+    height: int
+    width: int
+    figure: str
+    bar: float
+    title: str
+
+
+_WAN_2_1 = Case("self-forcing-1.3b", 3, 480, 832, "vae_vs_eager", 0.40, "Wan VAE, base_dim 96")
+CASES = {
+    WAN_2_1: _WAN_2_1,
+    "lightvae": replace(_WAN_2_1, title="Wan VAE, base_dim 24"),
+    WAN_2_2: Case("wan-5b", 4, 704, 1280, "vae22_vs_eager", 0.45, "Wan 2.2 VAE"),
+}
 
 
 @dataclass(frozen=True)
@@ -63,36 +100,48 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for the engines")
     parser.add_argument("--rows", type=Path, required=True, help="jsonl file to append to")
-    parser.add_argument("--height", type=int, default=480)
-    parser.add_argument("--width", type=int, default=832)
-    parser.add_argument("--base-dim", type=int, default=WanVaeConfig().base_dim, help="24: LightVAE")
+    parser.add_argument("--vae", choices=CASES, default=WAN_2_1)
+    parser.add_argument("--height", type=int, help="default: 480, or 704 for wan-2.2")
+    parser.add_argument("--width", type=int, help="default: 832, or 1280 for wan-2.2")
     parser.add_argument("--repeats", type=int, default=20, help="steady chunks to time")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    config, vae = build_config(options.height, options.width, options.base_dim)
+    config, vae = build_config(options.height, options.width, options.vae)
     build_s = build(config, options.work)
     weights = random_weights(vae) | latent_statistics(vae, torch.float32)
     latents = some_latents(config, CHUNKS).to(config.target.device)
     with torch.no_grad():
-        compare(config, weights, latents, options, described(config, vae), build_s)
+        compare(config, weights, latents, options, described(config, options.vae), build_s)
 
 
-def build_config(height: int, width: int, base_dim: int, ranks: int = 1) -> tuple[VideoBuild, WanVaeConfig]:
-    """Return a build with such a VAE for this machine, and its VAE; three latent frames a chunk."""
+def build_config(
+    height: int | None, width: int | None, name: str, ranks: int = 1
+) -> tuple[VideoBuild, WanVaeConfig]:
+    """Return a build with the VAE of this name, one of `CASES`, for this machine, and its VAE."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    vae = WanVaeConfig(base_dim=base_dim)
-    stream = StreamConfig(height, width, chunk_frames=3, sink_frames=0, ring_frames=21)
+    case, vae = CASES[name], VAE_PRESETS[name]
+    stream = StreamConfig(
+        height or case.height,
+        width or case.width,
+        chunk_frames=case.latents,
+        sink_frames=0,
+        ring_frames=21,
+        spatial_stride=vae.spatial_stride,
+        fps=PRESETS[case.preset].stream.fps,
+    )
     scheme = "bf16" if device == "cuda" else "fp32"
-    model = PRESETS["self-forcing-1.3b"].model
+    model = PRESETS[case.preset].model
     return VideoBuild(
         model, VideoConfig(stream, Schedule.warped(), scheme, vae=vae), TargetConfig(device, ranks=ranks)
     ), vae
 
 
-def described(config: VideoBuild, vae: WanVaeConfig) -> str:
+def described(config: VideoBuild, name: str) -> str:
     """Return what is decoded, for a row."""
-    stream = config.workload.stream
-    return f"Wan VAE, base_dim {vae.base_dim}, {stream.height}x{stream.width}, 3 latents, {config.workload.kv_scheme}"
+    stream, case = config.workload.stream, CASES[name]
+    return (
+        f"{case.title}, {stream.height}x{stream.width}, {case.latents} latents, {config.workload.kv_scheme}"
+    )
 
 
 def compare(
@@ -104,12 +153,13 @@ def compare(
     build_s: dict[str, float],
 ) -> None:
     """Time engines and reference with cuDNN's heuristics and with its search; then compare pictures."""
-    pictures = None
+    pictures, case = None, CASES[options.vae]
     for searched in (False, True):
         torch.backends.cudnn.benchmark = searched
         suffix = ", cudnn.benchmark" if searched else ""
         session = EngineSession(config, weights, options.work)
-        begun = [session.decode(part).clone() for part in latents.split(3, dim=2)]
+        chunks = latents.split(config.workload.stream.chunk_frames, dim=2)
+        begun = [session.decode(chunk).clone() for chunk in chunks]
         pictures = torch.cat(begun) if pictures is None else pictures
         engine = {kind: timed(session.runs[kind], options.repeats) for kind in PIECES}
         engine_peak = session.peak_bytes()
@@ -124,11 +174,11 @@ def compare(
         video_ms = 1000 * 4 * config.workload.stream.chunk_frames / config.workload.stream.fps
         append_row(
             options.rows,
-            "vae_vs_eager",
+            case.figure,
             shape + suffix,
             engine["vae_decode"] / eager["vae_decode"],
             "engine / eager, a steady chunk",
-            None if searched else BAR,
+            None if searched else case.bar,
             reference=name,
             engine_ms=engine["vae_decode"],
             eager_ms=eager["vae_decode"],
@@ -299,7 +349,7 @@ def eager_reference(config: VideoBuild, weights: dict[str, Tensor], dtype: torch
     except ImportError as fault:
         print(f"diffusers is not importable ({fault}): our own eager modules stand in", flush=True)
         return Reference("own modules, eager, one latent a call", own_decoder(config, weights, dtype))
-    model = AutoencoderKLWan(base_dim=vae.base_dim)
+    model = AutoencoderKLWan.from_config(vae_diffusers_config(vae))
     names = vae_diffusers_names(vae)
     model.load_state_dict({names[name]: weights[name] for name in names})
     model.to(device, dtype).eval().requires_grad_(False)

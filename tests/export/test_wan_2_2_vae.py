@@ -132,8 +132,10 @@ def test_a_square_of_pixels_is_stored_column_by_column() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"patch_size": 0}, "patch_size must be at least 1"),
-        ({"decoder_base_dim": 0}, "decoder_base_dim must be at least 1"),
+        ({"base_dim": 1.5}, "base_dim must be a whole number of 1 to 16384, got 1.5"),
+        ({"is_residual": "no"}, "is_residual must be true or false"),
+        ({"patch_size": 0}, "patch_size must be a whole number of 1 to"),
+        ({"decoder_base_dim": 0}, "decoder_base_dim must be a whole number of 1 to"),
         ({"dim_mult": (1, 2, 4, 5)}, "levels of 640 and 800 channels, between which no shortcut"),
         ({"dim_mult": (1, 12, 4, 4)}, "levels of 160 and 1920 channels, between which no shortcut"),
     ],

@@ -207,8 +207,8 @@ def test_calls_that_cannot_be_are_refused(oracle: VaeOracle) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"base_dim": 0}, "base_dim must be at least 1"),
-        ({"dim_mult": ()}, "dim_mult must be factors"),
+        ({"base_dim": 0}, "base_dim must be a whole number of 1 to"),
+        ({"dim_mult": ()}, "dim_mult must be 1 to 8 factors"),
         ({"temporal_downsample": (True,)}, "has 1 steps, expected 3"),
         ({"base_dim": 3, "dim_mult": (1, 1, 1, 1)}, "3 channels, an odd number"),
         ({"z_dim": 8}, "latents_mean must be 8 finite numbers"),

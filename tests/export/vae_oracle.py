@@ -10,7 +10,7 @@ from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
 
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
-from seko_export.media.wan_vae.keys import vae_diffusers_names
+from seko_export.media.wan_vae.keys import vae_diffusers_config, vae_diffusers_names
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 
 SMALL = WanVaeConfig(base_dim=8)
@@ -19,22 +19,8 @@ SMALL_2_2 = replace(VAE_PRESETS["wan-2.2"], base_dim=8, decoder_base_dim=12)
 
 def diffusers_vae(config: WanVaeConfig) -> AutoencoderKLWan:
     """Return diffusers' class of these dimensions."""
-    return AutoencoderKLWan(
-        base_dim=config.base_dim,
-        decoder_base_dim=config.decoder_base_dim,
-        z_dim=config.z_dim,
-        dim_mult=list(config.dim_mult),
-        num_res_blocks=config.num_res_blocks,
-        temperal_downsample=list(config.temporal_downsample),
-        latents_mean=list(config.latents_mean),
-        latents_std=list(config.latents_std),
-        is_residual=config.is_residual,
-        in_channels=config.patch_channels,
-        out_channels=config.patch_channels,
-        patch_size=None if config.patch_size == 1 else config.patch_size,
-        scale_factor_temporal=config.temporal_stride,
-        scale_factor_spatial=config.spatial_stride,
-    )
+    made: AutoencoderKLWan = AutoencoderKLWan.from_config(vae_diffusers_config(config))
+    return made
 
 
 class VaeOracle:

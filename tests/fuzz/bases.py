@@ -18,6 +18,9 @@ from safetensors.torch import load_file
 
 from scripts.quantised_files import write_quantised
 from scripts.random_lora import FORMS, random_pairs, write_lora
+from scripts.random_vae import FORMS as VAE_FORMS
+from scripts.random_vae import SIZES as VAES
+from scripts.random_vae import write_random_vae
 from seko_export.artifact.manifest_json import manifest_json
 from seko_export.artifact.packing import pack_artifact
 from seko_export.artifact.signing import make_key, sign_artifact
@@ -75,6 +78,7 @@ class Bases:
     signature: bytes = b""
     checkpoints: dict[str, Path] = field(default_factory=dict)
     loras: dict[str, Path] = field(default_factory=dict)
+    vaes: dict[str, Path] = field(default_factory=dict)
 
 
 class DoubleBackend:
@@ -144,6 +148,11 @@ def make_bases(room: Path, *, with_sample: bool = True) -> Bases:
     for form in FORMS:
         bases.loras[form] = room / f"lora-{form}"
         write_lora(bases.loras[form], pairs, form, 2.0)
+    for form in VAE_FORMS:
+        bases.vaes[form] = room / f"vae-{form}"
+        write_random_vae(
+            bases.vaes[form], VAES["wan-2.2-tiny"], form, seed=7, dtype=torch.bfloat16, device="cpu"
+        )
     return bases
 
 

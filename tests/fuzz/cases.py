@@ -14,7 +14,15 @@ from seko_runtime.errors import SekoRuntimeError
 
 from .bases import Bases, DoubleBackend
 from .corpus import CORPUS
-from .file_cases import checkpoint_case, lora_case, safetensors_case, snapshot_case, tar_case, trust_case
+from .file_cases import (
+    checkpoint_case,
+    lora_case,
+    safetensors_case,
+    snapshot_case,
+    tar_case,
+    trust_case,
+    vae_case,
+)
 from .guarded import Limits, NotGoodEnoughError, Outcome, guarded
 from .manifest_cases import manifest_case, member_case
 
@@ -56,6 +64,7 @@ KINDS = (
     Kind("trust", 6, trust_case),
     Kind("checkpoint", 8, checkpoint_case, (CHECKPOINT,)),
     Kind("lora", 6, lora_case, (CHECKPOINT,)),
+    Kind("vae", 4, vae_case, (CHECKPOINT,)),
 )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from seko_export.checkpoints.sources import LoraFile
 from seko_export.errors import ExportError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
+from seko_export.media.load import load_vae
 from seko_export.media.umt5.dimensions import text_config_of
 from seko_export.media.vaes import vae_config_of
 from seko_runtime.format.manifest import MANIFEST_FILE, SIGNATURE_FILE
@@ -339,6 +340,19 @@ def lora_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> s
         for _ in checkpoint.items():
             pass
     return "merged"
+
+
+def vae_case(bases: Bases, random: Random, folder: Path, notes: list[str]) -> str:
+    """Damage a VAE of Wan 2.2, its weights or its config.json, and read it as a build does."""
+    name = random.choice(tuple(bases.vaes))
+    path = folder / "vae"
+    target = _copied(bases.vaes[name], path, random)
+    notes.append(f"{name}, {target.name}: {_damage_file(target, random)}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in load_vae(path, vae_config_of(path)).items():
+            pass
+    return "loaded"
 
 
 def _damage_gguf(content: bytes, random: Random) -> tuple[bytes, str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from seko_export.checkpoints.sources import LoraFile
 from seko_export.families.model_files import load_checkpoint
+from seko_export.media.load import load_vae
+from seko_export.media.vaes import vae_config_of
 from seko_runtime.errors import ManifestError, UsageError
 from seko_runtime.format.manifest import SIGNATURE_FILE
 from seko_runtime.format.unpacking import unpack_artifact
@@ -55,6 +57,7 @@ def check_sight(bases: Bases, folder: Path) -> None:
         f"checkpoint {name}": lambda path=path: _loaded(path) for name, path in bases.checkpoints.items()
     }
     whole |= {f"lora {name}": lambda path=path: _merged(bases, path) for name, path in bases.loras.items()}
+    whole |= {f"VAE {name}": lambda path=path: _vae_read(path) for name, path in bases.vaes.items()}
     for name, work in whole.items():
         outcome = _run(folder, lambda _, work=work: str(work()), Limits())
         if not outcome.caught or outcome.ending.endswith("Error"):
@@ -123,6 +126,12 @@ def _merged(bases: Bases, path: Path) -> str:
         for _ in load_checkpoint(bases.checkpoints["wan"], MODEL, loras=[LoraFile(path)]).items():
             pass
     return "merged"
+
+
+def _vae_read(path: Path) -> str:
+    for _ in load_vae(path, vae_config_of(path)).items():
+        pass
+    return "loaded"
 
 
 def _loaded(path: Path) -> str:

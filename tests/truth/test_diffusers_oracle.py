@@ -8,6 +8,8 @@ with them their K and V, are those that the context passes cached.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
@@ -125,6 +127,32 @@ def test_every_chunk_past_the_wrap_agrees_with_one_masked_forward(chunk, sink, r
                 assert error <= BAR, (number, done.timestep, row)
         clean.append(passes[-1].latents)
     assert chunks * chunk > 2 * config.workload.stream.cache_frames
+
+
+def test_a_start_picture_of_wan_2_2_has_a_time_of_its_own(worst):
+    """48 channels, and diffusers' times for every token (``expand_timesteps``): 0 for those of the picture's frame."""
+    config = small_config(3, 1, 6, passes=2)
+    model = replace(config.model, in_channels=48, out_channels=48)
+    config = replace(config, model=model)
+    oracle = make_oracle(model, seed=5)
+    wan = {diffusers_to_wan(name): tensor for name, tensor in oracle.state_dict().items()}
+    text = random_text(model, 1)
+    stream = EagerStream(config, wan, text)
+    shape = stream.buffers["latents"].shape
+    picture = torch.randn(shape, generator=torch.Generator().manual_seed(6))
+    *passes, context = stream.run_chunk([0], [20], given=([1], picture))
+    for done in passes:
+        assert torch.equal(done.latents[:, :, 0], picture[:, :, 0])
+        times = torch.full((1, shape[2]), float(done.timestep))
+        times[:, 0] = 0
+        wanted = full_forward(oracle, config.workload.stream, done.latents, times, text, masked=False)
+        error = relative_error(done.velocity, wanted)
+        worst("diffusers, a start picture of Wan 2.2", error)
+        assert error <= BAR
+        even = torch.full_like(times, float(done.timestep))
+        uniform = full_forward(oracle, config.workload.stream, done.latents, even, text, masked=False)
+        assert relative_error(done.velocity, uniform) > 100 * BAR
+    assert torch.equal(context.latents[:, :, 0], picture[:, :, 0])
 
 
 def test_the_window_matters():

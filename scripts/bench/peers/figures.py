@@ -18,6 +18,7 @@ BARS = {
     "s1_fp4_vs_b3": 0.78,
     "s1_fp4_fp8_vs_b3": 0.65,
     "s5_fp4_fp8_vs_b3": 0.62,
+    "s6_fp4_fp8_vs_b3": 0.62,
     "s3_vs_eager": 0.28,
     "batch4_s1": 1.0,
     "batch4_s3": 0.9,
@@ -30,6 +31,7 @@ _STEPS = (  # figure, shape, engine, what it is divided by
     ("s1_fp4_vs_b3", "S1", "fp4", "B3"),
     ("s1_fp4_fp8_vs_b3", "S1", "fp4_fp8", "B3"),
     ("s5_fp4_fp8_vs_b3", "S5", "fp4_fp8", "B3"),
+    ("s6_fp4_fp8_vs_b3", "S6", "fp4_fp8", "B3"),
     ("s3_vs_eager", "S3", "exact", "B0"),
     ("s3_vs_eager", "S3", "fp4", "B0"),
     ("s3_vs_eager", "S3", "fp4_fp8", "B0"),
@@ -38,6 +40,7 @@ _ASKED_STEPS = (  # likewise, of engines that are measured where they are named
     ("s1_fp4_vs_b3", "S1", "fp4_resident", "B3"),
     ("s1_fp4_fp8_vs_b3", "S1", "fp4_fp8_resident", "B3"),
     ("s5_fp4_fp8_vs_b3", "S5", "fp4_fp8_resident", "B3"),
+    ("s6_fp4_fp8_vs_b3", "S6", "fp4_fp8_resident", "B3"),
 )
 
 

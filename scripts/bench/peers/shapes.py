@@ -23,7 +23,7 @@ class Shape:
     Parameters
     ----------
     name : str
-        ``S1`` to ``S5``; ``S0`` is tiny, and runs on a CPU.
+        ``S1`` to ``S6``; ``S0`` is tiny, and runs on a CPU.
     model, stream
         Dimensions and layout, one row.
     preset : str
@@ -75,7 +75,8 @@ class Shape:
 
 
 def _shape(name: str, preset: str, *layout: int) -> Shape:
-    return Shape(name, PRESETS[preset].model, StreamConfig(*layout), preset)
+    stride = PRESETS[preset].stream.spatial_stride
+    return Shape(name, PRESETS[preset].model, StreamConfig(*layout, spatial_stride=stride), preset)
 
 
 SHAPES: dict[str, Shape] = {
@@ -86,6 +87,7 @@ SHAPES: dict[str, Shape] = {
         _shape("S3", "self-forcing-1.3b", 320, 576, 3, 0, 12),
         _shape("S4", "wan-14b", 480, 832, 3, 0, 6),
         _shape("S5", "wan-14b", 480, 832, 3, 0, 21),
+        _shape("S6", "wan-5b", 704, 1280, 8, 8, 24),
         _shape("S0", "tiny", 64, 96, 3, 1, 6),  # to try the script; says nothing of speed
     )
 }

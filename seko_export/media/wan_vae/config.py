@@ -37,6 +37,15 @@ LATENTS_STD_2_2 = (
     0.3971, 1.0600, 0.3943, 0.5537, 0.5444, 0.4089, 0.7468, 0.7744,
 )
 # fmt: on
+# Bounds of sizes, far above every published VAE: a config.json may say anything.
+_MOST_CHANNELS, _MOST_LEVELS = 2**14, 8
+_MOST = {
+    "base_dim": _MOST_CHANNELS,
+    "z_dim": _MOST_CHANNELS,
+    "num_res_blocks": 64,
+    "decoder_base_dim": _MOST_CHANNELS,
+    "patch_size": 64,
+}
 
 
 @dataclass(frozen=True)
@@ -88,12 +97,29 @@ class WanVaeConfig(VaeConfig):
     patch_size: int = 1
 
     def __post_init__(self) -> None:
-        for field in ("base_dim", "z_dim", "num_res_blocks", "decoder_base_dim", "patch_size"):
+        for field, most in _MOST.items():
             size = getattr(self, field)
-            if size is not None and size < 1:
-                raise UsageError(f"{field} must be at least 1, got {size}")
-        if not self.dim_mult or min(self.dim_mult) < 1:
-            raise UsageError(f"dim_mult must be factors of at least 1, got {self.dim_mult}")
+            if field == "decoder_base_dim" and size is None:
+                continue
+            if type(size) is not int or not 1 <= size <= most:
+                raise UsageError(f"{field} must be a whole number of 1 to {most}, got {size!r:.60}")
+        if type(self.is_residual) is not bool:
+            raise UsageError(f"is_residual must be true or false, got {self.is_residual!r:.60}")
+        if not 1 <= len(self.dim_mult) <= _MOST_LEVELS or not all(
+            type(factor) is int and 1 <= factor <= _MOST_CHANNELS for factor in self.dim_mult
+        ):
+            raise UsageError(
+                f"dim_mult must be 1 to {_MOST_LEVELS} factors of 1 to {_MOST_CHANNELS}, got {self.dim_mult!r:.90}"
+            )
+        if max(*self.level_dims, *self.decoder_level_dims) > _MOST_CHANNELS:
+            raise UsageError(
+                f"a level has more than {_MOST_CHANNELS} channels: base_dim {self.base_dim}, decoder_base_dim "
+                f"{self.decoder_base_dim}, dim_mult {self.dim_mult}"
+            )
+        if not all(type(halves) is bool for halves in self.temporal_downsample):
+            raise UsageError(
+                f"temporal_downsample must be true or false, got {self.temporal_downsample!r:.100}"
+            )
         if len(self.temporal_downsample) != len(self.dim_mult) - 1:
             raise UsageError(
                 f"temporal_downsample has {len(self.temporal_downsample)} steps, expected "
@@ -107,7 +133,7 @@ class WanVaeConfig(VaeConfig):
             numbers = getattr(self, field)
             if len(numbers) != self.z_dim or not all(map(math.isfinite, numbers)):
                 raise UsageError(
-                    f"{field} must be {self.z_dim} finite numbers, one a latent channel, got {numbers}"
+                    f"{field} must be {self.z_dim} finite numbers, one a latent channel, got {numbers!r:.200}"
                 )
         if min(self.latents_std) <= 0:
             raise UsageError(f"latents_std must be above 0, got {min(self.latents_std)}")

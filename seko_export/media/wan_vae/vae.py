@@ -14,6 +14,7 @@ from seko_export.checkpoints.json_files import read_config
 from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
 from seko_export.engines.weight_source import WeightSource
+from seko_export.errors import UsageError
 from seko_export.media.vae import Vae
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
 from seko_export.media.wan_vae.keys import RESIDUAL_SIGNS, match_vae_sources, widths_in
@@ -91,7 +92,7 @@ class WanVae(Vae[WanVaeConfig]):
             return None
         try:
             return replace(VAE_PRESETS[WAN_2_2 if fields.get("is_residual") else WAN_2_1], **fields)
-        except TypeError as fault:
+        except (TypeError, UsageError) as fault:
             raise NotACheckpointError(f"{where} describes no VAE: {fault}") from fault
 
     def match(
