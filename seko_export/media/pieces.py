@@ -116,7 +116,7 @@ def video_table(config: VideoBuild) -> Video | None:
         return None
     s = config.workload.stream
     first, later = (config.workload.vae.video_frames(s.chunk_frames, first=first) for first in (True, False))
-    return Video(first, later, s.height, s.width)
+    return Video(first, later, s.height, s.width, config.workload.vae.title)
 
 
 def _text_piece(config: VideoBuild, text: TextEncoderConfig) -> Piece:

@@ -186,6 +186,11 @@ class BuildOptions:
     vae: Path | None = _option(
         f"{_either(VAES.values())}: video out, start images in.", Group.MEDIA, common=True
     )
+    vae_kind: str | None = _option(
+        "The kind of the file of --vae, where only its name would tell: taehv or lighttae. Default: lighttae for a file "
+        "with this word in its name. The build says which.",
+        Group.MEDIA,
+    )
     text_encoder: Path | None = _option(
         "A UMT5 encoder (.pth, safetensors, transformers folder): prompts as sentences.",
         Group.MEDIA,
@@ -392,6 +397,8 @@ class BuildOptions:
         ):
             if refused and value is not None:
                 raise UsageError(f"{option} {value} contradicts {refusal}: give one of them")
+        if self.vae_kind is not None and self.vae is None:
+            raise UsageError(f"--vae-kind {self.vae_kind} needs --vae: name its file, or leave it out")
         if self.random_weights is not None:
             self._check_random_weights(self.random_weights)
         if self.heads is not None and self.checkpoint is None and self.model_folder is None:

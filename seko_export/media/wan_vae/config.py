@@ -84,6 +84,11 @@ class WanVaeConfig(VaeConfig):
             raise UsageError(f"latents_std must be above 0, got {min(self.latents_std)}")
 
     @property
+    def title(self) -> str:
+        """Name of the VAE in words."""
+        return f"Wan 2.1 VAE of base_dim {self.base_dim}"
+
+    @property
     def latent_channels(self) -> int:
         """Channels of a latent cell."""
         return self.z_dim
