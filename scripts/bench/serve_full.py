@@ -60,13 +60,13 @@ async def run(url, presses, image):
             if told["type"] == "applied" and sent is not None and told["id"] == sent[0]:
                 sent = (*sent[:2], told["chunk"])
             if told["type"] == "chunk" and told["chunk"] < 8:
-                await client.acknowledge(told["chunk"])
+                await client.send("ack", chunk=told["chunk"])
             elif told["type"] == "chunk" and told["chunk"] > 8:  # two are unshown: the row waits
                 if len(times) >= presses:
                     break
                 name = await client.send("keys", held=["KeyJ" if len(times) % 2 else "KeyL"])
                 sent = (name, time.monotonic(), None)
-                await client.acknowledge(told["chunk"] - 1)
+                await client.send("ack", chunk=told["chunk"] - 1)
         await client.close()
     print(json.dumps(times))
 

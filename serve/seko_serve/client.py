@@ -1,5 +1,5 @@
-"""Clients of the server: open a session, yield its messages, send controls, resume after a lost socket; request
-speech.
+"""Clients for sessions of the server, asynchronous and blocking: open a session, take its media, send controls, resume
+after a lost socket.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ import json
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
-from http.client import HTTPResponse
 from typing import Any, Self, TypeVar
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -21,8 +19,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from seko_serve.errors import KINDS, ServeError
+from seko_serve.errors import ServeError
 from seko_serve.protocol import (
+    CONTROLS,
     JOIN,
     NONE_SEEN,
     QUEUE_HEADER,
@@ -34,9 +33,10 @@ from seko_serve.protocol import (
     message,
 )
 
-CLOSE_S = 10.0  # for the server's answer to a close
-ResultT = TypeVar("ResultT")
+ANSWER_S, CLOSE_S = 30.0, 10.0  # for the server's answer to a request, and to a close
 MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
+Received = Media | dict[str, Any]
+ResultT = TypeVar("ResultT")
 
 
 class AsyncClient:
@@ -58,9 +58,9 @@ class AsyncClient:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url, self._key = url.rstrip("/"), api_key
         self._socket: ClientConnection | None = None
-        self._id, self._resume, self._serial = "", "", NONE_SEEN
-        self._codecs: dict[str, list[str]] = {}
-        self._controls = 0
+        self._id = self._resume = ""
+        self._serial, self._controls = NONE_SEEN, 0
+        self._hello: dict[str, object] = {}
         self.ready: dict[str, Any] = {}
 
     async def __aenter__(self) -> Self:
@@ -82,10 +82,8 @@ class AsyncClient:
 
         Parameters
         ----------
-        codecs : sequence of str
-            Video codecs in the order of preference.
-        audio : sequence of str
-            Sound codecs such as ``pcm``, in the order of preference; none: the session has no sound.
+        codecs, audio : sequence of str
+            Codecs of video, and of sound, in the order of preference; without ``audio`` the session has no sound.
         buffer : int
             Chunks that the viewer collects before it plays.
         wait : bool
@@ -98,41 +96,26 @@ class AsyncClient:
         ServeError
             If the server refuses the request, with the server's code and message.
         """
-        queue = JOIN if wait else ""
-        while True:
+        queue, opened = JOIN if wait else "", None
+        while opened is None:
             try:
-                opened = await asyncio.to_thread(self._post, "/v1/sessions", session, queue)
-                break
+                opened = await asyncio.to_thread(self._post, session, queue)
             except ServeError as refused:
                 queue = str(refused.facts.get("queue_token", ""))
                 if not queue:
                     raise
                 await asyncio.sleep(refused.retry_after or 1.0)
-        self._id, self._codecs = str(opened["id"]), {"codecs": list(codecs), "audio": list(audio)}
-        await self._connect(f"{TICKET_PREFIX}{opened['ticket']}", buffer)
+        self._id = str(opened["id"])
+        self._hello = {"codecs": list(codecs), "audio": list(audio), "buffer": buffer}
+        await self._connect(f"{TICKET_PREFIX}{opened['ticket']}")
         return self
 
-    async def resume(self, *, buffer: int = 1) -> None:
+    async def resume(self) -> None:
         """Reconnect after the socket was lost; the server sends the missed messages again."""
         seen = "" if self._serial == NONE_SEEN else self._serial
-        await self._connect(f"{RESUME_PREFIX}{self._resume}.{seen}", buffer)
+        await self._connect(f"{RESUME_PREFIX}{self._resume}.{seen}")
 
-    async def _connect(self, entrance: str, buffer: int) -> None:
-        parts = urlsplit(self._url)
-        scheme = "wss" if parts.scheme == "https" else "ws"
-        await self.drop()
-        self._socket = await connect(
-            f"{scheme}://{parts.netloc}{parts.path}/v1/sessions/{self._id}/stream",
-            subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(entrance)],
-            max_size=MOST_BYTES,
-            compression=None,
-        )
-        with suppress(ConnectionClosed):  # by a refusal, which is read next
-            await self._socket.send(message("hello", **self._codecs, buffer=buffer))
-        self.ready = self._parsed(await self._socket.recv())
-        self._resume = str(self.ready["resume"])
-
-    async def messages(self) -> AsyncIterator[Media | dict[str, Any]]:
+    async def messages(self) -> AsyncIterator[Received]:
         """Yield media and JSON messages as they arrive, until the socket closes.
 
         Raises
@@ -140,45 +123,30 @@ class AsyncClient:
         ServeError
             If the server ends the session with an error.
         """
-        if self._socket is None:
-            raise RuntimeError("open the session first")
-        try:
-            async for received in self._socket:
-                if isinstance(received, bytes):
-                    media = Media.parse(received)
-                    self._serial = max(self._serial, media.serial)
-                    yield media
-                else:
-                    yield self._parsed(received)
-        except ConnectionClosed:
-            return
+        with suppress(ConnectionClosed):
+            async for received in self._opened():
+                yield self._parsed(received)
 
     async def send(self, kind: str, **fields: object) -> str:
-        """Send a control; return the control's id, which the server's receipts name."""
-        if self._socket is None:
-            raise RuntimeError("open the session first")
-        self._controls += 1
-        name = str(self._controls)
-        await self._socket.send(message(kind, id=name, **fields))
-        return name
+        """Send a message of this type; return its id, which the server's receipts name, or "" for a type without id.
+
+        A message ``ack`` with the number of a ``chunk`` that was shown lets the server make more chunks.
+        """
+        if any(name == "id" for name, _ in CONTROLS[kind].required):
+            self._controls += 1
+            fields["id"] = str(self._controls)
+        await self._opened().send(message(kind, **fields))
+        return str(fields.get("id", ""))
 
     async def send_audio(self, samples: NDArray[np.int16], *, last: bool = False) -> str:
         """Send the next N samples of the voice, [N] or with several speakers [N, speakers] at 16 kHz; return the
         message's id.
         """
-        if self._socket is None:
-            raise RuntimeError("open the session first")
         self._controls += 1
         payload = samples.astype("<i2").tobytes()
-        await self._socket.send(
-            Media(Codec.PCM, self._controls, 0, 0, 0, len(samples), payload, last=last).pack()
-        )
+        piece = Media(Codec.PCM, self._controls, 0, 0, 0, len(samples), payload, last=last)
+        await self._opened().send(piece.pack())
         return str(self._controls)
-
-    async def acknowledge(self, chunk: int) -> None:
-        """Tell the server that all chunks up to number ``chunk`` were shown, so that the server makes more."""
-        if self._socket is not None:
-            await self._socket.send(message("ack", chunk=chunk))
 
     async def drop(self) -> None:
         """Close the socket without ending the session, as a lost network does."""
@@ -191,29 +159,57 @@ class AsyncClient:
         if self._socket is not None:
             with suppress(ConnectionClosed, TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
-                    await self._socket.send(message("close"))
+                    await self.send("close")
                     async for _ in self._socket:  # what is on its way, else the server's close is never read
                         pass
             await self.drop()
 
-    def _post(self, path: str, table: dict[str, object], queue: str) -> dict[str, Any]:
-        headers = {QUEUE_HEADER: queue} if queue else {}
-        with _posted(self._url + path, table, self._key, headers) as answer:
-            fields: dict[str, Any] = json.load(answer)
-            return fields
+    async def _connect(self, entrance: str) -> None:
+        await self.drop()
+        self._socket = await connect(
+            f"ws{self._url.removeprefix('http')}/v1/sessions/{self._id}/stream",
+            subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(entrance)],
+            max_size=MOST_BYTES,
+            compression=None,
+        )
+        with suppress(ConnectionClosed):  # by a refusal, which is read next
+            await self.send("hello", **self._hello)
+        ready = self._parsed(await self._socket.recv())
+        assert isinstance(ready, dict), "media before the message `ready`"
+        self.ready, self._resume = ready, str(ready["resume"])
 
-    @staticmethod
-    def _parsed(received: str | bytes) -> dict[str, Any]:
+    def _opened(self) -> ClientConnection:
+        if self._socket is None:
+            raise RuntimeError("open the session first")
+        return self._socket
+
+    def _parsed(self, received: str | bytes) -> Received:
+        if isinstance(received, bytes):
+            media = Media.parse(received)
+            self._serial = max(self._serial, media.serial)
+            return media
         table: dict[str, Any] = json.loads(received)
         if table["type"] == "error":
-            raise _error(table)
+            raise ServeError.of_body(table)
         return table
+
+    def _post(self, session: Mapping[str, object], queue: str) -> dict[str, Any]:
+        headers = {"content-type": "application/json", QUEUE_HEADER: queue}
+        if self._key is not None:
+            headers["authorization"] = f"Bearer {self._key}"
+        request = Request(f"{self._url}/v1/sessions", json.dumps(session).encode(), headers)
+        try:
+            with urlopen(request, timeout=ANSWER_S) as answer:
+                fields: dict[str, Any] = json.load(answer)
+                return fields
+        except HTTPError as refused:
+            raise ServeError.of_body(json.load(refused)["error"]) from None
 
 
 class Client:
     """One session of a server, for programs without an event loop: runs an `AsyncClient` in a thread.
 
-    Parameters and methods are those of `AsyncClient`, but the methods block.
+    Parameters, attributes and methods are those of `AsyncClient`; the methods block.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -240,11 +236,11 @@ class Client:
         self._wait(self._client.open(**session))
         return self
 
-    def resume(self, *, buffer: int = 1) -> None:
+    def resume(self) -> None:
         """Reconnect after the socket was lost; see `AsyncClient.resume`."""
-        self._wait(self._client.resume(buffer=buffer))
+        self._wait(self._client.resume())
 
-    def messages(self) -> Iterator[Media | dict[str, Any]]:
+    def messages(self) -> Iterator[Received]:
         """Yield media and JSON messages as they arrive; see `AsyncClient.messages`."""
         coming = self._client.messages()
         with suppress(StopAsyncIteration):
@@ -252,16 +248,12 @@ class Client:
                 yield self._wait(anext(coming))  # type: ignore[arg-type]
 
     def send(self, kind: str, **fields: object) -> str:
-        """Send a control; return the control's id."""
+        """Send a message; see `AsyncClient.send`."""
         return self._wait(self._client.send(kind, **fields))
 
     def send_audio(self, samples: NDArray[np.int16], *, last: bool = False) -> str:
         """Send samples of the voice; see `AsyncClient.send_audio`."""
         return self._wait(self._client.send_audio(samples, last=last))
-
-    def acknowledge(self, chunk: int) -> None:
-        """Tell the server that all chunks up to number ``chunk`` were shown."""
-        self._wait(self._client.acknowledge(chunk))
 
     def close(self) -> None:
         """End the session."""
@@ -269,51 +261,3 @@ class Client:
 
     def _wait(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-def speech(url: str, text: str, *, api_key: str | None = None, **fields: object) -> Iterator[bytes]:
-    """Yield the parts of a sound file with a spoken text, as they arrive.
-
-    Parameters
-    ----------
-    url, api_key
-        The server's address and API key; see `AsyncClient`.
-    text : str
-        The text.
-    **fields
-        Fields of ``POST /v1/audio/speech``: response_format, seed, ref_audio, ref_text.
-
-    Raises
-    ------
-    ServeError
-        If the server refuses the request, with the server's code and message.
-    """
-    with _posted(f"{url.rstrip('/')}/v1/audio/speech", {"input": text, **fields}, api_key, {}) as answer:
-        while part := answer.read1():
-            yield part
-
-
-def _posted(
-    url: str, table: Mapping[str, object], key: str | None, headers: Mapping[str, str]
-) -> HTTPResponse:
-    """Return the answer to a JSON body; ServeError if it is a refusal."""
-    headers = {"content-type": "application/json", **headers}
-    if key is not None:
-        headers["authorization"] = f"Bearer {key}"
-    try:
-        answer: HTTPResponse = urlopen(
-            Request(url, json.dumps(table).encode(), headers, method="POST"), timeout=30
-        )
-        return answer
-    except HTTPError as refused:
-        raise _error(json.load(refused)["error"]) from None
-
-
-def _error(table: dict[str, Any]) -> ServeError:
-    code = table["code"] if table["code"] in KINDS else "internal"
-    facts = {
-        name: table[name]
-        for name in table
-        if name not in ("type", "code", "message", "retryable", "retry_after")
-    }
-    return ServeError(code, str(table["message"]), retry_after=table.get("retry_after"), facts=facts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -120,3 +122,14 @@ class ServeError(Exception):
         if self.retry_after is not None:
             table["retry_after"] = round(self.retry_after, 3)
         return table
+
+    @classmethod
+    def of_body(cls, table: Mapping[str, Any]) -> ServeError:
+        """Return the error from a JSON object that `body` returned; a code of a newer server becomes ``internal``."""
+        known = ("type", "code", "message", "retryable", "retry_after")
+        return cls(
+            table["code"] if table["code"] in KINDS else "internal",
+            str(table["message"]),
+            retry_after=table.get("retry_after"),
+            facts={name: value for name, value in table.items() if name not in known},
+        )

@@ -295,7 +295,7 @@ async def _play(client: AsyncClient, load: Load, view: View, came: asyncio.Queue
         shown += count
         if not load.at_once:
             await asyncio.sleep(end - time.monotonic())
-        await client.acknowledge(chunk)
+        await client.send("ack", chunk=chunk)
 
 
 def decoded(media: Media) -> Any:

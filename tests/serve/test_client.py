@@ -1,4 +1,4 @@
-"""The client for programs without an event loop, and what both clients do besides one stream."""
+"""The client for programs without an event loop."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-from seko_serve.client import Client, speech
+from seko_serve.client import Client
 from seko_serve.errors import ServeError
 from seko_serve.protocol import Media
 
 from .conftest import Starter
 from .test_server import PROMPT, alone, pictures
-from .test_speech import levels, opener, said_alone
 
 
 def watched(client: Client, chunks: int) -> list[Media]:
@@ -23,7 +22,7 @@ def watched(client: Client, chunks: int) -> list[Media]:
         if isinstance(received, Media):
             media.append(received)
         elif received["type"] == "chunk":
-            client.acknowledge(received["chunk"])
+            client.send("ack", chunk=received["chunk"])
             chunks -= 1
             if not chunks:
                 break
@@ -56,11 +55,3 @@ def test_one_that_waits_in_line_gets_in_when_a_row_is_free(start: Starter) -> No
         waiting.join(60)
         assert len(watched(second, 1)) > 0
         second.close()
-
-
-def test_speech_comes_part_by_part(start: Starter) -> None:
-    server = start(opener)
-    content = b"".join(speech(server.url, "hallo", seed=4, response_format="pcm"))
-    assert np.array_equal(np.frombuffer(content, "<i2"), levels(said_alone("hallo", seed=4)))
-    with pytest.raises(ServeError, match="with words"):
-        next(speech(server.url, "..."))

@@ -93,7 +93,7 @@ def test_keys_that_are_held_stay_held_across_a_stop(start: Starter, tmp_path: Pa
         async for received in client.messages():
             if isinstance(received, dict) and received["type"] == "received":
                 break
-        await client.acknowledge(1)
+        await client.send("ack", chunk=1)
         more, _ = await watch(client, 2)
         return media + more
 
@@ -329,7 +329,7 @@ def test_another_socket_with_the_token_takes_over(start: Starter) -> None:
         client = await new_client().open(codecs=["rgb24"], prompt=PROMPT, seed=3)
         media, _ = await watch(client, 2)
         again = new_client()
-        again._id, again._codecs, again._resume = client._id, client._codecs, client._resume
+        again._id, again._hello, again._resume = client._id, client._hello, client._resume
         again._serial = client._serial
         await again.resume()
         more, _ = await watch(again, 3)

@@ -66,7 +66,7 @@ async def watch(
         told.append(received)
         if received["type"] == "chunk":
             if acknowledge:
-                await client.acknowledge(received["chunk"])
+                await client.send("ack", chunk=received["chunk"])
             chunks -= 1
             if not chunks:
                 break
@@ -132,7 +132,7 @@ def test_a_viewer_that_acknowledges_nothing_gets_two_chunks_and_another_one_goes
         facts = {one["id"]: one["chunks"] for one in http(f"{server.url}/v1/sessions")[1]["data"]}
         assert facts[quiet._id] == 2
         assert facts[other._id] >= 8
-        await quiet.acknowledge(1)
+        await quiet.send("ack", chunk=1)
         await watch(quiet, 2)
 
     run(test, server)
@@ -177,7 +177,7 @@ def test_pause_and_play_stop_and_go_on_where_it_stood(start: Starter) -> None:
             if isinstance(received, Media):
                 media.append(received)
             elif received["type"] == "chunk":
-                await client.acknowledge(received["chunk"])
+                await client.send("ack", chunk=received["chunk"])
             elif received["type"] == "state":
                 assert received["paused"]
                 break

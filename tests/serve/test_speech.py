@@ -144,7 +144,7 @@ def test_pieces_of_a_text_are_spoken_as_they_are_written(start: Starter) -> None
                     if not until:
                         return
                 elif received["type"] == "chunk":
-                    await client.acknowledge(received["chunk"])
+                    await client.send("ack", chunk=received["chunk"])
 
         for piece in ("ha", "ll"):
             await client.send("text", text=piece)
