@@ -187,8 +187,8 @@ class BuildOptions:
         f"{_either(VAES.values())}: video out, start images in.", Group.MEDIA, common=True
     )
     vae_kind: str | None = _option(
-        "The kind of the file of --vae, where only its name would tell: taehv or lighttae. Default: lighttae for a file "
-        "with this word in its name. The build says which.",
+        "The kind of the file of --vae, where only its name would tell: taehv or lighttae. Default: lighttae for a "
+        "file with this word in its name. The build says which.",
         Group.MEDIA,
     )
     text_encoder: Path | None = _option(
