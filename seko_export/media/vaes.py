@@ -15,6 +15,7 @@ from seko_export.media.vae import Vae
 # Folders of this package, each with a `VAE` in vae.py, and what options and messages say of its files.
 VAES: dict[str, str] = {
     "wan_vae": "a Wan VAE (.pth, safetensors, diffusers folder)",
+    "taehv": "a tiny decoder (TAEHV, LightTAE: .pth, safetensors)",
 }
 
 
