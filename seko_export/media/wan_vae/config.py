@@ -132,7 +132,7 @@ class WanVaeConfig(VaeConfig):
     @property
     def title(self) -> str:
         """Name of the VAE in words."""
-        return f"Wan 2.1 VAE of base_dim {self.base_dim}"
+        return f"Wan {'2.2' if self.is_residual else '2.1'} VAE of base_dim {self.base_dim}"
 
     @property
     def latent_channels(self) -> int:
