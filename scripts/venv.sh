@@ -59,13 +59,13 @@ seko_make_venv() { # $1: the extra to install, "" or "dev"
     echo "$wanted" >"$stamp"
 }
 
-seko_add_serve() { # the server's distribution, behind the base environment
+seko_add_serve() { # the server's distribution, behind the base environment; $1: extras such as "ray,s3", or nothing
     [ -n "${SEKO_PYTHON:-}" ] && return 0
-    local stamp=.venv/seko-installed-serve wanted
+    local stamp=.venv/seko-installed-serve${1:+-$1} wanted
     wanted=$(cat runtime/pyproject.toml serve/pyproject.toml scripts/constraints.txt | cksum)
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return 0
     seko_ticking "installing seko-serve and what it needs" "$PYTHON" -m pip install --quiet --disable-pip-version-check \
-        --constraint scripts/constraints.txt --no-build-isolation -e ./serve || return
+        --constraint scripts/constraints.txt --no-build-isolation -e "./serve${1:+[$1]}" || return
     echo "$wanted" >"$stamp"
 }
 

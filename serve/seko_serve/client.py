@@ -36,6 +36,7 @@ from seko_serve.protocol import (
 ANSWER_S, CLOSE_S = 30.0, 10.0  # for the server's answer to a request, and to a close
 MOST_BYTES = 64 << 20  # of one message: a raw frame may be large
 Received = Media | dict[str, Any]
+NO_HEADERS: Mapping[str, str] = {}
 ResultT = TypeVar("ResultT")
 
 
@@ -58,7 +59,7 @@ class AsyncClient:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url, self._key = url.rstrip("/"), api_key
         self._socket: ClientConnection | None = None
-        self._id = self._resume = ""
+        self._id = self._resume = self._socket_url = ""
         self._serial, self._controls = NONE_SEEN, 0
         self._hello: dict[str, object] = {}
         self.ready: dict[str, Any] = {}
@@ -106,12 +107,18 @@ class AsyncClient:
                     raise
                 await asyncio.sleep(refused.retry_after or 1.0)
         self._id = str(opened["id"])
+        self._move_to(str(opened["url"]))
         self._hello = {"codecs": list(codecs), "audio": list(audio), "buffer": buffer}
         await self._connect(f"{TICKET_PREFIX}{opened['ticket']}")
         return self
 
     async def resume(self) -> None:
-        """Reconnect after the socket was lost; the server sends the missed messages again."""
+        """Reconnect after the socket was lost; the server sends the missed messages again. A gateway of several
+        servers is asked first which of them has the session, or can continue it.
+        """
+        if not self._socket_url.startswith(self._own_address):
+            session = await asyncio.to_thread(self._asked, f"/v1/sessions/{self._id}", None)
+            self._move_to(str(session["url"]))
         seen = "" if self._serial == NONE_SEEN else self._serial
         await self._connect(f"{RESUME_PREFIX}{self._resume}.{seen}")
 
@@ -167,7 +174,7 @@ class AsyncClient:
     async def _connect(self, entrance: str) -> None:
         await self.drop()
         self._socket = await connect(
-            f"ws{self._url.removeprefix('http')}/v1/sessions/{self._id}/stream",
+            self._socket_url,
             subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(entrance)],
             max_size=MOST_BYTES,
             compression=None,
@@ -177,6 +184,15 @@ class AsyncClient:
         ready = self._parsed(await self._socket.recv())
         assert isinstance(ready, dict), "media before the message `ready`"
         self.ready, self._resume = ready, str(ready["resume"])
+
+    @property
+    def _own_address(self) -> str:
+        """The address of the sockets of the server, or the gateway, that opened the session."""
+        return f"ws{self._url.removeprefix('http')}/"
+
+    def _move_to(self, url: str) -> None:
+        """Use the socket at this address, which a server gives without, a gateway with the server's name."""
+        self._socket_url = url if url.startswith("ws") else self._own_address[:-1] + url
 
     def _opened(self) -> ClientConnection:
         if self._socket is None:
@@ -195,9 +211,14 @@ class AsyncClient:
 
     def _post(self, session: Mapping[str, object], queue: str) -> dict[str, Any]:
         headers = {"content-type": "application/json", QUEUE_HEADER: queue}
-        if self._key is not None:
-            headers["authorization"] = f"Bearer {self._key}"
-        request = Request(f"{self._url}/v1/sessions", json.dumps(session).encode(), headers)
+        return self._asked("/v1/sessions", json.dumps(session).encode(), headers)
+
+    def _asked(
+        self, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
+    ) -> dict[str, Any]:
+        """Return the answer to a request; ServeError if it is a refusal."""
+        own = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
+        request = Request(f"{self._url}{path}", body, {**headers, **own})
         try:
             with urlopen(request, timeout=ANSWER_S) as answer:
                 fields: dict[str, Any] = json.load(answer)

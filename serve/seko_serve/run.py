@@ -72,10 +72,16 @@ class Server(uvicorn.Server):
         await self._application.stop()
 
 
-def server(settings: Settings) -> Server:
-    """Return a server with these settings that is not started yet."""
-    opener = partial(pool_of, settings.artifact, settings.device, settings.snapshot_key)
-    manager = SessionManager(settings, Device(opener))
+def device(settings: Settings) -> Device:
+    """Return the thread, not started yet, that opens the artifact of these settings."""
+    return Device(partial(pool_of, settings.artifact, settings.device, settings.snapshot_key))
+
+
+def server(settings: Settings, manager: SessionManager | None = None) -> Server:
+    """Return a server with these settings that is not started yet; `manager` has its sessions, if somebody else needs
+    them, too.
+    """
+    manager = manager or SessionManager(settings, device(settings))
     return Server(
         Application(settings, manager),
         host=settings.host,

@@ -1,0 +1,184 @@
+"""A box: one server of a fleet, which repeats its row and its leases in the directory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+
+from seko_serve.errors import ServeError
+from seko_serve.fleet.directory import (
+    BEAT_S,
+    BoxFacts,
+    Directory,
+    DirectoryError,
+    HeldError,
+    Lease,
+    Place,
+    TooManyError,
+)
+from seko_serve.live.device import Device
+from seko_serve.live.manager import SessionManager
+from seko_serve.live.saving import TAKEN
+from seko_serve.run import server
+from seko_serve.settings import Settings
+
+AGAIN_S = 1.0  # after which a client asks again
+_LOG = logging.getLogger("seko_serve")
+
+
+class Box:
+    """One server of a fleet.
+
+    A server that the directory does not answer goes on with the sessions that it has, and takes none: that no other
+    server can save these sessions is the work of the store of snapshots.
+
+    Parameters
+    ----------
+    settings : Settings
+        The server's settings, with the address to listen on; port 0 for any port.
+    device : Device
+        The thread that owns the artifact.
+    open_directory : callable
+        Returns the directory; called on the server's event loop.
+    digest : str
+        SHA-256 of the artifact's manifest.
+    public : str
+        Address for the sockets of clients, with ``{port}`` where the port goes; empty: the address that is listened on.
+    most : int
+        The most sessions in the whole fleet of a tenant; 0: any number.
+    accepts : bool
+        Whether the box takes new sessions.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        device: Device,
+        open_directory: Callable[[], Directory],
+        digest: str,
+        *,
+        public: str = "",
+        most: int = 0,
+        accepts: bool = True,
+    ) -> None:
+        self.name = secrets.token_hex(8)
+        self.accepts = accepts
+        self._settings, self._open_directory, self._digest = settings, open_directory, digest
+        self._public, self._most = public, most
+        self._manager = SessionManager(settings, device, self)
+        self._server = server(settings, self._manager)
+        self._directory: Directory | None = None
+        self._leases: dict[Place, Lease] = {}
+        self._answers = True
+
+    @property
+    def started(self) -> bool:
+        """Whether the server listens."""
+        return self._server.started
+
+    async def serve(self) -> None:
+        """Serve until `stop`, or a signal in the main thread; errors of opening the artifact are raised unchanged."""
+        self._directory = self._open_directory()
+        beating = asyncio.create_task(self._beat())
+        try:
+            await self._server.serve()
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+            try:
+                await self._directory.withdraw(self.name)
+                await self._directory.close()
+            except DirectoryError as error:
+                _LOG.warning("%s", error)
+
+    def stop(self) -> None:
+        """Have `serve` save all sessions, close their sockets and end. Any thread may call this."""
+        self._server.should_exit = True
+
+    # -- the leases of the sessions ----------------------------------------------------------------------------
+
+    async def claim(self, session: str, tenant: str) -> None:
+        """Take a session's lease; see `Leases.claim`."""
+        manifest = self._manager.device.manifest
+        place = Place(session, tenant, manifest.name, self._digest)
+        assert self._directory is not None  # else the server does not listen
+        try:
+            self._leases[place] = await self._directory.claim(place, self.name, self._most)
+        except HeldError:
+            raise ServeError("full", "another server has the session", retry_after=AGAIN_S) from None
+        except TooManyError:
+            raise ServeError(
+                "too_many_requests",
+                f"the key has {self._most} sessions, the most that it may have",
+                retry_after=AGAIN_S,
+            ) from None
+        except DirectoryError as error:
+            _LOG.error("%s", error)
+            raise ServeError(
+                "full", "the directory of sessions does not answer", retry_after=AGAIN_S
+            ) from None
+
+    async def release(self, session: str) -> None:
+        """Give up a session's lease; see `Leases.release`."""
+        place = next((place for place in self._leases if place.session == session), None)
+        if place is None or self._directory is None:
+            return
+        lease = self._leases.pop(place)
+        try:
+            await self._directory.release(session, place.tenant, lease)
+        except DirectoryError as error:
+            _LOG.warning("%s", error)  # the lease ends by itself
+
+    # -- the directory -----------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        """Repeat the row and the leases."""
+        while True:
+            if self._server.started:
+                try:
+                    await self._repeat()
+                    self._answers = True
+                except DirectoryError as error:
+                    if self._answers:
+                        _LOG.error("%s", error)
+                    self._answers = False
+            await asyncio.sleep(BEAT_S if self._server.started else 0.05)
+
+    async def _repeat(self) -> None:
+        directory = self._directory
+        assert directory is not None  # opened before
+        await directory.announce(self.facts())
+        leases = dict(self._leases)
+        for place, lease in zip(leases, (await directory.renew(leases)).values(), strict=True):
+            if self._leases.get(place) != leases[place] or lease == leases[place]:
+                continue
+            if lease is None:  # the directory forgot it, or did not answer for long
+                try:
+                    self._leases[place] = await directory.claim(place, self.name, 0)
+                    continue
+                except HeldError:
+                    pass
+            session = self._manager.sessions.get(place.session)
+            if session is not None:
+                session.finish(ServeError("conflict", TAKEN))
+
+    def facts(self) -> BoxFacts:
+        """Return the box's row; the server must have started."""
+        manager, settings = self._manager, self._settings
+        (listener,) = self._server.servers
+        port = listener.sockets[0].getsockname()[1]
+        secure = "" if settings.tls_key is None else "s"
+        return BoxFacts(
+            self.name,
+            self._public.format(port=port) if self._public else f"ws{secure}://{settings.host}:{port}",
+            f"http{secure}://{settings.host}:{port}",
+            manager.device.manifest.name,
+            self._digest,
+            manager.capacity,
+            0 if manager.stopping else manager.admission.free,
+            manager.admission.waiting,
+            len(manager.sessions),
+            self.accepts and not manager.stopping,
+        )

@@ -1,0 +1,99 @@
+"""Requests from a gateway to boxes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seko_serve.fleet.directory import BoxFacts
+
+ANSWER_S = 5.0  # for which an answer's beginning is waited for; opening a session encodes its prompt
+CONNECT_S = 2.0
+
+
+class BoxGoneError(Exception):
+    """Nothing listens at the box's address: its process has ended."""
+
+
+class BoxSilentError(Exception):
+    """The box does not answer in time, or breaks off its answer."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A box's answer.
+
+    Parameters
+    ----------
+    status : int
+        HTTP status.
+    headers : mapping of str to str
+        Headers, with names in small letters.
+    body : bytes
+        The body.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The JSON object of the body; empty if the body is none."""
+        try:
+            table = json.loads(self.body)
+        except ValueError:
+            return {}
+        return table if isinstance(table, dict) else {}
+
+    @property
+    def code(self) -> str:
+        """The code of the error that the box answered; empty if it answered none."""
+        error = self.table.get("error") if self.status >= 400 else None
+        return str(error.get("code", "")) if isinstance(error, dict) else ""
+
+
+class Boxes:
+    """A gateway's connections to boxes; use it on one event loop."""
+
+    def __init__(self) -> None:
+        import aiohttp
+
+        self._library = aiohttp
+        self._client = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_S, sock_read=ANSWER_S),
+            connector=aiohttp.TCPConnector(limit=0),
+            auto_decompress=False,
+        )
+
+    async def ask(
+        self, box: BoxFacts, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> Answer:
+        """Send a request, and return the whole answer.
+
+        Raises
+        ------
+        BoxGoneError
+            If nothing listens at the box's address.
+        BoxSilentError
+            If the box does not answer.
+        """
+        library = self._library
+        try:
+            async with self._client.request(
+                method, box.inside + path, headers=headers, data=body or None, allow_redirects=False
+            ) as answer:
+                fields = {name.lower(): value for name, value in answer.headers.items()}
+                return Answer(answer.status, fields, await answer.read())
+        except library.ClientConnectorError as error:
+            if isinstance(error.os_error, ConnectionRefusedError):
+                raise BoxGoneError(box.name) from None
+            raise BoxSilentError(box.name) from None
+        except (TimeoutError, library.ClientError, OSError):
+            raise BoxSilentError(box.name) from None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.close()

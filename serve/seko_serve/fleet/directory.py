@@ -1,0 +1,243 @@
+"""The directory of a fleet: which boxes there are, and which box has the lease of a session.
+
+A box is one server process with one artifact. Boxes repeat their rows and leases every `BEAT_S` seconds; what is not
+repeated for `LEASE_S` seconds is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+BEAT_S = 2.0
+LEASE_S = 6.0
+KEEP_S = 3600.0  # for which a session without a lease is remembered
+
+
+@dataclass(frozen=True)
+class BoxFacts:
+    """A box's row.
+
+    Parameters
+    ----------
+    name : str
+        Name of the box's process; a process that starts again has another one.
+    url : str
+        Address for the sockets of clients, such as ``ws://10.0.0.7:41000``.
+    inside : str
+        Address for the gateways, such as ``http://10.0.0.7:41000``.
+    model, digest : str
+        The artifact's name and SHA-256.
+    capacity, free, waiting, sessions : int
+        The most sessions; how many more would be admitted by measured call times; requests in the box's queue; open
+        sessions.
+    accepts : bool
+        Whether the box takes new sessions; a box that is retired takes only sessions of its digest that come back.
+    """
+
+    name: str
+    url: str
+    inside: str
+    model: str
+    digest: str
+    capacity: int
+    free: int
+    waiting: int
+    sessions: int
+    accepts: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the directory remembers of a session when no box has it.
+
+    Parameters
+    ----------
+    session, tenant : str
+        The session's id, and its owner's name.
+    model, digest : str
+        Name and SHA-256 of the artifact that the session needs.
+    """
+
+    session: str
+    tenant: str
+    model: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The lease of a session.
+
+    Parameters
+    ----------
+    box : str
+        Name of the box that has the session.
+    fence : int
+        Number of the lease; a later lease has a higher number, unless the directory has lost its memory.
+    """
+
+    box: str
+    fence: int
+
+
+class DirectoryError(Exception):
+    """The directory does not answer."""
+
+
+class HeldError(Exception):
+    """Another box has the session's lease."""
+
+
+class TooManyError(Exception):
+    """The tenant has as many sessions as it may have."""
+
+
+class Directory(Protocol):
+    """The interface of a directory. Every method raises a DirectoryError if the directory does not answer."""
+
+    async def announce(self, box: BoxFacts) -> None:
+        """Write a box's row for `LEASE_S` seconds."""
+
+    async def withdraw(self, box: str) -> None:
+        """Remove a box's row."""
+
+    async def boxes(self) -> list[BoxFacts]:
+        """Return the rows of all boxes, in the order of their names."""
+
+    async def claim(self, place: Place, box: str, most: int) -> Lease:
+        """Take a session's lease for `LEASE_S` seconds.
+
+        Parameters
+        ----------
+        place : Place
+            What is remembered of the session for `KEEP_S` seconds.
+        box : str
+            Name of the box that takes the lease.
+        most : int
+            The most sessions with a lease that the tenant may have; 0: any number.
+
+        Raises
+        ------
+        HeldError
+            If there is a lease of the session.
+        TooManyError
+            If the tenant has ``most`` sessions.
+        """
+
+    async def renew(self, leases: Mapping[Place, Lease]) -> dict[str, Lease | None]:
+        """Prolong leases by `LEASE_S` seconds, and return the lease that each session has now, by the session's id.
+
+        A lease that is not the given one was taken by another box meanwhile; with None there is no lease any more.
+        """
+
+    async def release(self, session: str, tenant: str, lease: Lease) -> None:
+        """End a session's lease, if it is still this one."""
+
+    async def find(self, session: str) -> tuple[Place | None, Lease | None]:
+        """Return what is remembered of a session, and its lease."""
+
+    async def note(self, video: str, box: str) -> None:
+        """Remember for two hours which box makes a video."""
+
+    async def noted(self, video: str) -> str | None:
+        """Return the box that makes a video."""
+
+    async def close(self) -> None:
+        """Close the connection to the directory."""
+
+
+NOTE_S = 7200.0
+
+
+class MemoryDirectory:
+    """A directory in the memory of one process; see `Directory`.
+
+    Parameters
+    ----------
+    clock : callable
+        Returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._boxes: dict[str, tuple[BoxFacts, float]] = {}  # with the time at which the row ends
+        self._leases: dict[str, tuple[Lease, str, float]] = {}  # with the tenant
+        self._places: dict[str, tuple[Place, float]] = {}
+        self._notes: dict[str, tuple[str, float]] = {}
+        self._fence = 0
+
+    async def announce(self, box: BoxFacts) -> None:
+        """Write a box's row."""
+        self._boxes[box.name] = box, self._clock() + LEASE_S
+
+    async def withdraw(self, box: str) -> None:
+        """Remove a box's row."""
+        self._boxes.pop(box, None)
+
+    async def boxes(self) -> list[BoxFacts]:
+        """Return the rows of all boxes."""
+        self._expire()
+        return [self._boxes[name][0] for name in sorted(self._boxes)]
+
+    async def claim(self, place: Place, box: str, most: int) -> Lease:
+        """Take a session's lease."""
+        self._expire()
+        if place.session in self._leases:
+            raise HeldError
+        if most and sum(tenant == place.tenant for _, tenant, _ in self._leases.values()) >= most:
+            raise TooManyError
+        self._fence += 1
+        lease = Lease(box, self._fence)
+        self._hold(place, lease)
+        return lease
+
+    async def renew(self, leases: Mapping[Place, Lease]) -> dict[str, Lease | None]:
+        """Prolong leases."""
+        self._expire()
+        found: dict[str, Lease | None] = {}
+        for place, lease in leases.items():
+            held = self._leases.get(place.session)
+            found[place.session] = None if held is None else held[0]
+            if found[place.session] == lease:
+                self._hold(place, lease)
+        return found
+
+    async def release(self, session: str, tenant: str, lease: Lease) -> None:
+        """End a session's lease."""
+        del tenant
+        held = self._leases.get(session)
+        if held is not None and held[0] == lease:
+            del self._leases[session]
+
+    async def find(self, session: str) -> tuple[Place | None, Lease | None]:
+        """Return what is remembered of a session."""
+        self._expire()
+        place, held = self._places.get(session), self._leases.get(session)
+        return None if place is None else place[0], None if held is None else held[0]
+
+    async def note(self, video: str, box: str) -> None:
+        """Remember which box makes a video."""
+        self._notes[video] = box, self._clock() + NOTE_S
+
+    async def noted(self, video: str) -> str | None:
+        """Return the box that makes a video."""
+        self._expire()
+        note = self._notes.get(video)
+        return None if note is None else note[0]
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    def _hold(self, place: Place, lease: Lease) -> None:
+        now = self._clock()
+        self._leases[place.session] = lease, place.tenant, now + LEASE_S
+        self._places[place.session] = place, now + KEEP_S
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for table in (self._boxes, self._leases, self._places, self._notes):
+            rows: dict[str, tuple[object, ...]] = table  # type: ignore[assignment]
+            for name in [name for name, row in rows.items() if row[-1] <= now]:  # type: ignore[operator]
+                del rows[name]

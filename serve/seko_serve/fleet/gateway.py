@@ -1,0 +1,398 @@
+"""The gateway: one address for all boxes. It says which box a session is at; sockets go to the boxes themselves.
+
+A gateway keeps nothing that another gateway lacks: there may be several, and each may be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+import seko_serve
+from seko_serve.errors import ServeError
+from seko_serve.fleet.boxes import Answer, Boxes, BoxGoneError, BoxSilentError
+from seko_serve.fleet.choice import in_order
+from seko_serve.fleet.directory import BoxFacts, Directory, DirectoryError
+from seko_serve.http.access import Access
+from seko_serve.http.bodies import Refusals, raw_body
+from seko_serve.http.openings import MAX_OPENING_BYTES
+from seko_serve.http.videos import MAX_LISTED
+from seko_serve.metrics import PREFIX, Metrics
+from seko_serve.protocol import JOIN, QUEUE_HEADER
+from seko_serve.settings import Settings
+
+FRESH_S = 0.25  # for which the rows of boxes are kept
+TRIED = 3  # boxes that a request is sent to, one after another
+AGAIN_S = 1.0  # after which a client asks again
+GROUPS = ("model", "digest", "box")
+ADMIT_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+PASSED = ("content-type", "content-disposition", "content-range", "accept-ranges", "retry-after", "etag")
+_LOG = logging.getLogger("seko_serve")
+
+
+class Gateway:
+    """The routes of a gateway.
+
+    Parameters
+    ----------
+    settings : Settings
+        Keys, allowed origins and rates.
+    open_directory : callable
+        Returns the directory; called on the gateway's event loop.
+    """
+
+    _directory: Directory
+    _boxes: Boxes
+
+    def __init__(self, settings: Settings, open_directory: Callable[[], Directory]) -> None:
+        self._access, self._open_directory = Access(settings), open_directory
+        self._metrics = Metrics()
+        self._refusals = Refusals(self._metrics)
+        self._rows: list[BoxFacts] = []
+        self._read_at = float("-inf")
+        self._promised: Counter[str] = Counter()  # sessions sent to a box since its row was read
+        self._reading = asyncio.Lock()
+        self._registry = CollectorRegistry()
+        self._admitting = Histogram(
+            "gateway_admit_seconds",
+            "From a request for a session to a box's answer",
+            namespace=PREFIX,
+            registry=self._registry,
+            buckets=ADMIT_S,
+        )
+
+    def app(self) -> ASGIApp:
+        """Return the ASGI application, whose lifespan opens and closes the directory."""
+        routes = [
+            Route("/health", lambda _: JSONResponse({"status": "ok"})),
+            Route("/ready", self._ready),
+            Route("/version", lambda _: JSONResponse({"version": seko_serve.__version__})),
+            Route("/metrics", self._figures),
+            Route("/v1/models", self._models),
+            Route("/v1/sessions", self._open, methods=["POST"]),
+            Route("/v1/sessions", self._sessions, methods=["GET"]),
+            Route("/v1/queue", self._queue),
+            Route("/v1/sessions/{name}", self._session, methods=["GET", "PATCH", "DELETE"]),
+            Route("/v1/videos", self._new_video, methods=["POST"]),
+            Route("/v1/videos", self._videos, methods=["GET"]),
+            Route("/v1/videos/{name}", self._video, methods=["GET", "DELETE"]),
+            Route("/v1/videos/{name}/content", self._video, methods=["GET"]),
+        ]
+        handlers: dict[Any, Any] = {
+            ServeError: self._refusals.known,
+            DirectoryError: self._no_directory,
+            HTTPException: self._refusals.of_routing,
+            Exception: self._refusals.unknown,
+        }
+        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        self._directory, self._boxes = self._open_directory(), Boxes()
+        try:
+            yield
+        finally:
+            await self._boxes.close()
+            with suppress(DirectoryError):
+                await self._directory.close()
+
+    async def _no_directory(self, request: Request, error: DirectoryError) -> Response:
+        _LOG.error("%s", error)
+        fault = ServeError("full", "the directory of sessions does not answer", retry_after=AGAIN_S)
+        return await self._refusals.known(request, fault)
+
+    # -- what the gateway answers itself -----------------------------------------------------------------------
+
+    async def _ready(self, _: Request) -> Response:
+        boxes = [box for box in await self._known() if box.accepts]
+        if not boxes:
+            raise ServeError("full", "no box accepts sessions", retry_after=AGAIN_S)
+        return JSONResponse(
+            {
+                "status": "ready",
+                "free": sum(box.free for box in boxes),
+                "capacity": sum(box.capacity for box in boxes),
+                "boxes": len(boxes),
+            }
+        )
+
+    async def _figures(self, request: Request) -> Response:
+        if not self._access.from_this_machine(request):
+            self._access.tenant(request)
+        boxes = await self._known()
+        registry = CollectorRegistry()
+        registry.register(_Rows(boxes))
+        refused = CollectorRegistry()
+        refused.register(self._metrics.refused)
+        text = b"".join(map(generate_latest, (registry, self._registry, refused)))
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    # -- sessions ----------------------------------------------------------------------------------------------
+
+    async def _open(self, request: Request) -> Response:
+        began = time.monotonic()
+        self._access.check_page(request)
+        token = request.headers.get(QUEUE_HEADER, "")
+        if token in ("", JOIN):
+            self._access.opener(request)
+        body = await raw_body(request, MAX_OPENING_BYTES)
+        boxes = await self._with_model(body)
+        wanted, _, inner = token.partition(".")
+        waiting = [box for box in boxes if inner and box.name == wanted]
+        headers = _headers(request)
+        if token:  # at a box that is gone the place is lost: a new one at another box
+            headers[QUEUE_HEADER] = inner if waiting else JOIN
+        box, answer = await self._first(waiting or boxes, "POST", "/v1/sessions", headers, body)
+        self._admitting.observe(time.monotonic() - began)
+        if answer.status < 400:
+            self._promised[box.name] += 1
+        return _rewritten(answer, box)
+
+    async def _queue(self, request: Request) -> Response:
+        name, _, inner = request.headers.get(QUEUE_HEADER, "").partition(".")
+        box = self._named(await self._known(), name)
+        if box is None:
+            raise ServeError("not_found", "there is no such place in the queue")
+        headers = {**_headers(request), QUEUE_HEADER: inner}
+        return _rewritten((await self._first([box], "GET", "/v1/queue", headers))[1], box)
+
+    async def _sessions(self, request: Request) -> Response:
+        answers = await self._all(await self._known(), request, "/v1/sessions")
+        own = [_placed(session, box) for box, answer in answers for session in answer.table.get("data", [])]
+        return JSONResponse({"object": "list", "data": own})
+
+    async def _session(self, request: Request) -> Response:
+        """Answer from the box that has the session; for a session that no box has, from one that may resume it."""
+        self._access.check_page(request)
+        name = request.path_params["name"]
+        body = await raw_body(request, 1 << 20)
+        place, lease = await self._directory.find(name)
+        boxes = await self._known()
+        path, headers = f"/v1/sessions/{name}", _headers(request)
+        if lease is not None:
+            holder = self._named(boxes, lease.box)
+            try:
+                if holder is not None:
+                    return _rewritten(
+                        await self._boxes.ask(holder, request.method, path, headers, body), holder
+                    )
+            except BoxGoneError:
+                await self._directory.withdraw(lease.box)
+                boxes = [box for box in boxes if box is not holder]
+            except BoxSilentError:
+                raise ServeError("full", "the session's box does not answer", retry_after=AGAIN_S) from None
+            # Its process has ended, or was silent for longer than its row lasts: others need not wait for the lease.
+            await self._directory.release(name, "" if place is None else place.tenant, lease)
+        if place is not None:
+            candidates = in_order(boxes, self._promised, digest=place.digest)
+            if not candidates:
+                raise ServeError("full", "no box has the session's artifact", retry_after=AGAIN_S)
+            box, answer = await self._first(candidates, request.method, path, headers, body)
+            return _rewritten(answer, box)
+        for box in _one_for_each_digest(in_order(boxes, self._promised, digest=None)):
+            _, answer = await self._first([box], request.method, path, headers, body)
+            if answer.status != 404:
+                return _rewritten(answer, box)
+        raise ServeError("not_found", "there is no such session")
+
+    # -- models and videos -------------------------------------------------------------------------------------
+
+    async def _models(self, request: Request) -> Response:
+        boxes = _one_for_each_digest(in_order(await self._known(), self._promised))
+        answers = await self._all(boxes, request, "/v1/models")
+        models = {model["id"]: model for _, answer in answers for model in answer.table.get("data", [])}
+        return JSONResponse({"object": "list", "data": list(models.values())})
+
+    async def _new_video(self, request: Request) -> Response:
+        self._access.check_page(request)
+        self._access.opener(request)
+        body = await raw_body(request, MAX_OPENING_BYTES)
+        boxes = await self._with_model(body)
+        box, answer = await self._first(boxes, "POST", "/v1/videos", _headers(request), body)
+        if answer.status < 400:
+            await self._directory.note(str(answer.table.get("id")), box.name)
+        return _passed(answer)
+
+    async def _videos(self, request: Request) -> Response:
+        """Answer the newest videos of all boxes; ``after`` is the id of a video, as on one box."""
+        query = request.query_params
+        limit = query.get("limit", "20")
+        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:4]) <= MAX_LISTED):
+            raise ServeError("bad_request", f"limit is no whole number from 1 to {MAX_LISTED}")
+        answers = await self._all(await self._known(), request, f"/v1/videos?limit={MAX_LISTED}")
+        videos = [video for _, answer in answers for video in answer.table.get("data", [])]
+        newest_first = query.get("order", "desc") != "asc"
+        videos.sort(key=lambda video: (video["created_at"], video["id"]), reverse=newest_first)
+        names = [video["id"] for video in videos]
+        if query.get("after") in names:
+            videos = videos[names.index(query["after"]) + 1 :]
+        page = videos[: int(limit)]
+        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": page,
+                "first_id": None,
+                "last_id": None,
+                **ends,
+                "has_more": len(videos) > len(page),
+            }
+        )
+
+    async def _video(self, request: Request) -> Response:
+        self._access.check_page(request)
+        box = self._named(await self._known(), await self._directory.noted(request.path_params["name"]) or "")
+        if box is None:
+            raise ServeError("not_found", "there is no such video, or its box has ended")
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return _passed((await self._first([box], request.method, path, _headers(request)))[1])
+
+    # -- boxes -------------------------------------------------------------------------------------------------
+
+    async def _known(self) -> list[BoxFacts]:
+        """Return the rows of all boxes, not older than `FRESH_S`."""
+        async with self._reading:
+            if not self._rows or time.monotonic() - self._read_at > FRESH_S:
+                rows = await self._directory.boxes()
+                before = {box.name: box for box in self._rows}
+                for box in rows:
+                    if before.get(box.name) != box:  # the row counts what was sent there
+                        self._promised.pop(box.name, None)
+                self._rows, self._read_at = rows, time.monotonic()
+            return self._rows
+
+    async def _with_model(self, body: bytes) -> list[BoxFacts]:
+        """Return the boxes for what a body asks for, the best first; ServeError if no box has the model."""
+        model, known = _model(body), await self._known()
+        if known and model is not None and all(box.model != model for box in known):
+            raise ServeError("not_found", "no box has this model")
+        return in_order(known, self._promised, model=model)
+
+    @staticmethod
+    def _named(boxes: Iterable[BoxFacts], name: str) -> BoxFacts | None:
+        return next((box for box in boxes if box.name == name), None)
+
+    async def _first(
+        self, boxes: list[BoxFacts], method: str, path: str, headers: dict[str, str], body: bytes = b""
+    ) -> tuple[BoxFacts, Answer]:
+        """Return the answer of the first of a few boxes that does not refuse for being full or stopping; if all refuse,
+        the first one's refusal; ServeError if none answers.
+        """
+        refused: tuple[BoxFacts, Answer] | None = None
+        for box in boxes[:TRIED]:
+            try:
+                answer = await self._boxes.ask(box, method, path, headers, body)
+            except BoxGoneError:
+                await self._directory.withdraw(box.name)
+                self._rows = [other for other in self._rows if other.name != box.name]
+                continue
+            except BoxSilentError:
+                continue
+            if answer.code not in ("full", "stopping"):
+                return box, answer
+            refused = refused or (box, answer)
+            if answer.table["error"].get("queue_token"):  # it waits there
+                break
+        if refused is None:
+            raise ServeError("full", "no box answers", retry_after=AGAIN_S)
+        return refused
+
+    async def _all(
+        self, boxes: Iterable[BoxFacts], request: Request, path: str
+    ) -> list[tuple[BoxFacts, Answer]]:
+        """Return the answers of all boxes that answer; ServeError if the key is refused."""
+        self._access.tenant(request)
+        headers = _headers(request)
+
+        async def ask(box: BoxFacts) -> tuple[BoxFacts, Answer] | None:
+            try:
+                return box, await self._boxes.ask(box, "GET", path, headers)
+            except (BoxGoneError, BoxSilentError):
+                return None
+
+        answers = await asyncio.gather(*map(ask, boxes))
+        return [answer for answer in answers if answer is not None]
+
+
+class _Rows(Collector):
+    """Prometheus gauges of the boxes' rows."""
+
+    def __init__(self, boxes: list[BoxFacts]) -> None:
+        self._boxes = boxes
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Yield the gauges."""
+        for field, meaning in (
+            ("capacity", "The most sessions of a box"),
+            ("free", "Further sessions that a box would admit"),
+            ("waiting", "Requests in a box's queue"),
+            ("sessions", "Open sessions of a box"),
+            ("accepts", "Whether a box takes new sessions"),
+        ):
+            gauge = GaugeMetricFamily(f"{PREFIX}_box_{field}", meaning, labels=GROUPS)
+            for box in self._boxes:
+                gauge.add_metric([box.model, box.digest[:16], box.name], float(getattr(box, field)))
+            yield gauge
+
+
+def _headers(request: Request) -> dict[str, str]:
+    """Return the headers of a request that a box needs."""
+    return {
+        name: request.headers[name]
+        for name in ("authorization", "content-type", "range")
+        if name in request.headers
+    }
+
+
+def _model(body: bytes) -> str | None:
+    """Return the model that a body of JSON names; forms name none, as far as a gateway reads them."""
+    if b'"model"' not in body:
+        return None
+    with suppress(ValueError, RecursionError):
+        table = json.loads(body)
+        if isinstance(table, dict) and isinstance(table.get("model"), str):
+            return str(table["model"])
+    return None
+
+
+def _one_for_each_digest(boxes: Iterable[BoxFacts]) -> list[BoxFacts]:
+    return list({box.digest: box for box in reversed(list(boxes))}.values())
+
+
+def _placed(session: dict[str, Any], box: BoxFacts) -> dict[str, Any]:
+    """Return a session's object with the whole address of its socket."""
+    return {**session, "url": box.url + session["url"]} if "url" in session else session
+
+
+def _rewritten(answer: Answer, box: BoxFacts) -> Response:
+    """Return a box's answer about a session: its socket's address is whole, and a place in the queue names the box."""
+    table = _placed(answer.table, box)
+    error = table.get("error")
+    if isinstance(error, dict) and error.get("queue_token"):
+        table["error"] = {**error, "queue_token": f"{box.name}.{error['queue_token']}"}
+    if not table:
+        return _passed(answer)
+    headers = {name: value for name, value in answer.headers.items() if name == "retry-after"}
+    return JSONResponse(table, answer.status, headers)
+
+
+def _passed(answer: Answer) -> Response:
+    """Return a box's answer as it is."""
+    headers = {name: value for name, value in answer.headers.items() if name in PASSED}
+    return Response(answer.body, answer.status, headers)

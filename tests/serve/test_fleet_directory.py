@@ -1,0 +1,251 @@
+"""The directory of a fleet, in memory and in a real Redis server: one lease a session, whoever asks and whenever."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from seko_serve.fleet import directory as directory_module
+from seko_serve.fleet.choice import in_order
+from seko_serve.fleet.directory import (
+    LEASE_S,
+    BoxFacts,
+    Directory,
+    DirectoryError,
+    HeldError,
+    Lease,
+    MemoryDirectory,
+    Place,
+    TooManyError,
+)
+
+SHORT_MS = 300  # of leases in Redis, whose clock cannot be set
+BOX = BoxFacts("box", "ws://box:1", "http://box:1", "model", "digest", 4, 4, 0, 0, True)
+
+
+class RedisServer:
+    """A redis-server of its own, without a file, that may be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self._folder = folder
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self, *more: str) -> None:
+        command = [
+            "redis-server",
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            str(self._folder),
+        ]
+        self._process = subprocess.Popen(
+            [*command, "--save", "", "--appendonly", "no", *more], stdout=subprocess.DEVNULL
+        )
+        while True:
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+                    connection.sendall(b"PING\r\n")
+                    if connection.recv(16).startswith(b"+PONG"):
+                        return
+            except OSError:
+                assert self._process.poll() is None
+                time.sleep(0.01)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    pytest.importorskip("redis", reason="needs seko-serve[ray]")
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server")
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+Test = Callable[[Directory, Callable[[], Awaitable[None]]], Awaitable[None]]
+
+
+@pytest.fixture(params=["memory", "redis"])
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
+    """Run a test with an empty directory, and with what waits until unrepeated leases have ended."""
+    if request.param == "memory":
+        clock = Clock()
+
+        async def pass_by() -> None:
+            clock.now += LEASE_S
+
+        return lambda test: asyncio.run(test(MemoryDirectory(clock), pass_by))  # type: ignore[arg-type]
+    server: RedisServer = request.getfixturevalue("redis_server")
+    from seko_serve.fleet import redis_directory
+
+    monkeypatch.setattr(redis_directory, "_LEASE_MS", SHORT_MS)
+
+    async def bounded(test: Test) -> None:
+        directory = redis_directory.RedisDirectory(server.url, request.node.name)
+        try:
+            await test(directory, lambda: asyncio.sleep(1.5 * SHORT_MS / 1000))
+        finally:
+            await directory.close()
+
+    return lambda test: asyncio.run(bounded(test))
+
+
+def place(session: str = "s", tenant: str = "t") -> Place:
+    return Place(session, tenant, "model", "digest")
+
+
+def test_rows_of_boxes_end_if_they_are_not_repeated(run: Callable[[Test], None]) -> None:
+    async def test(directory: Directory, pass_by: Callable[[], Awaitable[None]]) -> None:
+        assert await directory.boxes() == []
+        other = replace(BOX, name="other", free=0, accepts=False)
+        for row in (BOX, other):
+            await directory.announce(row)
+        assert await directory.boxes() == [BOX, other]
+        await directory.withdraw("box")
+        assert await directory.boxes() == [other]
+        await pass_by()
+        assert await directory.boxes() == []
+        await directory.announce(BOX)
+        assert await directory.boxes() == [BOX]
+
+    run(test)
+
+
+def test_a_session_has_one_lease_and_each_has_a_higher_number(run: Callable[[Test], None]) -> None:
+    async def test(directory: Directory, pass_by: Callable[[], Awaitable[None]]) -> None:
+        first = await directory.claim(place(), "a", 0)
+        assert first.box == "a"
+        for box in ("a", "b"):
+            with pytest.raises(HeldError):
+                await directory.claim(place(), box, 0)
+        assert await directory.find("s") == (place(), first)
+        assert await directory.renew({place(): first}) == {"s": first}
+        await pass_by()
+        assert await directory.find("s") == (place(), None)
+        assert await directory.renew({place(): first}) == {"s": None}
+        second = await directory.claim(place(), "b", 0)
+        assert second.fence > first.fence
+        assert await directory.renew({place(): first}) == {"s": second}
+        await directory.release("s", "t", first)
+        assert await directory.find("s") == (place(), second)
+        await directory.release("s", "t", second)
+        assert await directory.find("s") == (place(), None)
+        assert await directory.find("other") == (None, None)
+
+    run(test)
+
+
+def test_of_claims_at_once_one_succeeds(run: Callable[[Test], None]) -> None:
+    async def test(directory: Directory, _: Callable[[], Awaitable[None]]) -> None:
+        claims = [directory.claim(place(), f"box-{number}", 0) for number in range(20)]
+        results = await asyncio.gather(*claims, return_exceptions=True)
+        (lease,) = [result for result in results if isinstance(result, Lease)]
+        assert sum(isinstance(result, HeldError) for result in results) == 19
+        assert (await directory.find("s"))[1] == lease
+
+    run(test)
+
+
+def test_a_tenants_sessions_are_counted_over_all_boxes_while_their_leases_live(
+    run: Callable[[Test], None],
+) -> None:
+    async def test(directory: Directory, pass_by: Callable[[], Awaitable[None]]) -> None:
+        leases = [await directory.claim(place(name), box, 2) for name, box in (("one", "a"), ("two", "b"))]
+        with pytest.raises(TooManyError):
+            await directory.claim(place("three"), "c", 2)
+        await directory.claim(place("three", "another tenant"), "c", 2)
+        await directory.release("one", "t", leases[0])
+        await directory.claim(place("three of t"), "c", 2)
+        with pytest.raises(TooManyError):
+            await directory.claim(place("four"), "c", 2)
+        await pass_by()
+        await directory.claim(place("four"), "c", 2)
+
+    run(test)
+
+
+def test_a_video_is_found_at_its_box(run: Callable[[Test], None]) -> None:
+    async def test(directory: Directory, _: Callable[[], Awaitable[None]]) -> None:
+        assert await directory.noted("video") is None
+        await directory.note("video", "box")
+        assert await directory.noted("video") == "box"
+
+    run(test)
+
+
+def test_a_redis_that_ended_is_a_fault_and_one_that_starts_again_serves_again(
+    redis_server: RedisServer,
+) -> None:
+    from seko_serve.fleet.redis_directory import RedisDirectory
+
+    async def test() -> None:
+        directory = RedisDirectory(redis_server.url, "restarted")
+        lease = await directory.claim(place(), "a", 0)
+        redis_server.kill()
+        for call in (
+            directory.boxes(),
+            directory.claim(place("b"), "a", 0),
+            directory.renew({place(): lease}),
+        ):
+            with pytest.raises(DirectoryError):
+                await call
+        redis_server.start()  # without what it knew
+        assert await directory.renew({place(): lease}) == {"s": None}
+        assert (await directory.claim(place(), "a", 0)).box == "a"
+        await directory.close()
+
+    asyncio.run(test())
+
+
+def test_boxes_with_room_come_first_and_what_was_promised_counts() -> None:
+    rows = [
+        replace(BOX, name="full", free=0, waiting=1),
+        replace(BOX, name="queue", free=0, waiting=5),
+        replace(BOX, name="half", free=2),
+        replace(BOX, name="large", free=3, capacity=16),
+        replace(BOX, name="old", free=4, digest="old", accepts=False),
+        replace(BOX, name="other", free=4, model="other"),
+    ]
+
+    def names(promised: dict[str, int], **wanted: str) -> list[str]:
+        return [box.name for box in in_order(rows, promised, **wanted)]
+
+    assert names({}, model="model") == ["half", "large", "full", "queue"]
+    assert names({"half": 2}, model="model") == ["large", "half", "full", "queue"]
+    assert names({})[0] == "other"
+    assert names({}, digest="old") == ["old"]
+    assert names({}, digest="none") == []
+
+
+def test_a_lease_outlives_two_lost_repetitions() -> None:
+    assert directory_module.LEASE_S >= 3 * directory_module.BEAT_S

@@ -1,0 +1,169 @@
+"""Boxes behind a gateway on loopback: sessions go where room is, move, and never run twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seko_serve.client import AsyncClient
+from seko_serve.errors import ServeError
+from seko_serve.protocol import Media
+
+from .fleets import KEYS, Fleet, memory
+from .test_server import PROMPT, alone, http, pictures, watch
+
+pytest.importorskip("aiohttp", reason="needs seko-serve[ray]")
+LIMIT_S = 60.0
+
+
+def run(folder: Path, test: Callable[[Fleet], Awaitable[None]], **changes: Any) -> None:
+    async def bounded() -> None:
+        async with Fleet(folder, memory()).running(**changes) as fleet:
+            await asyncio.wait_for(test(fleet), LIMIT_S)
+
+    asyncio.run(bounded())
+
+
+async def ask(
+    fleet: Fleet, path: str, method: str = "GET", table: object = None, key: str = ""
+) -> tuple[int, Any]:
+    return await asyncio.to_thread(http, fleet.url + path, method, table, key)
+
+
+async def to_the_end(client: AsyncClient) -> tuple[list[Media], str]:
+    """Take what comes until the socket ends; return also the error's code."""
+    media: list[Media] = []
+    try:
+        async for received in client.messages():
+            if isinstance(received, Media):
+                media.append(received)
+    except ServeError as end:
+        return media, end.kind.code
+    return media, ""
+
+
+def test_a_drained_boxs_session_goes_on_at_another_box_with_the_bytes_of_one_stream(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        first = await fleet.box()
+        async with AsyncClient(fleet.url) as client:
+            await client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+            media = (await watch(client, 2))[0]
+            second = await fleet.box()
+            stopping = asyncio.create_task(fleet.stop(first))
+            rest, code = await to_the_end(client)
+            assert code == "stopping"
+            await stopping
+            await client.resume()
+            assert second.facts().sessions == 1
+            media += rest + (await watch(client, 3))[0]
+            assert [packet.serial for packet in media] == list(range(len(media)))
+            assert np.array_equal(pictures(media), alone(media[-1].chunk + 1, {0: PROMPT})[: len(media)])
+            _, table = await ask(fleet, "/v1/sessions")
+            assert [session["state"] for session in table["data"]] == ["running"]
+            name = table["data"][0]["id"]
+            assert (await ask(fleet, f"/v1/sessions/{name}", "DELETE"))[0] == 204
+            assert (await ask(fleet, f"/v1/sessions/{name}"))[0] == 404
+
+    run(tmp_path / "store", test)
+
+
+def test_sessions_go_to_the_box_with_most_room_and_wait_when_none_has_any(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        boxes = [await fleet.box(max_sessions=2), await fleet.box(max_sessions=1)]
+        for _ in range(3):
+            assert (await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT}))[0] == 201
+        assert [box.facts().sessions for box in boxes] == [2, 1]
+        assert (await ask(fleet, "/ready"))[1]["boxes"] == 2
+        waiting = AsyncClient(fleet.url)
+        status, table = await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT})
+        assert (status, table["error"]["code"]) == (503, "full")
+        opening = asyncio.create_task(waiting.open(prompt=PROMPT, wait=True))
+        while not any(box.facts().waiting for box in boxes):
+            await asyncio.sleep(0.02)
+        for session in (await ask(fleet, "/v1/sessions"))[1]["data"]:
+            await ask(fleet, f"/v1/sessions/{session['id']}", "DELETE")
+        await opening
+        await waiting.close()
+
+    run(tmp_path / "store", test)
+
+
+def test_a_key_has_no_more_sessions_than_it_may_have_on_all_boxes(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        for _ in range(2):
+            await fleet.box(most=2, keys=KEYS)
+        body = {"prompt": PROMPT}
+        answers = [await ask(fleet, "/v1/sessions", "POST", body, key) for key in (*[KEYS[0]] * 3, KEYS[1])]
+        assert [status for status, _ in answers] == [201, 201, 429, 201]
+        name = answers[0][1]["id"]
+        assert (await ask(fleet, f"/v1/sessions/{name}", key=KEYS[1]))[0] == 404
+        assert (await ask(fleet, f"/v1/sessions/{name}"))[0] == 401
+        assert len((await ask(fleet, "/v1/sessions", key=KEYS[0]))[1]["data"]) == 2
+        await ask(fleet, f"/v1/sessions/{name}", "DELETE", key=KEYS[0])
+        assert (await ask(fleet, "/v1/sessions", "POST", body, KEYS[0]))[0] == 201
+
+    run(tmp_path / "store", test, keys=KEYS)
+
+
+def test_a_retired_box_takes_no_new_session_and_keeps_those_of_its_digest(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        old = await fleet.box(digest="0" * 64)
+        async with AsyncClient(fleet.url) as client:
+            await client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+            media = (await watch(client, 1))[0]
+            old.accepts = False
+            new = await fleet.box(digest="1" * 64)
+            retired = f'seko_serve_box_accepts{{box="{old.name}",digest="{"0" * 16}",model="toy"}} 0.0'
+            while retired not in (await ask(fleet, "/metrics"))[1].decode():
+                await asyncio.sleep(0.05)
+            for _ in range(2):
+                assert (await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT}))[0] == 201
+            assert (old.facts().sessions, new.facts().sessions) == (1, 2)
+            await client.drop()
+            await client.resume()
+            media += (await watch(client, 2))[0]
+            assert (old.facts().sessions, new.facts().sessions) == (1, 2)
+            await fleet.stop(old)
+            with pytest.raises(ServeError) as refused:
+                await client.resume()
+            assert refused.value.kind.code == "full"
+
+    run(tmp_path / "store", test)
+
+
+def test_videos_models_and_what_is_not_there(tmp_path: Path) -> None:
+    async def test(fleet: Fleet) -> None:
+        assert (await ask(fleet, "/ready"))[0] == 503
+        assert (await ask(fleet, "/v1/sessions", "POST", {}))[0] == 503
+        for _ in range(2):
+            await fleet.box()
+        models = (await ask(fleet, "/v1/models"))[1]["data"]
+        assert len(models) == 1
+        refused = await ask(fleet, "/v1/sessions", "POST", {"prompt": PROMPT, "model": "another"})
+        assert refused[0] == 404
+        made = [
+            (await ask(fleet, "/v1/videos", "POST", {"prompt": PROMPT, "seconds": 0.5}))[1]["id"]
+            for _ in range(2)
+        ]
+        for name in made:
+            while (await ask(fleet, f"/v1/videos/{name}"))[1]["status"] != "completed":
+                await asyncio.sleep(0.05)
+            status, content = await ask(fleet, f"/v1/videos/{name}/content")
+            assert (status, content[4:8]) == (200, b"ftyp")
+        listed = (await ask(fleet, "/v1/videos?limit=1"))[1]
+        assert listed["has_more"]
+        following = (await ask(fleet, f"/v1/videos?after={listed['last_id']}"))[1]
+        assert {listed["last_id"], following["last_id"]} == set(made)
+        assert (await ask(fleet, f"/v1/videos/{made[0]}", "DELETE"))[1]["deleted"]
+        for path in ("/v1/videos/video_none", "/v1/sessions/" + "0" * 16, "/v1/queue"):
+            assert (await ask(fleet, path))[0] == 404
+        figures = (await ask(fleet, "/metrics"))[1].decode()
+        assert figures.count("seko_serve_box_capacity{") == 2
+        assert "seko_serve_gateway_admit_seconds_count" in figures
+
+    run(tmp_path / "store", test)
