@@ -1,4 +1,4 @@
-"""Makes a seeded random checkpoint or LoRA of a preset in any format the loader reads; ends in one JSON line."""
+"""Makes a seeded random checkpoint, LoRA or VAE of a preset in any format the loader reads; ends in one JSON line."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from scripts.quantised_files import FORMS as QUANTISED
 from scripts.quantised_files import write_quantised
 from scripts.random_lora import FORMS as LORAS
 from scripts.random_lora import random_pairs, write_lora
+from scripts.random_vae import PRESETS as VAES
+from scripts.random_vae import random_vae, write_vae
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.model import ModelConfig
 from seko_export.errors import ExportError, UsageError
@@ -34,7 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
     drawn = {"seed": options.seed, "dtype": DTYPES[options.dtype], "device": options.device}
     started = time.monotonic()
     try:
-        if options.preset in SPEECH:
+        if options.vae is not None:
+            state = random_vae(VAES[options.vae], **drawn)
+            form, count = "pth" if options.output.suffix == ".pth" else "safetensors", len(state)
+            write_vae(options.output, state)
+        elif options.preset in SPEECH:
             if options.format is not None:
                 parser.error(f"--format: {options.preset} has one, a folder; leave it out")
             form, count = "folder", stored_tensors(SPEECH[options.preset])
@@ -56,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         "format": form,
         "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         "keys": count,
-        "preset": options.preset,
+        "preset": options.vae or options.preset,
         "seed": options.seed,
         "dtype": options.dtype,
         "seconds": round(time.monotonic() - started, 3),
@@ -99,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--lora", choices=LORAS, help="a LoRA of the preset in these key names, not its weights"
+    )
+    parser.add_argument(
+        "--vae", choices=VAES, help="a VAE or tiny decoder, not a model; a .pth, or safetensors"
     )
     parser.add_argument("--rank", type=int, default=16, help="of the LoRA")
     parser.add_argument("--seed", type=int, default=0)

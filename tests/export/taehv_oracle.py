@@ -16,29 +16,22 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from scripts.random_vae import tiny_spread
+from seko_export.checkpoints.random import random_weight
 from seko_export.media.taehv.config import TaehvConfig
 from seko_export.media.taehv.modules import TinyDecode, decoder_of
+from seko_export.media.taehv.vae import decoder_shapes
 
 PACKAGE = "flashdreams"
 Weights = dict[str, Tensor]
 
 
 def random_weights(config: TaehvConfig, seed: int = 0) -> Weights:
-    """A file's decoder in float64: activations stay near 1, and no picture is all black or white."""
-    generator = torch.Generator().manual_seed(seed)
-    state = decoder_of(config, first=True, dtype=torch.float64).state_dict()
-    weights = {
-        name: torch.randn(value.shape, generator=generator, dtype=torch.float64)
-        * (0.1 if value.dim() == 1 else (2 / value[0].numel()) ** 0.5)
-        for name, value in state.items()
-        if name.startswith("decoder.")
+    """A file's decoder in float64."""
+    return {
+        name: random_weight(name, shape, seed=seed, dtype=torch.float64, spread=tiny_spread)
+        for name, shape in decoder_shapes(config).items()
     }
-    for name in weights:
-        if name.endswith((".conv.4.weight", ".conv.3.weight")):  # the last convolution of a block
-            weights[name] *= 0.3
-    weights["decoder.22.weight"] *= 0.05
-    weights["decoder.22.bias"] = torch.full_like(weights["decoder.22.bias"], 0.5)
-    return weights
 
 
 def ours(config: TaehvConfig, weights: Mapping[str, Tensor], *, first: bool) -> TinyDecode:

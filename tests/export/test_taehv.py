@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from scripts.make_checkpoint import main as make_checkpoint
 from seko_export.checkpoints.errors import NotACheckpointError, WeightKeysError
 from seko_export.errors import UsageError
 from seko_export.media.load import load_vae, vae_weights
@@ -17,7 +18,7 @@ from seko_export.media.taehv.config import TaehvConfig
 from seko_export.media.taehv.modules import cache_shapes
 from seko_export.media.taehv.vae import VAE
 from seko_export.media.vaes import vae_config_of, vae_of, vae_of_kind
-from seko_export.media.wan_vae.config import LATENTS_MEAN, LATENTS_STD
+from seko_export.media.wan_vae.config import LATENTS_MEAN, LATENTS_STD, VAE_PRESETS
 from tests.export.taehv_oracle import Oracle, Weights, ours, random_weights, streamed
 from tests.tolerances import VAE as VAE_BOUND
 from tests.truth.naive_taehv import SUPER, TINY, decoded
@@ -110,19 +111,24 @@ def test_rows_of_more_frames_than_a_layer_makes_are_cut(tmp_path: Path) -> None:
     torch.testing.assert_close(found, truth, **EXACT)
 
 
-@pytest.mark.parametrize("config", [TAE_2_1, TAE_2_2, TAE_SUPER, *VAE.presets.values()])
-def test_a_file_tells_its_sizes(config: TaehvConfig, tmp_path: Path) -> None:
-    with torch.device("meta"):
-        shapes = {name: value.shape for name, value in VAE.decoder(
-            config, first=True, frames=1, dtype=torch.float32
-        ).named_parameters()}  # fmt: skip
-    name = "lighttae.pth" if config.latents_std else "tae.pth"
-    torch.save(
-        {key: torch.zeros(1).expand(shape) for key, shape in shapes.items() if "latents" not in key},
-        tmp_path / name,
-    )
-    assert vae_config_of(tmp_path / name) == config
+@pytest.mark.parametrize("name", ["lighttaew2_1.pth", *(f"{name}.safetensors" for name in VAE.presets)])
+def test_a_random_file_has_the_published_names_and_tells_its_sizes(name: str, tmp_path: Path) -> None:
+    file, preset = tmp_path / name, name.split(".")[0]
+    assert make_checkpoint(["--vae", preset, "-o", str(file)]) == 0
+    config = vae_config_of(file)
+    assert config == VAE.presets[preset]
     assert vae_of(config) is VAE
+    checkpoint = load_vae(file, config)
+    published = {"taew2_1": 9.84, "taew2_2": 9.92, "taew2_2_super": 18.99}[preset.replace("light", "")]
+    assert round(sum(tensor.numel() for _, tensor in checkpoint.items()) / 1e6, 2) == published
+    assert make_checkpoint(["--vae", preset, "-o", str(file)]) == 2
+
+
+@pytest.mark.parametrize("preset", ["wan-2.1", "lightvae"])
+def test_a_random_vae_is_recognised_by_its_width(preset: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    assert make_checkpoint(["--vae", preset, "-o", str(file)]) == 0
+    assert vae_config_of(file) == VAE_PRESETS[preset]
 
 
 def test_the_name_or_the_caller_tells_the_scale(tmp_path: Path) -> None:

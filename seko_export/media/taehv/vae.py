@@ -51,6 +51,7 @@ class Taehv(Vae[TaehvConfig]):
         "taew2_1": _preset(16),
         "lighttaew2_1": _preset(16, light=True),
         "taew2_2": _preset(48),
+        "lighttaew2_2": _preset(48, light=True),
         "taew2_2_super": _preset(48, is_super=True),
     }
 
@@ -95,10 +96,7 @@ class Taehv(Vae[TaehvConfig]):
         A layer that makes frames may be stored with the rows of more frames than it makes; the last rows are its own.
         """
         del half
-        with torch.device("meta"):
-            parameters = decoder_of(config, first=True, dtype=torch.float32).named_parameters()
-        statistics = latent_statistics(config, torch.float32)
-        shapes = {name: tuple(value.shape) for name, value in parameters if name not in statistics}
+        shapes = decoder_shapes(config)
         sources = tuple(
             _last_rows(source, shapes[source.key][0])
             if source.key in shapes and any(part in source.key for part in _GROWN[config.is_super])
@@ -126,6 +124,14 @@ class Taehv(Vae[TaehvConfig]):
     def cache_shapes(self, config: TaehvConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
         """Return the shape of each cache of one session's decoder."""
         return cache_shapes(config, rows, columns)
+
+
+def decoder_shapes(config: TaehvConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of the decoder in a file, by its name."""
+    with torch.device("meta"):
+        parameters = decoder_of(config, first=True, dtype=torch.float32).named_parameters()
+    statistics = latent_statistics(config, torch.float32)
+    return {name: tuple(value.shape) for name, value in parameters if name not in statistics}
 
 
 class _Tensors:
