@@ -148,7 +148,7 @@ def plan(
 
 
 def inspect(path: str | Path, *, gpu: str | None = None) -> dict[str, Any]:
-    """Return what a finished artifact, a checkpoint or a LoRA holds, as `seko-export inspect --json` prints it.
+    """Return what a finished artifact, a checkpoint, a LoRA or a VAE holds, as `seko-export inspect --json` prints it.
 
     Parameters
     ----------
