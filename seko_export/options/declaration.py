@@ -191,6 +191,10 @@ class BuildOptions:
         "file with this word in its name. The build says which.",
         Group.MEDIA,
     )
+    vae_encoder: Path | None = _option(
+        "A Wan VAE that encodes pictures, where --vae only decodes. Without it pictures are given as latents.",
+        Group.MEDIA,
+    )
     text_encoder: Path | None = _option(
         "A UMT5 encoder (.pth, safetensors, transformers folder): prompts as sentences.",
         Group.MEDIA,
@@ -397,8 +401,9 @@ class BuildOptions:
         ):
             if refused and value is not None:
                 raise UsageError(f"{option} {value} contradicts {refusal}: give one of them")
-        if self.vae_kind is not None and self.vae is None:
-            raise UsageError(f"--vae-kind {self.vae_kind} needs --vae: name its file, or leave it out")
+        for option, value in (("--vae-kind", self.vae_kind), ("--vae-encoder", self.vae_encoder)):
+            if value is not None and self.vae is None:
+                raise UsageError(f"{option} {value} needs --vae: name its file, or leave it out")
         if self.random_weights is not None:
             self._check_random_weights(self.random_weights)
         if self.heads is not None and self.checkpoint is None and self.model_folder is None:

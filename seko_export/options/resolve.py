@@ -100,6 +100,7 @@ def resolve_build(
         )
         options = replace(options, image_encoder=None)
     files, vae, text, audio, image = _media(options, sample)
+    vae_encoder = None if options.vae_encoder is None else _read(vae_config_of, options.vae_encoder)
     if options.vae is not None and vae is not None and vae.latent_channels != chosen.model.out_channels:
         raise NotACheckpointError(
             f"--vae {options.vae} has {vae.latent_channels} latent channels, {chosen.model.name!r} gives "
@@ -118,6 +119,7 @@ def resolve_build(
             pool=options.pool,
             audio=audio,
             image=image,
+            vae_encoder=vae_encoder,
         ),
         TargetConfig(
             device,
@@ -238,7 +240,15 @@ def _media(
     audio = None if options.audio_encoder is None else _read(hubert_config_of, options.audio_encoder)
     image = None if options.image_encoder is None else _read(clip_config_of, options.image_encoder)
     files = MediaSources(
-        *(vae_file, text_file, tokenizer, options.audio_encoder, options.image_encoder, options.audio_adapter)
+        *(
+            vae_file,
+            text_file,
+            tokenizer,
+            options.audio_encoder,
+            options.image_encoder,
+            options.audio_adapter,
+        ),
+        vae_encoder=options.vae_encoder,
     )
     return files, vae, text, audio, image
 

@@ -13,7 +13,7 @@ from seko_export.engines.key import EngineKey
 from seko_export.engines.piece import OF_LAYER, Argument, Piece, dtype_name, on_meta
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.lingbot.model import MASK_CHANNELS
-from seko_export.media.pieces import VAE_ENCODE, VAE_WEIGHTS
+from seko_export.media.pieces import VAE_ENCODE, encoder_weights
 from seko_export.media.vaes import vae_of
 from seko_runtime.format.manifest import Buffer, Call
 from seko_runtime.video.contract import PICTURE_CHANNELS, PICTURE_CONDITION, PICTURE_LEVELS
@@ -92,7 +92,7 @@ def picture_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
         Piece(
             EngineKey(VAE_ENCODE, variant=("first",)),
             on_meta(lambda: kind.picture_encoder(vae, dtype=config.target.dtype)),
-            VAE_WEIGHTS,
+            encoder_weights(config),
             0,
             (Argument("image", f"buffer:{PICTURE_LEVELS}", (s.height, s.width, PICTURE_CHANNELS), f32),),
             (first, *caches),
@@ -105,7 +105,7 @@ def picture_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
             on_meta(
                 lambda: kind.grey_encoder(vae, height=s.height, width=s.width, dtype=config.target.dtype)
             ),
-            VAE_WEIGHTS,
+            encoder_weights(config),
             TABLE_FRAMES - 1,
             caches,
             (grey, *caches),

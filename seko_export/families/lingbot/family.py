@@ -58,7 +58,7 @@ class LingbotFamily(WanLayoutFamily):
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return engines, programs, buffers and inputs of a build."""
         graph = super().graph(config)
-        vae = config.workload.vae
+        vae = config.workload.encoding_vae
         if vae is None or not vae.encodes_on:
             return graph
         picture = condition.picture_pieces(config, vae)
