@@ -401,9 +401,10 @@ class BuildOptions:
         ):
             if refused and value is not None:
                 raise UsageError(f"{option} {value} contradicts {refusal}: give one of them")
-        for option, value in (("--vae-kind", self.vae_kind), ("--vae-encoder", self.vae_encoder)):
-            if value is not None and self.vae is None:
-                raise UsageError(f"{option} {value} needs --vae: name its file, or leave it out")
+        beside = {"--vae-kind": self.vae_kind, "--vae-encoder": self.vae_encoder}
+        for option, of_vae in beside.items():
+            if of_vae is not None and self.vae is None:
+                raise UsageError(f"{option} {of_vae} needs --vae: name its file, or leave it out")
         if self.random_weights is not None:
             self._check_random_weights(self.random_weights)
         if self.heads is not None and self.checkpoint is None and self.model_folder is None:
