@@ -10,12 +10,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from seko_export.checkpoints.errors import AmbiguousCheckpointError
+from seko_export.checkpoints.errors import AmbiguousCheckpointError, NotACheckpointError
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.lora_files import Role, open_lora
 from seko_export.config.model import ModelConfig
-from seko_export.errors import CheckpointError
+from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.recognition import CHOSEN, Fact
 from seko_export.families.registry import (
     family_named,
@@ -184,6 +184,8 @@ def _vae_of(path: Path) -> dict[str, Any] | None:
         config = vae_config_of(path)
     except CheckpointError:
         return None
+    except UsageError as fault:
+        raise NotACheckpointError(f"{path} is a VAE that cannot be built: {fault}") from fault
     vae, checkpoint = vae_of(config), load_vae(path, config)
     kinds = list(vae.alternatives(config))
     notes = [f"only its name tells {' from '.join(kinds)}: --vae-kind says which it is"] if kinds else []

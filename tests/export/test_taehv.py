@@ -169,6 +169,11 @@ def test_other_tiny_decoders_are_refused(tmp_path: Path) -> None:
         NotACheckpointError, match=r"looks like a tiny decoder, but has no weight decoder\.22"
     ):
         vae_config_of(cut)
+    empty = random_weights(TAE_2_1) | {"decoder.14.weight": torch.zeros(0, 6, 3, 3)}
+    with pytest.raises(
+        NotACheckpointError, match="a VAE that cannot be built: a size of the tiny decoder is below 1"
+    ):
+        inspect(written(tmp_path / "empty.safetensors", TAE_2_1, empty))
     narrow = random_weights(TAE_2_1) | {
         "decoder.9.conv.2.weight": torch.zeros(5, 6, 3, 3),
         "more": torch.ones(1),
