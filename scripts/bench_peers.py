@@ -28,7 +28,8 @@ from scripts.bench.peers.peers import PEERS  # noqa: E402
 from scripts.bench.peers.shapes import SHAPES, Shape  # noqa: E402
 from scripts.bench.rows import append_row  # noqa: E402
 
-EXTRAS = ("fill", "batch4", "e2e")
+EXTRAS = ("fill", "batch4", "e2e", "tiny")  # the last only where it is asked for
+DECODERS = {"e2e": "end to end", "tiny": figures.TINY}  # extras, with their measurements
 LARGE = 20e9  # bytes of weights from which on artifacts are made one at a time, and removed once measured
 BATCH = 4
 
@@ -73,12 +74,15 @@ class Comparison:
             if "batch4" in self.options.extras and shape.name in ("S1", "S3"):
                 more = ("-batch4", "--batch", str(BATCH))
                 tasks.append(lambda shape=shape, more=more: self._build(shape, self.engines[-1], *more))
-        if "e2e" in self.options.extras and "S1" in self.options.shapes and self.engines:
-            vae = self.options.work / "vae.safetensors"
-            if self.runner.measure("VAE weights", {"kind": "vae_file", "output": str(vae)}) is not None:
+        asked = DECODERS if "S1" in self.options.shapes and self.engines else {}
+        for extra in (extra for extra in asked if extra in self.options.extras):
+            vae = self._vae(extra)
+            job = {"kind": "vae_file", "tiny": extra == "tiny", "output": str(vae)}
+            if self.runner.measure(f"{extra} weights", job) is not None:
+                more = ("--vae", str(vae), "--no-text")
                 tasks.append(
-                    lambda: self._build(
-                        SHAPES["S1"], self.engines[-1], "-video", "--vae", str(vae), "--no-text"
+                    lambda extra=extra, more=more: self._build(
+                        SHAPES["S1"], self.engines[-1], f"-{extra}", *more
                     )
                 )
         self.runner.together(tasks)
@@ -103,7 +107,7 @@ class Comparison:
 
     def _measure_extras(self, shape: Shape) -> None:
         """Measure rows at different chunks, the fill phase's parts, and chunk to frames."""
-        extras, work = self.options.extras, self.options.work
+        extras = self.options.extras
         if not self.engines:
             return
         last = self.engines[-1]
@@ -119,11 +123,16 @@ class Comparison:
                     )
         if "batch4" in extras and shape.name in ("S1", "S3"):
             self._job(shape, "batch4", kind="batch", artifact=str(self._artifact(shape, last, "-batch4")))
-        if "e2e" in extras and shape.name == "S1" and (work / "vae.safetensors").exists():
-            self._job(
-                shape, "end to end", kind="end_to_end", artifact=str(self._artifact(shape, last, "-video"))
-            )
-            self._job(shape, "eager VAE", kind="eager_vae")
+        decoded = DECODERS if shape.name == "S1" else {}
+        for extra in (extra for extra in decoded if extra in extras and self._vae(extra).exists()):
+            artifact = str(self._artifact(shape, last, f"-{extra}"))
+            self._job(shape, DECODERS[extra], kind="end_to_end", artifact=artifact)
+            if "eager VAE" not in self.results[shape.name]:
+                self._job(shape, "eager VAE", kind="eager_vae")
+
+    def _vae(self, extra: str) -> Path:
+        path: Path = self.options.work / f"{extra}.safetensors"
+        return path
 
     def _reference(self, shape: Shape) -> None:
         file = self._reference_file(shape)
@@ -225,7 +234,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--engines", type=_names(running.ENGINES), default=list(running.USUAL_ENGINES),
                         help="ours: exact, fp4, fp4_fp8; exact_plain, fp4_plain tell what fusing gained")  # fmt: skip
     parser.add_argument(
-        "--extras", type=_names(EXTRAS), default=list(EXTRAS), help="fill, batch4, e2e; '' for none"
+        "--extras",
+        type=_names(EXTRAS),
+        default=list(EXTRAS[:-1]),
+        help="fill, batch4, e2e, tiny; '' for none",
     )
     parser.add_argument(
         "--seconds", type=float, default=480, help="nothing begins, and all ends, after these"

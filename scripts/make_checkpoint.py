@@ -1,4 +1,4 @@
-"""Makes a seeded random checkpoint, LoRA or VAE in any format the loader reads; ends in one JSON line."""
+"""Makes a seeded random checkpoint, LoRA, VAE or tiny decoder in any format the loader reads; ends in one JSON line."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lora", choices=LORAS, help="a LoRA of the preset in these key names, not its weights"
     )
-    parser.add_argument("--vae", choices=sorted(VAES), help="a VAE, not the preset's weights")
+    parser.add_argument("--vae", choices=sorted(VAES), help="a VAE or tiny decoder, not the preset's weights")
     parser.add_argument("--rank", type=int, default=16, help="of the LoRA")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16")

@@ -1,37 +1,47 @@
-"""Random VAEs in the containers of published ones. `scripts/make_checkpoint.py --vae` writes them."""
+"""Random VAEs and tiny decoders in the containers of published ones. `scripts/make_checkpoint.py --vae` writes them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.random import STEM, RandomFile, random_weight, write_random_folder
 from seko_export.errors import UsageError
+from seko_export.media.taehv.config import TaehvConfig
+from seko_export.media.taehv.vae import VAE as TINY
+from seko_export.media.taehv.vae import decoder_shapes
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
 from seko_export.media.wan_vae.keys import vae_diffusers_config, vae_diffusers_names, vae_shapes
+from seko_runtime.video.contract import PICTURE_CHANNELS
 
-SIZES: dict[str, WanVaeConfig] = {
+SIZES: dict[str, WanVaeConfig | TaehvConfig] = {
     **VAE_PRESETS,
     "wan-2.1-tiny": replace(VAE_PRESETS[WAN_2_1], base_dim=4),
     "wan-2.2-tiny": replace(VAE_PRESETS[WAN_2_2], base_dim=4, decoder_base_dim=8),
+    **TINY.presets,
 }
 WAN, DIFFUSERS = "wan", "diffusers"
-FORMS = (WAN, DIFFUSERS)  # the authors' `.pth`, and diffusers' folder
+FORMS = (WAN, DIFFUSERS)  # the authors' file, and diffusers' folder
+_WIDTH = 64  # of a tiny encoder
+_POOLED = {2: 2, 7: 2, 12: 1}  # frames that a tiny encoder's layers make one of
 
 
 def write_random_vae(
-    path: Path, config: WanVaeConfig, form: str, *, seed: int, dtype: torch.dtype, device: str
+    path: Path, config: WanVaeConfig | TaehvConfig, form: str, *, seed: int, dtype: torch.dtype, device: str
 ) -> int:
     """Write a VAE of seeded random weights that keep activations near 1, the same in each form.
 
     Parameters
     ----------
     path : Path
-        The file, or diffusers' folder; it must not exist.
-    config : WanVaeConfig
+        The file, in safetensors if its name ends so, else torch's; or diffusers' folder. It must not exist.
+    config : WanVaeConfig or TaehvConfig
         Dimensions.
     form : str
         One of `FORMS`.
@@ -50,27 +60,42 @@ def write_random_vae(
     Raises
     ------
     UsageError
-        If the path exists, or the form is unknown.
+        If the path exists, or the form is not one of the VAE's.
     MachineError
         If the folder cannot be written.
     """
-    if form not in FORMS:
-        raise UsageError(f"--format {form}: a VAE is written as {' or '.join(FORMS)}")
+    forms = (WAN,) if isinstance(config, TaehvConfig) else FORMS
+    if form not in forms:
+        raise UsageError(f"--format {form}: a {config.title} is written as {' or '.join(forms)}")
     if path.exists():
         raise UsageError(f"{path} exists; remove it or name another path")
-    weights = {
-        name: random_weight(name, shape, seed=seed, dtype=dtype, device=device, spread=spread)
-        for name, shape in vae_shapes(config, "both").items()
-    }
-    if form == DIFFUSERS:
+    weights = random_vae(config, seed=seed, dtype=dtype, device=device)
+    if form == DIFFUSERS and isinstance(config, WanVaeConfig):
         names = vae_diffusers_names(config)
         file = RandomFile({}, dtype, given={names[name]: weight for name, weight in weights.items()})
         documents = {CONFIG_FILE: vae_diffusers_config(config)}
         write_random_folder(path, {f"{STEM}.safetensors": file}, documents, seed=seed, device=device)
+        return len(weights)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".safetensors":
+        save_file(weights, path)
     else:
-        path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(weights, path)
     return len(weights)
+
+
+def random_vae(
+    config: WanVaeConfig | TaehvConfig, *, seed: int, dtype: torch.dtype, device: str = "cpu"
+) -> dict[str, Tensor]:
+    """Return all tensors of a file by their names; decoded pictures are neither black nor white."""
+    tiny = isinstance(config, TaehvConfig)
+    shapes = decoder_shapes(config) | _encoder_shapes(config) if tiny else vae_shapes(config, "both")
+    return {
+        name: random_weight(
+            name, shape, seed=seed, dtype=dtype, device=device, spread=tiny_spread if tiny else spread
+        )
+        for name, shape in shapes.items()
+    }
 
 
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
@@ -78,3 +103,35 @@ def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     if name.endswith(".gamma"):
         return 1.0, 0.1
     return (0.0, 0.02) if len(shape) == 1 else (0.0, float(torch.Size(shape[1:]).numel()) ** -0.5)
+
+
+def tiny_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Return mean and deviation of a random weight of a tiny decoder."""
+    if name == "decoder.22.bias":
+        return 0.5, 0.02
+    if len(shape) == 1:
+        return 0.0, 0.1
+    kept = (2 / math.prod(shape[1:])) ** 0.5  # of what an activation leaves
+    if name == "decoder.22.weight":
+        return 0.0, 0.02 * kept
+    ends_block = name.endswith((".conv.4.weight", ".conv.3.weight"))
+    return 0.0, kept * (0.3 if ends_block else 1.0)
+
+
+def _encoder_shapes(config: TaehvConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a file's encoder, which no build reads."""
+    side, n = (3, 3), _WIDTH
+    shapes: dict[str, tuple[int, ...]] = {
+        "0.weight": (n, PICTURE_CHANNELS * config.patch_size**2, *side),
+        "0.bias": (n,),
+        "17.weight": (config.z_dim, n, *side),
+        "17.bias": (config.z_dim,),
+    }
+    for start, pooled in _POOLED.items():
+        shapes[f"{start}.conv.weight"] = (n, pooled * n, 1, 1)
+        shapes[f"{start + 1}.weight"] = (n, n, *side)
+        for block in range(start + 2, start + 5):
+            for layer, channels in ((0, 2 * n), (2, n), (4, n)):
+                shapes[f"{block}.conv.{layer}.weight"] = (n, channels, *side)
+                shapes[f"{block}.conv.{layer}.bias"] = (n,)
+    return {f"encoder.{name}": shape for name, shape in shapes.items()}

@@ -51,8 +51,8 @@ seko_make_venv() { # $1: the extra to install, "" or "dev"
     # Without isolation: setuptools is here, and would be installed again for each of the three.
     seko_ticking "installing seko-runtime, seko-kernels, seko-export and what they need" \
         "${install[@]}" --no-build-isolation -e "./runtime[video,text]" -e ./kernels -e ".${extra:+[$extra]}" || return
-    # The speech model and the merge of LoRAs that tests compare with. What else their packages require is not called.
-    [ "$extra" != dev ] || "${install[@]}" --no-deps voxcpm peft accelerate || return
+    # The speech model, the merge of LoRAs and the tiny decoder that tests compare with. What else their packages require is not called.
+    [ "$extra" != dev ] || "${install[@]}" --no-deps voxcpm peft accelerate flashdreams || return
     # Tests take warnings as errors, also those of compiling a library; so all is compiled before, on every core. Some
     # files are templates that no Python compiles.
     [ "$extra" != dev ] || "$PYTHON" -W ignore -m compileall -q -j 0 .venv/lib >/dev/null || true

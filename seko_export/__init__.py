@@ -149,7 +149,8 @@ def plan(
 
 
 def inspect(path: str | Path, *, gpu: str | None = None) -> dict[str, Any]:
-    """Return a description of a finished artifact, a checkpoint or a LoRA, as `seko-export inspect --json` prints it.
+    """Return a description of a finished artifact, a checkpoint, a LoRA or a VAE, as `seko-export inspect --json`
+    prints it.
 
     Parameters
     ----------

@@ -6,7 +6,7 @@
 # Logs stand in $SEKO_WORK (default /tmp/seko-bench), its last lines are printed; the exit code counts what failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-lanes=("vae pipeline stream" "vae22 fps5" "peers" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "seko_talk" "voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
+lanes=("vae tiny_decoder pipeline stream" "vae22 fps5" "peers" "peers_tiny" "parts" "peers14" "peers5" "pool threads" "quality" "pool1" "peers3 kernels" "fit" "fit14" "step layers" "lingbot" "lingbot_key" "lingbot_720p" "i2v" "seko_talk" "voxcpm2" "serve" "serve_misses" "serve_s3" "serve_key")
 wanted=" ${*:-${lanes[*]}} "
 for name in $wanted; do
     [[ " ${lanes[*]} " == *" $name "* ]] || { echo "no section $name: expected some of ${lanes[*]}" >&2 && exit 2; }
@@ -41,6 +41,7 @@ section() { # NAME
     case $1 in
     kernels) "${limit[@]}" scripts/bench/kernels.py --seconds $((seconds - 60)) --shapes S1,S5,S3 --admit --rows "$rows" ;;
     peers) compare "$1" S1 --engines exact,fp4,fp4_fp8,fp4_fp8_resident --plot docs/images/peers.png ;;
+    peers_tiny) compare "$1" S1 --engines fp4_fp8_resident --peers B3 --extras tiny ;;
     parts) compare "$1" S1 --engines exact,exact_plain,fp4,fp4_torch,fp4_plain --peers '' --extras '' ;;
     peers3) compare "$1" S3 --engines exact,fp4,fp4_fp8,fp4_fp8_resident --peers B0,B3 ;;
     peers14) compare "$1" S5 --engines fp4_fp8,fp4_fp8_resident --peers B3 --extras '' --chunks 8 ;;
@@ -60,6 +61,7 @@ section() { # NAME
     fit14) "${limit[@]}" scripts/bench/sessions_fit.py --preset wan-14b --kv fp4 --work "$work/fit14" --rows "$rows" ;;
     step) "${limit[@]}" scripts/bench/main_job.py --work "$work/step" --rows "$rows" ;;
     vae) "${limit[@]}" scripts/bench/vae.py --work "$work/vae" --rows "$rows" ;;
+    tiny_decoder) "${limit[@]}" scripts/bench/tiny_decoder.py --work "$work/tiny-decoder" --rows "$rows" ;;
     lingbot) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts chunk,compiled,share ;;
     lingbot_key) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts key ;;
     lingbot_720p) "${limit[@]}" scripts/bench/lingbot.py --work "$work/lingbot" --rows "$rows" --parts fits ;;

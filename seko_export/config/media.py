@@ -208,6 +208,11 @@ class VaeConfig(ABC):
 
     @property
     @abstractmethod
+    def title(self) -> str:
+        """Name of the VAE in words, for people: in the manifest, the notes of a build, `inspect`."""
+
+    @property
+    @abstractmethod
     def latent_channels(self) -> int:
         """Number of channels of a latent."""
 

@@ -50,11 +50,13 @@ class VideoConfig(WorkloadConfig):
     image : ClipConfig, optional
         Dimensions of the image encoder for the portrait; without one an artifact of a model with a picture branch takes
         CLIP's features.
+    vae_encoder : VaeConfig, optional
+        Dimensions of the VAE that encodes pictures, where ``vae`` only decodes.
 
     Raises
     ------
     UsageError
-        If options contradict each other, or the VAE's strides differ from the stream's.
+        If options contradict each other, or a VAE's strides differ from the stream's.
     """
 
     workload: ClassVar[str] = "video"
@@ -67,6 +69,7 @@ class VideoConfig(WorkloadConfig):
     pool: PoolConfig | None = None
     audio: HubertConfig | None = None
     image: ClipConfig | None = None
+    vae_encoder: VaeConfig | None = None
 
     def __post_init__(self) -> None:
         if self.schedule.first_timesteps and self.stream.pass_caches:
@@ -79,15 +82,30 @@ class VideoConfig(WorkloadConfig):
                 "--offload-cache contradicts --sessions: the sessions of a pool move rows to and from the device, not "
                 "layers; leave one of them out"
             )
-        if self.vae is None:
-            return
-        strides = (self.vae.spatial_stride, self.vae.temporal_stride)
-        expected = (self.stream.spatial_stride, self.stream.temporal_stride)
-        if strides != expected:
+        if self.vae_encoder is not None and (self.vae is None or self.vae.encodes):
+            raise UsageError("--vae-encoder is for a --vae that only decodes: leave it out")
+        if self.vae_encoder is not None and not self.vae_encoder.encodes:
             raise UsageError(
-                f"the VAE's strides are {strides[0]} pixels and {strides[1]} frames, expected {expected[0]} and "
-                f"{expected[1]}, which the stream is laid out for"
+                f"--vae-encoder: a {self.vae_encoder.title} encodes no pictures; give a whole VAE"
             )
+        expected = (self.stream.spatial_stride, self.stream.temporal_stride)
+        for vae in self.vaes:
+            strides = (vae.spatial_stride, vae.temporal_stride)
+            if strides != expected:
+                raise UsageError(
+                    f"the VAE's strides are {strides[0]} pixels and {strides[1]} frames, expected {expected[0]} and "
+                    f"{expected[1]}, which the stream is laid out for"
+                )
+
+    @property
+    def vaes(self) -> tuple[VaeConfig, ...]:
+        """The VAEs of the build: of decoding, then of encoding if it is another one."""
+        return tuple(vae for vae in (self.vae, self.vae_encoder) if vae is not None)
+
+    @property
+    def encoding_vae(self) -> VaeConfig | None:
+        """The VAE that encodes pictures, if the build has one."""
+        return next((vae for vae in self.vaes if vae.encodes), None)
 
     @property
     def rows(self) -> int:
@@ -155,13 +173,13 @@ class VideoBuild(BuildConfig):
             self._check_audio(work.audio)
         if work.image is not None:
             self._check_image(work.image)
-        vae = work.vae
-        if vae is not None and vae.latent_channels != self.model.out_channels:
-            # input channels may include a condition beside the latents
-            raise UsageError(
-                f"the VAE has {vae.latent_channels} latent channels, {self.model.name!r} gives "
-                f"{self.model.out_channels}: they are not of one model"
-            )
+        for vae in work.vaes:
+            if vae.latent_channels != self.model.out_channels:
+                # input channels may include a condition beside the latents
+                raise UsageError(
+                    f"the {vae.title} has {vae.latent_channels} latent channels, {self.model.name!r} gives "
+                    f"{self.model.out_channels}: they are not of one model"
+                )
 
     def _check_audio(self, audio: HubertConfig) -> None:
         heard = self.model.sound_width

@@ -53,14 +53,15 @@ class ModelGraph:
 
 @dataclass(frozen=True)
 class MediaTensors:
-    """Weights of text encoder, VAE, audio encoder and image encoder, by each model's own key names; None for a model
-    that the build does not include.
+    """Weights of text encoder, VAE, audio encoder, image encoder and a VAE that only encodes, by each model's own key
+    names; None for a model that the build does not include.
     """
 
     text: WeightSource | None = None
     vae: WeightSource | None = None
     audio: WeightSource | None = None
     image: WeightSource | None = None
+    vae_encoder: WeightSource | None = None
 
 
 Build = TypeVar("Build", bound=BuildConfig)  # the build configuration of a workload

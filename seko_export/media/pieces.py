@@ -32,6 +32,7 @@ from seko_runtime.video.contract import (
 from seko_runtime.video.manifest import Text, Video
 
 TEXT_WEIGHTS, VAE_WEIGHTS = "text.", "vae."
+VAE_ENCODER_WEIGHTS = "vae_encoder."  # of a VAE that only encodes, as another one decodes
 AUDIO_ENCODER = "hubert"  # module of a family that hears; its weights begin with it
 IMAGE_ENCODER = "clip"  # the same of a family that sees a picture beside the text
 TEXT, VAE_ENCODE, VAE_DECODE_FIRST, VAE_DECODE = (
@@ -68,7 +69,7 @@ def media_buffers(config: VideoBuild) -> tuple[Buffer, ...]:
         picture, latent = (s.height, s.width, PICTURE_CHANNELS), _latent_shape(config, s.chunk_frames)
         ranks = config.decode_ranks
         decoded, share = (s.height // ranks, *picture[1:]), PICTURE_AXIS if ranks > 1 else 0
-        if config.workload.vae.encodes:
+        if config.workload.encoding_vae is not None:
             buffers += [
                 Buffer(IMAGE, picture, "uint8", "session"),
                 Buffer(IMAGE_LATENTS, _latent_shape(config, 1), "float32", "session"),
@@ -97,6 +98,11 @@ def media_buffers(config: VideoBuild) -> tuple[Buffer, ...]:
     return tuple(buffers)
 
 
+def encoder_weights(config: VideoBuild) -> str:
+    """Return the prefix of the names of the weights that encode pictures."""
+    return VAE_WEIGHTS if config.workload.vae_encoder is None else VAE_ENCODER_WEIGHTS
+
+
 def text_table(config: VideoBuild) -> Text | None:
     """Return the manifest's table about prompts: the tokenizer and its limits."""
     if config.workload.text is None:
@@ -116,7 +122,7 @@ def video_table(config: VideoBuild) -> Video | None:
         return None
     s = config.workload.stream
     first, later = (config.workload.vae.video_frames(s.chunk_frames, first=first) for first in (True, False))
-    return Video(first, later, s.height, s.width)
+    return Video(first, later, s.height, s.width, config.workload.vae.title)
 
 
 def _text_piece(config: VideoBuild, text: TextEncoderConfig) -> Piece:
@@ -172,12 +178,13 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
         decode(VAE_DECODE_FIRST, VIDEO_FIRST, first=True),
         decode(VAE_DECODE, VIDEO, first=False),
     ]
-    if not vae.encodes:
+    encoding = config.workload.encoding_vae
+    if encoding is None:
         return pieces
     encode = Piece(
         EngineKey(VAE_ENCODE),
-        on_meta(lambda: kind.encoder(vae, dtype=dtype)),
-        VAE_WEIGHTS,
+        on_meta(lambda: vae_of(encoding).encoder(encoding, dtype=dtype)),
+        encoder_weights(config),
         0,
         (Argument("image", f"buffer:{IMAGE}", picture, torch.uint8),),
         (Argument("latents", f"buffer:{IMAGE_LATENTS}", _latent_shape(config, 1), torch.float32),),

@@ -60,6 +60,13 @@ class Vae(ABC, Generic[C]):
             If a field has the wrong type; ``where`` names the file.
         """
 
+    def alternatives(self, config: C) -> Mapping[str, C]:
+        """Return the configs that a file of ``config`` may mean, if only its name tells them apart: by the name for
+        ``--vae-kind``. `recognise` returns one of them.
+        """
+        del config
+        return {}
+
     @abstractmethod
     def match(
         self, path: Path, opened: OpenedFiles, config: C, half: str

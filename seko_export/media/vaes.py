@@ -9,11 +9,13 @@ from typing import Any
 from seko_export.checkpoints.errors import NotACheckpointError
 from seko_export.config.media import VaeConfig
 from seko_export.config.named import find_named
+from seko_export.errors import UsageError
 from seko_export.media.vae import Vae
 
 # Folders of this package, each with a `VAE` in vae.py, and what options and messages say of its files.
 VAES: dict[str, str] = {
     "wan_vae": "a Wan VAE (.pth, safetensors, diffusers folder)",
+    "taehv": "a tiny decoder (TAEHV, LightTAE: .pth, safetensors)",
 }
 
 
@@ -54,6 +56,22 @@ def vae_config_of(path: Path) -> VaeConfig:
         if config is not None:
             return config
     raise NotACheckpointError(f"{path} holds no VAE that is known: expected {' or '.join(VAES.values())}")
+
+
+def vae_of_kind(config: VaeConfig, kind: str, path: Path) -> VaeConfig:
+    """Return the config named ``kind`` of `Vae.alternatives`, for the file at ``path`` that was recognised as
+    ``config``.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be of this kind.
+    """
+    kinds: Mapping[str, VaeConfig] = vae_of(config).alternatives(config)
+    if kind not in kinds:
+        others = f"expected one of {', '.join(kinds)}" if kinds else "leave it out"
+        raise UsageError(f"--vae-kind {kind}: {path} is a {config.title}; {others}")
+    return kinds[kind]
 
 
 def vae_config(config_json: Mapping[str, Any], where: str) -> VaeConfig:

@@ -175,6 +175,7 @@ def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> Non
         ("--model-folder", options.model_folder, "a folder that holds all files of a model"),
         ("--run-config", options.run_config, "the JSON by which the model's own code runs it"),
         ("--vae", options.vae, " or ".join(VAES.values())),
+        ("--vae-encoder", options.vae_encoder, VAES["wan_vae"]),
         ("--text-encoder", options.text_encoder, TEXT_LAYOUT.formats),
         ("--audio-adapter", options.audio_adapter, "an audio adapter"),
         ("--audio-encoder", options.audio_encoder, HUBERT_LAYOUT.formats),

@@ -192,6 +192,15 @@ class BuildOptions:
     vae: Path | None = _option(
         f"{_either(VAES.values())}: video out, start images in.", Group.MEDIA, common=True
     )
+    vae_kind: str | None = _option(
+        "The kind of the file of --vae, where only its name would tell: taehv or lighttae. Default: lighttae for a "
+        "file with this word in its name. The build says which.",
+        Group.MEDIA,
+    )
+    vae_encoder: Path | None = _option(
+        "A Wan VAE that encodes pictures, where --vae only decodes. Without it pictures are given as latents.",
+        Group.MEDIA,
+    )
     text_encoder: Path | None = _option(
         "A UMT5 encoder (.pth, safetensors, transformers folder): prompts as sentences.",
         Group.MEDIA,
@@ -441,6 +450,10 @@ class BuildOptions:
         ):
             if refused and value is not None:
                 raise UsageError(f"{option} {value} contradicts {refusal}: give one of them")
+        beside = {"--vae-kind": self.vae_kind, "--vae-encoder": self.vae_encoder}
+        for option, of_vae in beside.items():
+            if of_vae is not None and self.vae is None:
+                raise UsageError(f"{option} {of_vae} needs --vae: name its file, or leave it out")
         if self.random_weights is not None:
             self._check_random_weights(self.random_weights)
         if self.heads is not None and self.checkpoint is None and self.model_folder is None:

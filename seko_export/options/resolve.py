@@ -26,7 +26,7 @@ from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources
 from seko_export.media.umt5.dimensions import text_config_of
-from seko_export.media.vaes import vae_config_of
+from seko_export.media.vaes import vae_config_of, vae_of, vae_of_kind
 from seko_export.options.build_files import find_tokenizer
 from seko_export.options.checks import SAMPLE_FOLDER, check_options, check_sink, preset_of, with_sample
 from seko_export.options.declaration import KV_FORMATS, RANDOM, SAMPLE, BuildOptions
@@ -102,6 +102,7 @@ def resolve_build(
         )
         options = replace(options, image_encoder=None)
     files, vae, text, audio, image = _media(options, sample)
+    vae_encoder = None if options.vae_encoder is None else _read(vae_config_of, options.vae_encoder)
     if options.vae is not None and vae is not None and vae.latent_channels != chosen.model.out_channels:
         raise NotACheckpointError(
             f"--vae {options.vae} has {vae.latent_channels} latent channels, {chosen.model.name!r} gives "
@@ -126,6 +127,7 @@ def resolve_build(
             pool=options.pool,
             audio=audio,
             image=image,
+            vae_encoder=vae_encoder,
         ),
         TargetConfig(
             device,
@@ -161,6 +163,8 @@ def resolve_build(
             "--no-goldens is only for GPUs that are not here, as goldens verify a build for this machine: leave it out"
         )
     notes = [*notes_of_folder, *chosen.notes]
+    if vae is not None and vae_of(vae).alternatives(vae):
+        notes.append(f"{files.vae} is taken as a {vae.title}; if it is another one, say so with --vae-kind")
     if options.no_goldens and not config.lossless:
         if options.random_weights is None:
             raise UsageError(
@@ -236,13 +240,23 @@ def _media(
     tokenizer = None if text_file is None else own.tokenizer
     if options.vae is not None:
         vae_file, vae = options.vae, _read(vae_config_of, options.vae)
+        if options.vae_kind is not None:
+            vae = vae_of_kind(vae, options.vae_kind, options.vae)
     if options.text_encoder is not None:
         text_file, text = options.text_encoder, _read(text_config_of, options.text_encoder)
         tokenizer = find_tokenizer(options.text_encoder, options.tokenizer)
     audio = None if options.audio_encoder is None else _read(hubert_config_of, options.audio_encoder)
     image = None if options.image_encoder is None else _read(clip_config_of, options.image_encoder)
     files = MediaSources(
-        *(vae_file, text_file, tokenizer, options.audio_encoder, options.image_encoder, options.audio_adapter)
+        *(
+            vae_file,
+            text_file,
+            tokenizer,
+            options.audio_encoder,
+            options.image_encoder,
+            options.audio_adapter,
+        ),
+        vae_encoder=options.vae_encoder,
     )
     return files, vae, text, audio, image
 

@@ -10,12 +10,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from seko_export.checkpoints.errors import AmbiguousCheckpointError
+from seko_export.checkpoints.errors import AmbiguousCheckpointError, NotACheckpointError
 from seko_export.checkpoints.json_files import CONFIG_FILE
 from seko_export.checkpoints.keycheck import match_sources
 from seko_export.checkpoints.lora_files import Role, open_lora
 from seko_export.config.model import ModelConfig
-from seko_export.errors import CheckpointError
+from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.recognition import CHOSEN, Fact
 from seko_export.families.registry import (
     family_named,
@@ -24,8 +24,9 @@ from seko_export.families.registry import (
     speech_presets,
 )
 from seko_export.families.video import Preset
+from seko_export.media.load import load_vae
 from seko_export.media.umt5.layout import TEXT_LAYOUT
-from seko_export.media.vaes import vae_for, vaes
+from seko_export.media.vaes import vae_config_of, vae_for, vae_of, vaes
 from seko_export.options.checks import SAMPLE_FOLDER, is_sample, is_speech
 from seko_export.options.declaration import SAMPLE, BuildOptions
 from seko_export.options.model import HEADS, ReadFacts, lacking_sentence, model_of, notes_on, read_facts
@@ -62,13 +63,13 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
-    """Return the report on a checkpoint or a LoRA. Keys and shapes are checked; no weight is read.
+    """Return the report on a checkpoint, a LoRA or a VAE. Keys and shapes are checked; no weight is read.
 
     Parameters
     ----------
     path : Path
-        Path of a checkpoint, as `load_checkpoint` takes it; or a folder with all files of a model; or a LoRA, see
-        `inspect_lora`.
+        Path of a checkpoint, as `load_checkpoint` takes it; or a folder with all files of a model; or a LoRA; or the
+        file or folder of a VAE.
     gpu : str, optional
         Name of a GPU in `roofline.gpus.GPUS`.
 
@@ -93,6 +94,9 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     lora = _lora_of(path)
     if lora is not None:
         return lora
+    vae = _vae_of(path)
+    if vae is not None:
+        return vae
     if is_speech(BuildOptions(path)):
         return _inspect_speech(path)
     beside: dict[str, Path] = {}
@@ -168,6 +172,43 @@ def _lora_of(path: Path) -> dict[str, Any] | None:
         "sha256": lora.sha256,
         "command": shlex.join(
             ["seko-export", "build", "CHECKPOINT", "--lora", str(path), "-o", "artifacts/merged"]
+        ),
+    }
+
+
+def _vae_of(path: Path) -> dict[str, Any] | None:
+    """Return the report on a VAE or a tiny decoder, or None if a path holds another model."""
+    if path.is_dir() and not (path / CONFIG_FILE).is_file():
+        return None
+    try:
+        config = vae_config_of(path)
+    except CheckpointError:
+        return None
+    except UsageError as fault:
+        raise NotACheckpointError(f"{path} is a VAE that cannot be built: {fault}") from fault
+    vae, checkpoint = vae_of(config), load_vae(path, config)
+    kinds = list(vae.alternatives(config))
+    notes = [f"only its name tells {' from '.join(kinds)}: --vae-kind says which it is"] if kinds else []
+    return {
+        "vae": path.name or path.resolve().name,
+        "title": config.title,
+        "format": checkpoint.format,
+        "bytes": checkpoint.identity["bytes"],
+        "parameters": sum(math.prod(source.shape) for source in checkpoint.sources.values()),
+        "dtypes": dict(Counter(source.dtype_name for source in checkpoint.sources.values())),
+        "latent_channels": config.latent_channels,
+        "spatial_stride": config.spatial_stride,
+        "temporal_stride": config.temporal_stride,
+        "encodes_pictures": config.encodes,
+        "presets": [
+            name
+            for name, preset in presets().items()
+            if (preset.model.out_channels, preset.stream.spatial_stride, preset.stream.temporal_stride)
+            == (config.latent_channels, config.spatial_stride, config.temporal_stride)
+        ],
+        "notes": notes,
+        "command": shlex.join(
+            ["seko-export", "build", "CHECKPOINT", "--vae", str(path), "-o", "artifacts/decoded"]
         ),
     }
 

@@ -33,22 +33,25 @@ def open_media(media: MediaSources, config: VideoBuild) -> MediaTensors:
     """
     for what, wanted, named in (
         ("a VAE", config.workload.vae, media.vae),
+        ("a VAE that encodes", config.workload.vae_encoder, media.vae_encoder),
         ("a text encoder", config.workload.text, media.text_encoder),
         ("an audio encoder", config.workload.audio, media.audio_encoder),
         ("an image encoder", config.workload.image, media.image_encoder),
     ):
         if (wanted is None) != (named is None):
             raise UsageError(f"the build has {what}: {wanted is not None}, a file of it is named: {named}")
-    text = vae = audio = image = None
+    text = vae = audio = image = vae_encoder = None
     if config.workload.text is not None and media.text_encoder is not None:
         text = load_text_encoder(media.text_encoder, config.workload.text)
     if config.workload.vae is not None and media.vae is not None:
         vae = vae_weights(media.vae, config.workload.vae)
+    if config.workload.vae_encoder is not None and media.vae_encoder is not None:
+        vae_encoder = vae_weights(media.vae_encoder, config.workload.vae_encoder)
     if config.workload.audio is not None and media.audio_encoder is not None:
         audio = load_hubert(media.audio_encoder, config.workload.audio)
     if config.workload.image is not None and media.image_encoder is not None:
         image = clip_weights(media.image_encoder, config.workload.image)
-    return MediaTensors(text, vae, audio, image)
+    return MediaTensors(text, vae, audio, image, vae_encoder)
 
 
 def prompt_ids(tokenizer: Path, config: VideoBuild, prompt: str) -> Tensor | None:

@@ -101,6 +101,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
         around = {
             "text_encoder": config.workload.text,
             "vae": config.workload.vae,
+            "vae_encoder": config.workload.vae_encoder,
             "audio_encoder": config.workload.audio,
             "image_encoder": config.workload.image,
         }
@@ -191,13 +192,17 @@ class VideoExport(ExportWorkload[VideoBuild]):
         """Make chunks until the ring has wrapped around, with a prompt and a picture if the artifact takes them."""
         with open_artifact(folder) as opened:
             artifact = video_artifact(opened)
-            workload = artifact.manifest.workload
-            stream, golden, video = workload.stream, workload.golden, workload.video
+            manifest = artifact.manifest
+            stream, golden, video = (
+                manifest.workload.stream,
+                manifest.workload.golden,
+                manifest.workload.video,
+            )
             options: dict[str, Any] = {}  # so that the engines for text and pictures run, too
-            if workload.text is not None and golden is not None:
+            if manifest.workload.text is not None and golden is not None:
                 options["prompt"] = golden.prompt
-            if video is not None:
-                count = start_pictures(artifact.manifest)
+            if video is not None and {"encode", "condition"} & manifest.programs.keys():
+                count = start_pictures(manifest)
                 pictures = np.zeros((count, video.height, video.width, PICTURE_CHANNELS), np.uint8)
                 options["image"] = pictures if count > 1 else pictures[0]
             with artifact.open_together(**options) as session:

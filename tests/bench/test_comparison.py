@@ -68,6 +68,7 @@ def test_figures_are_ratios_of_what_was_measured():
         "batch4": {"chunk_ms": {"median": 900.0}, "first_frames": [9, 6, 3, 0]},
         "end to end": {"serial_ms": 300.0, "overlapped_ms": 240.0},
         "eager VAE": {"decode_ms": 250.0, "what": "diffusers"},
+        figures.TINY: {"serial_ms": 200.0, "overlapped_ms": 180.0},
     }
     found = by_name({"S1": s1, "S3": {"B0": measured(20.0), "exact": measured(6.0)}})
     assert found["s1_exact_vs_b3", "exact"].value == pytest.approx(0.9)
@@ -76,6 +77,7 @@ def test_figures_are_ratios_of_what_was_measured():
     assert found["batch4_s1", "fp4"].value == pytest.approx(0.9)
     assert found["e2e_s1_vs_b3", "fp4"].value == pytest.approx(0.5)
     assert found["e2e_s1_vs_b3", "fp4"].more["overlapped_ratio"] == pytest.approx(0.4)
+    assert found["e2e_s1_tiny_vs_b3", "fp4"].value == pytest.approx(200 / 600)
     # 100 fixed, 150 of attention: predicted 150 at a third, 200 at two thirds.
     assert found["fill_linearity", "fp4"].value == pytest.approx(210 / 200)
     assert found["fill_linearity", "exact"].missing == ("profile exact",)
@@ -236,8 +238,8 @@ def canned(monkeypatch):
             called.append(name)
             if " build " in name:
                 (tmp_path / "work" / name.replace(" build ", "-")).mkdir()
-            if name == "VAE weights":
-                (tmp_path / "work" / "vae.safetensors").touch()
+            if name.endswith(" weights"):
+                (tmp_path / "work" / f"{name.removesuffix(' weights')}.safetensors").touch()
             return json.loads(json.dumps(answers(name)))
 
         monkeypatch.setattr(running.Runner, "_run", answer)

@@ -147,11 +147,13 @@ def test_inspect_of_a_checkpoint_that_leaves_its_heads_open(invoke, tmp_path):
 
 
 def test_inspect_of_other_files(invoke, tmp_path, checkpoint):
-    """A VAE is named as one; a damaged checkpoint is a damaged checkpoint, not an artifact; weights alone of a .pt."""
-    vae = invoke("inspect", write_vae(tmp_path / "vae"))
-    assert_refused(
-        vae, CHECKPOINT, "no model of a known family (wan, wan_i2v, lingbot, seko_talk)", "it is a VAE", "--vae"
-    )
+    """A VAE is described; a damaged checkpoint is a damaged checkpoint, not an artifact; weights alone of a .pt."""
+    vae = last_json(invoke("inspect", write_vae(tmp_path / "vae"), "--json"))
+    assert vae["title"] == "Wan 2.1 VAE of base_dim 4"
+    assert (vae["latent_channels"], vae["spatial_stride"], vae["temporal_stride"]) == (16, 8, 4)
+    assert vae["encodes_pictures"] is True
+    assert {"tiny", "self-forcing-1.3b"} <= {*vae["presets"]}
+    assert vae["command"].startswith("seko-export build CHECKPOINT --vae ")
     text = invoke("inspect", write_text_encoder(tmp_path / "text"))
     assert_refused(text, CHECKPOINT, "it is a UMT5 text encoder", "--text-encoder")
     (tmp_path / "cut.pt").write_bytes(checkpoint.read_bytes()[:5000])

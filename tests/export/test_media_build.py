@@ -83,7 +83,13 @@ def test_what_is_in_it(media):
 def test_inspect_shows_text_and_video(media, invoke):
     report = last_json(invoke("inspect", media.folder, "--json"))
     assert report["text"]["tokens"] == 32
-    assert report["video"] == {"first_frames": 9, "chunk_frames": 12, "height": 32, "width": 32}
+    assert report["video"] == {
+        "first_frames": 9,
+        "chunk_frames": 12,
+        "height": 32,
+        "width": 32,
+        "decoder": VAE.title,
+    }
 
 
 @pytest.mark.slow

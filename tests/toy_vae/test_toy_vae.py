@@ -79,6 +79,9 @@ def test_it_is_built_verified_and_replayed(tmp_path: Path, monkeypatch: pytest.M
         assert (stream.height, stream.width, stream.video_frames_per_latent) == (16, 24, 2)
         assert stream.latent_shape == (4, 4, 6)
         assert "encode" not in artifact.manifest.programs
+        video = artifact.manifest.workload.video
+        assert video is not None
+        assert video.decoder == "toy that paints"
         with open_stacked(artifact, seeds=(3,)) as session:
             latents, video = [], []
             for _ in range(3):
@@ -105,6 +108,11 @@ def test_its_file_is_found_once_it_is_registered(tmp_path: Path, monkeypatch: py
     usual = vaes.vae_for(16, 8, 4)
     assert usual is not None
     assert usual.kind == "wan_vae"
+
+
+def test_a_kind_that_the_file_cannot_be_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--vae-kind other: vae\.pth is a toy that paints; leave it out"):
+        vaes.vae_of_kind(ToyVaeConfig(), "other", Path("vae.pth"))
 
 
 def test_a_stream_of_other_strides_refuses_it() -> None:

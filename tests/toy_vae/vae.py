@@ -37,6 +37,10 @@ class ToyVaeConfig(VaeConfig):
     side: int = 4
 
     @property
+    def title(self) -> str:
+        return "toy that paints"
+
+    @property
     def latent_channels(self) -> int:
         return self.channels
 

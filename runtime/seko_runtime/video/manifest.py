@@ -119,12 +119,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Video:
-    """Size of the decoded video: video frames of the first chunk and of later chunks, height and width in pixels."""
+    """Size of the decoded video: video frames of the first chunk and of later chunks, height and width in pixels.
+    ``decoder`` is the name of the decoder, for people."""
 
     first_frames: Count
     chunk_frames: Count
     height: Count
     width: Count
+    decoder: str = ""
 
 
 @dataclass(frozen=True)

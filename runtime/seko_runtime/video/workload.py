@@ -93,6 +93,8 @@ class VideoWorkloadKind(RuntimeWorkload[VideoManifest]):
             lines.append(
                 f"video    {video.width}x{video.height}, {video.first_frames} frames, then {video.chunk_frames} a chunk"
             )
+            if video.decoder:
+                lines.append(f"         decoded by a {video.decoder}")
         if text is not None:
             lines.append(f"text     sentences of up to {text.tokens} tokens")
         facts: dict[str, object] = {

@@ -212,13 +212,13 @@ def eager_vae(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def vae_file(job: dict[str, Any]) -> dict[str, Any]:
-    """Write a full-size VAE of random weights for a build."""
+    """Write a full-size VAE or tiny decoder of random weights for a build."""
     from safetensors.torch import save_file
 
-    from seko_export.media.wan_vae.config import WanVaeConfig
+    from scripts.random_vae import PRESETS, random_vae
 
-    weights = _vae_script().random_weights(WanVaeConfig())
-    save_file({name: tensor.bfloat16() for name, tensor in weights.items()}, job["output"])
+    preset = PRESETS["taew2_1" if job["tiny"] else "wan-2.1"]
+    save_file(random_vae(preset, seed=0, dtype=torch.bfloat16), job["output"])
     return {}
 
 

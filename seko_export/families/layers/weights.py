@@ -12,7 +12,13 @@ from torch import Tensor
 from seko_export.engines.piece import Piece
 from seko_export.engines.weight_source import CodedWeights, WeightSource
 from seko_export.families.base import MediaTensors
-from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER, TEXT_WEIGHTS, VAE_WEIGHTS
+from seko_export.media.pieces import (
+    AUDIO_ENCODER,
+    IMAGE_ENCODER,
+    TEXT_WEIGHTS,
+    VAE_ENCODER_WEIGHTS,
+    VAE_WEIGHTS,
+)
 from seko_kernels.matmul import quantise_weight
 
 _QKV = ".self_attn.qkv."
@@ -74,6 +80,7 @@ def model_weights(
     sources = {
         TEXT_WEIGHTS: media and media.text,
         VAE_WEIGHTS: media and media.vae,
+        VAE_ENCODER_WEIGHTS: media and media.vae_encoder,
         f"{AUDIO_ENCODER}.": media and media.audio,
         f"{IMAGE_ENCODER}.": media and media.image,
     }

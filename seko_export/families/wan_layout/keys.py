@@ -51,7 +51,7 @@ OTHER_PARTS = (
         ("decoder.middle.", "decoder.mid_block.", "decoder.up_blocks."),
         "it is a VAE; give it with --vae beside a model",
     ),
-    (("decoder.3.conv.0.weight",), "it is a tiny decoder (TAEHV), which is not built"),
+    (("decoder.3.conv.0.weight",), "it is a tiny decoder (TAEHV); give it with --vae beside a model"),
     (
         ("visual.transformer.", "vision_model.encoder."),
         "it is a CLIP image encoder; give it with --image-encoder beside a model",

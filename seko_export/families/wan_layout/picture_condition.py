@@ -20,7 +20,7 @@ from seko_export.families.base import ModelGraph
 from seko_export.families.layers.causal_dit import Embed
 from seko_export.families.layers.choice import SESSION, ChunkModule
 from seko_export.families.wan_layout.picture_sizes import MASK_CHANNELS, TABLE_FRAMES, condition_channels
-from seko_export.media.pieces import VAE_ENCODE, VAE_WEIGHTS
+from seko_export.media.pieces import VAE_ENCODE, encoder_weights
 from seko_export.media.vaes import vae_of
 from seko_runtime.format.manifest import Buffer, Call, InputSpec
 from seko_runtime.video.conditioning.pictures import LAST_FRAME_KIND
@@ -173,7 +173,7 @@ def with_picture_program(graph: ModelGraph, config: VideoBuild, *, last: bool = 
     """Return a graph with the engines, program and buffers that turn pictures into the condition table; the same
     graph if the build has no VAE that can do so.
     """
-    vae = config.workload.vae
+    vae = config.workload.encoding_vae
     if vae is None or not vae.encodes_on:
         return graph
     pieces = picture_pieces(config, vae, last=last)
@@ -210,7 +210,7 @@ def picture_pieces(config: VideoBuild, vae: VaeConfig, *, last: bool = False) ->
         return Piece(
             EngineKey(VAE_ENCODE, variant=(variant,)),
             on_meta(make),
-            VAE_WEIGHTS,
+            encoder_weights(config),
             frames,
             inputs,
             outputs,

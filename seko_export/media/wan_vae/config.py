@@ -156,6 +156,11 @@ class WanVaeConfig(VaeConfig):
                 )
 
     @property
+    def title(self) -> str:
+        """Name of the VAE in words."""
+        return f"Wan {'2.2' if self.is_residual else '2.1'} VAE of base_dim {self.base_dim}"
+
+    @property
     def latent_channels(self) -> int:
         """Number of channels of a latent."""
         return self.z_dim

@@ -11,7 +11,13 @@ from typing import Any
 from seko_export.config.video import VideoBuild
 from seko_export.engines.piece import Piece
 from seko_export.families.registry import graph_of
-from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER, TEXT_WEIGHTS, VAE_WEIGHTS
+from seko_export.media.pieces import (
+    AUDIO_ENCODER,
+    IMAGE_ENCODER,
+    TEXT_WEIGHTS,
+    VAE_ENCODER_WEIGHTS,
+    VAE_WEIGHTS,
+)
 from seko_export.roofline.gpus import CUBLAS_WORKSPACE, Gpu
 from seko_export.roofline.work import Work, weight_sizes
 from seko_export.video.plan.offload import home_bytes
@@ -46,13 +52,16 @@ def memory_report(config: VideoBuild, gpu: Gpu, work: Work) -> dict[str, Any]:
 
 def weight_bytes(config: VideoBuild, pieces: Mapping[str, Piece]) -> dict[str, int]:
     """Return the bytes of the artifact's weights: ``transformer`` (with tables and scales), ``text``, ``vae``, and
-    ``audio`` or ``image`` of a build with such an encoder.
+    ``audio``, ``image`` or
+    ``vae_encoder`` of a build with such an encoder.
     """
     tables = config.workload.schedule.tables(config.workload.stream)
     sizes = weight_sizes(pieces) | {name: table.nbytes for name, table in tables.items()}
     shares = {"text": TEXT_WEIGHTS, "vae": VAE_WEIGHTS}
     if config.workload.audio is not None:
         shares["audio"] = f"{AUDIO_ENCODER}."
+    if config.workload.vae_encoder is not None:
+        shares["vae_encoder"] = VAE_ENCODER_WEIGHTS
     if config.workload.image is not None:
         shares["image"] = f"{IMAGE_ENCODER}."
     total = {

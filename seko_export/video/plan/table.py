@@ -9,6 +9,7 @@ _WEIGHTS = {
     "transformer": "transformer",
     "text": "text encoder",
     "vae": "VAE",
+    "vae_encoder": "VAE that encodes",
     "audio": "audio encoder",
     "image": "image encoder",
 }

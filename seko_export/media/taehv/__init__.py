@@ -1,0 +1,1 @@
+"""Tiny decoders of Wan's latents, TAEHV and LightTAE: `vae.py` is what `media.vaes` finds."""

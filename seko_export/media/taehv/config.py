@@ -1,0 +1,79 @@
+"""Dimensions of a tiny decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from seko_export.config.media import VaeConfig
+from seko_export.errors import UsageError
+
+STAGES = 3  # of which each doubles rows and columns, and the last two the frames
+BLOCKS = 3  # of a stage; each keeps its last input
+TINY_WIDTHS, SUPER_WIDTHS = (256, 128, 64, 64), (512, 256, 128, 64)
+
+
+@dataclass(frozen=True)
+class TaehvConfig(VaeConfig):
+    """Dimensions of a tiny decoder, TAEHV or LightTAE.
+
+    Parameters
+    ----------
+    z_dim : int
+        Latent channels.
+    widths : tuple of int
+        Channels of each stage, from the latents up, and of the last convolution.
+    patch_size : int
+        Side of the square of pixels that the last convolution makes for each place.
+    is_super : bool
+        Whether the blocks are the larger ones of the super variant.
+    latents_mean, latents_std : tuple of float
+        Statistics of each latent channel if the decoder takes unnormalised latents z, as LightTAE does: a diffusion
+        model's latents are (z - mean) / std. Empty: the decoder takes the diffusion model's latents, as TAEHV does.
+
+    Raises
+    ------
+    UsageError
+        If a size is below 1, or two of them contradict each other.
+    """
+
+    kind: ClassVar[str] = "taehv"
+    encodes: ClassVar[bool] = False
+
+    z_dim: int = 16
+    widths: tuple[int, ...] = TINY_WIDTHS
+    patch_size: int = 1
+    is_super: bool = False
+    latents_mean: tuple[float, ...] = ()
+    latents_std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if min(self.z_dim, self.patch_size, *self.widths) < 1:
+            raise UsageError("a size of the tiny decoder is below 1")
+        if len(self.widths) != STAGES + 1:
+            raise UsageError(f"a tiny decoder has {STAGES + 1} widths, got {self.widths}")
+        for statistic in (self.latents_mean, self.latents_std):
+            if len(statistic) not in (0, self.z_dim):
+                raise UsageError(f"expected {self.z_dim} statistics of the latents, got {len(statistic)}")
+
+    @property
+    def title(self) -> str:
+        """Name of the decoder in words."""
+        family, scale = ("LightTAE", "unnormalised") if self.latents_std else ("TAEHV", "normalised")
+        variant = ", super" if self.is_super else ""
+        return f"tiny decoder ({family}{variant}) of {self.z_dim} latent channels, {scale}"
+
+    @property
+    def latent_channels(self) -> int:
+        """Channels of a latent cell."""
+        return self.z_dim
+
+    @property
+    def spatial_stride(self) -> int:
+        """Pixels along one side of a latent cell."""
+        return int(self.patch_size * 2**STAGES)
+
+    @property
+    def temporal_stride(self) -> int:
+        """Video frames per latent frame, except the first latent frame."""
+        return 4

@@ -1,0 +1,295 @@
+"""The tiny decoders as a stream of pure calls, one row at a time.
+
+A block reads its input of the frame before. The last input of each block is a cache: nine tensors are all that a stream
+carries from call to call. FIRST reads zeros in their place, and drops the three frames that a decoder of four frames
+for each latent frame makes before the video begins. Parameters have the checkpoint's names. Source of the maths:
+github.com/madebyollin/taehv, MIT.
+
+Shapes: F latent frames, h x w latent cells, N frames within the decoder, T video frames, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch import Tensor, nn
+
+from seko_export.media.taehv.config import BLOCKS, STAGES, TaehvConfig
+from seko_runtime.video.contract import PICTURE_CHANNELS
+
+GROWTH = (1, 2, 2)  # frames that each stage makes of one
+_TAEHV_STARTS, _SUPER_STARTS, _LAST = (3, 9, 15), (1, 8, 15), "22"  # numbers of the stages' first blocks
+_LIMIT = 3.0  # of the latents, which a tanh bends towards it
+_LEVELS = 255
+
+
+class Memory:
+    """The last input of each block, in the order in which blocks run.
+
+    Parameters
+    ----------
+    earlier : sequence of Tensor or None
+        The caches of the last call (`kept`), each [1, H, W, C] contiguous; None at the start of a stream.
+    """
+
+    def __init__(self, earlier: Sequence[Tensor] | None) -> None:
+        self._earlier = earlier
+        self.kept: list[Tensor] = []
+
+    def with_earlier(self, x: Tensor) -> Tensor:
+        """Return [1 + N, C, H, W]: the frame before ``x`` [N, C, H, W], then ``x``; keep the last frame."""
+        joined = torch.cat((self._before(x), x))
+        # A copy that the compiler does not remove, of the result of torch.cat: see `wan_vae.layers.FrameCaches.keep`.
+        self.kept.append(joined[-1:].permute(0, 2, 3, 1).clamp(min=-torch.inf).contiguous())
+        return joined
+
+    def _before(self, x: Tensor) -> Tensor:
+        if self._earlier is None:
+            return torch.zeros_like(x[:1])
+        return self._earlier[len(self.kept)].permute(0, 3, 1, 2)
+
+
+class Block(nn.Module):
+    """Three convolutions over a frame and the frame before it, added to the frame."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(
+            _conv3(2 * channels, channels),
+            nn.ReLU(),
+            _conv3(channels, channels),
+            nn.ReLU(),
+            _conv3(channels, channels),
+        )
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        """Return a tensor like ``x`` [N, C, H, W]."""
+        return F.relu(self.conv(_beside_earlier(x, memory)) + x)
+
+
+class SuperBlock(nn.Module):
+    """A 7x7 convolution of each channel, then two layers over channels, added to the frame."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        both = 2 * channels
+        self.conv = nn.Sequential(
+            nn.Conv2d(both, both, 7, padding=3, groups=both, bias=False),
+            nn.Conv2d(both, 2 * both, 1),
+            nn.ReLU(),
+            nn.Conv2d(2 * both, channels, 1, bias=False),
+        )
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        """Return a tensor like ``x`` [N, C, H, W]."""
+        y: Tensor = self.conv(_beside_earlier(x, memory))
+        return y + x
+
+
+class Grow(nn.Module):
+    """Makes ``growth`` frames of each one."""
+
+    def __init__(self, channels: int, growth: int) -> None:
+        super().__init__()
+        self.growth = growth
+        self.conv = nn.Conv2d(channels, growth * channels, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [growth * N, C, H, W] from ``x`` [N, C, H, W]."""
+        frames: Tensor = self.conv(x).unflatten(1, (self.growth, -1))
+        return frames.flatten(0, 1)
+
+
+class TinyDecode(nn.Module, ABC):
+    """Base class of the tiny decoders: subclasses add the layers.
+
+    Parameters
+    ----------
+    config : TaehvConfig
+        Dimensions.
+    layers : dict of str to Module
+        The layers that have weights, by their numbers in the checkpoint.
+    first : bool
+        Whether the call is the first of a stream, which takes no caches.
+    dtype : torch.dtype
+        Dtype of weights and caches.
+    """
+
+    latents_mean: nn.Parameter
+    latents_std: nn.Parameter
+
+    def __init__(
+        self, config: TaehvConfig, layers: dict[str, nn.Module], *, first: bool, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.config, self.first, self.dtype = config, first, dtype
+        last = _conv3(config.widths[-1], PICTURE_CHANNELS * config.patch_size**2)
+        self.decoder = nn.ModuleDict({**layers, _LAST: last}).to(dtype)
+        for name, values in latent_statistics(config, dtype).items():
+            self.register_parameter(name, nn.Parameter(values))
+
+    @abstractmethod
+    def enter(self, latents: Tensor) -> Tensor:
+        """Return the input of the first stage [F, C, h, w] for latents [F, z, h, w], float32 or wider."""
+
+    @abstractmethod
+    def stage(self, x: Tensor, number: int, memory: Memory) -> Tensor:
+        """Return the result [growth * N, C', 2*H, 2*W] of one of the stages for ``x`` [N, C, H, W]."""
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the input of the last convolution for the last stage's result."""
+        return x
+
+    def forward(self, latents: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+        """Decode one chunk of one row.
+
+        Parameters
+        ----------
+        latents : Tensor
+            [z, F, h, w] float32, normalised as the diffusion model returns them.
+        *caches : Tensor
+            The caches of the call before, [1, rows, columns, channels] each, in the weights' dtype; none for FIRST.
+
+        Returns
+        -------
+        video : Tensor
+            [T, H, W, 3] uint8: red, green, blue, rounded to the nearest level.
+        *caches : Tensor
+            The caches for the next call, in new memory.
+
+        Raises
+        ------
+        ValueError
+            If the number of caches is wrong for this call.
+        """
+        pictures, *kept = self.decode(latents, caches)
+        levels = (pictures.float() * _LEVELS).round().to(torch.uint8)
+        return (levels.permute(0, 2, 3, 1).contiguous(), *kept)
+
+    def decode(self, latents: Tensor, caches: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Decode as `forward` does, but return pictures [T, 3, H, W] in 0..1, in the weights' dtype."""
+        expected = 0 if self.first else STAGES * BLOCKS
+        if len(caches) != expected:
+            raise ValueError(f"the tiny decoder got {len(caches)} caches, expected {expected}")
+        memory = Memory(None if self.first else caches)
+        x = latents.transpose(0, 1)
+        if self.config.latents_std:
+            x = x * self.latents_std.view(-1, 1, 1) + self.latents_mean.view(-1, 1, 1)
+        x = self.enter(x)
+        for number in range(STAGES):
+            x = self.stage(x, number, memory)
+        if self.first:
+            x = x[self.config.temporal_stride - 1 :]
+        x = self.decoder[_LAST](self.leave(x))
+        return (F.pixel_shuffle(x, self.config.patch_size).clamp(0, 1), *memory.kept)
+
+    def _blocks(self, x: Tensor, first: int, memory: Memory) -> Tensor:
+        for number in range(first, first + BLOCKS):
+            x = self.decoder[str(number)](x, memory)
+        return x
+
+
+class TaehvDecode(TinyDecode):
+    """TAEHV and LightTAE."""
+
+    def __init__(self, config: TaehvConfig, *, first: bool, dtype: torch.dtype) -> None:
+        layers: dict[str, nn.Module] = {"1": _conv3(config.z_dim, config.widths[0])}
+        for start, growth, (channels, following) in zip(
+            _TAEHV_STARTS, GROWTH, pairwise(config.widths), strict=True
+        ):
+            layers |= {str(start + block): Block(channels) for block in range(BLOCKS)}
+            layers[str(start + 4)] = Grow(channels, growth)
+            layers[str(start + 5)] = _conv3(channels, following, bias=False)
+        super().__init__(config, layers, first=first, dtype=dtype)
+
+    def enter(self, latents: Tensor) -> Tensor:
+        """Bend large latents towards the limit, and convolve."""
+        bent = torch.tanh(latents / _LIMIT) * _LIMIT
+        return F.relu(self.decoder["1"](_images(bent, self.dtype)))
+
+    def stage(self, x: Tensor, number: int, memory: Memory) -> Tensor:
+        """Run the blocks, then grow, enlarge and convolve.
+
+        The checkpoint's order is to enlarge before growing. Growing reads one pixel at a time, so the result is the
+        same with a quarter of the work.
+        """
+        start = _TAEHV_STARTS[number]
+        grown = self.decoder[str(start + 4)](self._blocks(x, start, memory))
+        y: Tensor = self.decoder[str(start + 5)](F.interpolate(grown, scale_factor=2.0, mode="nearest"))
+        return y
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the input of the last convolution for the last stage's result."""
+        return F.relu(x)
+
+
+class SuperDecode(TinyDecode):
+    """The super variant of TAEHV."""
+
+    def __init__(self, config: TaehvConfig, *, first: bool, dtype: torch.dtype) -> None:
+        layers: dict[str, nn.Module] = {"0": nn.Conv2d(config.z_dim, config.widths[0], 1, bias=False)}
+        for start, growth, (channels, following) in zip(
+            _SUPER_STARTS, GROWTH, pairwise(config.widths), strict=True
+        ):
+            layers |= {str(start + block): SuperBlock(channels) for block in range(BLOCKS)}
+            layers[str(start + 3)] = _conv3(channels, 4 * following)
+            layers[str(start + 6)] = Grow(following, growth)
+        super().__init__(config, layers, first=first, dtype=dtype)
+
+    def enter(self, latents: Tensor) -> Tensor:
+        """Mix the channels."""
+        y: Tensor = self.decoder["0"](_images(latents, self.dtype))
+        return y
+
+    def stage(self, x: Tensor, number: int, memory: Memory) -> Tensor:
+        """Run the blocks, move channels into rows and columns, then grow."""
+        start = _SUPER_STARTS[number]
+        wide = F.relu(self.decoder[str(start + 3)](self._blocks(x, start, memory)))
+        y: Tensor = self.decoder[str(start + 6)](F.pixel_shuffle(wide, 2))
+        return y
+
+
+def decoder_of(config: TaehvConfig, *, first: bool, dtype: torch.dtype) -> TinyDecode:
+    """Return the decoder of a config."""
+    return (SuperDecode if config.is_super else TaehvDecode)(config, first=first, dtype=dtype)
+
+
+def latent_statistics(config: TaehvConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the two parameters that no checkpoint holds, by name, [z] in the wider of ``dtype`` and float32; none if
+    the decoder takes normalised latents.
+    """
+    if not config.latents_std:
+        return {}
+    wide = torch.promote_types(dtype, torch.float32)
+    return {
+        "latents_mean": torch.tensor(config.latents_mean, dtype=wide),
+        "latents_std": torch.tensor(config.latents_std, dtype=wide),
+    }
+
+
+def cache_shapes(config: TaehvConfig, h: int, w: int) -> list[tuple[int, ...]]:
+    """Return the shape of each cache, [1, rows, columns, channels], for latents of h x w cells."""
+    return [
+        (1, h << stage, w << stage, channels)
+        for stage, channels in enumerate(config.widths[:STAGES])
+        for _ in range(BLOCKS)
+    ]
+
+
+def _conv3(channels_in: int, channels_out: int, *, bias: bool = True) -> nn.Conv2d:
+    return nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=bias)
+
+
+def _images(latents: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return latents in the dtype and the memory order in which every layer works."""
+    return latents.to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def _beside_earlier(x: Tensor, memory: Memory) -> Tensor:
+    """Return [N, 2*C, H, W]: each frame of ``x`` [N, C, H, W], and behind its channels those of the frame before."""
+    joined = memory.with_earlier(x)
+    return torch.cat((x, joined[:-1]), 1)
