@@ -133,7 +133,7 @@ def test_a_proxy_serves_it_below_a_path(serve: Callable[..., Any]) -> None:
         assert get(f"{url}/openapi.json")[1]["servers"] == [{"url": "/seko"}]
         with urlopen(f"{url}/", timeout=20) as answer:
             page = answer.read().decode()
-        with urlopen(f"{url}/page/app.js", timeout=20) as answer:
+        with urlopen(f"{url}/page/video.js", timeout=20) as answer:
             assert answer.status == 200
         assert 'src="/' not in page
         assert 'href="/' not in page

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -101,7 +102,9 @@ class Application:
 
     async def _page(self, _: Request) -> Response:
         speaks = isinstance(self._manager.device.manifest, SpeechManifest)
-        return FileResponse(PAGE / ("speech.html" if speaks else "index.html"))
+        if speaks:
+            return HTMLResponse(_composed("Seko speaks", "speech"))
+        return HTMLResponse(_composed("Seko live", "video"))
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
         """Return the application wrapped in middleware, which adds headers to every answer and refuses pages of other
@@ -127,3 +130,13 @@ class Application:
                 await app(scope, receive, send_with_headers)
 
         return guarded
+
+
+def _composed(title: str, kind: str) -> str:
+    """Return the HTML of a page: the frame that all pages share, around the main part of one kind."""
+
+    def part(name: str, **content: str) -> str:
+        return Template((PAGE / f"{name}.html").read_text(encoding="utf-8")).substitute(content)
+
+    main = part(f"{kind}.main", access=part("access"))
+    return part("frame", title=title, script=f"{kind}.js", main=main)

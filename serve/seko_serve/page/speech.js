@@ -1,11 +1,10 @@
 // The page of a model that speaks: what is typed goes to the server as it is written, and is heard as it comes.
-import { Connection, admitted, request } from "./connection.js";
+import { Connection, admitted } from "./connection.js";
+import { base, find, key, say, servedModel } from "./frame.js";
 import { save as saveFile } from "./recorder.js";
 import { Sound, playable } from "./sound.js";
 import { dataUrl } from "./uploads.js";
 
-const find = (id) => document.getElementById(id);
-const base = new URL("./", location.href);
 const BUFFER = 8; // chunks that may come before they are heard
 const BUTTONS = ["say", "again", "hush"];
 const BARS = 160, SAVE_TRIES = 10;
@@ -17,26 +16,13 @@ let samples = 0, started = false, attempts = 0;
 const waiting = []; // chunks that came and were not heard: { chunk, end } in microseconds
 const bars = [];
 
-function say(text, kind = "") {
-  find("state").textContent = text;
-  find("state").className = kind;
-}
-
 async function attempted(action) {
   try { await action(); } catch (error) { say(error.message, "error"); }
 }
 
 async function meet() {
-  try {
-    const { data } = await request(base, "v1/models", find("key").value);
-    [model] = data;
-  } catch (error) {
-    if (error.code !== "unauthorized") throw error;
-    find("access").open = true;
-    find("key").focus();
-    say("This server asks for a key");
-    return;
-  }
+  model = await servedModel();
+  if (!model) return;
   find("model").textContent = `${model.id}, ${model.rate / 1000} kHz`;
   find("start").disabled = find("save").disabled = false;
   find("text").disabled = false;
@@ -55,7 +41,7 @@ async function start() {
   say("Opening");
   const attempt = ++attempts;
   await admitted(async (place) => {
-    const mine = new Connection(base, find("key").value, BUFFER);
+    const mine = new Connection(base, key(), BUFFER);
     connection = mine;
     [sent, samples, started, begun] = ["", 0, false, false];
     mine.addEventListener("media", ({ detail: { media } }) => { if (mine === connection) heard(media); });
@@ -166,12 +152,11 @@ find("save").onclick = () => attempted(async () => {
   const input = find("text").value.trim();
   if (!input) throw new Error("Write something first");
   const words = find("words").value.trim();
-  const key = find("key").value;
   if (connection) { connection.close(); ended(); } // its row may be the only one
   say("Making the file");
   const ask = () => fetch(new URL("v1/audio/speech", base), {
     method: "POST",
-    headers: { "content-type": "application/json", ...(key && { authorization: `Bearer ${key}` }) },
+    headers: { "content-type": "application/json", ...(key() && { authorization: `Bearer ${key()}` }) },
     body: JSON.stringify({
       input, response_format: "mp3", seed: Math.max(0, Math.trunc(Number(find("seed").value) || 0)),
       ...(voice && { ref_audio: voice, ...(words && { ref_text: words }) }),

@@ -1,13 +1,12 @@
 // The page: what a person does, and what is told. A player decodes and paints; the connection talks to the server.
-import { Connection, admitted, request } from "./connection.js";
+import { Connection, admitted } from "./connection.js";
+import { base, find, key, say, servedModel } from "./frame.js";
 import { KeyPad } from "./keys.js";
 import { Recorder, save } from "./recorder.js";
 import { Microphone, Sound, playable, sendFile } from "./sound.js";
 import { SourcePlayer, playsSound, playsVideo } from "./source.js";
 import { dataUrl, pictureUrl } from "./uploads.js";
 
-const find = (id) => document.getElementById(id);
-const base = new URL("./", location.href);
 const FIGURES_MS = 2000; // over which frames a second are counted
 const BUTTONS = ["pause", "restart", "record", "full", "stop"];
 
@@ -24,11 +23,6 @@ const sent = new Map(); // by id: when a control was sent, and the chunk that fo
 const times = []; // when the last frames were painted
 
 // -- what is told ---------------------------------------------------------------------------------------------
-function say(text, kind = "") {
-  find("state").textContent = text;
-  find("state").className = kind;
-}
-
 function hint(text) {
   find("hint-text").textContent = text;
   find("hint").hidden = !text;
@@ -91,7 +85,7 @@ async function start(prompt) {
   say("Opening");
   find("stop").disabled = false;
   await admitted(async (place) => {
-    const trial = new Connection(base, find("key").value);
+    const trial = new Connection(base, key());
     listen(trial);
     connection = trial;
     try {
@@ -346,18 +340,10 @@ window.addEventListener("pagehide", () => connection?.close());
 
 /** Ask the server what its model takes, and show the page accordingly. */
 async function meet() {
-  try {
-    const { data } = await request(base, "v1/models", find("key").value);
-    [model] = data;
-  } catch (error) {
-    if (error.code === "unauthorized") {
-      find("access").open = true;
-      find("key").focus();
-      hint("This server asks for a key. Write it under API key.");
-      say("A key is needed");
-      return;
-    }
-    throw error;
+  model = await servedModel();
+  if (!model) {
+    hint("This server asks for a key. Write it under API key.");
+    return;
   }
   find("model").textContent = `${model.id}, ${model.width} × ${model.height}, ${model.fps} frames a second`;
   find("video").parentElement.style.setProperty("--aspect", `${model.width} / ${model.height}`);
