@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -55,13 +55,17 @@ class Gateway:
         Keys, allowed origins and rates.
     open_directory : callable
         Returns the directory; called on the gateway's event loop.
+    retired : collection of str
+        Groups of boxes that take no new sessions.
     """
 
     _directory: Directory
     _boxes: Boxes
 
-    def __init__(self, settings: Settings, open_directory: Callable[[], Directory]) -> None:
-        self._access, self._open_directory = Access(settings), open_directory
+    def __init__(
+        self, settings: Settings, open_directory: Callable[[], Directory], retired: Collection[str] = ()
+    ) -> None:
+        self._access, self._open_directory, self._retired = Access(settings), open_directory, retired
         self._metrics = Metrics()
         self._refusals = Refusals(self._metrics)
         self._rows: list[BoxFacts] = []
@@ -120,7 +124,7 @@ class Gateway:
     # -- what the gateway answers itself -----------------------------------------------------------------------
 
     async def _ready(self, _: Request) -> Response:
-        boxes = [box for box in await self._known() if box.accepts]
+        boxes = in_order(await self._known(), self._promised, retired=self._retired)
         if not boxes:
             raise ServeError("full", "no box accepts sessions", retry_after=AGAIN_S)
         return JSONResponse(
@@ -282,7 +286,7 @@ class Gateway:
         model, known = _model(body), await self._known()
         if known and model is not None and all(box.model != model for box in known):
             raise ServeError("not_found", "no box has this model")
-        return in_order(known, self._promised, model=model)
+        return in_order(known, self._promised, model=model, retired=self._retired)
 
     @staticmethod
     def _named(boxes: Iterable[BoxFacts], name: str) -> BoxFacts | None:
