@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ from seko_export.checkpoints import errors
 from seko_export.errors import UsageError
 from seko_export.media.load import load_vae
 from seko_export.media.vae import HALVES
+from seko_export.media.vaes import vae_config_of
 from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.keys import vae_diffusers_names, vae_shapes
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
+from tests.export.vae_oracle import diffusers_vae
 
 SMALL = WanVaeConfig(base_dim=2, num_res_blocks=1, dim_mult=(1, 1), temporal_downsample=(True,))
 Weights = dict[str, torch.Tensor]
@@ -52,13 +56,11 @@ def refusal(path: Path, half: str = "both", config: WanVaeConfig = SMALL) -> err
 
 @pytest.mark.parametrize("preset", sorted(VAE_PRESETS))
 def test_table_is_diffusers_state_dict(preset: str) -> None:
-    from diffusers import AutoencoderKLWan
-
     config = VAE_PRESETS[preset]
     with torch.device("meta"):
-        theirs = AutoencoderKLWan(base_dim=config.base_dim).state_dict()
+        theirs = diffusers_vae(config).state_dict()
     names, shapes = vae_diffusers_names(config), vae_shapes(config, "both")
-    assert len(set(names.values())) == len(names) == 194
+    assert len(set(names.values())) == len(names) == (196 if config.is_residual else 194)
     assert {names[name]: shape for name, shape in shapes.items()} == {
         name: tuple(tensor.shape) for name, tensor in theirs.items()
     }
@@ -80,18 +82,13 @@ def test_wan_names_are_the_original_files() -> None:
         SMALL,
         WanVaeConfig(base_dim=4, num_res_blocks=3),
         WanVaeConfig(base_dim=2, dim_mult=(1, 3, 2), temporal_downsample=(True, False)),
+        WanVaeConfig(base_dim=2, decoder_base_dim=4),
+        replace(VAE_PRESETS["wan-2.2"], base_dim=4, decoder_base_dim=2, num_res_blocks=3),
     ],
 )
 def test_other_dimensions_are_diffusers_too(config: WanVaeConfig) -> None:
-    from diffusers import AutoencoderKLWan
-
     with torch.device("meta"):
-        theirs = AutoencoderKLWan(
-            base_dim=config.base_dim,
-            dim_mult=list(config.dim_mult),
-            num_res_blocks=config.num_res_blocks,
-            temperal_downsample=list(config.temporal_downsample),
-        ).state_dict()
+        theirs = diffusers_vae(config).state_dict()
     names, shapes = vae_diffusers_names(config), vae_shapes(config, "both")
     assert {names[name]: shape for name, shape in shapes.items()} == {
         name: tuple(tensor.shape) for name, tensor in theirs.items()
@@ -101,6 +98,61 @@ def test_other_dimensions_are_diffusers_too(config: WanVaeConfig) -> None:
 def test_sizes_of_the_published_models() -> None:
     count = {half: sum(map(math.prod, vae_shapes(WanVaeConfig(), half).values())) for half in HALVES}
     assert count == {"decoder": 73_295_603, "encoder": 53_596_928, "both": 126_892_531}
+
+
+def test_sizes_of_wan_2_2() -> None:
+    count = {half: sum(map(math.prod, vae_shapes(VAE_PRESETS["wan-2.2"], half).values())) for half in HALVES}
+    assert count == {"decoder": 555_051_580, "encoder": 149_637_088, "both": 704_688_668}
+
+
+def test_names_of_wan_2_2() -> None:
+    """As the authors' file and diffusers' converter name them: lists of levels, each with its list of blocks."""
+    names = vae_diffusers_names(VAE_PRESETS["wan-2.2"])
+    for wan, theirs in (
+        ("decoder.upsamples.1.upsamples.3.time_conv.bias", "decoder.up_blocks.1.upsampler.time_conv.bias"),
+        (
+            "decoder.upsamples.2.upsamples.0.shortcut.weight",
+            "decoder.up_blocks.2.resnets.0.conv_shortcut.weight",
+        ),
+        ("decoder.upsamples.3.upsamples.2.residual.6.bias", "decoder.up_blocks.3.resnets.2.conv2.bias"),
+        (
+            "encoder.downsamples.0.downsamples.2.resample.1.bias",
+            "encoder.down_blocks.0.downsampler.resample.1.bias",
+        ),
+        (
+            "encoder.downsamples.3.downsamples.1.residual.0.gamma",
+            "encoder.down_blocks.3.resnets.1.norm1.gamma",
+        ),
+        ("decoder.middle.1.to_qkv.weight", "decoder.mid_block.attentions.0.to_qkv.weight"),
+        ("conv2.weight", "post_quant_conv.weight"),
+    ):
+        assert names[wan] == theirs
+
+
+def test_a_file_of_wan_2_2_is_told_by_its_keys(tmp_path: Path) -> None:
+    """In either naming, whole or one half of it; a config.json is believed first."""
+    small = replace(VAE_PRESETS["wan-2.2"], base_dim=4, decoder_base_dim=8)
+    names = vae_diffusers_names(small)
+    for half, known in (("both", {}), ("decoder", {"base_dim": 160}), ("encoder", {"decoder_base_dim": 256})):
+        for spelled in (names, {name: name for name in names}):
+            save_file(
+                {spelled[name]: torch.zeros(shape) for name, shape in vae_shapes(small, half).items()},
+                tmp_path / "file",
+            )
+            assert vae_config_of(tmp_path / "file") == replace(small, **known)
+    with torch.device("meta"):
+        told = dict(diffusers_vae(replace(small, latents_std=(0.5,) * 48)).config)
+    home = tmp_path / "pipeline/vae"
+    home.mkdir(parents=True)
+    (home / "config.json").write_text(json.dumps(told))
+    assert vae_config_of(tmp_path / "pipeline") == replace(small, latents_std=(0.5,) * 48)
+
+
+def test_another_width_of_wan_2_2_is_named(tmp_path: Path) -> None:
+    small = replace(VAE_PRESETS["wan-2.2"], base_dim=4, decoder_base_dim=8)
+    save_file({name: torch.zeros(shape) for name, shape in vae_shapes(small, "both").items()}, tmp_path / "f")
+    text = str(refusal(tmp_path / "f", "both", replace(small, decoder_base_dim=4)))
+    assert "the file's VAE has decoder_base_dim 8 (expected 4)" in text
 
 
 def test_latent_statistics_are_diffusers() -> None:

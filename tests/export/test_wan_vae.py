@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from seko_export.media.wan_vae.modules import (
     decoder_cache_shapes,
     encoder_cache_shapes,
 )
-from tests.export.vae_oracle import SMALL, VaeOracle, stream
+from tests.export.vae_oracle import SMALL, SMALL_2_2, VaeOracle, stream
 from tests.tiers import first_is_fast
 from tests.tolerances import VAE, relative_error
 
@@ -243,7 +244,7 @@ def traced(
     x = (
         (1, config.z_dim, frames, HEIGHT, WIDTH)
         if decodes
-        else (1, 3, half.video_frames, 8 * HEIGHT, 8 * WIDTH)
+        else (1, 3, half.video_frames, config.spatial_stride * HEIGHT, config.spatial_stride * WIDTH)
     )
     table = (decoder_cache_shapes if decodes else encoder_cache_shapes)(config, 1, HEIGHT, WIDTH)
     weights = [torch.rand(p.shape, generator=generator) * 0.2 - 0.1 for p in half.parameters()]
@@ -255,10 +256,14 @@ def traced(
 
 
 @pytest.mark.parametrize("kind", [VaeDecode, VaeEncode])
-@pytest.mark.parametrize("first", first_is_fast([False, True]))
-def test_the_traced_call_can_be_replayed(kind: type[VaeDecode] | type[VaeEncode], first: bool) -> None:
+@pytest.mark.parametrize(
+    ("first", "size"), first_is_fast([(False, SMALL), (True, SMALL), (False, SMALL_2_2), (True, SMALL_2_2)])
+)
+def test_the_traced_call_can_be_replayed(
+    kind: type[VaeDecode] | type[VaeEncode], first: bool, size: WanVaeConfig
+) -> None:
     """Static, without constants (they would be the engine's own, which the runtime refuses), nothing written."""
-    config = WanVaeConfig(base_dim=8, num_res_blocks=1)
+    config = replace(size, num_res_blocks=1)
     program, _, inputs = traced(kind, first=first, frames=2, config=config)
     # Carried frames are plain inputs, taken by numbers that are right for every call: no ring, no slots.
     check_replayable(program, "vae", cache_inputs=())
@@ -268,12 +273,13 @@ def test_the_traced_call_can_be_replayed(kind: type[VaeDecode] | type[VaeEncode]
 
 
 @pytest.mark.slow
-def test_the_engine_equals_the_eager_call(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("size", [SMALL, SMALL_2_2])
+def test_the_engine_equals_the_eager_call(size: WanVaeConfig, tmp_path, monkeypatch) -> None:
     """A steady chunk of two, built ahead of time for the CPU and opened by the runtime's loader."""
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    config = WanVaeConfig(base_dim=8, num_res_blocks=1)
+    config = replace(size, num_res_blocks=1)
     program, eager, inputs = traced(VaeDecode, first=False, frames=2, config=config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's own, of its parts

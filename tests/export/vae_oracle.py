@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
 
-from seko_export.media.wan_vae.config import WanVaeConfig
+from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
 from seko_export.media.wan_vae.keys import vae_diffusers_names
 from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
 
 SMALL = WanVaeConfig(base_dim=8)
+SMALL_2_2 = replace(VAE_PRESETS["wan-2.2"], base_dim=8, decoder_base_dim=12)
+
+
+def diffusers_vae(config: WanVaeConfig) -> AutoencoderKLWan:
+    """Return diffusers' class of these dimensions."""
+    return AutoencoderKLWan(
+        base_dim=config.base_dim,
+        decoder_base_dim=config.decoder_base_dim,
+        z_dim=config.z_dim,
+        dim_mult=list(config.dim_mult),
+        num_res_blocks=config.num_res_blocks,
+        temperal_downsample=list(config.temporal_downsample),
+        latents_mean=list(config.latents_mean),
+        latents_std=list(config.latents_std),
+        is_residual=config.is_residual,
+        in_channels=config.patch_channels,
+        out_channels=config.patch_channels,
+        patch_size=None if config.patch_size == 1 else config.patch_size,
+        scale_factor_temporal=config.temporal_stride,
+        scale_factor_spatial=config.spatial_stride,
+    )
 
 
 class VaeOracle:
@@ -22,25 +44,30 @@ class VaeOracle:
     ----------
     dtype : torch.dtype
         Of weights and results.
+    config : WanVaeConfig, optional
+        Dimensions.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.vae = AutoencoderKLWan(base_dim=SMALL.base_dim).eval().requires_grad_(False)
+    def __init__(self, dtype: torch.dtype, config: WanVaeConfig = SMALL) -> None:
+        self.dtype, self.config = dtype, config
+        self.vae = diffusers_vae(config).eval().requires_grad_(False)
         generator = torch.Generator().manual_seed(0)
         for weight in self.vae.parameters():
             noise = torch.randn(weight.shape, generator=generator)
             is_kernel = weight.dim() > 3 and weight.shape[1] > 1
             # Kernels keep activations near 1; gains lie around 1, and nothing is zero.
             weight.copy_(noise * weight[0].numel() ** -0.5 if is_kernel else 1 + 0.1 * noise)
+        if config.is_residual:  # sums with shortcuts are larger, and the clamp would hide most pixels
+            for weight in self.vae.decoder.conv_out.parameters():
+                weight.mul_(0.25)
         self.vae.to(dtype)
         for module in self.vae.modules():
             if isinstance(module, nn.Sequential) and isinstance(module[0], nn.Upsample):
                 # Theirs goes through float32, which rounds a float64; the plain one copies numbers.
                 module[0] = nn.Upsample(scale_factor=(2.0, 2.0), mode="nearest-exact")
         column = (-1, 1, 1, 1)
-        self.mean = torch.tensor(SMALL.latents_mean, dtype=dtype).view(column)
-        self.std = torch.tensor(SMALL.latents_std, dtype=dtype).view(column)
+        self.mean = torch.tensor(config.latents_mean, dtype=dtype).view(column)
+        self.std = torch.tensor(config.latents_std, dtype=dtype).view(column)
 
     def decode(self, latents: Tensor) -> Tensor:
         """Return the video [B, 3, T, H, W] of normalised latents [B, z, F, h, w]."""
@@ -54,7 +81,7 @@ class VaeOracle:
 
     def half(self, kind: type[VaeDecode] | type[VaeEncode], *, first: bool, frames: int) -> nn.Module:
         """Return ours with the oracle's weights."""
-        return with_weights(kind(SMALL, first=first, frames=frames, dtype=self.dtype), self.vae)
+        return with_weights(kind(self.config, first=first, frames=frames, dtype=self.dtype), self.vae)
 
 
 def with_weights(half: nn.Module, vae: nn.Module) -> nn.Module:

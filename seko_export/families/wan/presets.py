@@ -8,7 +8,7 @@ from seko_export.config.model import ModelConfig
 from seko_export.config.schedule import Schedule
 from seko_export.config.stream import StreamConfig
 from seko_export.families.video import Preset
-from seko_export.families.wan_layout.recognise import USUAL_STREAM
+from seko_export.families.wan_layout.recognise import USUAL_STREAM, USUAL_STREAM_2_2
 
 _NUMBERS = "that trained weights give the video of the authors' code: the numbers are read from it, no file was opened"
 
@@ -27,11 +27,6 @@ def _wan_5b(name: str) -> ModelConfig:
     )
 
 
-_STREAM_5B = StreamConfig(
-    height=704, width=1280, chunk_frames=8, sink_frames=8, ring_frames=24, fps=24, spatial_stride=16
-)
-_LACKS_5B = "a time for every token, and the VAE of Wan 2.2"
-
 # Of models with the same sizes, the first is taken where neither the file's name nor its config.json tells them apart.
 PRESETS: dict[str, Preset] = {
     "tiny": Preset(
@@ -40,6 +35,22 @@ PRESETS: dict[str, Preset] = {
         ),
         StreamConfig(height=64, width=96, chunk_frames=3, sink_frames=1, ring_frames=6),
         source="for tests; it has no weights but random ones",
+    ),
+    "wan-5b-tiny": Preset(
+        ModelConfig(
+            name="wan-5b-tiny",
+            layers=2,
+            dim=384,
+            heads=3,
+            ffn_dim=512,
+            in_channels=48,
+            out_channels=48,
+            text_dim=64,
+            text_tokens=32,
+            freq_dim=64,
+        ),
+        replace(USUAL_STREAM_2_2, height=64, width=96, chunk_frames=2, sink_frames=2, ring_frames=4),
+        source="for tests of latents of Wan 2.2; it has no weights but random ones",
     ),
     "self-forcing-1.3b": Preset(
         _wan_1_3b("self-forcing-1.3b"),
@@ -95,20 +106,19 @@ PRESETS: dict[str, Preset] = {
     ),
     "wan-5b": Preset(
         _wan_5b("wan-5b"),
-        _STREAM_5B,
+        USUAL_STREAM_2_2,
         source="Wan-AI/Wan2.2-TI2V-5B (Apache-2.0)",
         unverified="a good video: it was not trained for chunks",
-        missing=_LACKS_5B,
     ),
     "longlive-2-5b": Preset(
         _wan_5b("longlive-2-5b"),
-        _STREAM_5B,
+        USUAL_STREAM_2_2,
         Schedule((999.0, 937.0, 833.0, 624.0), shift=5.0, own_sigmas=(0.9998, 0.9373, 0.8331, 0.6247)),
         entry="generator",
         files=("model_bf16.pt",),
         source="Efficient-Large-Model/LongLive-2.0-5B, model_bf16.pt; code NVlabs/LongLive (Apache-2.0)",
         unverified=_NUMBERS,
-        missing=f"{_LACKS_5B}, and UniPC of order 2 between its passes",
+        missing="UniPC of order 2 between its passes",
     ),
     "wan-14b": Preset(
         _wan_14b("wan-14b"),

@@ -56,6 +56,11 @@ _PARTS = ("model", "stream", "schedule")  # value of a field in the config.json 
 # is no multiple of 128, the user must give --heads.
 _HEAD_CHANNELS = 128
 USUAL_STREAM = StreamConfig(height=480, width=832, chunk_frames=3, sink_frames=0, ring_frames=21)
+# Of models whose latents have the channels of Wan 2.2's VAE: LongLive-2's layout.
+USUAL_STREAM_2_2 = StreamConfig(
+    height=704, width=1280, chunk_frames=8, sink_frames=8, ring_frames=24, fps=24, spatial_stride=16
+)
+_CHANNELS_2_2 = 48
 _USUAL = {"text_tokens": 512, "norm_eps": 1e-6}
 _FIXED = {"rope_theta": 10_000.0}  # a literal in Wan's code
 
@@ -92,7 +97,8 @@ def recognise(
     heads = {} if dim % _HEAD_CHANNELS else {"heads": dim // _HEAD_CHANNELS}
     fill(facts, {**heads, **_USUAL}, Source.ASSUMED, "Wan")
     fill(facts, _FIXED, Source.FAMILY, "Wan")
-    usual = stream_facts(USUAL_STREAM, Source.ASSUMED, "Wan")
+    is_2_2 = facts.known["out_channels"].value == _CHANNELS_2_2
+    usual = stream_facts(USUAL_STREAM_2_2 if is_2_2 else USUAL_STREAM, Source.ASSUMED, "Wan")
     return Recognised(
         family,
         keys.naming_of(opened).name,

@@ -1,4 +1,4 @@
-"""Dimensions of a Wan 2.1 VAE, of any width."""
+"""Dimensions of a VAE of Wan 2.1 or Wan 2.2, of any width."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from seko_export.config.media import VaeConfig
 from seko_export.errors import UsageError
+from seko_runtime.video.contract import PICTURE_CHANNELS
 
-# Mean and standard deviation of each latent channel over the training set. Source: the Wan 2.1 release.
+# Mean and standard deviation of each latent channel over the training set. Sources: the releases of Wan 2.1 and 2.2.
 # fmt: off
 LATENTS_MEAN = (
     -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
@@ -19,17 +20,33 @@ LATENTS_STD = (
     2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
     3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
 )
+LATENTS_MEAN_2_2 = (
+    -0.2289, -0.0052, -0.1323, -0.2339, -0.2799, 0.0174, 0.1838, 0.1557,
+    -0.1382, 0.0542, 0.2813, 0.0891, 0.1570, -0.0098, 0.0375, -0.1825,
+    -0.2246, -0.1207, -0.0698, 0.5109, 0.2665, -0.2108, -0.2158, 0.2502,
+    -0.2055, -0.0322, 0.1109, 0.1567, -0.0729, 0.0899, -0.2799, -0.1230,
+    -0.0313, -0.1649, 0.0117, 0.0723, -0.2839, -0.2083, -0.0520, 0.3748,
+    0.0152, 0.1957, 0.1433, -0.2944, 0.3573, -0.0548, -0.1681, -0.0667,
+)
+LATENTS_STD_2_2 = (
+    0.4765, 1.0364, 0.4514, 1.1677, 0.5313, 0.4990, 0.4818, 0.5013,
+    0.8158, 1.0344, 0.5894, 1.0901, 0.6885, 0.6165, 0.8454, 0.4978,
+    0.5759, 0.3523, 0.7135, 0.6804, 0.5833, 1.4146, 0.8986, 0.5659,
+    0.7069, 0.5338, 0.4889, 0.4917, 0.4069, 0.4999, 0.6866, 0.4093,
+    0.5709, 0.6065, 0.6415, 0.4944, 0.5726, 1.2042, 0.5458, 1.6887,
+    0.3971, 1.0600, 0.3943, 0.5537, 0.5444, 0.4089, 0.7468, 0.7744,
+)
 # fmt: on
 
 
 @dataclass(frozen=True)
 class WanVaeConfig(VaeConfig):
-    """Dimensions of a Wan 2.1 VAE.
+    """Dimensions of a VAE of Wan 2.1, by default, or of Wan 2.2.
 
     Parameters
     ----------
     base_dim : int
-        Channels at full resolution.
+        Channels at the largest resolution.
     z_dim : int
         Latent channels.
     dim_mult : tuple of int
@@ -41,6 +58,13 @@ class WanVaeConfig(VaeConfig):
         Whether each step between levels also halves the number of frames.
     latents_mean, latents_std : tuple of float
         Statistics of each latent channel. A diffusion model's latents are (z - mean) / std.
+    decoder_base_dim : int, optional
+        ``base_dim`` of the decoder; None: as the encoder's.
+    is_residual : bool
+        Whether every level has a shortcut around it (Wan 2.2, ``levels.py``); upsampling then keeps the channels, which
+        it halves in Wan 2.1.
+    patch_size : int
+        Side of the squares of pixels that are one place of the largest resolution: 2 in Wan 2.2.
 
     Raises
     ------
@@ -59,11 +83,15 @@ class WanVaeConfig(VaeConfig):
     temporal_downsample: tuple[bool, ...] = (False, True, True)
     latents_mean: tuple[float, ...] = LATENTS_MEAN
     latents_std: tuple[float, ...] = LATENTS_STD
+    decoder_base_dim: int | None = None
+    is_residual: bool = False
+    patch_size: int = 1
 
     def __post_init__(self) -> None:
-        for field in ("base_dim", "z_dim", "num_res_blocks"):
-            if getattr(self, field) < 1:
-                raise UsageError(f"{field} must be at least 1, got {getattr(self, field)}")
+        for field in ("base_dim", "z_dim", "num_res_blocks", "decoder_base_dim", "patch_size"):
+            size = getattr(self, field)
+            if size is not None and size < 1:
+                raise UsageError(f"{field} must be at least 1, got {size}")
         if not self.dim_mult or min(self.dim_mult) < 1:
             raise UsageError(f"dim_mult must be factors of at least 1, got {self.dim_mult}")
         if len(self.temporal_downsample) != len(self.dim_mult) - 1:
@@ -71,8 +99,9 @@ class WanVaeConfig(VaeConfig):
                 f"temporal_downsample has {len(self.temporal_downsample)} steps, expected "
                 f"{len(self.dim_mult) - 1}: one between each two of the {len(self.dim_mult)} levels of dim_mult"
             )
-        odd = [level for level in self.level_dims[1:] if level % 2]
-        if odd:
+        if self.is_residual:
+            self._check_shortcuts()
+        elif odd := [level for level in self.decoder_level_dims[1:] if level % 2]:
             raise UsageError(f"a level has {odd[0]} channels, an odd number; upsampling halves them")
         for field in ("latents_mean", "latents_std"):
             numbers = getattr(self, field)
@@ -83,6 +112,23 @@ class WanVaeConfig(VaeConfig):
         if min(self.latents_std) <= 0:
             raise UsageError(f"latents_std must be above 0, got {min(self.latents_std)}")
 
+    def _check_shortcuts(self) -> None:
+        """Refuse widths between which a shortcut would average or repeat a fraction of a number."""
+        down, up = self.level_dims, self.decoder_level_dims[::-1]
+        cells = [
+            4 * (1 + temporal) for temporal in self.temporal_downsample
+        ]  # numbers of a channel in a cell
+        shortcuts = [
+            *zip((self.base_dim, *down), down, (*cells, 1), strict=False),
+            *zip(up, (up[0], *up), cells[::-1], strict=False),
+        ]
+        for below, above, cell in shortcuts:  # channels on the side of more pixels, and of fewer
+            if below * cell % above:
+                raise UsageError(
+                    f"dim_mult {self.dim_mult} has levels of {below} and {above} channels, between which no shortcut "
+                    f"with {cell} numbers of a channel in a cell is possible"
+                )
+
     @property
     def latent_channels(self) -> int:
         """Channels of a latent cell."""
@@ -90,13 +136,23 @@ class WanVaeConfig(VaeConfig):
 
     @property
     def level_dims(self) -> tuple[int, ...]:
-        """Channels of each level, from full resolution down."""
+        """Channels of each level of the encoder, from the largest resolution down."""
         return tuple(self.base_dim * factor for factor in self.dim_mult)
+
+    @property
+    def decoder_level_dims(self) -> tuple[int, ...]:
+        """Channels of each level of the decoder, from the largest resolution down."""
+        return tuple((self.decoder_base_dim or self.base_dim) * factor for factor in self.dim_mult)
+
+    @property
+    def patch_channels(self) -> int:
+        """Numbers of a square of pixels."""
+        return PICTURE_CHANNELS * self.patch_size**2
 
     @property
     def spatial_stride(self) -> int:
         """Pixels along one side of a latent cell."""
-        return int(2 ** len(self.temporal_downsample))
+        return int(self.patch_size * 2 ** len(self.temporal_downsample))
 
     @property
     def temporal_stride(self) -> int:
@@ -104,4 +160,17 @@ class WanVaeConfig(VaeConfig):
         return int(2 ** sum(self.temporal_downsample))
 
 
-VAE_PRESETS: dict[str, WanVaeConfig] = {"wan-2.1": WanVaeConfig(), "lightvae": WanVaeConfig(base_dim=24)}
+WAN_2_1, WAN_2_2 = "wan-2.1", "wan-2.2"
+VAE_PRESETS: dict[str, WanVaeConfig] = {
+    WAN_2_1: WanVaeConfig(),
+    "lightvae": WanVaeConfig(base_dim=24),
+    WAN_2_2: WanVaeConfig(
+        base_dim=160,
+        z_dim=48,
+        latents_mean=LATENTS_MEAN_2_2,
+        latents_std=LATENTS_STD_2_2,
+        decoder_base_dim=256,
+        is_residual=True,
+        patch_size=2,
+    ),
+}

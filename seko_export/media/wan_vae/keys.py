@@ -43,6 +43,13 @@ BLOCK_MODULES: dict[str, str] = {
     "residual.6": "conv2",
     "shortcut": "conv_shortcut",
 }
+# Keys that only the levels of Wan 2.2 have, in either naming.
+RESIDUAL_SIGNS = (
+    "encoder.downsamples.0.downsamples.",
+    "decoder.upsamples.0.upsamples.",
+    "encoder.down_blocks.0.resnets.",
+    "decoder.up_blocks.0.upsampler.",
+)
 
 
 def vae_shapes(config: WanVaeConfig, half: str) -> dict[str, tuple[int, ...]]:
@@ -77,11 +84,11 @@ def vae_shapes(config: WanVaeConfig, half: str) -> dict[str, tuple[int, ...]]:
 
 def vae_diffusers_names(config: WanVaeConfig) -> dict[str, str]:
     """Return the name in ``diffusers.AutoencoderKLWan`` of every tensor, by Wan's name."""
-    return {name: _in_diffusers(name, config.num_res_blocks + 2) for name in vae_shapes(config, "both")}
+    return {name: _in_diffusers(name, config) for name in vae_shapes(config, "both")}
 
 
-def _in_diffusers(name: str, level: int) -> str:
-    """Translate a name. A decoder level is ``level`` consecutive entries of Wan's flat list, the upsampling last."""
+def _in_diffusers(name: str, config: WanVaeConfig) -> str:
+    """Translate a name. In Wan 2.1 a decoder level is consecutive entries of Wan's flat list, the upsampling last."""
     module, leaf = name.rsplit(".", 1)
     inner = ""
     for wan, diffusers in BLOCK_MODULES.items():
@@ -90,11 +97,17 @@ def _in_diffusers(name: str, level: int) -> str:
     if module in OUTER_MODULES:
         return f"{OUTER_MODULES[module]}{inner}.{leaf}"
     parts = module.split(".")
-    if parts[1] == "downsamples":
+    if config.is_residual and parts[1] in ("downsamples", "upsamples"):
+        way, blocks = (
+            ("down", config.num_res_blocks) if parts[0] == "encoder" else ("up", config.num_res_blocks + 1)
+        )
+        place = f"{way}sampler" if int(parts[4]) == blocks else f"resnets.{parts[4]}"
+        parts[1:5] = [f"{way}_blocks", parts[2], place]
+    elif parts[1] == "downsamples":
         parts[1] = "down_blocks"
     elif parts[1] == "upsamples":
-        block, entry = divmod(int(parts[2]), level)
-        place = "upsamplers.0" if entry == level - 1 else f"resnets.{entry}"
+        block, entry = divmod(int(parts[2]), config.num_res_blocks + 2)
+        place = "upsamplers.0" if entry == config.num_res_blocks + 1 else f"resnets.{entry}"
         parts[1:3] = ["up_blocks", str(block), place]
     else:  # inside the attention: middle.1.to_qkv
         parts[:3] = [OUTER_MODULES[".".join(parts[:3])]]
@@ -148,16 +161,30 @@ def match_vae_sources(
     return naming.name, sources
 
 
+def widths_in(shapes: Mapping[str, tuple[int, ...]], dim_mult: tuple[int, ...]) -> dict[str, int]:
+    """Return ``base_dim`` and ``decoder_base_dim``, as far as shapes in either naming tell them.
+
+    They are the outputs of the encoder's first convolution, and the inputs of the decoder's last.
+    """
+    found = {}
+    for width, axis, factor, keys in (
+        ("base_dim", 0, 1, ("encoder.conv1.weight", "encoder.conv_in.weight")),
+        ("decoder_base_dim", 1, dim_mult[0], ("decoder.head.2.weight", "decoder.conv_out.weight")),
+    ):
+        for key in keys:
+            if len(shapes.get(key, ())) > axis:
+                found[width] = shapes[key][axis] // factor
+    return found
+
+
 def _vae_hints(opened: OpenedFiles, naming: Naming, config: WanVaeConfig) -> list[str]:
-    shapes = naming.shapes_in(opened)
-    # Weights from which base_dim is read: inputs of the decoder's last convolution, outputs of the encoder's first.
-    for name, axis in (("decoder.head.2.weight", 1), ("encoder.conv1.weight", 0)):
-        if len(shapes.get(name, ())) > axis:
-            base_dim = (
-                shapes[name][axis] // config.dim_mult[0] if name.startswith("decoder") else shapes[name][axis]
-            )
-            if base_dim != config.base_dim:
-                presets = [name for name, preset in VAE_PRESETS.items() if preset.base_dim == base_dim]
-                known = f": the VAE {presets[0]!r}" if presets else ""
-                return [f"the file's VAE has base_dim {base_dim} (expected {config.base_dim}){known}"]
+    expected = {
+        "base_dim": config.base_dim,
+        "decoder_base_dim": config.decoder_base_dim or config.base_dim,
+    }
+    for width, size in widths_in(naming.shapes_in(opened), config.dim_mult).items():
+        if size != expected[width]:
+            presets = [name for name, preset in VAE_PRESETS.items() if preset.base_dim == size]
+            known = f": the VAE {presets[0]!r}" if presets else ""
+            return [f"the file's VAE has {width} {size} (expected {expected[width]}){known}"]
     return []

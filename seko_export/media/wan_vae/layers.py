@@ -1,4 +1,4 @@
-"""Layers of the Wan 2.1 VAE, and caches of the frames that they carry from call to call.
+"""Layers of the Wan VAEs, and caches of the frames that they carry from call to call.
 
 A layer that looks back in time (`Streamed`) takes earlier frames from a `FrameCaches` and stores the frames for the
 next call there. Nothing is written in place, so a call is a pure function. Activations are [B, C, T, H, W] in
@@ -178,6 +178,11 @@ class ResidualBlock(Streamed):
         return beside + run(self.residual, x, caches)
 
 
+def residual_blocks(channels_in: int, channels_out: int, count: int) -> list[ResidualBlock]:
+    """Return blocks in sequence, of which the first changes the number of channels."""
+    return [ResidualBlock(channels_out if number else channels_in, channels_out) for number in range(count)]
+
+
 class AttentionBlock(Streamed):
     """Self-attention with one head over the pixels of each frame separately."""
 
@@ -200,18 +205,18 @@ class AttentionBlock(Streamed):
 
 
 class Upsample(Streamed):
-    """Doubles rows and columns and halves the channels; if ``temporal``, also doubles the frames except the first."""
+    """Doubles rows and columns; if ``temporal``, also doubles the frames except the first."""
 
-    def __init__(self, channels: int, *, temporal: bool) -> None:
+    def __init__(self, channels: int, channels_out: int, *, temporal: bool) -> None:
         super().__init__()
         self.resample = nn.Sequential(
             nn.Upsample(scale_factor=2.0, mode="nearest-exact"),
-            nn.Conv2d(channels, channels // 2, 3, padding=1),
+            nn.Conv2d(channels, channels_out, 3, padding=1),
         )
         self.time_conv = CausalConv3d(channels, 2 * channels, side=1) if temporal else None
 
     def forward(self, x: Tensor, caches: FrameCaches) -> Tensor:
-        """Return the upsampled frames [B, C/2, T', 2*H, 2*W] for ``x`` [B, C, T, H, W].
+        """Return the upsampled frames [B, channels_out, T', 2*H, 2*W] for ``x`` [B, channels, T, H, W].
 
         The first frame of a stream stays one frame, and the time convolution reads zeros in its place.
         """

@@ -1,12 +1,12 @@
-"""The Wan 2.1 VAE as a stream of pure calls: `VaeDecode` and `VaeEncode`, with their cache tables.
+"""The Wan VAEs as a stream of pure calls: `VaeDecode` and `VaeEncode`, with their cache tables.
 
 Two graphs serve a stream of chunks of F latent frames. FIRST (``first=True``) takes the first chunk and no caches.
 STEADY takes every later chunk with the caches of the call before. Both return the same caches, so a stream restarts
-by calling FIRST: nothing has to be zeroed, and nothing stale can be read. Layers are in `layers.py`,
-checkpoint names in `keys.py`.
+by calling FIRST: nothing has to be zeroed, and nothing stale can be read. Layers are in `layers.py`, the levels of Wan
+2.2 in `levels.py`, checkpoint names in `keys.py`.
 
 Shapes: B rows, F latent frames, h x w latent cells, T video frames (4*F, or 1 + 4*(F - 1) for FIRST), H x W pixels (8
-times the cells), z latent channels. Source of the maths: Wan 2.1 (arXiv 2503.20314).
+times the cells, 16 times in Wan 2.2), z latent channels. Source of the maths: Wan 2.1 (arXiv 2503.20314) and Wan 2.2.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from seko_export.media.wan_vae.layers import (
     RmsNorm,
     Upsample,
     channels_last,
+    residual_blocks,
     run,
 )
+from seko_export.media.wan_vae.levels import DownLevel, UpLevel, patched, unpatched
 from seko_runtime.video.contract import PICTURE_CHANNELS
 
 
@@ -143,7 +145,8 @@ class VaeDecode(_StreamedHalf):
             latents = split.own_rows(latents)
         mean, std = self._mean_and_std()
         z = channels_last((latents * std + mean).to(self.dtype))
-        return (self.decoder(self.conv2(z), carried).clamp(-1, 1), *carried.kept)
+        video = unpatched(self.decoder(self.conv2(z), carried), self.config.patch_size)
+        return (video.clamp(-1, 1), *carried.kept)
 
 
 class VaeEncode(_StreamedHalf):
@@ -183,63 +186,73 @@ class VaeEncode(_StreamedHalf):
         stride = self.config.spatial_stride
         if video.shape[3] % stride or video.shape[4] % stride:
             raise ValueError(f"video of {list(video.shape[3:])} pixels; expected multiples of {stride}")
-        x = self.conv1(self.encoder(channels_last(video.to(self.dtype)), carried))
+        patches = channels_last(patched(video.to(self.dtype), self.config.patch_size))
+        x = self.conv1(self.encoder(patches, carried))
         mean, std = self._mean_and_std()
         latents = (x[:, : self.config.z_dim].to(mean.dtype) - mean) / std
         return (latents.contiguous(), *carried.kept)
 
 
 class Decoder(nn.Module):
-    """From z channels to a picture; one cache for each causal convolution."""
+    """From z channels to patches of a picture; one cache for each causal convolution."""
 
     def __init__(self, config: WanVaeConfig) -> None:
         super().__init__()
-        dims = config.level_dims[::-1]
+        dims = config.decoder_level_dims[::-1]
         self.conv1 = CausalConv3d(config.z_dim, dims[0], side=3)
         self.middle = _middle(dims[0])
         self.upsamples = nn.ModuleList()
         steps = (*config.temporal_downsample[::-1], None)
+        blocks = config.num_res_blocks + 1
         channels = dims[0]
         for dim, temporal in zip(dims, steps, strict=True):
-            for _ in range(config.num_res_blocks + 1):
-                self.upsamples.append(ResidualBlock(channels, dim))
+            if config.is_residual:
+                self.upsamples.append(UpLevel(channels, dim, blocks, temporal=temporal))
                 channels = dim
+                continue
+            self.upsamples.extend(residual_blocks(channels, dim, blocks))
+            channels = dim
             if temporal is not None:
-                self.upsamples.append(Upsample(dim, temporal=temporal))
                 channels = dim // 2
+                self.upsamples.append(Upsample(dim, channels, temporal=temporal))
         self.head = nn.Sequential(
-            RmsNorm(channels, axes=3), nn.SiLU(), CausalConv3d(channels, PICTURE_CHANNELS, side=3)
+            RmsNorm(channels, axes=3), nn.SiLU(), CausalConv3d(channels, config.patch_channels, side=3)
         )
 
     def forward(self, z: Tensor, caches: FrameCaches) -> Tensor:
-        """Return pictures [B, 3, T, H, W] from latents [B, z, F, h, w]."""
+        """Return patches [B, 3 * patch_size**2, T, H', W'] from latents [B, z, F, h, w]."""
         return run((self.conv1, *self.middle, *self.upsamples, *self.head), z, caches)
 
 
 class Encoder(nn.Module):
-    """From a picture to mean and log-variance of z channels; one cache for each layer that looks back in time."""
+    """From patches of a picture to mean and log-variance of z channels; one cache for each layer that looks back in
+    time.
+    """
 
     def __init__(self, config: WanVaeConfig) -> None:
         super().__init__()
         dims = config.level_dims
-        self.conv1 = CausalConv3d(PICTURE_CHANNELS, config.base_dim, side=3)
+        self.conv1 = CausalConv3d(config.patch_channels, config.base_dim, side=3)
         self.downsamples = nn.ModuleList()
         steps = (*config.temporal_downsample, None)
         channels = config.base_dim
         for dim, temporal in zip(dims, steps, strict=True):
-            for _ in range(config.num_res_blocks):
-                self.downsamples.append(ResidualBlock(channels, dim))
-                channels = dim
-            if temporal is not None:
-                self.downsamples.append(Downsample(dim, temporal=temporal))
+            if config.is_residual:
+                self.downsamples.append(DownLevel(channels, dim, config.num_res_blocks, temporal=temporal))
+            else:
+                self.downsamples.extend(residual_blocks(channels, dim, config.num_res_blocks))
+                if temporal is not None:
+                    self.downsamples.append(Downsample(dim, temporal=temporal))
+            channels = dim
         self.middle = _middle(channels)
         self.head = nn.Sequential(
             RmsNorm(channels, axes=3), nn.SiLU(), CausalConv3d(channels, 2 * config.z_dim, side=3)
         )
 
-    def forward(self, video: Tensor, caches: FrameCaches) -> Tensor:
-        """Return mean and log-variance of the latents, [B, 2*z, F, h, w], from pictures [B, 3, T, H, W]."""
-        return run((self.conv1, *self.downsamples, *self.middle, *self.head), video, caches)
+    def forward(self, patches: Tensor, caches: FrameCaches) -> Tensor:
+        """Return mean and log-variance of the latents, [B, 2*z, F, h, w], from patches [B, 3 * patch_size**2, T, H',
+        W']."""
+        return run((self.conv1, *self.downsamples, *self.middle, *self.head), patches, caches)
 
 
 def decoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tuple[tuple[int, ...], ...]:

@@ -1,8 +1,9 @@
-"""The exporter's interface to the Wan 2.1 VAE: its files, their dimensions, its modules."""
+"""The exporter's interface to the VAEs of Wan 2.1 and 2.2: their files, dimensions, modules."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,27 @@ from seko_export.checkpoints.readers import open_files
 from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
 from seko_export.engines.weight_source import WeightSource
 from seko_export.media.vae import Vae
-from seko_export.media.wan_vae.config import VAE_PRESETS, WanVaeConfig
-from seko_export.media.wan_vae.keys import match_vae_sources
+from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
+from seko_export.media.wan_vae.keys import RESIDUAL_SIGNS, match_vae_sources, widths_in
 from seko_export.media.wan_vae.modules import VaeTensors, decoder_cache_shapes, encoder_cache_shapes
 from seko_export.media.wan_vae.rows import DecodeRow, DecodeShare, EncodeGrey, EncodeImage, EncodePicture
 
-# Keys whose shape tells the VAE's base_dim: what goes into the last conv, out of the first one.
-_BASE_DIM_KEYS = (
-    ("decoder.head.2.weight", 1),
-    ("decoder.conv_out.weight", 1),
-    ("encoder.conv1.weight", 0),
-    ("encoder.conv_in.weight", 0),
-)
 _CLASS = "AutoencoderKLWan"  # diffusers'; our sample's config.json names none
-_FIELDS = ("base_dim", "z_dim", "dim_mult", "num_res_blocks", "latents_mean", "latents_std")
+_FIELDS = (
+    "base_dim",
+    "z_dim",
+    "dim_mult",
+    "num_res_blocks",
+    "latents_mean",
+    "latents_std",
+    "decoder_base_dim",
+    "is_residual",
+    "patch_size",
+)
 
 
 class WanVae(Vae[WanVaeConfig]):
-    """The Wan 2.1 VAE of any width, such as LightVAE."""
+    """The VAE of Wan 2.1 or 2.2, of any width, such as LightVAE."""
 
     layout = Layout(
         "a Wan VAE's .pth, safetensors under the same names, or diffusers safetensors (a file, or a folder)",
@@ -40,19 +44,34 @@ class WanVae(Vae[WanVaeConfig]):
     presets = VAE_PRESETS
 
     def recognise(self, path: Path) -> WanVaeConfig | None:
-        """Return the config: from diffusers' config.json, else Wan 2.1's with the width read from the shapes."""
+        """Return the config: from diffusers' config.json, else Wan's, with the widths read from the shapes.
+
+        Keys tell Wan 2.2 from Wan 2.1.
+        """
         config_json = read_config(path, self.layout)
         stated = None if config_json is None else self.config(config_json, str(path))
         if stated is not None:
             return stated
         shapes = {source.key: source.shape for source in open_files(path, self.layout).sources}
-        for key, axis in _BASE_DIM_KEYS:
-            if len(shapes.get(key, ())) > axis:
-                return WanVaeConfig(base_dim=shapes[key][axis])
-        return None
+        preset = VAE_PRESETS[WAN_2_2 if any(key.startswith(RESIDUAL_SIGNS) for key in shapes) else WAN_2_1]
+        widths = widths_in(shapes, preset.dim_mult)
+        if not widths:
+            return None
+        encoder, decoder = widths.get("base_dim"), widths.get("decoder_base_dim")
+        if preset.decoder_base_dim is not None:
+            return replace(
+                preset,
+                base_dim=encoder or preset.base_dim,
+                decoder_base_dim=decoder or preset.decoder_base_dim,
+            )
+        encoder = encoder or decoder or preset.base_dim
+        return replace(
+            preset, base_dim=encoder, decoder_base_dim=None if decoder in (None, encoder) else decoder
+        )
 
     def config(self, config_json: Mapping[str, Any], where: str) -> WanVaeConfig | None:
-        """Return the config for diffusers' fields or Seko's; missing ones are Wan 2.1's."""
+        """Return the config for diffusers' fields or Seko's; missing ones are Wan 2.1's, or with ``is_residual`` Wan
+        2.2's."""
         if config_json.get("_class_name", _CLASS) != _CLASS:
             return None
         fields: dict[str, Any] = {}
@@ -63,7 +82,7 @@ class WanVae(Vae[WanVaeConfig]):
         if not fields and "_class_name" not in config_json:
             return None
         try:
-            return WanVaeConfig(**fields)
+            return replace(VAE_PRESETS[WAN_2_2 if fields.get("is_residual") else WAN_2_1], **fields)
         except TypeError as fault:
             raise NotACheckpointError(f"{where} describes no VAE: {fault}") from fault
 
