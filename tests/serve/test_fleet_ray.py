@@ -4,39 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from seko_runtime import open_artifact
+from seko_runtime.video.artifact import video_artifact
 from seko_serve.client import AsyncClient
-from seko_serve.errors import ServeError
 from seko_serve.fleet.config import FleetConfig, ModelConfig
 from tests.shared import made_once
 
-from .artifacts import ENVIRONMENT, make_world
+from .artifacts import ENVIRONMENT, make_film
+from .fleet_soak import holder, resumed
 from .test_fleet_directory import RedisServer, redis_server
 from .test_fleet_gateway import to_the_end
 from .test_server import http, watch
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # Ray's own
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
 pytest.importorskip("ray", reason="needs seko-serve[ray]")
-LIMIT_S = 240.0
+LIMIT_S = 400.0
+PROMPT = "red disc"
 __all__ = ["redis_server"]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_once(tmp_path_factory, "serve-world", make_world)
+def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_once(tmp_path_factory, "serve-film", make_film)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def cluster() -> Iterator[Any]:
     """Three nodes as processes of this machine."""
     import ray
     from ray.cluster_utils import Cluster
@@ -61,16 +65,33 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+async def until(wanted: Callable[[], bool]) -> None:
+    """Wait until something is so; the caller bounds the wait."""
+    while not await asyncio.to_thread(wanted):
+        await asyncio.sleep(0.1)
+
+
+def alone(artifact: Path, chunks: int) -> np.ndarray:
+    """Video frames of the runtime's own session."""
+    with (
+        open_artifact(artifact, device="cpu") as opened,
+        video_artifact(opened).open_pool() as pool,
+        pool.open_session(seed=3, prompt=PROMPT) as session,
+    ):
+        return np.concatenate([session.run_chunk().video()[0] for _ in range(chunks)])
+
+
 def test_sessions_of_a_fleet_outlive_their_boxes(
-    cluster: Any, world: Path, redis_server: RedisServer, tmp_path: Path
+    cluster: Any, film: Path, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     from seko_serve.fleet.deployments import apply, remove
 
     del cluster
-    prompt = (world / "prompt.txt").read_text()
-    image = (world / "picture.png").read_bytes()
+    first = ModelConfig(str(film / "artifact"), boxes=2, gpus=0, cpus=0.5, device="cpu")
+    shutil.copytree(film / "artifact", tmp_path / "next")
+    second = replace(first, artifact=str(tmp_path / "next"), boxes=1)
     config = FleetConfig(
-        (ModelConfig(str(world / "artifact"), boxes=2, gpus=0, cpus=1, device="cpu"),),
+        (first,),
         str(tmp_path / "store"),
         redis_server.url,
         port=free_port(),
@@ -78,7 +99,52 @@ def test_sessions_of_a_fleet_outlive_their_boxes(
         opens_per_second=1e4,
         snapshot_every=1,
     )
-    apply(config)
     url = f"http://127.0.0.1:{config.port}"
-    print(http(f"{url}/ready"), http(f"{url}/metrics"))
-    remove()
+
+    def has_boxes(count: int) -> bool:
+        status, table = http(f"{url}/ready")
+        return status == 200 and table["boxes"] == count
+
+    async def test() -> None:
+        await asyncio.to_thread(apply, config)
+        await until(lambda: has_boxes(2))
+        async with AsyncClient(url) as client:
+            await client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
+            name = client.ready["session"]
+            media = (await watch(client, 3))[0]
+
+            killed = await holder(redis_server.url, name)
+            os.kill(killed, signal.SIGKILL)
+            media += (await to_the_end(client))[0]
+            await resumed(client)
+            media += (await watch(client, 3))[0]
+            assert await holder(redis_server.url, name) != killed
+            await until(lambda: has_boxes(2))  # Ray has started another one
+
+            rolled = replace(config, models=(replace(first, retired=True), second))
+            await asyncio.to_thread(apply, rolled)
+            status, opened = await asyncio.to_thread(http, f"{url}/v1/sessions", "POST", {"prompt": PROMPT})
+            assert status == 201
+            await until(lambda: has_boxes(1))
+            media += (await watch(client, 2))[0]  # where it was
+            sessions = (await asyncio.to_thread(http, f"{url}/v1/sessions"))[1]["data"]
+            sockets = {session["id"]: session["url"].partition("/v1")[0] for session in sessions}
+            assert sockets[opened["id"]] != sockets[name]
+
+            await asyncio.to_thread(apply, replace(config, models=(second,)))
+            rest, code = await to_the_end(client)
+            assert code == "stopping"
+            media += rest
+            await resumed(client)
+            media += (await watch(client, 2))[0]
+
+            expected = await asyncio.to_thread(alone, film / "artifact", media[-1].chunk + 1)
+            for packet in media:
+                shown = np.frombuffer(packet.payload, np.uint8).reshape(expected.shape[1:])
+                assert np.array_equal(shown, expected[packet.first])
+            firsts = sorted({packet.first for packet in media})
+            assert firsts == list(range(len(firsts)))
+            await asyncio.to_thread(remove)
+            assert (await to_the_end(client))[1] == "stopping"
+
+    asyncio.run(asyncio.wait_for(test(), LIMIT_S))

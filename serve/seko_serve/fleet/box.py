@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
+import socket
 from collections.abc import Callable
 
 from seko_serve.errors import ServeError
@@ -63,7 +65,7 @@ class Box:
         public: str = "",
         most: int = 0,
     ) -> None:
-        self.name = secrets.token_hex(8)
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._settings, self._open_directory, self._digest = settings, open_directory, digest
         self._group, self._public, self._most = group, public, most
         self._manager = SessionManager(settings, device, self)

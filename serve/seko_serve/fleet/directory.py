@@ -22,7 +22,8 @@ class BoxFacts:
     Parameters
     ----------
     name : str
-        Name of the box's process; a process that starts again has another one.
+        Name of the box's process: its machine, its number there, and a random part. A process that starts again has
+        another name.
     url : str
         Address for the sockets of clients, such as ``ws://10.0.0.7:41000``.
     inside : str

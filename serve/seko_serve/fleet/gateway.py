@@ -157,8 +157,8 @@ class Gateway:
             self._access.opener(request)
         body = await raw_body(request, MAX_OPENING_BYTES)
         boxes = await self._with_model(body)
-        wanted, _, inner = token.partition(".")
-        waiting = [box for box in boxes if inner and box.name == wanted]
+        wanted, _, inner = token.rpartition(".")
+        waiting = [box for box in boxes if box.name == wanted]
         headers = _headers(request)
         if token:  # at a box that is gone the place is lost: a new one at another box
             headers[QUEUE_HEADER] = inner if waiting else JOIN
@@ -169,7 +169,7 @@ class Gateway:
         return _rewritten(answer, box)
 
     async def _queue(self, request: Request) -> Response:
-        name, _, inner = request.headers.get(QUEUE_HEADER, "").partition(".")
+        name, _, inner = request.headers.get(QUEUE_HEADER, "").rpartition(".")
         box = self._named(await self._known(), name)
         if box is None:
             raise ServeError("not_found", "there is no such place in the queue")
