@@ -34,6 +34,7 @@ from tests.serve.test_server import pictures
 
 PROMPTS = ("a b", "c a", "b")
 EVERY = 2  # chunks from a snapshot to the next
+CHUNK_S = 0.2  # for which a viewer shows a chunk
 
 
 @contextmanager
@@ -128,6 +129,7 @@ class Viewer:
                             lost_at = None
                         self.media.append(received)
                     elif received["type"] == "chunk":
+                        await asyncio.sleep(CHUNK_S)
                         await self.client.send("ack", chunk=received["chunk"])
                     if enough():
                         return

@@ -30,7 +30,6 @@ def test_boxes_that_are_killed_at_random_cost_viewers_a_moment(
     found = run(lambda: soak(redis_server.url, tmp_path / "store", kills=5), LIMIT_S)
     assert found["resumes"] > 0
     assert found["double"] == 0
-    assert found["lost_chunks"] <= 4  # two between snapshots, and what is made while one is written
 
 
 def test_a_paused_box_that_wakes_up_continues_no_session_and_saves_none(
@@ -60,6 +59,8 @@ def test_a_paused_box_that_wakes_up_continues_no_session_and_saves_none(
                 await viewer.watch(lambda: len(viewer.media) > count + 6)
                 assert await holder(directory, viewer.session) == second.pid
                 second.kill()  # what the first one saved after it woke up would be read now
+                waits = len(viewer.waits)
+                await viewer.watch(lambda: len(viewer.waits) > waits)
                 count = len(viewer.media)
                 await viewer.watch(lambda: len(viewer.media) > count + 6)
                 assert await holder(directory, viewer.session) == first.pid
