@@ -38,9 +38,9 @@ def build(
     Parameters
     ----------
     options : BuildOptions
-        What `seko-export build` takes.
+        The options of `seko-export build`, as an object.
     output : str or Path
-        The artifact's folder.
+        Folder of the new artifact.
     replace : bool
         Whether to replace an existing artifact at ``output``.
     room_check : bool
@@ -49,19 +49,20 @@ def build(
         Whether a ``compile`` artifact includes the compiler's cache. Without it every machine compiles at the first
         open.
     progress : callable
-        Called at every step.
+        Function that is called at every step of the build, to show progress.
     note : callable
-        Called with a sentence about every size that was assumed, or about random weights. Default: a warning.
+        Function that is called with a sentence about every size that was assumed, or about random weights. Default: a
+        warning.
 
     Returns
     -------
     BuildResult
-        The result, of the workload's subclass of `BuildResult`.
+        The result of the build, of the workload's subclass of `BuildResult`.
 
     Raises
     ------
     ExportError
-        If the build fails: a subclass for the cause; no partial artifact is left behind.
+        If the build fails; the subclass tells the cause, and no partial artifact is left behind.
     """
     from seko_export.options.checks import check_build
 
@@ -119,13 +120,13 @@ def plan(
     Parameters
     ----------
     options : BuildOptions
-        What `seko-export plan` takes.
+        The options of `seko-export plan`, as an object.
     gpu : str
-        A name of `seko_export.roofline.gpus.GPUS`.
+        Name of a GPU in `seko_export.roofline.gpus.GPUS`.
     steps : int, optional
-        Denoise passes of a chunk; for speech models, solver steps of a patch.
+        Number of denoise passes of a chunk; for speech models, number of solver steps of a patch.
     fps : int, optional
-        Frame rate that playback needs, in video frames per second.
+        Frame rate of playback, in video frames per second.
 
     Raises
     ------
@@ -148,20 +149,20 @@ def plan(
 
 
 def inspect(path: str | Path, *, gpu: str | None = None) -> dict[str, Any]:
-    """Return what a finished artifact, a checkpoint or a LoRA holds, as `seko-export inspect --json` prints it.
+    """Return a description of a finished artifact, a checkpoint or a LoRA, as `seko-export inspect --json` prints it.
 
     Parameters
     ----------
     path : str or Path
         File or folder of the artifact, checkpoint or LoRA.
     gpu : str, optional
-        A name of `seko_export.roofline.gpus.GPUS`; adds the GPU memory in bytes that a build of the checkpoint takes on
-        this GPU.
+        Name of a GPU in `seko_export.roofline.gpus.GPUS`; adds the GPU memory in bytes that a build of the checkpoint
+        needs on this GPU.
 
     Raises
     ------
     ArtifactError, CheckpointError
-        A subclass for the cause, if the file or folder is damaged, or is no artifact, checkpoint or LoRA.
+        If the file or folder is damaged, or is not an artifact, checkpoint or LoRA; the subclass tells the cause.
     """
     from seko_export.errors import UsageError
     from seko_runtime.errors import ArtifactError

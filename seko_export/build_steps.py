@@ -1,4 +1,4 @@
-"""The steps of a build and their order. Each step is implemented elsewhere."""
+"""The steps of a build and their order. Each step is implemented in another module."""
 
 from __future__ import annotations
 
@@ -57,33 +57,34 @@ def build_artifact(
     Parameters
     ----------
     config : BuildConfig
-        Model, workload, target.
+        Model, workload and target of the build.
     checkpoint : Path
-        As the model's family reads it (`Family.load`).
+        File or folder of the checkpoint, in a form that the model's family reads (`Family.load`).
     output_path : Path
-        The artifact's folder.
+        Folder of the new artifact.
     media : MediaSources, optional
-        Files of the models around the main one, for a build that includes them.
+        Files of the models around the main model, such as text encoder and VAE, for a build that includes them.
     backend : str
-        One of `BACKENDS`.
+        Name of the backend, one of `BACKENDS`.
     entry : str, optional
         The entry of a ``.pt`` that holds the weights.
     first_entry : str, optional
-        The entry that is taken if the file has it and none is asked for.
+        The entry that is taken if the file has it and ``entry`` is None.
     loras : sequence of LoraFile
-        LoRAs to merge into the weights.
+        LoRAs that are merged into the weights.
     lora_partial : bool
-        Whether a LoRA's keys of no weight of the model are left out instead of refused.
+        Whether keys of a LoRA that belong to no weight of the model are left out; otherwise they are refused.
     compiler_cache : bool
         Whether a ``compile`` artifact includes the compiler's cache. Without it every machine compiles at the first
         open.
     goldens : bool
-        Whether they are recorded; only a build for GPUs that are not here can be without. The scales of a quantised
-        cache are then not calibrated, which is for random weights alone.
+        Whether results for later comparison (goldens) are recorded; only a build for GPUs that are not in this machine
+        can be without them. The scales of a quantised cache are then not calibrated, so the build must have random
+        weights.
     replace : bool
         Whether to replace an artifact at ``output_path``.
     progress : callable
-        Called at every step.
+        Function that is called at every step of the build, to show progress.
 
     Returns
     -------
@@ -92,7 +93,7 @@ def build_artifact(
     Raises
     ------
     ExportError
-        A subclass for the cause; no partial artifact is left behind.
+        If the build fails; the subclass tells the cause, and no partial artifact is left behind.
     """
     started, maker, workload = time.monotonic(), export_backend(backend), workload_of(config)
     maker.check_build(config)
@@ -168,7 +169,7 @@ def build_artifact(
 
 
 def _on_codes(source: Checkpoint, config: BuildConfig) -> Iterator[str]:
-    """Yield what becomes of matrices that the checkpoint stores in e4m3."""
+    """Yield sentences that say how the build treats matrices that the checkpoint stores in e4m3 (fp8)."""
     if source.coded:
         taken = (
             "those that --fp8 computes in fp8 are taken byte for byte, others"
@@ -180,7 +181,8 @@ def _on_codes(source: Checkpoint, config: BuildConfig) -> Iterator[str]:
 
 
 def too_few_devices(config: BuildConfig) -> bool:
-    """Return whether a build for several ranks can be made here, but not run: one GPU is enough to compile it."""
+    """Return whether this machine can compile a build for several ranks but not run it: one GPU is enough to
+    compile."""
     return (
         config.target.device == "cuda"
         and not config.target.archs
@@ -207,7 +209,8 @@ def _write_manifest(
 
 
 def _verify(command: tuple[str, ...]) -> dict[str, Any]:
-    """Open the artifact with the runtime alone and replay its goldens, in a process that may crash without harm."""
+    """Open the artifact with the runtime alone and replay its recorded results, in a process that may crash without
+    harm."""
     done = run_child(*command)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:

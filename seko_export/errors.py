@@ -1,4 +1,4 @@
-"""Errors of the exporter: a class for each exit code of the command. The message says the cause."""
+"""Errors of the exporter: a class for each exit code of the command. The message states the cause."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class ExportError(Exception):
-    """Base of all errors that `seko-export` prints as one sentence instead of a traceback."""
+    """Base class of all errors that `seko-export` prints as one sentence instead of a traceback."""
 
     exit_code = 1
     report: Mapping[str, object] = {}
@@ -38,4 +38,4 @@ class NumericError(ExportError):
 
 
 class LoweringError(ExportError):
-    """An engine cannot be made: its graph cannot be replayed, or has no ONNX form, or TensorRT refuses it."""
+    """An engine cannot be made: its graph cannot be replayed, or has no ONNX form, or TensorRT refuses the graph."""

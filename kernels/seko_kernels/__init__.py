@@ -1,4 +1,4 @@
-"""KV-cache formats, their torch references and their Triton kernels. Import from here."""
+"""Formats of quantised KV caches, their definitions in torch, and their Triton kernels. Import from here."""
 
 from seko_kernels.formats import NUMBER_FORMATS, CacheTensor, NumberFormat, ScaleTensor
 from seko_kernels.kv_formats import ChannelStatistics, ExactKv, KvFormat

@@ -1,5 +1,5 @@
 """Admission of attention kernels: a check that a kernel's results are right on this GPU, before its tile sizes enter
-the table of tuned ones.
+the table of tuned tile sizes.
 
 Triton compiles some tile sizes to kernels that give wrong numbers without an error (docs/LOG.md). Tile sizes are
 therefore used only after they passed this check on the GPU for which they are meant. Opening an artifact never runs
@@ -48,9 +48,9 @@ class Admission:
         Relative error in the 2-norm against float32 attention on the same inputs, for the batch row whose error is
         closest to its bound.
     bound : float
-        The largest allowed error of the row that `error` is from.
+        Largest allowed error of the row whose error is `error`.
     refusal : str
-        Why the tiles are refused; empty if they are admitted.
+        Reason for which the tiles are refused; empty if they are admitted.
     """
 
     error: float
@@ -69,19 +69,19 @@ def admit(
     Parameters
     ----------
     tiles : AttentionTiles or None
-        The tile sizes to check; None: the tile sizes that the attention op chooses by itself.
+        Tile sizes to check; None: the tile sizes that the attention op chooses by itself.
     head_dim : int
-        D.
+        Number of channels of a head, D.
     device : str
-        Torch device to run on; on a CPU the torch reference runs instead of the kernel.
+        Torch device on which the check runs; on a CPU the torch reference runs instead of the kernel.
     full : tuple of int, optional
-        Heads, query tokens and cache tokens of the attention that is tuned; adds test cases of this size.
+        Numbers of heads, query tokens and cache tokens of the attention that is tuned; adds test cases of this size.
 
     Returns
     -------
     Admission
-        Error and bound, with a refusal if the kernel does not compile or run, differs between runs, returns NaN, or
-        exceeds its error bound.
+        Error and bound, with a refusal if the kernel does not compile or run, gives different results in two runs,
+        returns NaN, or exceeds its error bound.
     """
     unit = KEY_GROUP if tiles and tiles.specialised else 1
 
@@ -113,9 +113,10 @@ class Prepared(NamedTuple):
     Parameters
     ----------
     run : callable
-        Computes the test case's attention ``[B, T, H * D]``: rows, query tokens, heads times channels.
+        Function that computes the attention of the test case, ``[B, T, H * D]``: rows, query tokens, heads times
+        channels.
     truth, rounded : Tensor
-        The float32 result, and the result computed with the kernel's roundings, whose error sets the bound.
+        The result in float32, and the result computed with the kernel's roundings, whose error sets the bound.
     """
 
     run: Callable[[], Tensor]
@@ -126,7 +127,7 @@ class Prepared(NamedTuple):
 def _judge(
     every: Iterable[Case], prepare: Callable[[Case], Prepared], head_dim: int, device: str
 ) -> Admission:
-    """Run every case; return the first refusal, or the result of the row closest to its bound."""
+    """Run every test case; return the first refusal, or the result of the row closest to its error bound."""
     worst: Admission | None = None
     for case in every:
         run, truth, rounded = prepare(case)
@@ -163,8 +164,8 @@ def _prepared(
     head_dim: int,
     device: str,
 ) -> tuple[Arguments, Tensor, Tensor]:
-    """Return arguments and both expected results of a case. The results are cached, because computing them takes
-    longer than the kernel.
+    """Return the arguments and both expected results of a test case. The results are cached, because computing them
+    takes longer than the kernel.
     """
     arguments = make(case, head_dim, device)
     return arguments, *expect(*arguments)

@@ -1,4 +1,4 @@
-"""Test cases of the kernel admission: sizes, arguments and expected results."""
+"""Test cases with which attention kernels are admitted: sizes, arguments and expected results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAN_BYTE = 0x7F
 
 @dataclass(frozen=True)
 class Case:
-    """A test case of attention: its sizes, its difficulty, and the number of cached tokens of each row."""
+    """A test case of attention: its sizes, the kind of its numbers, and the number of cached tokens of each row."""
 
     name: str
     query_tokens: int
@@ -48,7 +48,8 @@ def cases(head_dim: int, full: tuple[int, int, int] | None) -> Iterator[Case]:
 
 
 def make_case(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
-    """Return seeded arguments of `fused_reference.attention_fp8`, with NaN behind the valid tokens and uneven scales.
+    """Return seeded random arguments of `fused_reference.attention_fp8`, with NaN behind the valid tokens and uneven
+    scales.
 
     The values of the chunk's own tokens are strided as in an engine. q and the chunk's own tokens are bfloat16 on
     CUDA, float32 on a CPU.
@@ -99,7 +100,7 @@ def expected(
     Returns
     -------
     truth, rounded : Tensor
-        ``[B, T, H * D]`` float32 and bfloat16.
+        Attention without and with the kernel's roundings, ``[B, T, H * D]`` float32 and bfloat16.
     """
     truth = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     rounded = torch.zeros(q.shape, dtype=torch.bfloat16, device=q.device)
@@ -131,8 +132,8 @@ def _made_hard(
     keys: tuple[Tensor, ...],
     values: tuple[Tensor, ...],
 ) -> tuple[Tensor, ...]:
-    """Return queries and keys [..., H, D] with the case's difficulty; outlier channels are written into values [...,
-    D] in place."""
+    """Return queries and keys [..., H, D] changed to the kind of numbers of the case; outlier channels are written into
+    values [..., D] in place."""
     if case.key_offset:
         direction = normal(*q.shape[2:])
         direction = direction / direction.norm(dim=-1, keepdim=True)
@@ -148,7 +149,7 @@ def _made_hard(
 
 
 def make_case_bf16(case: Case, head_dim: int, device: str) -> tuple[Tensor, ...]:
-    """Return the arguments of `fused_reference.attention_bf16`: seeded, NaN behind the valid tokens.
+    """Return seeded random arguments of `fused_reference.attention_bf16`, with NaN behind the valid tokens.
 
     As in a cache, the case's own tokens follow its cached tokens. Tensors are bfloat16 on CUDA, float32 on a CPU.
     """
@@ -177,7 +178,7 @@ def expected_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> tupl
     Returns
     -------
     truth, rounded : Tensor
-        ``[B, T, H * D]`` float32 and bfloat16.
+        Attention without and with the kernel's roundings, ``[B, T, H * D]`` float32 and bfloat16.
     """
     truth = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     rounded = torch.zeros(q.shape, dtype=torch.bfloat16, device=q.device)
@@ -197,5 +198,5 @@ def _softmax_parts(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def distance(actual: Tensor, truth: Tensor) -> float:
-    """Return ``|actual - truth| / |truth|`` in the 2-norm; NaN anywhere gives NaN."""
+    """Return the relative error ``|actual - truth| / |truth|`` in the 2-norm; NaN anywhere gives NaN."""
     return float((actual.double() - truth.double()).norm() / truth.double().norm())

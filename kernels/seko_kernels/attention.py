@@ -33,9 +33,9 @@ class OwnTokens(NamedTuple):
     Parameters
     ----------
     k : Tensor
-        ``[B, T, H, D]`` of q's dtype, contiguous, after RoPE.
+        Keys after RoPE, ``[B, T, H, D]`` of q's dtype, contiguous.
     v : Tensor
-        ``[B, T, H * D]`` of q's dtype; tokens may be strided, as in the output of a fused projection.
+        Values, ``[B, T, H * D]`` of q's dtype; tokens may be strided, as in the output of a fused projection.
     """
 
     k: Tensor
@@ -83,28 +83,30 @@ def attention_fp8(
     Parameters
     ----------
     q : Tensor
-        ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32; contiguous; D a
+        Queries, ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32; contiguous; D a
         power of two, at least 32.
     k : Tensor
-        ``[B, N, H, D]`` int8, contiguous; N tokens of scratch for each row.
+        Cached keys, ``[B, N, H, D]`` int8, contiguous, for N cached tokens of each row.
     k_scale : Tensor
-        ``[B, H, key_tiles(N)]`` float32, contiguous: a key is its code times its tile's scale.
+        Scale of each tile of keys, ``[B, H, key_tiles(N)]`` float32, contiguous: a key is its code times its tile's
+        scale.
     v_t : Tensor
-        ``[B, H, D, v_columns(N)]`` e4m3, contiguous.
+        Cached values, transposed: ``[B, H, D, v_columns(N)]`` e4m3, contiguous.
     v_scale : Tensor
-        ``[H]`` float32, powers of two: a value is its e4m3 number times its head's scale.
+        Scale of each head's values, ``[H]`` float32, powers of two: a value is its e4m3 number times its head's scale.
     valid_tokens : Tensor
-        ``[B]`` int64 on the device, from T to N + T: number of valid tokens, including the T own tokens.
+        Number of valid tokens of each row, ``[B]`` int64 on the device, from T to N + T, including the T tokens of the
+        chunk.
     own : OwnTokens
-        Keys and values of the queries' own tokens.
+        Keys and values of the chunk's own T tokens.
     tiles : AttentionTiles, optional
-        Tile sizes of the kernel; default: those that `tuned` chooses. Only `admission` and benchmarks pass tile
+        Tile sizes of the kernel; default: the sizes that `tuned` chooses. Only `admission` and benchmarks pass tile
         sizes.
 
     Returns
     -------
     Tensor
-        ``[B, T, H * D]`` of q's dtype.
+        The attention, ``[B, T, H * D]`` of q's dtype.
 
     Raises
     ------

@@ -29,17 +29,17 @@ def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Ten
     Parameters
     ----------
     q : Tensor
-        ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32; contiguous; on a GPU
-        D is 128.
+        Queries, ``[B, T, H, D]`` (rows, query tokens, heads, channels) bfloat16, on a CPU also float32; contiguous; on
+        a GPU D is 128.
     k, v : Tensor
-        ``[B, N, H, D]`` of q's dtype, contiguous; N cached tokens for each row.
+        Keys and values, ``[B, N, H, D]`` of q's dtype, contiguous, for N cached tokens of each row.
     valid_tokens : Tensor
-        ``[B]`` int64 on q's device: number of keys of each row to attend to.
+        Number of keys of each row to which queries attend, ``[B]`` int64 on q's device.
 
     Returns
     -------
     Tensor
-        ``[B, T, H * D]`` of q's dtype.
+        The attention, ``[B, T, H * D]`` of q's dtype.
 
     Raises
     ------

@@ -38,12 +38,12 @@ def expect_dims(name: str, tensor: Tensor, dims: int, axes: str) -> None:
 
 
 def expect_fp8(device: torch.device) -> tuple[int, int]:
-    """Return a CUDA device's compute capability, or refuse one without e4m3 numbers.
+    """Return the compute capability of a CUDA device; raise an error for a device without e4m3 (fp8) numbers.
 
     Raises
     ------
     KernelsError
-        If the device is older than sm_89.
+        If the device is older than sm_89, which has no fp8 numbers.
     """
     capability = torch.cuda.get_device_capability(device)
     if capability < FP8_ARCH:

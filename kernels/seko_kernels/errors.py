@@ -1,15 +1,15 @@
-"""Errors of `seko_kernels`."""
+"""Error classes of `seko_kernels`."""
 
 from __future__ import annotations
 
 
 class KernelsError(ValueError):
-    """A tensor, a device or a set of numbers is not what a format or a kernel takes."""
+    """A tensor, a device or a set of numbers that a format or a kernel cannot take."""
 
 
 class KvSchemeError(KernelsError):
-    """A requested KV scheme does not exist, or does not fit the model's dtype."""
+    """A requested KV cache format that does not exist, or does not store the model's dtype."""
 
 
 class TilesError(KernelsError):
-    """Kernel tiles contradict each other, or a table of tiles cannot be read."""
+    """Kernel tile sizes that contradict each other, or a table of tile sizes that cannot be read."""

@@ -1,8 +1,8 @@
 """Linear layers on few rows, with the norm before them or the residual behind them in the same launch.
 
-For up to `FEW_ROWS` rows, reading the weights takes nearly all of the time. A step of speech synthesis has one or a
-few rows for each session. More rows are computed by torch's matmuls, and torch's compiler fuses the ops between the
-matmuls.
+For up to `FEW_ROWS` rows, reading the weights takes nearly all of the time of a linear layer. A step of speech
+synthesis has one or a few rows for each session. Calls with more rows use torch's matmuls, and torch's compiler fuses
+the ops between them.
 
 *Tickets* are int32 counters that tell the programs of a launch which of them finishes a shared sum last. Tickets
 are zero between launches; the first op of a layer allocates them.
@@ -41,9 +41,10 @@ class Weight(NamedTuple):
     Parameters
     ----------
     values : Tensor
-        ``[out, in]`` of the activations' dtype, or e4m3.
+        The matrix, ``[out, in]``, of the activations' dtype or e4m3.
     scale : Tensor or None
-        ``[out, 1]`` float32 scales from `matmul.quantise_weight` if `values` are e4m3; else None.
+        Scale of each row of the matrix, ``[out, 1]`` float32 from `matmul.quantise_weight`, if the matrix is e4m3;
+        otherwise None.
     """
 
     values: Tensor
@@ -51,8 +52,8 @@ class Weight(NamedTuple):
 
 
 class RowTiles(NamedTuple):
-    """Tile sizes of a launch of `few_rows_kernel`: rows, output channels and products of a program, and parts of a
-    sum."""
+    """Tile sizes of a launch of `few_rows_kernel`: rows, output channels and products of a program, and number of
+    programs that share a sum."""
 
     rows: int
     channels: int
@@ -87,21 +88,21 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> t
     Parameters
     ----------
     x : Tensor
-        ``[..., in]`` bfloat16 or float32, contiguous.
+        Activations, ``[..., in]`` bfloat16 or float32, contiguous.
     norm_weight : Tensor
-        ``[in]`` of x's dtype.
+        Weight of the norm, ``[in]`` of x's dtype.
     eps : float
-        Epsilon of the norm. The kernel rounds once, after multiplying by `norm_weight`; torch's ops also round
-        before.
+        Epsilon of the norm. The kernel rounds once, after multiplying by `norm_weight`; torch's ops also round before
+        that.
     weight : Weight
-        ``[out, in]``.
+        Weight matrix of the linear layer, ``[out, in]``.
 
     Returns
     -------
     y : Tensor
-        ``[..., out]`` of x's dtype.
+        Result of the linear layer, ``[..., out]`` of x's dtype.
     tickets : Tensor
-        ``[512]`` int32 zeros.
+        Counters for the layer's later ops, ``[512]`` int32 zeros.
 
     Raises
     ------
@@ -117,26 +118,26 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> t
 def norm_gated_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, tickets: Tensor) -> Tensor:
     """Return ``silu(gate) * up`` ``[..., out]`` of ``rms_norm(x) @ weight.T``, whose weight is ``[2 * out, in]``.
 
-    `norm_linear` and `linear_added` describe parameters and errors.
+    Parameters and errors are those of `norm_linear` and `linear_added`.
     """
     return _linear(x, weight, tickets, norm=(norm_weight, eps), gated=True)
 
 
 def linear_added(x: Tensor, weight: Weight, hidden: Tensor, scale: float, tickets: Tensor) -> Tensor:
-    """Return ``hidden + scale * (x @ weight.T)``.
+    """Return the residual sum ``hidden + scale * (x @ weight.T)``.
 
     Parameters
     ----------
     x : Tensor
-        ``[..., in]`` bfloat16 or float32, contiguous.
+        Activations, ``[..., in]`` bfloat16 or float32, contiguous.
     weight : Weight
-        ``[out, in]``.
+        Weight matrix of the linear layer, ``[out, in]``.
     hidden : Tensor
-        ``[..., out]`` of x's dtype, contiguous.
+        The residual, ``[..., out]`` of x's dtype, contiguous.
     scale : float
         Factor of the product ``x @ weight.T`` before the product is added to `hidden`.
     tickets : Tensor
-        Counters that the layer's `norm_linear` returned; the launch leaves them zero.
+        Counters that the layer's `norm_linear` returned; they are zero again after the launch.
 
     Raises
     ------

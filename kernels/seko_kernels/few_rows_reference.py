@@ -1,4 +1,5 @@
-"""Definitions of the ops on few rows and few tokens, in plain torch: what the kernels compute, and what a CPU runs.
+"""Definitions of the ops on few rows and few tokens, in plain torch: kernels compute the same, and a CPU runs these
+functions.
 
 Norms and matmuls round to the dtype of `x` at the places where torch's ops round.
 """
@@ -88,8 +89,8 @@ def attended(
     starts: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Return what `decode_attention` does, for a cache to which the new token's keys and values were already
-    written."""
+    """Return the attention that `decode_attention` returns, for a cache to which the new token's keys and values were
+    already written."""
     places, kv_heads, head_dim = k_cache.shape
     heads = qkv.shape[-1] // head_dim - 2 * kv_heads
     q, _, _ = split_heads(qkv, heads, kv_heads)

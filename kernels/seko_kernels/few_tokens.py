@@ -38,16 +38,17 @@ def local_attention(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads:
     Parameters
     ----------
     qkv : Tensor
-        ``[B, T, (heads + 2 * kv_heads) * D]`` bfloat16 or float32, contiguous; at most 64 tokens on CUDA.
+        Queries, keys and values, ``[B, T, (heads + 2 * kv_heads) * D]`` bfloat16 or float32, contiguous; at most 64
+        tokens on CUDA.
     cos, sin : Tensor
-        ``[T, D]`` float32; the first and the second half of the D channels are equal.
+        Rotary tables, ``[T, D]`` float32; the first and the second half of the D channels are equal.
     heads, kv_heads : int
         Number of query heads, and number of key and value heads.
 
     Returns
     -------
     Tensor
-        ``[B, T, heads * D]`` of qkv's dtype.
+        The attention, ``[B, T, heads * D]`` of qkv's dtype.
 
     Raises
     ------
@@ -79,26 +80,29 @@ def decode_attention(
     write_index: Tensor,
     tickets: Tensor,
 ) -> Tensor:
-    """Rotate q and k of one new token a row, write k and v to the cache, and return the token's attention to the row.
+    """Rotate q and k of one new token a row, write k and v to the cache, and return the token's attention to all
+    positions of its row.
 
     Parameters
     ----------
     qkv : Tensor
-        ``[B, (H + 2 * K) * D]`` bfloat16 or float32, contiguous: H query heads, K key heads, D channels for each row.
+        Queries, keys and values of the new tokens, ``[B, (H + 2 * K) * D]`` bfloat16 or float32, contiguous: H query
+        heads, K key heads, D channels.
     cos, sin : Tensor or None
-        ``[B, D]`` float32; the first and the second half of the D channels are equal; None: no rotation.
+        Rotary tables, ``[B, D]`` float32; the first and the second half of the D channels are equal; None: no rotation.
     k_cache, v_cache : Tensor
-        ``[S, K, D]`` of qkv's dtype, contiguous; S places that the rows share; mutated.
+        The cache of keys and of values, ``[S, K, D]`` of qkv's dtype, contiguous, with S places that the rows share;
+        written in place.
     starts, positions, write_index : Tensor
-        ``[B]`` int64: place of a row's first position in the cache, number of the row's positions before the new
-        token, and place of the new token. Several rows may write to one place that no row reads.
+        Place of each row's first position in the cache, number of the row's positions before the new token, and place
+        of the new token, ``[B]`` int64. Several rows may write to one place that no row reads.
     tickets : Tensor
-        Counters that the layer's `few_rows.norm_linear` returned; the launch leaves them zero.
+        Counters that the layer's `few_rows.norm_linear` returned; they are zero again after the launch.
 
     Returns
     -------
     Tensor
-        ``[B, H * D]`` of qkv's dtype.
+        The attention, ``[B, H * D]`` of qkv's dtype.
 
     Raises
     ------
@@ -124,9 +128,9 @@ class QuantisedCache(NamedTuple):
     Parameters
     ----------
     form : NumberFormat
-        One of `STEP_FACTORS`.
+        Number format of the codes, one of `STEP_FACTORS`.
     codes, scales : Tensor
-        ``[S, *form.codes_shape]``, ``[S, *form.scales_shape]`` for S places of the cache.
+        Codes and scales for S places of the cache, ``[S, *form.codes_shape]`` and ``[S, *form.scales_shape]``.
     """
 
     form: NumberFormat
@@ -158,9 +162,10 @@ def quantised_decode_attention(
     positions: Tensor,
     tickets: Tensor,
 ) -> Tensor:
-    """Return what `decode_attention` does, for a quantised cache to which the new token was already written.
+    """Return the attention that `decode_attention` returns, for a quantised cache to which the new token was already
+    written.
 
-    `decode_attention` describes parameters and errors; keys and values have the same number format.
+    Parameters and errors are those of `decode_attention`; keys and values have the same number format.
     """
     form, (codes, scales) = keys.form, keys[1:]
     places, kv_heads, _ = codes.shape
@@ -187,13 +192,15 @@ def quantised_decode_attention(
 
 
 def decode_parts(batch: int, kv_heads: int) -> int:
-    """Return the number of parts of each row's cached positions; it depends on `batch` and `kv_heads` alone."""
+    """Return the number of parts into which the kernel splits each row's cached positions; it depends on `batch` and
+    `kv_heads` alone."""
     wanted = _PROGRAMS // (batch * kv_heads)
     return max(1, min(_MOST_PARTS, 1 << max(0, wanted.bit_length() - 1)))
 
 
 def _checked_heads(qkv: Tensor, kv_heads: int, head_dim: int) -> int:
-    """Return the channels of a head, or refuse what are no whole heads."""
+    """Return the number of channels of a head; raise an error if the channels of ``qkv`` are not a whole number of
+    heads."""
     expect_dims("qkv", qkv, 2, "[batch, heads of q, k and v]")
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     if _head_dim(qkv, heads, kv_heads) != head_dim:
@@ -211,7 +218,8 @@ def _check_decode(
     tickets: Tensor,
     head_dim: int,
 ) -> None:
-    """Refuse tensors of a decode attention, but for its caches, that are not as it says."""
+    """Raise an error if a tensor of `decode_attention`, other than a cache, has another shape, dtype or layout than
+    documented."""
     batch, _ = qkv.shape
     expect("qkv", qkv, tuple(qkv.shape), *FLOAT_DTYPES)
     expect("tickets", tickets, (TICKETS,), torch.int32)

@@ -1,4 +1,4 @@
-"""Constants of the quantised KV formats, and records that describe their tensors. No computation."""
+"""Constants of the quantised KV cache formats, and records that describe the tensors of a cache. No computation."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ class CacheTensor:
     Parameters
     ----------
     name : str
-        Name inside the format: ``"k"``, ``"v_codes"``, …
+        Name of the tensor inside the format: ``"k"``, ``"v_codes"``, …
     token_shape : tuple of int
-        Shape of one token; ``(heads, head_dim // 2)`` for packed 4-bit codes.
+        Shape of the entry of one token; ``(heads, head_dim // 2)`` for packed 4-bit codes.
     dtype : torch.dtype
-        Element type.
+        Dtype of the tensor.
     part : str
-        Which cached tokens of a row the tensor holds: ``cache`` (all), ``sink`` or ``ring``.
+        Which cached tokens of a row the tensor holds: ``cache`` (all tokens), ``sink`` or ``ring``.
     """
 
     name: str
@@ -99,7 +99,7 @@ class CacheTensor:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that one token takes in this tensor of one layer."""
+        """Number of bytes that one token takes in this tensor, in one layer."""
         return prod(self.token_shape) * self.dtype.itemsize
 
 
@@ -110,11 +110,11 @@ class ScaleTensor:
     Parameters
     ----------
     name : str
-        Name inside the format: ``"k_global_scale"``, …
+        Name of the constant inside the format: ``"k_global_scale"``, …
     shape : tuple of int
         Shape of the constant.
     dtype : torch.dtype
-        Element type.
+        Dtype of the constant.
     """
 
     name: str
@@ -124,25 +124,26 @@ class ScaleTensor:
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """Quantisation of keys or of values: the record that writers, readers and the buffer table share.
+    """A number format for cached keys or values: the record that the code for writing, for reading and for the buffer
+    table shares.
 
-    A number is ``code * scale``. The scale is its head's calibrated power of two, times the e4m3 step of its group if
-    the format has groups. A group is some channels of one token and head, so writing a token changes no other token's
-    codes.
+    A stored number is ``code * scale``. The scale is its head's calibrated power of two, times the e4m3 step of its
+    group if the format has groups. A group is some channels of one token and head, so writing a token changes no other
+    token's codes.
 
     Parameters
     ----------
     name : str
-        Name on the command line and in the manifest.
+        Name of the format on the command line and in the manifest.
     code_dtype : torch.dtype
         Dtype of the codes: int8, or uint8 with two 4-bit codes, the even channel in the low nibble. fp8 is stored as
         int8 too: the e4m3 bits of the magnitude with the number's sign, which any GPU can hold.
     code_bits : int
-        8 or 4.
+        Number of bits of a code, 8 or 4.
     top : float
         Largest magnitude of a code. A group's step is the largest magnitude of the group's numbers divided by `top`.
     group : int
-        Channels that share a step; 0: the format has no groups.
+        Number of channels that share a step; 0: the format has no groups.
     zero_points : bool
         Whether each group also stores the code of 0 (a zero point), so that its range need not be symmetric.
     rotated : bool
@@ -164,7 +165,7 @@ class NumberFormat:
 
     @property
     def most(self) -> int:
-        """Largest code of an integer format: in magnitude, or above the zero point."""
+        """Largest code of an integer format: in magnitude, or above the zero point if the format has zero points."""
         return int(2**self.code_bits - 1 if self.zero_points else 2 ** (self.code_bits - 1) - 1)
 
     @property
@@ -174,7 +175,7 @@ class NumberFormat:
 
     @property
     def bits(self) -> float:
-        """Stored bits for each number, steps included."""
+        """Average number of stored bits for each number, steps included."""
         return self.code_bits + (8 * (1 + self.zero_points) / self.group if self.group else 0)
 
     def codes_shape(self, heads: int, head_dim: int) -> tuple[int, ...]:

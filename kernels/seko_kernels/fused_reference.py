@@ -27,20 +27,21 @@ def e4m3_cast(x: Tensor) -> Tensor:
 
 
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise rows: ``codes = clamp(round(x / scale), -127, 127)``, ties to even; a row's largest code is at least
-    64.
+    """Quantise rows to int8: ``codes = clamp(round(x / scale), -127, 127)``, ties to even; a row's largest code is at
+    least 64.
 
     Parameters
     ----------
     x : Tensor
-        ``[..., D]`` float32, finite.
+        Numbers to quantise, ``[..., D]`` float32, finite.
 
     Returns
     -------
     codes : Tensor
-        ``[..., D]`` int8.
+        Codes of the numbers, ``[..., D]`` int8.
     scale : Tensor
-        ``[...]`` float32, powers of two, so that the quotient is exact; a number is its code times its row's scale.
+        Scale of each row, ``[...]`` float32, powers of two, so that the quotient is exact; a number is its code times
+        its row's scale.
     """
     amax = x.abs().amax(-1).clamp(min=LEAST_ROW_SCALE)
     _, exponent = torch.frexp(amax)  # amax = m * 2**exponent with 0.5 <= m < 1
@@ -57,16 +58,16 @@ def int8_tiles(k: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     Parameters
     ----------
     k : Tensor
-        ``[B, P, H, D]`` float32, finite.
+        Keys, ``[B, P, H, D]`` float32, finite.
     bound : Tensor
-        ``[B, H, tiles]`` float32: an upper bound of the magnitudes in each tile of `KEY_TILE` tokens.
+        Upper bound of the magnitudes in each tile of `KEY_TILE` tokens, ``[B, H, tiles]`` float32.
 
     Returns
     -------
     codes : Tensor
-        ``[B, P, H, D]`` int8.
+        Codes of the keys, ``[B, P, H, D]`` int8.
     scale : Tensor
-        ``[B, H, tiles]`` float32, contiguous: a key is its code times its tile's scale.
+        Scale of each tile, ``[B, H, tiles]`` float32, contiguous: a key is its code times its tile's scale.
     """
     scale = int8_scale(bound)
     inverse = _inverse_scale_per_token(scale, k.shape[1])
@@ -104,18 +105,20 @@ def key_codes(
     Parameters
     ----------
     codes, scales : Tensor
-        ``[B, P, H, D // 2]`` and ``[B, P, H, D // 16]`` uint8, as in `reference.nvfp4_decode`.
+        Codes and scales of NVFP4 keys, ``[B, P, H, D // 2]`` and ``[B, P, H, D // 16]`` uint8, as in
+        `reference.nvfp4_decode`.
     global_scale : Tensor
-        ``[H]`` float32, powers of two.
+        Global scale of each head's keys, ``[H]`` float32, powers of two.
     key_scale : Tensor
-        ``[B, H, tiles]`` float32: the int8 scale of each tile.
+        The int8 scale of each tile of tokens, ``[B, H, tiles]`` float32.
     rotation : tuple of Tensor, optional
         Mean ``[H, D]``, cosines and sines ``[B, P, D // 2]``, float32; None: keys were stored after RoPE.
 
     Returns
     -------
     Tensor
-        ``[B, P, H, D]`` int8. If `key_scale` comes from a bound of `key_bounds`, no code had to be clamped to 127.
+        int8 codes of the keys, ``[B, P, H, D]``. If `key_scale` comes from a bound of `key_bounds`, no code had to be
+        clamped to 127.
     """
     inverse = _inverse_scale_per_token(key_scale, codes.shape[1])
     factor = e4m3_decode(scales) * (global_scale * inverse)[..., None]
@@ -133,7 +136,7 @@ def key_codes(
 
 
 def _fp16(x: Tensor) -> Tensor:
-    """Round float64 to the nearest fp16 number, ties to even.
+    """Round float64 numbers to the nearest fp16 number, ties to even.
 
     Torch's own cast rounds to fp32 first, and its compiler removes a cast to fp16 and back.
     """
@@ -162,7 +165,7 @@ def largest_of_tiles(k: Tensor) -> Tensor:
 
 
 def key_bounds(scales: Tensor, live: Tensor, global_scale: Tensor, mean: Tensor | None) -> Tensor:
-    """Return an upper bound of the key magnitudes in each tile, from their scale bytes alone.
+    """Return an upper bound of the key magnitudes in each tile of tokens, computed from the keys' scale bytes alone.
 
     A block's numbers are at most ``r = 6 * e4m3(byte) * global_scale``, so a pair of channels, to which a mean m is
     added, lies within ``a = |m_even| + r`` and ``b = |m_odd| + r``, and after rotation by any angle within ``hypot(a,
@@ -177,18 +180,18 @@ def key_bounds(scales: Tensor, live: Tensor, global_scale: Tensor, mean: Tensor 
     Parameters
     ----------
     scales : Tensor
-        ``[B, P, H, D/16]`` uint8, e4m3 bits without sign, in token order.
+        Scale bytes of the keys, ``[B, P, H, D/16]`` uint8, e4m3 bits without sign, in token order.
     live : Tensor
-        ``[B, P]`` bool: tokens that count.
+        Whether each token counts, ``[B, P]`` bool.
     global_scale : Tensor
-        ``[H]`` float32, powers of two.
+        Global scale of each head's keys, ``[H]`` float32, powers of two.
     mean : Tensor or None
-        ``[H, D]`` float32 for keys stored before RoPE; None for keys stored after it.
+        Mean of each key channel, ``[H, D]`` float32, for keys stored before RoPE; None for keys stored after RoPE.
 
     Returns
     -------
     Tensor
-        ``[B, H, tiles]`` float32.
+        Upper bound for each head and tile, ``[B, H, tiles]`` float32.
     """
     # e4m3 bytes without sign have the order of their numbers.
     byte = by_tiles(torch.where(live[:, :, None, None], scales, 0)).amax(2)  # [B, tiles, H, D/16]
@@ -217,26 +220,27 @@ def attention_fp8(
     Parameters
     ----------
     q : Tensor
-        ``[B, T, H, D]`` float32 or bfloat16; rounded by `int8_rows` for cached tokens.
+        Queries, ``[B, T, H, D]`` float32 or bfloat16; rounded by `int8_rows` before they meet cached keys.
     k : Tensor
-        ``[B, N, H, D]`` int8.
+        Cached keys, ``[B, N, H, D]`` int8.
     k_scale : Tensor
-        ``[B, H, tiles]`` float32, from `int8_tiles`; tiles without a valid token are not read.
+        Scale of each tile of cached keys, ``[B, H, tiles]`` float32, from `int8_tiles`; tiles without a valid token are
+        not read.
     v_t : Tensor
-        ``[B, H, D, columns]`` e4m3 with columns >= N; columns from N on are not read.
+        Cached values, transposed: ``[B, H, D, columns]`` e4m3 with columns >= N; columns from N on are not read.
     v_scale : Tensor
-        ``[H]`` float32.
+        Scale of each head's values, ``[H]`` float32.
     valid_tokens : Tensor
-        ``[B]`` int64, own tokens included.
+        Number of valid tokens of each row, ``[B]`` int64, including the T tokens of the chunk.
     k_own : Tensor
-        ``[B, T, H, D]`` of q's dtype.
+        Keys of the chunk's own tokens, ``[B, T, H, D]`` of q's dtype.
     v_own : Tensor
-        ``[B, T, H * D]`` of q's dtype.
+        Values of the chunk's own tokens, ``[B, T, H * D]`` of q's dtype.
 
     Returns
     -------
     Tensor
-        ``[B, T, H * D]`` of q's dtype.
+        The attention, ``[B, T, H * D]`` of q's dtype.
     """
     tokens, head_dim = k.shape[1], k.shape[3]
     live = torch.arange(tokens, device=k.device) < (valid_tokens - q.shape[1])[:, None]  # [B, N]
@@ -259,16 +263,16 @@ def attention_bf16(q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Ten
     Parameters
     ----------
     q : Tensor
-        ``[B, T, H, D]`` float32 or bfloat16.
+        Queries, ``[B, T, H, D]`` float32 or bfloat16.
     k, v : Tensor
-        ``[B, N, H, D]`` of q's dtype; bytes behind the valid tokens are never used.
+        Keys and values, ``[B, N, H, D]`` of q's dtype; entries behind the valid tokens are never used.
     valid_tokens : Tensor
-        ``[B]`` int64.
+        Number of keys of each row to which queries attend, ``[B]`` int64.
 
     Returns
     -------
     Tensor
-        ``[B, T, H * D]`` of q's dtype.
+        The attention, ``[B, T, H * D]`` of q's dtype.
     """
     live = torch.arange(k.shape[1], device=k.device) < valid_tokens[:, None]  # [B, N]
     values = torch.where(live[:, :, None, None], v.float(), 0.0).permute(0, 2, 3, 1)  # [B, H, D, N]
@@ -298,9 +302,9 @@ def fp8_expand(codes: Tensor, scales: Tensor, global_scale: Tensor, fp8_scale: T
     Parameters
     ----------
     codes, scales, global_scale : Tensor
-        Tensors of an NVFP4 cache; see `reference.nvfp4_decode`.
+        Codes and scales of an NVFP4 cache; see `reference.nvfp4_decode`.
     fp8_scale : Tensor
-        ``[H]`` float32, powers of two.
+        Scale by which each head's numbers are divided, ``[H]`` float32, powers of two.
     """
     number = nvfp4_decode(codes, scales, global_scale, torch.float32)
     return e4m3_cast(number * fp8_scale.reciprocal()[:, None])
@@ -312,9 +316,10 @@ def past_token_index(write_slots: Tensor, tokens: int, frame_tokens: int) -> Ten
     Parameters
     ----------
     write_slots : Tensor
-        ``[B, F]`` int64, distinct cache slots.
+        Cache slots that are being written, ``[B, F]`` int64, all different.
     tokens, frame_tokens : int
-        Tokens of a row's cache and of a slot; ``P = tokens - F * frame_tokens``.
+        Number of tokens in a row's cache, and number of tokens in a slot; the result has ``P = tokens - F *
+        frame_tokens``.
     """
     slot = torch.arange(tokens // frame_tokens, device=write_slots.device)
     own = (slot == write_slots[..., None]).any(1)  # [B, slots]
@@ -327,27 +332,27 @@ def past_token_index(write_slots: Tensor, tokens: int, frame_tokens: int) -> Ten
 def qk_norm_rope(
     qkv: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, part: int, heads: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """RMSNorm over the full width, then rotation of neighbouring channel pairs, in float32.
+    """Apply RMSNorm over the full width, then rotate neighbouring channel pairs (RoPE), in float32.
 
     Parameters
     ----------
     qkv : Tensor
-        ``[B, T, 3 * d]``.
+        Queries, keys and values as a fused projection returns them, ``[B, T, 3 * d]``.
     weight : Tensor
-        ``[d]`` float32.
+        Weight of the norm, ``[d]`` float32.
     cos, sin : Tensor
-        ``[B, T, D/2]`` float32.
+        Rotary tables, ``[B, T, D/2]`` float32.
     part : int
-        0 for q, 1 for k.
+        Part of ``qkv`` that is normalised and rotated: 0 for q, 1 for k.
     heads : int
-        H.
+        Number of heads, H.
     eps : float
         Epsilon of the norm.
 
     Returns
     -------
     before, rotated : Tensor
-        ``[B, T, H, D]`` float32, before and after the rotation.
+        The part before and after the rotation, ``[B, T, H, D]`` float32.
     """
     width = qkv.shape[-1] // 3
     x = qkv[..., part * width : (part + 1) * width].float()
@@ -359,19 +364,19 @@ def qk_norm_rope(
 
 
 def e4m3_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise rows: ``scale = max(amax / 448, 2**-100)``, ``e4m3(x * (1 / scale))``.
+    """Quantise rows to e4m3: ``scale = max(amax / 448, 2**-100)``, ``e4m3(x * (1 / scale))``.
 
     Parameters
     ----------
     x : Tensor
-        ``[M, width]`` float32 or bfloat16, finite: rows of activations, or of a weight (its output channels).
+        Rows of activations, or of a weight (its output channels), ``[M, width]`` float32 or bfloat16, finite.
 
     Returns
     -------
     values : Tensor
-        ``[M, width]`` e4m3.
+        The quantised rows, ``[M, width]`` e4m3.
     scale : Tensor
-        ``[M, 1]`` float32: a number is its e4m3 value times its row's scale.
+        Scale of each row, ``[M, 1]`` float32: a number is its e4m3 value times its row's scale.
     """
     x = x.float()
     scale = (x.abs().amax(-1, keepdim=True) * (1.0 / E4M3_MAX)).clamp(min=LEAST_ROW_SCALE)

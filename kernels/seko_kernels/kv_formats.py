@@ -1,4 +1,4 @@
-"""The interface of KV-cache formats, and the exact format. Quantised formats are in `lossy_kv`, names in
+"""The interface of KV cache formats, and the exact format. Quantised formats are in `lossy_kv`, names of formats in
 `kv_schemes`.
 
 A format works on the caches of **one layer**, ``[N, *token_shape]``, where N is the number of tokens of all rows.
@@ -60,11 +60,11 @@ class ChannelStatistics:
 
 
 class KvFormat(Protocol):
-    """Storage format of keys and values: the interface for models, the exporter and the manifest."""
+    """Storage format of cached keys and values: the interface for models, the exporter and the manifest."""
 
     @property
     def name(self) -> str:
-        """The format's name, the manifest's ``kv.scheme``."""
+        """Name of the format, the manifest's ``kv.scheme``."""
 
     @property
     def keys_before_rope(self) -> bool:
@@ -76,15 +76,15 @@ class KvFormat(Protocol):
 
     @property
     def read_in_8_bits(self) -> bool:
-        """Whether 8-bit attention can read this cache (`scratch`)."""
+        """Whether 8-bit attention can read a cache of this format (`scratch`)."""
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
-        """Tensors of one layer's cache, in the order of the engines' inputs."""
+        """Tensors of one layer's KV cache, in the order of the engines' inputs."""
 
     @property
     def scale_tensors(self) -> tuple[ScaleTensor, ...]:
-        """Calibrated constants of one layer's cache, in the order of the engines' inputs."""
+        """Calibrated constants of one layer's KV cache, in the order of the engines' inputs."""
 
     @property
     def bits_per_number(self) -> float:
@@ -98,8 +98,8 @@ class KvFormat(Protocol):
         k: Tensor,
         v: Tensor,
     ) -> None:
-        """Store ``k[t]`` and ``v[t]`` (``[T, H, D]``) as token ``token_index[t]`` (``[T]`` int64) of the cache, in
-        place.
+        """Store keys ``k[t]`` and values ``v[t]`` (``[T, H, D]``) as token ``token_index[t]`` (``[T]`` int64) of the
+        cache, in place.
 
         Where `keys_before_rope` is true, ``k`` are the keys before RoPE.
         """
@@ -118,30 +118,30 @@ class KvFormat(Protocol):
         """
 
     def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
-        """Compute the constants that `scale_tensors` names, from statistics of keys (before RoPE where
-        `keys_before_rope`) and values.
+        """Compute the constants that `scale_tensors` names, from statistics of keys (before RoPE if `keys_before_rope`
+        is true) and values.
         """
 
 
 @dataclass(frozen=True)
 class ExactKv:
-    """The exact format: keys and values in the model's dtype.
+    """The exact cache format: keys and values in the model's dtype.
 
     Parameters
     ----------
     heads, head_dim : int
-        Attention heads and channels of each.
+        Number of attention heads, and number of channels of a head.
     dtype : torch.dtype
-        bfloat16 or float32.
+        Dtype of the cache: bfloat16 or float32.
     before_rope : bool
-        Whether keys are stored before RoPE, for caches in which positions change while a key is stored.
+        Whether keys are stored before RoPE, for caches in which positions change after a key is stored.
 
     Raises
     ------
     KvSchemeError
         If no scheme stores `dtype`.
     KernelsError
-        If a size is not positive.
+        If the number of heads or of channels is not positive.
     """
 
     heads: int
@@ -156,7 +156,7 @@ class ExactKv:
 
     @property
     def name(self) -> str:
-        """Name of the scheme in the manifest."""
+        """Name of the format in the manifest."""
         name = next(name for name, dtype in EXACT_SCHEMES.items() if dtype == self.dtype)
         return f"{name}-before-rope" if self.before_rope else name
 
@@ -167,7 +167,8 @@ class ExactKv:
 
     @property
     def exact(self) -> tuple[bool, bool]:
-        """Keys and values are exact, except that keys stored before RoPE are rotated when they are read."""
+        """Whether keys, and whether values, are read as they were written: keys stored before RoPE are not, because
+        reading rotates them."""
         return not self.before_rope, True
 
     @property
@@ -177,7 +178,7 @@ class ExactKv:
 
     @property
     def cache_tensors(self) -> tuple[CacheTensor, ...]:
-        """``k`` and ``v``, ``[heads, head_dim]`` a token."""
+        """The tensors ``k`` and ``v`` of the cache, ``[heads, head_dim]`` for each token."""
         shape = (self.heads, self.head_dim)
         return (CacheTensor("k", shape, self.dtype), CacheTensor("v", shape, self.dtype))
 
@@ -188,7 +189,7 @@ class ExactKv:
 
     @property
     def bits_per_number(self) -> float:
-        """16 for bfloat16, 32 for float32."""
+        """Number of stored bits of a number: 16 for bfloat16, 32 for float32."""
         return self.dtype.itemsize * 8.0
 
     def write(
@@ -199,7 +200,7 @@ class ExactKv:
         k: Tensor,
         v: Tensor,
     ) -> None:
-        """Store keys and values in place; see `KvFormat.write`."""
+        """Store keys and values in the cache, in place; see `KvFormat.write`."""
         caches["k"].index_copy_(0, token_index, k.to(self.dtype))
         caches["v"].index_copy_(0, token_index, v.to(self.dtype))
 

@@ -37,19 +37,21 @@ def kv_write(
     Parameters
     ----------
     form : NumberFormat
-        One of `NUMBER_FORMATS`; `kv_reference.encode` has the formulas.
+        Number format of the cache, one of `NUMBER_FORMATS`; `kv_reference.encode` has the formulas.
     x : Tensor
-        ``[T, H, D]`` float32 or bfloat16, finite; copied unless its channels are contiguous.
+        Keys or values, ``[T, H, D]`` float32 or bfloat16, finite; copied unless its channels are contiguous.
     token_index : Tensor
-        ``[T]`` int64, distinct, in ``[0, N)``. The CUDA kernel skips indices outside this range.
+        Index in the cache for each token, ``[T]`` int64, all different, in ``[0, N)``. The CUDA kernel skips indices
+        outside this range.
     codes : Tensor
-        ``[N, *form.codes_shape]`` of ``form.code_dtype``, contiguous; mutated.
+        Codes of the cache, ``[N, *form.codes_shape]`` of ``form.code_dtype``, contiguous; written in place.
     scales : Tensor or None
-        ``[N, *form.scales_shape]`` uint8, contiguous; mutated. None if the format has no groups.
+        Scales of the cache, ``[N, *form.scales_shape]`` uint8, contiguous; written in place. None if the format has no
+        groups.
     global_scale : Tensor
-        ``[H]`` float32, powers of two (see `reference.global_scale`).
+        Global scale of each head, ``[H]`` float32, powers of two (see `reference.global_scale`).
     mean : Tensor, optional
-        ``[H, D]`` float32, contiguous: subtracted before rounding.
+        Mean of each channel, ``[H, D]`` float32, contiguous: subtracted before rounding.
 
     Raises
     ------
@@ -86,16 +88,17 @@ def kv_expand(
     keys: KeyTables | None = None,
     apart: SinkApart | None = None,
 ) -> Tensor:
-    """Expand a cache to numbers. To keys stored before RoPE, add the mean that the write subtracted, and rotate them.
+    """Expand a quantised cache to numbers. To keys stored before RoPE, add the mean that the write subtracted, and
+    rotate them.
 
     Tokens that were never written (zero bytes) expand to 0, or to the rotated mean.
 
     Parameters
     ----------
     form, codes, scales, global_scale
-        Number format and cache tensors, described in `kv_write`.
+        Number format and tensors of the cache, described in `kv_write`.
     dtype : torch.dtype
-        float32 or bfloat16.
+        Dtype of the result: float32 or bfloat16.
     keys : KeyTables, optional
         The keys' mean and rotary tables.
     apart : SinkApart, optional
@@ -104,8 +107,8 @@ def kv_expand(
     Returns
     -------
     Tensor
-        ``[N, H, D]`` of `dtype`, new and contiguous. With ``apart`` it is longer, and the sink's tokens are
-        undefined.
+        The expanded keys or values, ``[N, H, D]`` of `dtype`, new and contiguous. With ``apart`` the result is longer,
+        and the sink's tokens are undefined.
 
     Raises
     ------
@@ -264,7 +267,8 @@ def _nvfp4_expand_cuda(
 
 
 def _check_written(x: Tensor, token_index: Tensor) -> tuple[int, int]:
-    """Check a write's input and indices; return heads and channels. Raises `KernelsError`, `KernelsError`."""
+    """Check the input and the indices of a write to the cache; return the numbers of heads and channels. Raises a
+    `KernelsError`."""
     if x.dim() != 3:
         raise KernelsError(f"x has shape {tuple(x.shape)}, expected [tokens, heads, head_dim]")
     tokens, heads, head_dim = x.shape

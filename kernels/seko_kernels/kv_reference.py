@@ -20,7 +20,7 @@ LARGEST_STEP_BYTE = 0x7E  # 448
 def encode(
     form: NumberFormat, x: Tensor, global_scale: Tensor, mean: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Quantise ``x - mean``.
+    """Quantise ``x - mean`` to codes and scales of a number format.
 
     NVFP4: `reference.nvfp4_encode`. fp8: the bits of ``e4m3(|x| / g)``, to nearest even, saturating, with the sign
     of x. Integers: per group of channels ``s = e4m3 at or above (range * 1/levels * 1/g) * g`` and the nearest ``x
@@ -32,20 +32,20 @@ def encode(
     Parameters
     ----------
     form : NumberFormat
-        One of `NUMBER_FORMATS`.
+        Number format of the codes, one of `NUMBER_FORMATS`.
     x : Tensor
-        ``[T, H, D]`` float32 or bfloat16, finite; D a multiple of ``form.unit``.
+        Keys or values, ``[T, H, D]`` float32 or bfloat16, finite; D a multiple of ``form.unit``.
     global_scale : Tensor
-        ``[H]`` float32, powers of two (`reference.global_scale`).
+        Global scale of each head, ``[H]`` float32, powers of two (`reference.global_scale`).
     mean : Tensor, optional
-        ``[H, D]`` float32, subtracted first: ``x - mean``, rounded to fp32.
+        Mean of each channel, ``[H, D]`` float32, subtracted first: ``x - mean``, rounded to fp32.
 
     Returns
     -------
     codes : Tensor
-        ``[T, *form.codes_shape]`` of ``form.code_dtype``.
+        Codes of the numbers, ``[T, *form.codes_shape]`` of ``form.code_dtype``.
     scales : Tensor or None
-        ``[T, *form.scales_shape]`` uint8: e4m3 steps, then zero points; None for fp8.
+        Scales of the numbers, ``[T, *form.scales_shape]`` uint8: e4m3 steps, then zero points; None for fp8.
     """
     if form.e2m1:
         return nvfp4_encode(x, global_scale, mean)
@@ -77,22 +77,22 @@ def encode(
 def decode(
     form: NumberFormat, codes: Tensor, scales: Tensor | None, global_scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Expand codes and scales of `encode`. NVFP4 and fp8 are exact in both dtypes; integers are exact in float32 and
-    rounded once to bfloat16.
+    """Expand codes and scales that `encode` returned to numbers. NVFP4 and fp8 are exact in both dtypes; integers are
+    exact in float32 and rounded once to bfloat16.
 
     Rotated int4 is ``hadamard((code - zero) * step) / 8``. Each of the seven additions rounds to float32.
 
     Parameters
     ----------
     form, codes, scales, global_scale
-        Number format, codes and scales, from `encode`, of N tokens.
+        Number format, codes and scales of N tokens, from `encode`.
     dtype : torch.dtype
-        float32 or bfloat16.
+        Dtype of the result: float32 or bfloat16.
 
     Returns
     -------
     Tensor
-        ``[N, H, D]`` of `dtype`.
+        The expanded numbers, ``[N, H, D]`` of `dtype`.
     """
     g = global_scale[:, None]  # [H, 1]
     if scales is None:

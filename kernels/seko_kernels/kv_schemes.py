@@ -1,4 +1,4 @@
-"""KV schemes by their command-line names, and the format for each."""
+"""Storage formats of KV caches by their command-line names (schemes), and the `KvFormat` for each name."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _SINK = "-sink"
 
 @dataclass(frozen=True)
 class KvScheme:
-    """Storage formats of keys and values, by name.
+    """A KV scheme: the names of the storage formats of keys and of values.
 
     Parameters
     ----------
     keys, values : str
-        Each one of `SCHEMES`.
+        Names of the two storage formats, each one of `SCHEMES`.
     exact_sink : bool
-        Whether the sink is stored unquantised.
+        Whether the sink (the first frames, which stay in the cache) is stored unquantised.
 
     Raises
     ------
     KvSchemeError
-        If there is no such scheme, or an exact sink is requested for an exact cache.
+        If there is no scheme of this name, or an exact sink is requested for an exact cache.
     """
 
     keys: str
@@ -55,7 +55,8 @@ class KvScheme:
 
 
 def scheme_names(text: str) -> list[str]:
-    """Split a scheme without ``-sink``, ``KEYS-VALUES`` or ``BOTH``, into format names, which may contain ``-``."""
+    """Split the name of a scheme without ``-sink`` (``KEYS-VALUES`` or ``BOTH``) into the names of two formats, which
+    may themselves contain ``-``."""
     parts, names = text.removesuffix(_SINK).split("-"), []
     while parts:
         known = (count for count in range(len(parts), 1, -1) if "-".join(parts[:count]) in SCHEMES)
@@ -74,7 +75,7 @@ def kv_format(
     *,
     before_rope: bool = False,
 ) -> KvFormat:
-    """Return the format that `scheme` names.
+    """Return the cache format that a scheme names.
 
     Parameters
     ----------
@@ -82,14 +83,13 @@ def kv_format(
         A name of `SCHEMES` for both keys and values; two with ``-`` between them, as ``"int8-fp4"``, for keys and
         for values; a ``"-sink"`` at the end keeps the sink exact.
     heads, head_dim : int
-        Attention heads and channels of each.
+        Number of attention heads, and number of channels of a head.
     exact_dtype : torch.dtype
-        The dtype that the model computes in: bfloat16 on CUDA, float32 on a CPU. An exact scheme must be of this
-        dtype.
+        The model's compute dtype: bfloat16 on CUDA, float32 on a CPU. An exact scheme must be of this dtype.
     layout : RowLayout, optional
         Layout of a row's cache; needed only for an exact sink.
     before_rope : bool
-        Whether exact keys are stored before RoPE too.
+        Whether exact keys, too, are stored before RoPE.
 
     Returns
     -------
@@ -98,9 +98,9 @@ def kv_format(
     Raises
     ------
     KvSchemeError
-        If there is no such scheme, an exact one is not the model's dtype, or an exact sink has no layout.
+        If there is no scheme of this name, an exact scheme is not the model's dtype, or an exact sink has no layout.
     KernelsError
-        If the format cannot store this head_dim.
+        If the format cannot store heads of this number of channels.
     """
     scheme = KvScheme.parse(scheme) if isinstance(scheme, str) else scheme
     for name in (scheme.keys, scheme.values):

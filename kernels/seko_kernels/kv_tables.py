@@ -16,11 +16,11 @@ class KeyTables(NamedTuple):
     Parameters
     ----------
     mean : Tensor
-        ``[H, D]`` float32, contiguous.
+        Mean of each key channel, ``[H, D]`` float32, contiguous.
     slot_rotary : Tensor
-        ``[slots, A, 2]`` float32, contiguous: cosine and sine of the first A pairs of channels, by slot.
+        Cosine and sine of the first A pairs of channels, by cache slot: ``[slots, A, 2]`` float32, contiguous.
     patch_rotary : Tensor
-        ``[n, D // 2 - A, 2]`` float32, contiguous: cosine and sine of the other pairs, by patch of a latent frame.
+        Cosine and sine of the other pairs, by patch of a latent frame: ``[n, D // 2 - A, 2]`` float32, contiguous.
     """
 
     mean: Tensor
@@ -59,9 +59,9 @@ class SinkApart(NamedTuple):
     Parameters
     ----------
     row_tokens : int
-        Tokens of a row in the cache to expand.
+        Number of tokens of a row in the cache that is expanded.
     left_out : int
-        Tokens of the sink, for which the result has room.
+        Number of tokens of the sink, for which the result has room.
     """
 
     row_tokens: int
@@ -79,7 +79,7 @@ class SinkApart(NamedTuple):
             raise KernelsError(f"a cache of {tokens} tokens is no whole number of rows of {self.row_tokens}")
 
     def lengthened(self, x: Tensor) -> Tensor:
-        """Return ``[N + rows * left_out, H, D]``: ``x`` [N, H, D] with zeros before each row."""
+        """Return ``x`` [N, H, D] with zeros before each row for the sink's tokens: ``[N + rows * left_out, H, D]``."""
         rows = x.unflatten(0, (-1, self.row_tokens))
         return torch.nn.functional.pad(rows, (0, 0, 0, 0, self.left_out, 0)).flatten(0, 1)
 

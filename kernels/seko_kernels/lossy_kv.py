@@ -1,4 +1,4 @@
-"""Quantised KV caches: keys and values each have a format, and the sink may be exact.
+"""Quantised KV caches: keys and values each have a number format, and the sink may be exact.
 
 Keys are stored before RoPE, minus a calibrated mean. Before RoPE, a large part of a key is equal for all tokens of a
 head; without this constant part the same number of bits stores the rest more precisely (docs/adr/0005).
@@ -22,13 +22,14 @@ from seko_kernels.kv_tables import KeyTables, SinkApart
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Numbers of tokens of one row's cache: of the sink, of the ring after it, and of a chunk, which is written at
-    once.
+    """Numbers of tokens in one row's cache: of the sink, of the ring after it, and of a chunk, whose tokens are written
+    together.
 
     Parameters
     ----------
     sink_tokens, ring_tokens, chunk_tokens : int
-        Each a whole number of latent frames; a chunk is no larger than the ring.
+        Numbers of tokens of sink, ring and chunk, each a whole number of latent frames; a chunk is no larger than the
+        ring.
     """
 
     sink_tokens: int
@@ -37,32 +38,33 @@ class RowLayout:
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens of the cache: sink and ring."""
+        """Number of tokens in the cache of a row: sink and ring together."""
         return self.sink_tokens + self.ring_tokens
 
 
 @dataclass(frozen=True)
 class LossyKv:
-    """A cache in which keys, values or both are quantised.
+    """A KV cache format in which keys, values or both are quantised.
 
     Parameters
     ----------
     heads, head_dim : int
-        Attention heads and channels of each.
+        Number of attention heads, and number of channels of a head.
     keys, values : NumberFormat or None
-        Formats of keys and values; None for exact ones. Exact keys are stored after RoPE, unless ``before_rope``.
+        Number formats of keys and of values; None for exact keys or values. Exact keys are stored after RoPE, unless
+        ``before_rope``.
     dtype : torch.dtype or None
-        The model's dtype; needed if any part is exact.
+        The model's dtype; needed if keys, values or the sink are exact.
     exact_sink : RowLayout or None
         If given, the sink is stored separately and exact (its keys before RoPE), and codes are stored for the ring
         alone.
     before_rope : bool
-        Whether exact keys are stored before RoPE too.
+        Whether exact keys, too, are stored before RoPE.
 
     Raises
     ------
     KernelsError
-        If a size is not positive, or head_dim is no multiple of a format's unit.
+        If a size is not positive, or the number of channels of a head is no multiple of a format's unit.
     KvSchemeError
         If neither keys nor values are quantised, ``dtype`` is missing, or an exact sink is requested and the layout
         has no sink.
@@ -165,7 +167,7 @@ class LossyKv:
         k: Tensor,
         v: Tensor,
     ) -> None:
-        """Quantise and store keys and values in place; see `KvFormat.write`."""
+        """Quantise keys and values and store them in the cache, in place; see `KvFormat.write`."""
         codes_index = token_index
         if self.exact_sink is not None:
             codes_index = _ring_index(self.exact_sink, token_index)
@@ -193,22 +195,22 @@ class LossyKv:
         return k, v
 
     def calibrate(self, k: ChannelStatistics, v: ChannelStatistics) -> dict[str, Tensor]:
-        """Choose the global scales, and take the mean of the keys.
+        """Choose the global scales of keys and values, and take the mean of the keys.
 
         Parameters
         ----------
         k, v : ChannelStatistics
-            Statistics of the keys (before RoPE where `keys_before_rope`) and of the values.
+            Statistics of the keys (before RoPE if `keys_before_rope` is true) and of the values.
 
         Returns
         -------
         dict of str to Tensor
-            The tensors that `scale_tensors` names.
+            The calibrated tensors, by the names in `scale_tensors`.
 
         Raises
         ------
         KernelsError
-            If the statistics do not fit the format's heads and channels.
+            If the statistics have another number of heads or channels than the format.
         """
         check_statistics(k, v, self.heads, self.head_dim)
         constants = {}
@@ -273,7 +275,8 @@ class LossyKv:
 
 
 def _slots_of(layout: RowLayout, table: Tensor, frame_tokens: int, *, sink: bool) -> Tensor:
-    """Return the entries of a table [B * cache slots, ...] for slots of the sinks, or of the rings."""
+    """Return the entries of a table [B * cache slots, ...] for the slots of the sinks, or for the slots of the
+    rings."""
     first = layout.sink_tokens // frame_tokens
     by_row: Tensor = table.unflatten(0, (-1, layout.cache_tokens // frame_tokens))
     part = by_row.narrow(1, 0, first) if sink else by_row.narrow(1, first, by_row.shape[1] - first)
@@ -281,17 +284,17 @@ def _slots_of(layout: RowLayout, table: Tensor, frame_tokens: int, *, sink: bool
 
 
 def _ring_index(layout: RowLayout, token_index: Tensor) -> Tensor:
-    """Return the token indices in a cache that holds only the rings.
+    """Return the token indices in a cache that holds only the rings, without the sinks.
 
-    Sink tokens are written to the last slots of the ring, where nothing reads them: while the sink fills, the ring is
-    empty, and every slot is written before it is read.
+    Tokens of the sink are written to the last slots of the ring, where nothing reads them: while the sink fills, the
+    ring is empty, and every slot is written before it is read.
     """
     row, place = token_index // layout.cache_tokens, token_index % layout.cache_tokens
     return row * layout.ring_tokens + (place - layout.sink_tokens) % layout.ring_tokens
 
 
 def _write_sink(layout: RowLayout, sink: Tensor, token_index: Tensor, x: Tensor) -> None:
-    """Store the tokens that belong to the sink, in place.
+    """Store the tokens that belong to the sink in the sink's own tensors, in place.
 
     With static shapes no index can be skipped, so each token that is not in the sink writes its row's first sink
     token again, with the same bytes.

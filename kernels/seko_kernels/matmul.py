@@ -21,19 +21,19 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     Parameters
     ----------
     weight : Tensor
-        ``[out, in]`` float32 or bfloat16, finite; both multiples of 16.
+        Weight matrix, ``[out, in]`` float32 or bfloat16, finite; both sides multiples of 16.
 
     Returns
     -------
     values : Tensor
-        ``[out, in]`` e4m3.
+        Quantised matrix, ``[out, in]`` e4m3.
     scale : Tensor
-        ``[out, 1]`` float32.
+        Scale of each output channel, ``[out, 1]`` float32.
 
     Raises
     ------
     KernelsError
-        If the weight is no matrix, or a side is no multiple of 16.
+        If the weight is not a matrix, or a side is no multiple of 16.
     """
     expect_dims("weight", weight, 2, "[out, in]")
     if weight.shape[0] % MATRIX_UNIT or weight.shape[1] % MATRIX_UNIT:
@@ -44,23 +44,23 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fp8_linear(rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``rows @ weight.T + bias``.
+    """Return the result of a linear layer in fp8: ``rows @ weight.T + bias``.
 
     Parameters
     ----------
     rows : Rows
-        ``[B, T, in]`` e4m3 with ``[B * T, 1]`` scales, from `rows`.
+        Activations, ``[B, T, in]`` e4m3 with ``[B * T, 1]`` scales, from the module `rows`.
     weight, weight_scale : Tensor
-        ``[out, in]`` e4m3 and ``[out, 1]`` float32, from `quantise_weight`.
+        Quantised matrix ``[out, in]`` e4m3 and its scales ``[out, 1]`` float32, from `quantise_weight`.
     bias : Tensor
-        ``[out]`` of `dtype`.
+        Bias of the layer, ``[out]`` of `dtype`.
     dtype : torch.dtype
         Dtype of the result: bfloat16; on a CPU also float32.
 
     Returns
     -------
     Tensor
-        ``[B, T, out]`` of `dtype`.
+        Result of the layer, ``[B, T, out]`` of `dtype`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Dispatch of an op: to its Triton kernel (CUDA), to its reference (CPU), or to a caller's function.
+"""Dispatch of an op: to its Triton kernel (CUDA), to its torch reference (CPU), or to a function of the caller.
 
 An op checks its tensors first; the device at trace time decides between kernel and reference. The kernel is a
 `torch.library.triton_op`, which AOTInductor compiles into its package; an ordinary custom op would be opaque to the
@@ -24,10 +24,10 @@ _STAND_INS: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("seko_stan
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Context in which ops use the reference on CUDA, too.
+    """Context manager in which ops use the torch reference on CUDA, too.
 
-    It is for exported programs that are opened where this package is not installed, which must not contain its ops.
-    The results are equal byte for byte, and torch's compiler fuses the operations.
+    Exported programs that are opened where this package is not installed must not contain its ops; this context manager
+    is for them. The results are equal byte for byte, and torch's compiler fuses the operations.
     """
     token = _PLAIN.set(True)
     try:
@@ -37,7 +37,8 @@ def plain_torch() -> Iterator[None]:
 
 
 def takes_kernels(*tensors: Tensor) -> bool:
-    """Return whether an op on these tensors runs its kernel (CUDA) or its reference (CPU, or `plain_torch`).
+    """Return whether an op on these tensors runs its kernel (CUDA) or its torch reference (CPU, or inside
+    `plain_torch`).
 
     Raises
     ------
@@ -49,10 +50,10 @@ def takes_kernels(*tensors: Tensor) -> bool:
 
 @contextmanager
 def stand_ins(by_name: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Context in which the caller's functions are called instead of ops, after the ops' own checks.
+    """Context manager in which the caller's functions are called instead of ops, after the ops' own checks.
 
-    It is for graphs in another language, such as ONNX, that represent an op as one node. The functions write nothing
-    in place.
+    Graphs in another language, such as ONNX, represent an op as one node; this context manager is for them. The
+    functions write nothing in place.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ def stand_in(name: str) -> Callable[..., Any] | None:
 
 
 def _device_type(*tensors: Tensor) -> str:
-    """Type of the one device that all tensors lie on."""
+    """Return the type (``cpu`` or ``cuda``) of the device of all tensors, which must be on one device."""
     devices = {tensor.device for tensor in tensors}
     if len(devices) != 1:
         raise KernelsError(f"tensors lie on {sorted(map(str, devices))}, expected one device")

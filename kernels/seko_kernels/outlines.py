@@ -34,7 +34,8 @@ class Outline(JITFunction):  # type: ignore[misc]
 
 
 def outline(runtime_ints: Sequence[str]) -> Callable[[Callable[..., None]], Outline]:
-    """Return a decorator that makes an outline; the ``runtime_ints`` parameters are not compiled in as constants."""
+    """Return a decorator that makes an outline; parameters named in ``runtime_ints`` are not compiled in as
+    constants."""
     return lambda function: Outline(function, do_not_specialize=runtime_ints)
 
 
@@ -49,7 +50,7 @@ def gluon_twin(source: Any) -> Any | None:
     Returns
     -------
     GluonASTSource or None
-        The Gluon source with the same signature, constants and attributes.
+        The Gluon source with the same signature, constants and attributes; None for any other kernel.
 
     Raises
     ------
@@ -65,7 +66,7 @@ def gluon_twin(source: Any) -> Any | None:
 
 
 def kernel_of(outline_name: str) -> Any:
-    """Return an outline's Gluon kernel.
+    """Return the Gluon kernel for which an outline stands.
 
     Raises
     ------

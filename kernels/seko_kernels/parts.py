@@ -24,16 +24,16 @@ def softmax_scale(head_dim: int) -> float:
 
 
 class Parts(NamedTuple):
-    """Output buffers of programs that attend to only a part of the keys.
+    """Output buffers for programs that attend to only a part of the keys.
 
     Parameters
     ----------
     out : Tensor
-        ``[B * splits, max(tokens, 1), H, D]`` bfloat16.
+        Attention to each part of the keys, ``[B * splits, max(tokens, 1), H, D]`` bfloat16.
     lse : Tensor
-        ``[B * splits, H, max(tokens, 1)]`` float32: base-2 logarithm of each part's softmax sum.
+        Base-2 logarithm of each part's softmax sum, ``[B * splits, H, max(tokens, 1)]`` float32.
     tokens, splits : int
-        Queries whose keys are split, and the number of parts.
+        Number of queries whose keys are split, and number of parts.
     """
 
     out: Tensor
@@ -51,17 +51,17 @@ class Parts(NamedTuple):
         return cls(out, lse, tokens, splits)
 
     def programs(self, whole_tokens: int, tile: int, batch: int, heads: int) -> tuple[int, tuple[int, ...]]:
-        """Return the number of programs in a launch, of whole tiles and parts together, and the kernel's last int
-        arguments.
+        """Return the number of programs in a launch, for whole tiles and parts together, and the last int arguments of
+        the kernel.
 
         Parameters
         ----------
         whole_tokens : int
-            Queries whose keys are not split.
+            Number of queries whose keys are not split.
         tile : int
-            Queries of a program.
+            Number of queries that one program handles.
         batch, heads : int
-            B and H.
+            Numbers of rows and of heads, B and H.
         """
         tiles, rest_tiles = -(-whole_tokens // tile), -(-self.tokens // tile)
         whole = tiles * heads * batch

@@ -51,16 +51,16 @@ class PluginKernel:
     Parameters
     ----------
     name : str
-        Name of the entry in the PTX.
+        Name of the kernel's entry point in the PTX.
     ptx : str
         The PTX text. The entry takes exactly the inputs' pointers, the scalars, the outputs' pointers and, with
         `scratch_bytes`, a pointer to scratch memory, in this order.
     threads : int
-        Threads per block, along x.
+        Number of threads per block, along x.
     shared_bytes : int
-        Dynamic shared memory per block.
+        Dynamic shared memory per block, in bytes.
     scratch_bytes : int
-        Global scratch memory per block; blocks are contiguous.
+        Global scratch memory per block, in bytes; blocks are contiguous.
     """
 
     name: str
@@ -80,7 +80,7 @@ def compile_plugin(
     plugin : Plugin
         The plugin to compile.
     sizes : mapping of str to sequence of int
-        Shape of each input.
+        Shape of each input, by name.
     compute : str
         The dtype of ``float``: ``bfloat16`` or ``float32``.
     arch : int

@@ -36,14 +36,14 @@ CeilDiv = Callable[[Size, int], Size]
 
 @dataclass(frozen=True)
 class Launch:
-    """Launch of a kernel. The block size is fixed by its PTX.
+    """Sizes of a kernel's launch. The block size is fixed by its PTX.
 
     Parameters
     ----------
     grid : tuple of Size
-        Programs along x, y and z.
+        Number of programs along x, y and z.
     scalars : tuple of Size
-        int32 arguments, between the pointers of the inputs and those of the outputs.
+        int32 arguments of the kernel, between the pointers of the inputs and those of the outputs.
     """
 
     grid: tuple[Size, Size, Size]
@@ -57,11 +57,11 @@ class PluginOutput:
     Parameters
     ----------
     name : str
-        Result name of the function.
+        Name of the output among the function's results.
     dtype : str
-        Name of the dtype in the manifest.
+        The manifest's name of the output's dtype.
     shape : callable
-        Computes the shape from the inputs' shapes.
+        Function that computes the output's shape from the inputs' shapes.
     alias : str or None
         Name of the input into which the output is written in place, if any.
     """
@@ -82,19 +82,19 @@ class Plugin:
     Parameters
     ----------
     name : str
-        Name of the function.
+        Name of the ONNX function.
     inputs : mapping of str to str
         Dtypes of the inputs by name, in order. ``float`` stands for the dtype in which the engine computes.
     outputs : tuple of PluginOutput
-        The outputs, in order.
+        The plugin's outputs, in order.
     entry : triton kernel
-        An entry of `plugin_entries`.
+        The kernel's entry point, one of `plugin_entries`.
     warps : int
-        Warps per program.
+        Number of warps per program.
     launch : callable
-        Computes the launch from the inputs' shapes and a ceiling division.
+        Function that computes the launch from the inputs' shapes and a ceiling division.
     constants : callable
-        Computes the kernel's constants from the inputs' shapes as plain ints.
+        Function that computes the kernel's constants from the inputs' shapes as plain ints.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Plugin:
     constants: Callable[[Mapping[str, Sequence[int]]], dict[str, int | float]]
 
     def pointers(self, compute: str) -> dict[str, str]:
-        """Return the dtype of each input and then of each output, by name; ``float`` is `compute`."""
+        """Return the dtype of each input and then of each output, by name; ``float`` stands for `compute`."""
         dtypes = {name: compute if dtype == "float" else dtype for name, dtype in self.inputs.items()}
         return dtypes | {
             output.name: compute if output.dtype == "float" else output.dtype for output in self.outputs
@@ -114,22 +114,23 @@ class Plugin:
 
     @property
     def identifier(self) -> str:
-        """``seko::NAME``, TensorRT's name of the plugin."""
+        """TensorRT's name of the plugin, ``seko::NAME``."""
         return f"{NAMESPACE}::{self.name}"
 
 
 def nvfp4_write() -> Plugin:
-    """Return the plugin that quantises tokens to NVFP4 and writes them into the cache, in place."""
+    """Return the TensorRT plugin that quantises tokens to NVFP4 and writes them into the cache, in place."""
     return _write("nvfp4_write", entries.nvfp4_write_entry, {})
 
 
 def nvfp4_write_keys() -> Plugin:
-    """Return the plugin that subtracts the mean key, quantises to NVFP4 and writes into the cache, in place."""
+    """Return the TensorRT plugin that subtracts the mean key, quantises to NVFP4 and writes into the cache, in
+    place."""
     return _write("nvfp4_write_keys", entries.nvfp4_write_keys_entry, {"mean": "float32"})
 
 
 def nvfp4_expand(dtype: str) -> Plugin:
-    """Return the plugin that expands an NVFP4 cache to `dtype`, bfloat16 or float32."""
+    """Return the TensorRT plugin that expands an NVFP4 cache to `dtype`, bfloat16 or float32."""
 
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
         tokens, heads, blocks = shapes["scales"]
@@ -148,7 +149,7 @@ def nvfp4_expand(dtype: str) -> Plugin:
 
 
 def nvfp4_expand_keys(dtype: str) -> Plugin:
-    """Return the plugin that expands NVFP4 keys to `dtype`, adds their mean and applies RoPE."""
+    """Return the TensorRT plugin that expands NVFP4 keys to `dtype`, adds their mean and applies RoPE."""
 
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
         tokens, heads, blocks = shapes["scales"]
@@ -173,7 +174,7 @@ def nvfp4_expand_keys(dtype: str) -> Plugin:
 
 
 def cache_write() -> Plugin:
-    """Return the plugin that writes rows into an exact cache, in place."""
+    """Return the TensorRT plugin that writes rows into an exact cache, in place."""
 
     def launch(shapes: Shapes, ceil_div: CeilDiv) -> Launch:
         tokens, heads, dim = shapes["x"]
@@ -192,7 +193,7 @@ def cache_write() -> Plugin:
 
 
 def gaussian(latent_shape: tuple[int, int, int]) -> Plugin:
-    """Return the plugin that draws a chunk's noise; `latent_shape` is [channels, rows, columns]."""
+    """Return the TensorRT plugin that draws a chunk's noise; `latent_shape` is [channels, rows, columns]."""
     channels, rows, columns = latent_shape
     groups = -(-channels * rows * columns // 4)
 
@@ -216,7 +217,7 @@ def gaussian(latent_shape: tuple[int, int, int]) -> Plugin:
 
 
 def fp8_expand() -> Plugin:
-    """Return the plugin that expands an FP4 cache to 8 bits, without the slots that the chunk writes.
+    """Return the TensorRT plugin that expands an FP4 cache to 8 bits, without the slots that the chunk writes.
 
     The kernel reads no byte that a write of the same chunk changes, so expanding and writing may run in either order.
     """
@@ -267,7 +268,8 @@ def fp8_expand() -> Plugin:
 
 
 def attention_fp8() -> Plugin:
-    """Return the plugin that attends to cached tokens in 8 bits (`fp8_expand`) and to own tokens unquantised.
+    """Return the TensorRT plugin that attends to cached tokens in 8 bits (`fp8_expand`) and to the chunk's own tokens
+    unquantised.
 
     The tile sizes are those that compile without register spills on every GPU with fp8; no tile sizes were measured
     on the GPUs of TensorRT plans.

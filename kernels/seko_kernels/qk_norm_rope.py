@@ -1,4 +1,5 @@
-"""The op that normalises and rotates q and k and writes k into its cache slots. Checks, then kernel or reference."""
+"""The op that normalises and rotates q and k and writes k into its cache slots: it checks its arguments, then runs
+kernel or reference."""
 
 from __future__ import annotations
 
@@ -39,29 +40,30 @@ def qk_norm_rope(
     Parameters
     ----------
     qkv : Tensor
-        ``[B, T, 3 * H * D]`` float32 or bfloat16, contiguous: the output of the fused projection.
+        The output of the fused projection, ``[B, T, 3 * H * D]`` float32 or bfloat16, contiguous.
     q_weight, k_weight : Tensor
-        ``[H * D]`` float32, weights of the two norms, over the full width.
+        Weights of the two norms, over the full width, ``[H * D]`` float32.
     cos, sin : Tensor
-        ``[B, T, D // 2]`` float32.
+        Rotary tables, ``[B, T, D // 2]`` float32.
     write_slots : Tensor
-        ``[B, F]`` int64, slot of each latent frame, with ``T = F * frame_tokens``. The CUDA kernel skips tokens
+        Cache slot of each latent frame, ``[B, F]`` int64, with ``T = F * frame_tokens``. The CUDA kernel skips tokens
         outside the cache.
     frame_tokens : int
-        Tokens of a slot.
+        Number of tokens in a cache slot.
     eps : float
         Epsilon of the norms.
     k_out : Tensor
-        ``[B, N, H, D]`` of qkv's dtype, contiguous; mutated.
+        The cache of keys, ``[B, N, H, D]`` of qkv's dtype, contiguous; written in place.
     plain_keys : str
-        Unquantised keys to return: ``"none"``, ``"rotated"`` or ``"before_rope"``, depending on the KV format.
+        Kind of unquantised keys to return: ``"none"``, ``"rotated"`` or ``"before_rope"``, depending on the KV cache
+        format.
 
     Returns
     -------
     q : Tensor
-        ``[B, T, H, D]`` of qkv's dtype.
+        Normalised and rotated queries, ``[B, T, H, D]`` of qkv's dtype.
     keys : Tensor
-        ``[B, T, H, D]`` of qkv's dtype, or empty where `plain_keys` is ``"none"``.
+        Unquantised keys, ``[B, T, H, D]`` of qkv's dtype, or empty if `plain_keys` is ``"none"``.
 
     Raises
     ------

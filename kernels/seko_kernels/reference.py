@@ -41,18 +41,18 @@ def nvfp4_encode(x: Tensor, global_scale: Tensor, mean: Tensor | None = None) ->
     Parameters
     ----------
     x : Tensor
-        ``[T, H, D]`` float32 or bfloat16, finite; D a multiple of 16.
+        Numbers to quantise, ``[T, H, D]`` float32 or bfloat16, finite; D a multiple of 16.
     global_scale : Tensor
-        ``[H]`` float32, powers of two with an exponent in `NVFP4_GLOBAL_EXPONENTS`.
+        Global scale of each head, ``[H]`` float32, powers of two with an exponent in `NVFP4_GLOBAL_EXPONENTS`.
     mean : Tensor, optional
-        ``[H, D]`` float32, subtracted first: ``x - mean``, rounded to fp32.
+        Mean of each channel, ``[H, D]`` float32, subtracted first: ``x - mean``, rounded to fp32.
 
     Returns
     -------
     codes : Tensor
-        ``[T, H, D // 2]`` uint8, even channel in the low nibble.
+        4-bit codes, ``[T, H, D // 2]`` uint8, even channel in the low nibble.
     scales : Tensor
-        ``[T, H, D // 16]`` uint8, e4m3 bits.
+        Scale of each block of 16 channels, ``[T, H, D // 16]`` uint8, e4m3 bits.
     """
     tokens, heads, head_dim = x.shape
     x = x.to(torch.float32)
@@ -95,18 +95,18 @@ def nvfp4_error(magnitude: Tensor, codes: Tensor, scales: Tensor, g: Tensor) -> 
     Parameters
     ----------
     magnitude : Tensor
-        ``[T, H, D/16, 16]`` float32.
+        Magnitudes of the numbers, ``[T, H, D/16, 16]`` float32.
     codes : Tensor
         Codes without sign, int32, of the shape of `magnitude`.
     scales : Tensor
-        ``[T, H, D/16]`` uint8, e4m3 bits.
+        Scale of each block, ``[T, H, D/16]`` uint8, e4m3 bits.
     g : Tensor
-        ``[H, 1]`` float32, powers of two.
+        Global scale of each head, ``[H, 1]`` float32, powers of two.
 
     Returns
     -------
     Tensor
-        ``[T, H, D/16]`` int64.
+        Squared error of each block, ``[T, H, D/16]`` int64.
     """
     power = magnitude.amax(-1, keepdim=True).view(torch.int32) & 0x7F800000
     inverse = (0x7F000000 - power).view(torch.float32)  # 1 / power of two, exact
@@ -123,18 +123,18 @@ def nvfp4_decode(codes: Tensor, scales: Tensor, global_scale: Tensor, dtype: tor
     Parameters
     ----------
     codes : Tensor
-        ``[N, H, D // 2]`` uint8, even channel in the low nibble.
+        4-bit codes, ``[N, H, D // 2]`` uint8, even channel in the low nibble.
     scales : Tensor
-        ``[N, H, D // 16]`` uint8, e4m3 bits.
+        Scale of each block of 16 channels, ``[N, H, D // 16]`` uint8, e4m3 bits.
     global_scale : Tensor
-        ``[H]`` float32, powers of two.
+        Global scale of each head, ``[H]`` float32, powers of two.
     dtype : torch.dtype
-        float32 or bfloat16.
+        Dtype of the result: float32 or bfloat16.
 
     Returns
     -------
     Tensor
-        ``[N, H, D]`` of `dtype`.
+        The expanded numbers, ``[N, H, D]`` of `dtype`.
     """
     tokens, heads, half_dim = codes.shape
     scale = e4m3_decode(scales) * global_scale[:, None]  # [N, H, D/16] fp32
@@ -168,20 +168,20 @@ def nvfp4_decode_keys(
     Parameters
     ----------
     codes, scales, global_scale
-        Tensors of an NVFP4 cache (see `nvfp4_decode`) with ``N = slots * n`` tokens, slot by slot.
+        Codes and scales of an NVFP4 cache (see `nvfp4_decode`) with ``N = slots * n`` tokens, slot by slot.
     mean : Tensor
-        ``[H, D]`` float32: the mean that `nvfp4_encode` subtracted.
+        Mean of each key channel, ``[H, D]`` float32, which `nvfp4_encode` subtracted.
     slot_rotary : Tensor
-        ``[slots, A, 2]`` float32: cosine and sine of the first A pairs, for the frame in each slot.
+        Cosine and sine of the first A channel pairs, for the frame in each cache slot: ``[slots, A, 2]`` float32.
     patch_rotary : Tensor
-        ``[n, D // 2 - A, 2]`` float32: cosine and sine of the other pairs, by patch of a latent frame.
+        Cosine and sine of the other channel pairs, by patch of a latent frame: ``[n, D // 2 - A, 2]`` float32.
     dtype : torch.dtype
-        float32 or bfloat16; bfloat16 rounds the fp32 result once more.
+        Dtype of the result, float32 or bfloat16; bfloat16 rounds the fp32 result once more.
 
     Returns
     -------
     Tensor
-        ``[N, H, D]`` of `dtype`.
+        The expanded and rotated keys, ``[N, H, D]`` of `dtype`.
     """
     return rotate_centred_keys(
         nvfp4_decode(codes, scales, global_scale, torch.float32), mean, slot_rotary, patch_rotary, dtype
@@ -260,7 +260,7 @@ def nvfp4_global_scale(amax: Tensor) -> Tensor:
 
 
 def global_scale(amax: Tensor, top: float) -> Tensor:
-    """Smallest power of two ``g`` with ``amax / (top * g) <= 56``; 1 where amax is 0.
+    """Return the smallest power of two ``g`` with ``amax / (top * g) <= 56``; 1 where amax is 0.
 
     The exponent of g stays within `NVFP4_GLOBAL_EXPONENTS`. The scale is a power of two so that products with it are
     exact; `NVFP4_CALIBRATED_SCALE` explains the 56.
@@ -268,14 +268,15 @@ def global_scale(amax: Tensor, top: float) -> Tensor:
     Parameters
     ----------
     amax : Tensor
-        ``[H]`` float32, finite and >= 0: the largest magnitude of each head during calibration.
+        Largest magnitude of each head during calibration, ``[H]`` float32, finite and >= 0.
     top : float
-        `NumberFormat.top`: the largest magnitude over `top` is a step, and e4m3 holds steps up to 448.
+        Largest magnitude of a code, `NumberFormat.top`: the largest magnitude divided by `top` is a step, and e4m3
+        holds steps up to 448.
 
     Returns
     -------
     Tensor
-        ``[H]`` float32.
+        Global scale of each head, ``[H]`` float32.
     """
     # The comparison amax = mantissa * 2**exponent <= top * 56 * 2**k uses mantissa and exponent separately, because a
     # logarithm would round.

@@ -1,9 +1,9 @@
 """Ops on rows between two matmuls: residual, LayerNorm, modulation and GELU, each of which can quantise its result to
 fp8.
 
-`modulation` is ``[B, F, 6, d]`` float32, one set for each latent frame of the chunk; `layer_modulation` is the
-layer's own ``[6, d]``. The kernel adds the two tensors, so that their sum is never stored. Rows are ``[B, T, d]``, T
-a multiple of F.
+`modulation` is ``[B, F, 6, d]`` float32: shifts, scales and gates for each latent frame of the chunk;
+`layer_modulation` is the layer's own ``[6, d]``. The kernel adds the two tensors, so that their sum is never stored.
+Rows are ``[B, T, d]``, T a multiple of F.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from seko_kernels.triton.row_norm import (
 
 
 class Rows(NamedTuple):
-    """Rows in the form that the next matmul takes: in the model's dtype, or e4m3 with scales.
+    """Rows of activations in the form that the next matmul takes: in the model's dtype, or e4m3 with scales.
 
     Parameters
     ----------
     values : Tensor
-        ``[B, T, d]``, of the input's dtype or e4m3.
+        The activations, ``[B, T, d]``, of the input's dtype or e4m3.
     scale : Tensor
-        ``[B * T, 1]`` float32 if the values are e4m3, else empty.
+        Scale of each row, ``[B * T, 1]`` float32, if the activations are e4m3; otherwise empty.
     """
 
     values: Tensor
@@ -53,9 +53,9 @@ class Modulation(NamedTuple):
     Parameters
     ----------
     frames : Tensor
-        ``[B, F, 6, d]`` float32, the same for all layers.
+        Six vectors for each latent frame, the same for all layers: ``[B, F, 6, d]`` float32.
     layer : Tensor
-        ``[6, d]`` float32.
+        The six vectors of the layer, ``[6, d]`` float32.
     """
 
     frames: Tensor
@@ -65,12 +65,12 @@ class Modulation(NamedTuple):
 def residual_norm_modulate(
     x: Tensor, y: Tensor, modulation: Modulation, shift_at: int, scale_at: int, eps: float, *, fp8: bool
 ) -> tuple[Tensor, Rows]:
-    """Return ``hidden = x + y`` and ``layer_norm(hidden) * (1 + scale) + shift``.
+    """Return the residual sum ``hidden = x + y`` and the modulated norm ``layer_norm(hidden) * (1 + scale) + shift``.
 
     Parameters
     ----------
     x, y : Tensor
-        ``[B, T, d]`` float32 or bfloat16, contiguous.
+        The two terms of the residual sum, ``[B, T, d]`` float32 or bfloat16, contiguous.
     modulation : Modulation
         Shift, scale and gate vectors of this layer.
     shift_at, scale_at : int
@@ -83,7 +83,7 @@ def residual_norm_modulate(
     Returns
     -------
     hidden : Tensor
-        Tensor of `x`'s shape and dtype; the sum is in float32.
+        The residual sum, of `x`'s shape and dtype; it is computed in float32.
     rows : Rows
 
     Raises
@@ -125,7 +125,7 @@ def gated_residual_norm(
     *,
     fp8: bool,
 ) -> tuple[Tensor, Rows]:
-    """Return ``hidden = x + y * gate`` and ``layer_norm(hidden) * weight + bias``.
+    """Return the gated residual sum ``hidden = x + y * gate`` and the norm ``layer_norm(hidden) * weight + bias``.
 
     `weight` and `bias` are ``[d]`` float32.
     """
@@ -133,7 +133,7 @@ def gated_residual_norm(
 
 
 def gated_residual(x: Tensor, y: Tensor, modulation: Modulation, gate_at: int) -> Tensor:
-    """Return ``x + y * gate`` in x's dtype, summed in float32."""
+    """Return the gated residual sum ``x + y * gate`` in x's dtype, computed in float32."""
     return _row_norm(x, y, modulation, None, gate_at, -1, -1, 0.0, fp8=False)[0]
 
 
@@ -166,10 +166,10 @@ def _row_norm(
     fp8: bool,
     before: Tensor | None = None,
 ) -> tuple[Tensor, Rows]:
-    """Check the arguments, then run the kernel, or the same computation in plain torch. An index of -1 leaves a step
-    out.
+    """Check the arguments, then run the kernel, or the same computation in plain torch. An index of -1 leaves out the
+    step to which the index belongs.
 
-    The gate is taken from `before` if given, otherwise from the modulation's own layer.
+    The gate is taken from `before` if that is passed, otherwise from the layer's own modulation.
     """
     expect_dims("x", x, 3, "[batch, tokens, width]")
     batch, tokens, width = x.shape

@@ -1,9 +1,9 @@
-"""The op that fills the 8-bit scratch of attention: the cached tokens of an NVFP4 cache, without the chunk's own
-tokens.
+"""The op that fills the scratch buffer of 8-bit attention: the cached tokens of an NVFP4 cache, without the tokens of
+the present chunk.
 
-All layers use the same scratch, one after another. K is ``[B, P, H, D]`` int8 with a scale for each head and tile of
-tokens, ``[B, H, key_tiles(P)]``. V is transposed, ``[B, H, D, v_columns(P)]``, e4m3 with a power of two for each
-head.
+All layers use the same scratch buffer, one after another. Keys are ``[B, P, H, D]`` int8 with a scale for each head and
+tile of tokens, ``[B, H, key_tiles(P)]``. Values are transposed, ``[B, H, D, v_columns(P)]``, e4m3 with a power of two
+for each head.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class KeyRotation(NamedTuple):
     Parameters
     ----------
     mean : Tensor
-        ``[H, D]`` float32, the mean that was subtracted.
+        Mean of each key channel, ``[H, D]`` float32, which was subtracted before the keys were stored.
     slot_rotary : Tensor
-        ``[B * slots, A, 2]`` float32, A even, 0 < A < D/2: cosine and sine of the first A pairs, for the frame in
-        each slot.
+        Cosine and sine of the first A channel pairs, for the frame in each cache slot: ``[B * slots, A, 2]`` float32, A
+        even, 0 < A < D/2.
     patch_rotary : Tensor
-        ``[frame_tokens, D/2 - A, 2]`` float32: cosine and sine of the other pairs, by patch of a latent frame.
+        Cosine and sine of the other channel pairs, by patch of a latent frame: ``[frame_tokens, D/2 - A, 2]`` float32.
     """
 
     mean: Tensor
@@ -59,7 +59,8 @@ class KeyRotation(NamedTuple):
 
 
 def scratch_scales(heads: int) -> tuple[ScaleTensor, ...]:
-    """Return the constants of the scratch, in addition to the cache's: a power of two for each head of V."""
+    """Return the constants that the scratch buffer needs besides those of the cache: a power of two for each head of
+    the values."""
     return (ScaleTensor("v_fp8_scale", (heads,), torch.float32),)
 
 
@@ -75,12 +76,12 @@ def scratch_constants(constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def past_of(tokens: int, chunk_frames: int, frame_tokens: int) -> int:
-    """Return the number of tokens in a row's cache outside the slots of the current chunk."""
+    """Return the number of tokens in a row's cache outside the slots of the present chunk."""
     return tokens - chunk_frames * frame_tokens
 
 
 def scratch_shapes(batch: int, heads: int, head_dim: int, past_tokens: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the scratch: ``k`` int8, ``k_scale`` float32, ``v`` e4m3."""
+    """Return the shapes of the scratch buffer's tensors: ``k`` int8, ``k_scale`` float32, ``v`` e4m3."""
     places = scratch_tokens(past_tokens)
     return {
         "k": (batch, places, heads, head_dim),
@@ -120,26 +121,29 @@ def fp8_expand(
     Parameters
     ----------
     k_codes, v_codes : Tensor
-        ``[B * N, H, D // 2]`` uint8, contiguous; D a power of two; N a whole number of slots.
+        Codes of the cached keys and values, ``[B * N, H, D // 2]`` uint8, contiguous; D a power of two; N a whole
+        number of slots.
     k_scales, v_scales : Tensor
-        ``[B * N, H, D // 16]`` uint8, contiguous.
+        Scale bytes of the cached keys and values, ``[B * N, H, D // 16]`` uint8, contiguous.
     k_global_scale, v_global_scale : Tensor
-        ``[H]`` float32, powers of two.
+        Global scales of keys and of values, ``[H]`` float32, powers of two.
     v_fp8_scale : Tensor
-        ``[H]`` float32, powers of two; with `fused_reference.fp8_scale` of the global scales no value saturates.
+        Scales of the e4m3 values, ``[H]`` float32, powers of two; with `fused_reference.fp8_scale` of the global scales
+        no value saturates.
     write_slots : Tensor
-        ``[B, F]`` int64, distinct in a row, all below ``valid_tokens[b]``.
+        Cache slots of the present chunk, ``[B, F]`` int64, distinct in a row, all below ``valid_tokens[b]``.
     valid_tokens : Tensor
-        ``[B]`` int64.
+        Number of filled tokens in each row's cache, ``[B]`` int64.
     frame_tokens : int
-        Tokens of a slot.
+        Number of tokens in a cache slot.
     k_out : Tensor
-        ``[B, P, H, D]`` int8, contiguous; mutated. `fused_reference.key_codes` defines the codes. P is
-        `attention.scratch_tokens` of the ``N - F * frame_tokens`` tokens; positions after these are never written.
+        The expanded keys, ``[B, P, H, D]`` int8, contiguous; written in place. `fused_reference.key_codes` defines the
+        codes. P is `attention.scratch_tokens` of the ``N - F * frame_tokens`` tokens; positions after these are never
+        written.
     k_out_scale : Tensor
-        ``[B, H, key_tiles(P)]`` float32, contiguous; mutated.
+        Scale of each tile of keys, ``[B, H, key_tiles(P)]`` float32, contiguous; written in place.
     v_out : Tensor
-        ``[B, H, D, v_columns(P)]`` e4m3, contiguous; mutated.
+        The expanded values, transposed: ``[B, H, D, v_columns(P)]`` e4m3, contiguous; written in place.
     rotation : KeyRotation, optional
         Tables for keys that were stored before RoPE; default: keys are not rotated.
 

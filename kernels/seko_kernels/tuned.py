@@ -1,4 +1,4 @@
-"""Tile sizes of the 8-bit attention: allowed ones, safe defaults, and the table of measured ones.
+"""Tile sizes of the 8-bit attention: which are allowed, safe defaults, and the table of measured tile sizes.
 
 `scripts/bench/kernels.py --admit` writes `tuned_attention.json`, which is never edited by hand. The table has only
 tile sizes that passed `admission.admit` on their GPU. Builds read the table; opening an artifact does not, since tile
@@ -36,22 +36,25 @@ class AttentionTiles:
     Parameters
     ----------
     block_m, block_n : int
-        Queries and past keys of a tile; powers of two, except with `specialised`. `block_n` is at most 128.
+        Numbers of queries and of cached keys in a tile; powers of two, except with `specialised`. `block_n` is at most
+        128.
     own_n : int
-        Own keys of a tile, a power of two. Own keys and values have 16 bits and take twice the memory of cached ones.
+        Number of the chunk's own keys in a tile, a power of two. Own keys and values have 16 bits and take twice the
+        memory of cached ones.
     stages : int
-        Tiles of cached keys that are loaded ahead.
+        Number of tiles of cached keys that are loaded ahead.
     warps : int
-        Warps of a program.
+        Number of warps of a program.
     resident : int
-        Programs that run on a multiprocessor at a time.
+        Number of programs that run on a multiprocessor at a time.
     specialised : bool
-        Whether `hopper_attention` runs, whose warpgroups have separate jobs; only `SPECIALISED` sets it.
+        Whether the kernel of `hopper_attention` runs, whose warpgroups have separate jobs; only `SPECIALISED` sets this
+        flag.
 
     Raises
     ------
     TilesError
-        If the values contradict each other.
+        If the tile sizes contradict each other.
     """
 
     block_m: int
@@ -85,7 +88,7 @@ SAFE = AttentionTiles(64, 64, own_n=32, stages=2, warps=4)
 
 
 def safe_tiles(arch: str) -> AttentionTiles:
-    """Return safe tile sizes for a GPU (such as ``"sm_90"``) without measured ones."""
+    """Return safe tile sizes for a GPU (such as ``"sm_90"``) for which none were measured."""
     return SAFE_HOPPER if arch == "sm_90" else SAFE
 
 
@@ -97,11 +100,11 @@ def measured_tiles(arch: str, head_dim: int, shape: str, past_tokens: int) -> At
     arch : str
         Compute capability of the GPU, such as ``"sm_90"``.
     head_dim : int
-        D.
+        Number of channels of a head, D.
     shape : str
         Size class of the attention, from `shape_class`.
     past_tokens : int
-        Cached tokens of a row in the scratch; `hopper_attention` needs a multiple of its key group.
+        Number of cached tokens of a row in the scratch buffer; `hopper_attention` needs a multiple of its key group.
     """
     tiles = tuned_table().get((arch, head_dim, shape))
     if tiles is not None and tiles.specialised and not hopper.takes(head_dim, past_tokens):
@@ -122,12 +125,12 @@ def shape_class(batch: int, heads: int, query_tokens: int) -> str:
 
 @cache
 def tuned_table() -> dict[tuple[str, int, str], AttentionTiles]:
-    """Return the admitted tiles by architecture, head_dim and shape class; see `read_table`."""
+    """Return the admitted tile sizes by architecture, head_dim and shape class; see `read_table`."""
     return read_table(TABLE)
 
 
 def read_table(file: Path) -> dict[tuple[str, int, str], AttentionTiles]:
-    """Read a table that `write_table` wrote.
+    """Read a table of tile sizes that `write_table` wrote.
 
     Raises
     ------
@@ -142,7 +145,8 @@ def read_table(file: Path) -> dict[tuple[str, int, str], AttentionTiles]:
 
 
 def admitted_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield a table's rows; raises `TilesError` at a row that was not admitted or has no known shape class."""
+    """Yield the rows of a table of tile sizes; raises a `TilesError` at a row that was not admitted or has no known
+    shape class."""
     for row in json.loads(file.read_text(encoding="utf-8")):
         if not row["error"] <= row["bound"]:  # NaN too
             raise TilesError(f"{file.name}: error {row['error']} is above its bound {row['bound']}")
@@ -153,7 +157,7 @@ def admitted_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def table_faults(file: Path) -> Iterator[None]:
-    """Turn the errors of reading a malformed table into `TilesError`."""
+    """Context manager that turns the errors of reading a malformed table into a `TilesError`."""
     try:
         yield
     except TilesError:

@@ -26,7 +26,7 @@ class Waves(NamedTuple):
     Parameters
     ----------
     whole : int
-        Queries of each row that attend to all keys at once.
+        Number of queries of each row that attend to all keys at once.
     splits : int
         Number of parts into which the keys are split for all other queries.
     """
@@ -45,24 +45,24 @@ def cut(
     cost_keys: int | None = None,
     wave_keys: int = 0,
 ) -> Waves | None:
-    """Return how to split an attention, or None if splitting is not faster.
+    """Return how to split an attention along its keys, or None if splitting is not faster.
 
     Parameters
     ----------
     pairs : int
-        Rows times heads.
+        Number of pairs of a row and a head.
     queries, keys : int
-        Queries and keys of each pair of row and head.
+        Numbers of queries and keys of each pair of row and head.
     tile : int
-        Queries of a tile.
+        Number of queries in a tile.
     slots : int
-        Tiles that the GPU runs at a time.
+        Number of tiles that the GPU computes at a time.
     splits : iterable of int
         Numbers of parts that are possible.
     cost_keys : int, optional
-        Cost of splitting, in keys to which a tile could attend in the same time; default: `CUT_COST_KEYS`.
+        Cost of splitting, in units of the keys to which a tile could attend in the same time; default: `CUT_COST_KEYS`.
     wave_keys : int
-        Cost of each wave of parts besides its keys, in the same unit.
+        Cost of each wave of parts besides the cost of its keys, in the same unit.
     """
     tiles = -(-queries // tile)
     rounds = pairs * tiles // slots  # whole waves

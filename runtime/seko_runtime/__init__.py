@@ -1,4 +1,5 @@
-"""Opens artifacts and replays them. Importing this imports neither numpy nor a tensor library."""
+"""The runtime: opens artifacts and replays them. Importing `seko_runtime` imports neither numpy nor a tensor
+library."""
 
 # This module imports nothing at its top, because `python -m seko_runtime` executes it while the current directory is
 # still in sys.path.
@@ -72,26 +73,26 @@ def open_artifact(
     copy_weights: bool = False,
     ranks: "int | None" = None,
 ) -> "OpenArtifact[Any]":
-    """Check an artifact and load it. Imports `seko_runtime.opening.artifact` when called.
+    """Check an artifact and load it. The call imports `seko_runtime.opening.artifact`.
 
     Parameters
     ----------
     path : str or Path
-        The artifact's folder.
+        Folder of the artifact.
     device : str
         ``auto`` (the kind of device for which the artifact was built), ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str or Path, optional
         A trust file: only artifacts signed by one of its keys are opened. Default: the file that the environment
         variable ``SEKO_TRUST`` names; without either, signatures are not checked.
     copy_weights : bool
-        Read the weights into the process's own memory and hash them there, instead of mapping their files. This is
-        for hosts on which others may truncate the files, which would end a process that reads a mapped file with
-        SIGBUS. On a CPU the copy stays, and processes do not share it; on a GPU it is freed after the upload.
+        Whether to read the weights into the process's own memory and hash them there, instead of mapping their files.
+        This is for hosts on which others may truncate the files, which would end a process that reads a mapped file
+        with SIGBUS. On a CPU the copy stays, and processes do not share it; on a GPU it is freed after the upload.
     ranks : int, optional
-        Number of processes, one for each GPU, that make each chunk together. It must be the number for which the
-        artifact was built, which is the default. This call starts the processes, and they end with the artifact.
-        Under torchrun all processes call this function: rank 0's process gets the artifact, the others work for it
-        and then end.
+        Number of processes, one for each GPU, that run each call of the engines together. It must be the number for
+        which the artifact was built, which is the default. The call starts the processes, and they end with the
+        artifact. Under torchrun all processes call this function: rank 0's process gets the artifact, the others work
+        for it and then end.
 
     Returns
     -------
@@ -101,14 +102,14 @@ def open_artifact(
     Raises
     ------
     ArtifactError
-        If a check of the artifact fails; a subclass names the cause. After native code of the artifact was loaded,
+        If a check of the artifact fails; the subclass tells the cause. After native code of the artifact was loaded,
         only errors about engine files that contradict the manifest are raised.
     EnvironmentLacksError
         If this machine lacks a library, device or memory that the artifact needs.
     UsageError
         If the artifact was built for another number of ranks.
     RankLostError
-        If one of the processes dies, hangs, or fails at a command at which others do not.
+        If one of the processes of several ranks dies, hangs, or fails at a command at which the others do not.
     SystemExit
         Under torchrun, in the processes of ranks other than 0, when rank 0's process has closed the artifact.
     """
@@ -123,7 +124,7 @@ def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "
     Parameters
     ----------
     path : str or Path
-        The artifact's folder.
+        Folder of the artifact.
     trust : str or Path, optional
         A trust file; see `open_artifact`.
 
@@ -135,7 +136,7 @@ def read_manifest(path: "str | Path", *, trust: "str | Path | None" = None) -> "
     Raises
     ------
     ArtifactError
-        If a check of the manifest fails; a subclass names the cause.
+        If a check of the manifest fails; the subclass tells the cause.
     """
     from seko_runtime.opening import checked_artifact
 

@@ -1,4 +1,4 @@
-"""Checks of arguments that are numbers, flags, paths or lists; error messages show the argument whatever its type.
+"""Checks of arguments that are numbers, flags, paths or lists; an error message shows the argument, whatever its type.
 
 Arrays are checked where their shapes are known; see `video.inputs`.
 """
@@ -18,8 +18,8 @@ SHOWN_LETTERS = 40
 
 
 def shown(value: object) -> str:
-    """Return a short text of a value for a message, also for a number of more than 4300 digits, which Python refuses
-    to print."""
+    """Return a short text of a value for an error message, also for a number of more than 4300 digits, which Python
+    refuses to print."""
     try:
         words = repr(value)
     except ValueError:
@@ -41,7 +41,7 @@ def whole_number(value: object, name: str, least: int, most: int | None = None) 
     Raises
     ------
     UsageError
-        If the value is no such number; ``name`` is the argument's name in the message.
+        If the value is not a whole number in this range; ``name`` is the argument's name in the message.
     """
     number = operator.index(cast(Any, value)) if is_whole(value) else None
     if number is None or number < least or (most is not None and number > most):
@@ -57,8 +57,8 @@ def real_number(value: object, name: str, expected: str = "a finite number") -> 
     Raises
     ------
     UsageError
-        If the value is no such number; ``name`` is the argument's name in the message, ``expected`` the words for
-        what is expected.
+        If the value is not a finite number; ``name`` is the argument's name in the message, ``expected`` describes the
+        expected value there.
     """
     if type(value) is float and math.isfinite(value):  # most values, without a look at their methods
         return value
@@ -85,7 +85,7 @@ def flag(value: object, name: str) -> bool:
 
 
 def path_of(value: object, name: str) -> Path:
-    """Return a value as a Path; UsageError if it is no path, or no valid file name for the system."""
+    """Return a value as a Path; UsageError if it is not a path, or not a valid file name for the system."""
     try:
         path = Path(cast(Any, value))
         if b"\0" not in os.fsencode(path):
@@ -105,8 +105,8 @@ def mapping_of(value: object, name: str) -> Mapping[str, Any]:
 
 
 def iterates(value: object) -> bool:
-    """Return whether a value can be iterated. A numpy array without dimensions has the method `__iter__`, but
-    cannot."""
+    """Return whether a value can be iterated. A numpy array without dimensions cannot, although it has the method
+    `__iter__`."""
     return isinstance(value, Iterable) and getattr(value, "shape", None) != ()
 
 
@@ -116,8 +116,8 @@ def items_of(value: object, refusal: str) -> list[Any]:
     Raises
     ------
     UsageError
-        With the message ``refusal``, for other types, even if they can be iterated: a mapping would give its keys,
-        bytes numbers, a string its letters; a set has no order, and a generator may not end.
+        For other types, even if they can be iterated, with the message ``refusal``. A mapping would yield its keys,
+        bytes would yield numbers and a string its letters; a set has no order, and a generator may not end.
     """
     listed = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
     shape = getattr(value, "shape", None)

@@ -8,7 +8,7 @@ MAX_MESSAGE_LETTERS = 4096
 
 
 class SekoRuntimeError(Exception):
-    """Base of all errors that `seko_runtime` prints as one sentence instead of a traceback.
+    """Base class of all errors that `seko_runtime` prints as one sentence instead of a traceback.
 
     Parameters
     ----------
@@ -41,11 +41,10 @@ class StaleChunkError(SekoRuntimeError):
 
 
 class TornStreamError(SekoRuntimeError):
-    """A session's row is inconsistent: its state on the host may not match the device. Restart the session, or do
-    what the message says.
+    """The state of a session on the host may not match the device. Restart the session, or do what the message says.
 
-    This happens if Ctrl-C came between decoding a chunk and counting it, or an engine failed while a row was decoded,
-    restarted or given a prompt.
+    This happens if Ctrl-C came between decoding a chunk and counting it, or if an engine failed while a session was
+    decoded, restarted or given a prompt.
     """
 
 
@@ -64,7 +63,7 @@ class EngineRunError(ArtifactError):
 
 
 class SnapshotError(ArtifactError):
-    """A snapshot is damaged, no regular file, or of another format, key or artifact."""
+    """A snapshot is damaged, not a regular file, or of another format, key or artifact."""
 
 
 class EnvironmentLacksError(SekoRuntimeError):
@@ -86,7 +85,7 @@ class RankLostError(EnvironmentLacksError):
 
 
 class PoolFullError(EnvironmentLacksError):
-    """Every row of the pool is taken."""
+    """Every row of a pool belongs to a session, so that no further session can be opened."""
 
 
 class DiskError(EnvironmentLacksError):
@@ -98,7 +97,7 @@ class VideoWriterError(EnvironmentLacksError):
 
 
 class NumericError(SekoRuntimeError):
-    """A replayed chunk differs from its golden by more than the tolerance."""
+    """A replayed result differs from the recorded one by more than the tolerance."""
 
     exit_code = 6
 
@@ -106,7 +105,7 @@ class NumericError(SekoRuntimeError):
 def one_line(message: str) -> str:
     """Return a message as one printable line of at most `MAX_MESSAGE_LETTERS` characters.
 
-    A message that is too long loses its middle, because its end tells what to do. Control characters, line feeds and
+    A message that is too long loses its middle, because its end says what to do. Control characters, line feeds and
     lone surrogates are escaped as in Python source.
     """
     message = _shortened(message)

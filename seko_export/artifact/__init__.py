@@ -1,1 +1,1 @@
-"""An artifact's files: weights, manifest, bill of materials, tar, signature."""
+"""The files of an artifact: weights, manifest, bill of materials, tar, signature."""

@@ -1,4 +1,4 @@
-"""The manifest of a build, made from its configuration and engines."""
+"""The manifest of a build, made from the build's configuration and engines."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def describe(
     config : BuildConfig
         Configuration of the build.
     backend : ExportBackend
-        The backend that made its engines.
+        The backend that compiled the engines.
     weights : tuple of Weight
-        The table returned by `write_weights`.
+        The table of weights that `write_weights` returned.
     files : mapping of str to FileEntry
-        Every file of the artifact.
+        Hash and size of every file of the artifact, by path.
     golden : optional
-        The table of the recording that `verify` replays (`workloads.base.Recording`).
+        The manifest's description of the recorded results that `verify` replays (`workloads.base.Recording`).
     adapters : tuple of MergedLora
-        LoRAs that are merged into the weights; the object ``model`` lists them as ``loras``.
+        LoRAs that are merged into the weights; the object ``model`` of the manifest lists them as ``loras``.
 
     Returns
     -------

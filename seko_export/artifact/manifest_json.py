@@ -1,4 +1,4 @@
-"""Serialises a manifest."""
+"""Conversion of a manifest to JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_NESTED = 3  # deeper values, such as a call, are one line of any length
 def manifest_json(manifest: Manifest) -> bytes:
     """Return a manifest as UTF-8 JSON with every field and sorted keys; equal manifests give equal bytes.
 
-    A call of a program is one line, and so is every value that fits a line.
+    A call of a program is written as one line, and so is every value that is short enough.
     """
     return (_written(dataclasses.asdict(manifest), 0) + "\n").encode("utf-8")
 

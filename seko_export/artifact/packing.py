@@ -17,7 +17,7 @@ WRITE_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Packed:
-    """The result of packing: the file, its size, the artifact's digest, and the number of files in it."""
+    """The result of packing an artifact: the tar, its size, the artifact's digest, and the number of files in it."""
 
     file: Path
     bytes: int
@@ -31,9 +31,9 @@ def pack_artifact(folder: Path, output_path: Path, *, replace: bool = False) -> 
     Parameters
     ----------
     folder : Path
-        The artifact; every hash is checked first.
+        Folder of the artifact; every hash is checked first.
     output_path : Path
-        The tar to write; the name appears when the file is complete.
+        The tar to write; its name appears when the file is complete.
     replace : bool
         Whether to replace an existing regular file at ``output_path``.
 
@@ -46,7 +46,7 @@ def pack_artifact(folder: Path, output_path: Path, *, replace: bool = False) -> 
     ArtifactError
         If the artifact is damaged.
     UsageError
-        If the output path exists, or lies inside the artifact.
+        If the output path exists, or is inside the artifact.
     DiskError
         If the disk is full or the file cannot be written.
     """

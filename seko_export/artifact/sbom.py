@@ -41,11 +41,11 @@ def write_sbom(
     folder : Path
         The artifact's folder.
     model : str
-        Name of the model, which the bill describes.
+        Name of the model, which the bill of materials describes.
     cuda : str or None
-        CUDA's version, if the engines are for a GPU.
+        Version of CUDA, if the engines are for a GPU.
     further : tuple of str
-        More packages that made this backend's engines.
+        Further packages that were used to make the engines.
     adapters : tuple of MergedLora
         LoRAs that are merged into the weights.
     """
@@ -92,7 +92,8 @@ def write_sbom(
 
 
 def _closure(roots: tuple[str, ...]) -> dict[str, metadata.Distribution]:
-    """Return these distributions and all that they require, as far as they are installed, by normalised name."""
+    """Return these distributions and all distributions that they require, as far as they are installed, by normalised
+    name."""
     packages: dict[str, metadata.Distribution] = {}
     waiting = list(roots)
     while waiting:
@@ -112,7 +113,7 @@ def _needs(package: metadata.Distribution, packages: dict[str, metadata.Distribu
 
 
 def _required(package: metadata.Distribution) -> list[str]:
-    """Return the names that a distribution requires without extras."""
+    """Return the names of the packages that a distribution requires without extras."""
     names = []
     for requirement in package.requires or ():
         name = re.match(r"[\w.-]+", requirement)
@@ -138,7 +139,7 @@ def _component(package: metadata.Distribution) -> Component:
 
 
 def _licences(package: metadata.Distribution) -> list[dict[str, Any]]:
-    """Return the package's licence: its SPDX expression, else its licence name, else its classifiers."""
+    """Return the licence of a package: its SPDX expression; without one, its licence name or classifiers."""
     package_metadata = package.metadata
     if "License-Expression" in package_metadata:
         return [{"expression": package_metadata["License-Expression"]}]

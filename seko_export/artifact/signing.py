@@ -1,4 +1,4 @@
-"""Signing keys, and signing of artifacts. The runtime checks signatures."""
+"""Signing keys, and signing of artifacts. The runtime checks the signatures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PASSPHRASE_VARIABLE = "SEKO_SIGN_PASSPHRASE_FILE"
 
 @dataclass(frozen=True)
 class KeyPair:
-    """The two files of a new key, and its public key in 64 hexadecimal digits."""
+    """The two files of a new signing key, and its public key in 64 hexadecimal digits."""
 
     private: Path
     public: Path
@@ -43,8 +43,8 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class Signed:
-    """The result of signing: the file, the artifact's digest, the key and time, and all keys with a valid signature
-    now.
+    """The result of signing an artifact: the signature file, the artifact's digest, the key and time, and all keys with
+    a valid signature now.
 
     ``dropped`` are keys whose signatures belonged to another manifest and were removed.
     """
@@ -107,12 +107,12 @@ def sign_artifact(folder: Path, key_file: Path, ask: Callable[[], bytes] | None 
     Parameters
     ----------
     folder : Path
-        The artifact.
+        Folder of the artifact.
     key_file : Path
-        The private key, readable by its owner alone.
+        File of the private key, which only its owner may read.
     ask : callable, optional
-        Returns the passphrase of an encrypted key if the variable ``SEKO_SIGN_PASSPHRASE_FILE`` names no file with
-        it.
+        Function that returns the passphrase of an encrypted key if the variable ``SEKO_SIGN_PASSPHRASE_FILE`` names no
+        file with it.
 
     Raises
     ------
@@ -215,7 +215,7 @@ def _passphrase(key: Path, ask: Callable[[], bytes] | None) -> bytes:
 
 
 def _read_secret(path: Path, what: str, limit: int) -> bytes:
-    """Read a file; refuse one that others than its owner may read."""
+    """Read a file with a secret; refuse a file that others than its owner may read."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

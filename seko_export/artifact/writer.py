@@ -1,4 +1,5 @@
-"""Writing of weights as shards into an artifact's folder, and hashes of its files."""
+"""Writing of weights as safetensors files of limited size (shards) into an artifact's folder, and hashes of its
+files."""
 
 from __future__ import annotations
 
@@ -24,14 +25,15 @@ def write_weights(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> tuple[
     Parameters
     ----------
     folder : Path
-        The artifact's folder.
+        Folder of the artifact.
     tensors : iterable of str and Tensor
-        CPU tensors by name, in order of use. They are consumed shard by shard, so memory holds one shard.
+        CPU tensors by name, in order of use. They are consumed shard by shard, so that memory holds one shard at a
+        time.
 
     Returns
     -------
     tuple of Weight
-        One entry for each tensor.
+        The manifest's entry for each tensor.
     """
     (folder / "weights").mkdir()
     table: list[Weight] = []
@@ -70,8 +72,8 @@ def hash_files(folder: Path) -> dict[str, FileEntry]:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a shard. safetensors reports the system's error number only in its message, from which this function
-    parses it."""
+    """Write a shard of weights. safetensors reports the system's error number only in its message, from which this
+    function parses it."""
     try:
         save_file(tensors, path)
     except SafetensorError as fault:

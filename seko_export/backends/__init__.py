@@ -1,4 +1,4 @@
-"""Backends: how a build makes its engine files. A backend is imported when it is used."""
+"""The exporter's backends: each makes the engine files of one library. A backend is imported when it is used."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ EAGER = ExportBackend("eager", Capabilities(fused_kernels=True, offloaded_cache=
 
 
 def export_backend(name: str) -> ExportBackend:
-    """Return the backend that ``--backend`` names.
+    """Return the backend with the name that ``--backend`` gives.
 
     Raises
     ------
     UsageError
-        If there is no such backend.
+        If there is no backend with this name.
     """
     if name == EAGER.name:
         return EAGER

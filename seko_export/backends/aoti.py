@@ -37,14 +37,14 @@ LARGE_PIECE_THREADS = max(1, len(os.sched_getaffinity(0)) // 3)
 
 
 def compile_piece(config: BuildConfig, piece: Piece, package: Path) -> None:
-    """Trace, check and compile one piece into a ``.pt2`` package; the compiler's other files stay beside it.
+    """Trace, check and compile one engine into a ``.pt2`` package; the compiler's other files stay beside the package.
 
     Raises
     ------
     LoweringError
         If the traced graph cannot be replayed.
     NumericError
-        If goldens do not cover the engine, and its results differ from its module's.
+        If no recorded result (golden) covers the engine, and the engine's results differ from those of its module.
     """
     use_private_cache()
     # By default each compiler process starts a worker for every core; with a process for each piece there would be
@@ -72,8 +72,8 @@ def compile_piece(config: BuildConfig, piece: Piece, package: Path) -> None:
 
 
 def attention_backends(device: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context that fixes which attention implementations torch tries first on a GPU; it does nothing on a
-    CPU.
+    """Return a context manager that fixes which attention implementations torch tries first on a GPU; on a CPU it does
+    nothing.
     """
     if device != "cuda":
         return contextlib.nullcontext()
@@ -82,7 +82,7 @@ def attention_backends(device: str) -> contextlib.AbstractContextManager[None]:
 
 
 def local_prefixes() -> list[Path]:
-    """Return folders of this machine whose paths must not appear in an artifact."""
+    """Return the folders of this machine whose paths must not appear in an artifact."""
     folders = [
         sys.prefix,
         sys.base_prefix,

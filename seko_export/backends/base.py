@@ -1,4 +1,4 @@
-"""The exporter's backends: capabilities, and the functions that make engine files."""
+"""The exporter's backends: the features that their engines support, and the functions that make engine files."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ EngineMaker = Callable[[Any, "Piece", Path], None]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The features that a backend's engines support. `refuse_uncarried` refuses builds that need more.
+    """The features that a backend's engines support. `refuse_uncarried` refuses builds that need further features.
 
     Parameters
     ----------
     devices : tuple of str
-        ``cpu``, ``cuda``.
+        Kinds of device for which the backend builds: ``cpu``, ``cuda``.
     cross_targets : tuple of str
         GPUs for which the backend builds although they are not present.
     unmeasured : bool
-        Whether no engine of this backend was measured yet. Estimates are then those of other backends' kernels, and
-        fused layers must be requested.
+        Whether no engine of this backend has been measured yet. Estimates are then those of other backends' kernels,
+        and fused layers must be requested.
     fused_kernels : bool
-        Layers that run in Seko's own Triton kernels.
+        Whether layers may run in Seko's own Triton kernels.
     attentions : tuple of str, optional
         Kinds of attention over the cache, by their names in ``--attention``; default: all.
     fp8_matmuls, resident_window : bool
-        ``--fp8`` and ``--resident-window``.
+        Whether the engines support fp8 matmuls (``--fp8``), and a resident window (``--resident-window``).
     offloaded_cache : bool
-        A cache on the host, copied to the device layer by layer.
+        Whether the engines support a KV cache on the host that is copied to the device layer by layer.
     kv_schemes : tuple of str, optional
         Cache formats that the engines support, by their names in ``--kv``; default: all.
     ranks : bool
-        Collectives within engines, for several ranks.
+        Whether the engines support collectives (communication between GPUs), for several ranks.
     pools : bool
-        Engines for calls of several sizes, of sessions that share them.
+        Whether the engines support pools: sessions that share calls of several sizes.
     lacks : tuple of str
         Command-line options whose features the backend's engines do not support; see `workloads.base.Need`.
     workloads : tuple of str, optional
@@ -74,18 +74,18 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """An artifact with engines, weights and manifest, to which `ExportBackend.finish` may add files.
+    """An artifact that already has engines, weights and manifest, to which `ExportBackend.finish` may add files.
 
     Parameters
     ----------
     folder : Path
-        The artifact's folder.
+        Folder of the artifact.
     config : BuildConfig
-        The build.
+        The configuration of the build.
     manifest : Manifest
-        The manifest as written so far.
+        The manifest as it has been written so far.
     progress : callable
-        Called at every step.
+        Function that is called at every step, to show progress.
     compiler_cache : bool
         Whether the artifact is to include the compiler's cache.
     """
@@ -99,43 +99,46 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class ExportBackend:
-    """A kind of engine files, with the functions that make them.
+    """A kind of engine files, with the functions that make the files.
 
     Parameters
     ----------
     name : str
         Name of the backend in ``--backend`` and in the manifest.
     capabilities : Capabilities
-        What its engines support.
+        The features that the backend's engines support.
     compile_piece : callable or None
-        Makes the file of one engine. A module-level function, since worker processes import it. None for the eager
-        backend, which writes no files.
+        Function that makes the file of one engine. It must be a module-level function, since worker processes import
+        it. None for the eager backend, which writes no files.
     suffix : str
         Suffix of engine files.
     check : callable
-        Refuses a build if a package is missing, before any file is read.
+        Function that refuses a build if a package is missing, before any file is read.
     functional : bool
-        Whether engines return what they would otherwise write in place.
+        Whether engines return the tensors that they would otherwise write in place.
     host_code : bool
         Whether the build compiles C++.
     fits_one_cpu : bool
         Whether engines contain code for the build machine's processor alone.
     named_kernels : str, optional
-        Environment variable that, set during a build, gives the engines' kernels readable names in profiles.
+        Name of an environment variable that gives the engines' kernels readable names in profiles, if it is set during
+        a build.
     packages : tuple of str
         Packages to list in the bill of materials, besides torch.
     extra_files : mapping of str to str
-        Entries of the manifest's ``extra``: the file that each names, listed if the artifact has that file.
+        Entries of the manifest's ``extra`` that name a file of the artifact: the file for each entry, which is listed
+        if the artifact has it.
     program_file : str, optional
-        Name of the file of a whole program, with ``{}`` for the program; the workload says of which there are files.
+        Name of the file of a whole program, with ``{}`` for the program. The workload chooses the programs that get
+        files.
     versions : callable
-        Entries of ``extra``: library versions, which the runtime compares with its own when it opens the artifact, and
-        how the build was made.
+        Function that returns entries of the manifest's ``extra``: library versions, which the runtime compares with its
+        own when it opens the artifact, and how the build was made.
     form : tuple of (str, str), optional
-        Folder and suffix of the files that `compile_piece` writes, if these are not yet engines.
+        Folder and suffix of the files that `compile_piece` writes, if these files are not yet engines.
     build_engines : callable, optional
-        Makes engines from the files of ``form``. Takes the build, the folder of those files, the engines' folder and
-        progress; returns the seconds of each engine.
+        Function that makes engines from the files of ``form``. It takes the build, the folder of those files, the
+        engines' folder and progress; it returns the seconds that each engine took.
     finish : callable, optional
         Adds files to an artifact whose manifest is written; returns whether it added any.
     """
@@ -163,9 +166,9 @@ class ExportBackend:
         Raises
         ------
         UsageError
-            If the build needs something that engines of this backend do not support.
+            If the build needs a feature that engines of this backend do not support.
         MachineError
-            If a package is missing, also one that only the verification needs.
+            If a package is missing, including packages that only the verification needs.
         """
         refuse_uncarried(self, config)
         self.check()

@@ -1,6 +1,6 @@
-"""The backend ``compile``: exported programs that `torch.compile` finishes when the artifact is opened.
+"""The backend ``compile``: exported programs that `torch.compile` compiles when the artifact is opened.
 
-The backend is for machines that have torch and triton anyway. The build opens the artifact once, which fills the
+The backend is for machines that have torch and triton in any case. The build opens the artifact once, which fills the
 compiler's cache, and adds that cache to the artifact.
 """
 
@@ -29,7 +29,7 @@ COMPILER_CACHE = "engines/compiler.cache"
 
 
 def export_piece(config: BuildConfig, piece: Piece, path: Path) -> None:
-    """Trace and check one piece and save it as an exported program (``.pt2``)."""
+    """Trace and check one engine and save it as an exported program (``.pt2``)."""
     with attention_backends(config.target.device), plain_torch():
         program = trace(piece, config.target.device)
         # With a fixed attention backend the decomposed graph contains that backend's own op. Graphs without results are
@@ -42,16 +42,16 @@ def export_piece(config: BuildConfig, piece: Piece, path: Path) -> None:
 
 
 def forget_sources(program: ExportedProgram) -> None:
-    """Remove the model's source locations from the graph: they are paths of the build machine."""
+    """Remove the model's source locations from the graph, because they are paths of the build machine."""
     for node in program.graph.nodes:
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node"):
             node.meta.pop(key, None)
 
 
 def fill_cache(folder: Path, workload: str) -> None:
-    """Open a ``compile`` artifact of a workload, run every program, and store what the compiler made in the artifact.
+    """Open a ``compile`` artifact of a workload, run every program, and store the compiler's cache in the artifact.
 
-    Runs in a child process, so that the cache holds the graphs of this artifact alone.
+    The function runs in a child process, so that the cache holds the graphs of this artifact alone.
     """
     workload_named(workload).warm_up(folder)
     saved = torch.compiler.save_cache_artifacts()
@@ -63,7 +63,7 @@ def fill_cache(folder: Path, workload: str) -> None:
 
 
 def finish(artifact: Unfinished) -> bool:
-    """Fill the artifact's compiler cache in a child process."""
+    """Fill the compiler cache of an artifact in a child process."""
     if not artifact.compiler_cache:
         return False
     artifact.progress("compiling for the cache", 0, 1)

@@ -26,7 +26,7 @@ def check_can_build() -> None:
     Raises
     ------
     MachineError
-        If a package is missing, also one that only the verification needs.
+        If a package is missing, including packages that only the verification needs.
     """
     require_onnx()
     try:
@@ -39,12 +39,12 @@ def check_can_build() -> None:
 
 
 def export_piece(config: BuildConfig, piece: Piece, path: Path) -> None:  # noqa: ARG001
-    """Translate one piece to ONNX and save it."""
+    """Translate one engine to ONNX and save it."""
     path.write_bytes(piece_model(piece).SerializeToString(deterministic=True))
 
 
 def finish(artifact: Unfinished) -> bool:
-    """Write the workload's whole programs as one ONNX file each, which refers to the artifact's weights; see
+    """Write each of the workload's whole programs as one ONNX file, which refers to the artifact's weights; see
     `onnx_form.passes`.
     """
     from seko_export.backends.onnx_form.passes import write_program

@@ -48,19 +48,20 @@ def compiled_beside(
     Parameters
     ----------
     config : BuildConfig
-        The build.
+        The configuration of the build.
     backend : ExportBackend
-        Its `compile_piece` makes one engine file in a worker.
+        The backend, whose `compile_piece` makes one engine file in a worker process.
     artifact : Path
         The artifact's folder, in which the folder of the engines (or of their forms) is made.
     progress : callable
-        Called with the number of finished engines while the caller waits. Before that it is called once with a
-        function that tells what is being compiled beside the caller's own steps.
+        Function that is called with the number of finished engines while the caller waits. Before that it is called
+        once with a function that says what is being compiled beside the caller's own steps.
 
     Yields
     ------
     callable
-        Waits for all engines; returns the seconds of each, or raises the first failure.
+        Function that waits for all engines; it returns the seconds of each, or raises the error of the first that
+        failed.
 
     Raises
     ------
@@ -104,8 +105,8 @@ def compiled_beside(
 
 
 def _started_by(backend: ExportBackend) -> BaseContext:
-    """Return the multiprocessing context for workers. Workers are not forked from this process, because a forked
-    child must not use the GPU, and could inherit locks that other threads hold.
+    """Return the multiprocessing context for worker processes. Workers are not forked from this process, because a
+    forked child must not use the GPU, and could inherit locks that other threads hold.
 
     Workers are forked from a fork server, which this process starts once and which has imported torch and the
     backend; the import takes 3 s of processor time. Modules read their settings when they are imported. If a setting
@@ -125,7 +126,7 @@ def _started_by(backend: ExportBackend) -> BaseContext:
 
 
 def make_engine(make: EngineMaker, config: BuildConfig, name: str, path: Path) -> float:
-    """Make the file of one engine of a build; return the seconds that it took, without the start of the process."""
+    """Make the file of one engine of a build; return the seconds that this took, without the start of the process."""
     started = time.monotonic()
     make(config, graph_of(config).pieces[name], path)
     return time.monotonic() - started
@@ -134,7 +135,8 @@ def make_engine(make: EngineMaker, config: BuildConfig, name: str, path: Path) -
 def _make_and_move(
     make: EngineMaker | None, config: BuildConfig, name: str, workplace: Path, output_path: Path
 ) -> float:
-    """Make one engine in a worker. A compiler's exception is returned as text, since it may not be picklable."""
+    """Make the file of one engine in a worker process. A compiler's exception is returned as text, since it may not be
+    picklable."""
     try:
         if make is None:
             raise ExportError("this backend runs pieces as they are and makes no engine files")
@@ -151,7 +153,7 @@ def _make_and_move(
 
 
 def _wait_for_all(futures: dict[Future[float], str], progress: Progress) -> dict[str, float]:
-    """Return the seconds of each engine when all are compiled; raise the first failure."""
+    """Return the seconds of each engine when all are compiled; raise the error of the first that failed."""
     pending = set(futures)
     while pending:
         progress(COMPILING, len(futures) - len(pending), len(futures))
@@ -173,11 +175,11 @@ class _Watch:
     Parameters
     ----------
     futures : mapping of Future to str
-        Each engine's name.
+        The pending results of the workers, each with the name of its engine.
     costs : mapping of str to float
         Relative compile time of each engine.
     workdir : Path
-        Folder in which a worker makes a folder for an engine when it begins.
+        Folder in which a worker makes a folder for an engine when the worker begins.
     workers : int
         Number of engines that are compiled at a time.
     """
@@ -189,7 +191,8 @@ class _Watch:
     begun: dict[str, float] = field(default_factory=dict)
 
     def __call__(self) -> str:
-        """Return the sentence; empty once all are compiled, or one has failed."""
+        """Return a sentence about the engines that are being compiled; empty once all are compiled, or one has
+        failed."""
         done = {name: future for future, name in self.futures.items() if future.done()}
         if len(done) == len(self.futures) or any(
             future.cancelled() or future.exception() for future in done.values()
@@ -211,18 +214,19 @@ class _Watch:
         return status
 
     def _remaining(self, left: Sequence[str], unit: float, now: float) -> float:
-        """Return the seconds that the remaining engines take, if a unit of cost takes ``unit`` seconds."""
+        """Return the seconds that the remaining engines need, if a unit of cost takes ``unit`` seconds."""
         each = [max(1.0, self.costs[name] * unit - (now - self.begun.get(name, now))) for name in left]
         return max(max(each), sum(each) / self.workers)
 
 
 @contextmanager
 def _workers_starting() -> Iterator[None]:
-    """Context in which workers are started: signals are delayed until its end, and SIGINT is blocked in the workers.
+    """Context manager in which workers are started: signals are delayed until its end, and SIGINT is blocked in the
+    workers.
 
     A worker can be ended only when the call that starts its process has returned, which for the first worker takes as
-    long as the server needs to import torch. A signal that ended the build before would leave a worker running that
-    nobody ends and whose pool's semaphores are gone.
+    long as the server needs to import torch. If a signal ended the build before, the worker would go on running, nobody
+    would end it, and the semaphores of its pool would be gone.
 
     SIGINT is blocked in this thread, because processes that it starts inherit the block: a terminal sends Ctrl-C to
     the whole process group, and only this process should react.
@@ -246,7 +250,7 @@ def _end_with_children(worker: int | None) -> None:
 def _quiet_worker(environ: Mapping[str, str]) -> None:
     """Make this worker the leader of a process group that ends with its parent; hide torch's warnings about itself.
 
-    ``environ`` is the parent's environment; a worker has that of the server.
+    ``environ`` is the environment of the parent process; a worker has the environment of the fork server.
     """
     os.environ.clear()
     os.environ.update(environ)
@@ -264,8 +268,8 @@ def _quiet_worker(environ: Mapping[str, str]) -> None:
 
 
 def _follow_parent() -> None:
-    """End this process group when the parent was killed; otherwise the worker would wait for the pool's queue for
-    ever."""
+    """End this process group when the parent process was killed; otherwise the worker would wait for the pool's queue
+    for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])

@@ -1,1 +1,2 @@
-"""Strict loading of checkpoints, and seeded random ones; independent of model families, engines and artifacts."""
+"""Strict loading of checkpoints, and writing of seeded random ones. This package knows no model family, engine or
+artifact."""

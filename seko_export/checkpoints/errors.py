@@ -1,4 +1,4 @@
-"""Errors of checkpoints that a caller handles by itself. All end the command with exit code 3."""
+"""Error classes of checkpoints that a caller handles separately. All end the command with exit code 3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class CheckpointNotFoundError(CheckpointError):
 
 
 class NotACheckpointError(CheckpointError):
-    """The bytes are in none of the supported formats."""
+    """The bytes of the checkpoint are in none of the supported formats."""
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -31,10 +31,10 @@ class WeightKeysError(CheckpointError):
     Parameters
     ----------
     message : str
-        The report for the user.
+        The report of all differences, for the user.
     unknown, missing, misshapen, doubled : tuple[str, ...]
-        All keys of each kind; unknown and doubled keys as the file spells them, missing and misshapen keys by Seko's
-        names.
+        All keys of each kind of difference. Unknown and doubled keys are spelled as in the file, missing and misshapen
+        keys by Seko's names.
     """
 
     def __init__(

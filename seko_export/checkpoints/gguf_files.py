@@ -1,7 +1,7 @@
-"""Opens GGUF files: lists their tensors, and expands quantised ones with the package gguf when they are read.
+"""Opening of GGUF files: lists their tensors, and expands quantised tensors with the package gguf when they are read.
 
-The header is read here, bounded by the file, because a damaged one makes the package's reader loop; the formats of the
-blocks are the package's.
+The header is read by this module, bounded by the file, because a damaged header makes the package's reader loop. The
+package knows the formats of the blocks.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ _STRING, _ARRAY = 8, 9
 
 
 class _Header:
-    """A cursor in the bytes of a header; reading behind their end is an error."""
+    """A cursor in the bytes of a GGUF header; reading behind the end of the bytes is an error."""
 
     def __init__(self, content: memoryview) -> None:
         self._content, self.at = content, 0
 
     def take(self, count: int) -> bytes:
-        """Return the header's next bytes."""
+        """Return the next bytes of the GGUF header."""
         if count > len(self._content) - self.at:
             raise ValueError(f"{count} bytes at {self.at}, of {len(self._content)}")
         self.at += count
         return bytes(self._content[self.at - count : self.at])
 
     def number(self, kind: str) -> Any:
-        """Return the header's next number, of a little-endian type of Python's `struct`."""
+        """Return the next number of the GGUF header, of a little-endian type of Python's `struct`."""
         return struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")))[0]
 
     def text(self) -> str:
-        """Return the header's next string."""
+        """Return the next string of the GGUF header."""
         return self.take(self.number("Q")).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
-        """Return the header's next value of a GGUF type; of an array, the first numbers only."""
+        """Return the next value of the GGUF header, of a given type; of an array, only the first numbers."""
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
         if kind == _STRING:
@@ -146,7 +146,7 @@ def _another(path: Path, architecture: object) -> NotACheckpointError:
 
 
 def _check_kind(path: Path, kind: Any) -> None:
-    """Refuse a tensor type that the package cannot expand."""
+    """Refuse a GGUF tensor type that the package gguf cannot expand."""
     from gguf import GGML_QUANT_SIZES
     from gguf.quants import dequantize
 
@@ -159,7 +159,8 @@ def _check_kind(path: Path, kind: Any) -> None:
 
 
 def _entry(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
-    """Return name, shape, type and offset of the next tensor; the file has its sizes from the last axis on."""
+    """Return name, shape, type and offset of the next tensor in a GGUF header; the file has its sizes from the last
+    axis on."""
     name, count = header.text(), header.number("I")
     if not 1 <= count <= MAX_DIMENSIONS:
         raise ValueError(f"{name[:80]!r} has {count} dimensions")
@@ -168,7 +169,7 @@ def _entry(header: _Header) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _shape(facts: Mapping[str, Any], name: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a tensor's shape: the stored one, or that from before its rows were regrouped."""
+    """Return the shape of a GGUF tensor: the stored shape, or the shape before the tensor's rows were regrouped."""
     stated = facts.get(f"{_SHAPE}{name}")
     if stated is None:
         return sizes
@@ -180,7 +181,7 @@ def _shape(facts: Mapping[str, Any], name: str, sizes: tuple[int, ...]) -> tuple
 
 
 def _expand(data: memoryview, kind: Any, layout: tuple[int, int], shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor's numbers: F16 as it is stored, others in float32."""
+    """Return the numbers of a GGUF tensor: F16 as it is stored, other types in float32."""
     from gguf.quants import dequantize
 
     plain: Mapping[str, Callable[[], Any]] = {

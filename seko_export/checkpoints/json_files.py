@@ -1,4 +1,4 @@
-"""Reads the small JSON files beside weights: a shard index, a config."""
+"""Reader of the small JSON files beside weights: the index of shards, and config.json."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ def read_json(file: Path) -> object:
     Parameters
     ----------
     file : Path
-        A regular file, or a link to one; untrusted.
+        A regular file, or a link to one; its content is not trusted.
 
     Raises
     ------
     ValueError
-        If the path is no regular file, or the file is larger than `MAX_JSON_BYTES` or not JSON; the message says which.
+        If the path is not a regular file, or the file is larger than `MAX_JSON_BYTES` or not JSON; the message says
+        which.
     OSError
         If the file cannot be read.
     """
@@ -62,7 +63,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def config_file_of(path: Path, layout: Layout) -> Path | None:
-    """Return the ``config.json`` in the folder of the weights, or None.
+    """Return the path of the ``config.json`` in the folder of the weights, or None.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ def config_file_of(path: Path, layout: Layout) -> Path | None:
         A folder, as `open_files` takes it, or an index or a file of a variant in one. For another file the
         result is None, since its folder may hold other models.
     layout : Layout
-        Names the subfolders of a pipeline.
+        File layout of the model's weights, which names the subfolders of a pipeline.
     """
     homes: tuple[Path, ...] = ()
     if path.is_dir():

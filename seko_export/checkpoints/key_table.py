@@ -29,9 +29,9 @@ def translate(name: str, outer: Mapping[str, str], layer: Mapping[str, str]) -> 
     Parameters
     ----------
     name : str
-        The key.
+        The key to translate.
     outer, layer : mapping of str to str
-        Keys outside the layers, and inside a layer without ``blocks.N.``, each with its other name.
+        Other name of each key outside the layers, and of each key inside a layer (without ``blocks.N.``).
 
     Raises
     ------
@@ -51,25 +51,25 @@ def layer_of(name: str) -> int | None:
 
 
 def _within_layer(name: str) -> str:
-    """Return the part of a key behind ``blocks.N.``, with a mark; other keys as they are."""
+    """Return the part of a key after ``blocks.N.``, with a mark; return any other key unchanged."""
     match = LAYER.fullmatch(name)
     return f"blocks.*.{match[2]}" if match else name
 
 
 @dataclass(frozen=True)
 class Naming:
-    """One convention for a checkpoint's key names.
+    """A naming: one convention for the key names of a checkpoint.
 
     Parameters
     ----------
     name : str
         Name of the naming in reports, such as ``wan`` or ``diffusers``.
     to_ours, to_theirs : callable
-        Translate a key to the exporter's name, and back. They raise KeyError for an unknown key.
+        Functions that translate a key to the exporter's name, and back. They raise KeyError for an unknown key.
     signs : tuple of str
-        Parts of keys that identify this naming. Empty: any file may use it.
+        Parts of keys that identify this naming. If empty, any file may use it.
     container : str or None
-        ``pt`` or ``safetensors``, if this naming occurs only in such files.
+        Format of the files in which this naming occurs, ``pt`` or ``safetensors``; None for both.
     """
 
     name: str
@@ -114,18 +114,18 @@ class RandomForm:
     Parameters
     ----------
     container : str
-        ``pt``, ``safetensors`` or ``sharded`` (safetensors files with an index).
+        Format of the file: ``pt``, ``safetensors`` or ``sharded`` (safetensors files with an index).
     naming : Naming
-        The naming of its keys.
+        The naming of the checkpoint's keys.
     prefix : str
         Prefix of every key.
     parts : tuple of str
-        Entries of a ``pt``, each of which holds the weights. Empty: the ``pt`` holds the weights directly.
+        Entries of a ``pt``, each of which holds all weights. If empty, the ``pt`` holds the weights directly.
     subfolder : str or None
-        Subfolder of the checkpoint's folder that holds the file. None: the checkpoint is the file itself (or a
-        folder, if sharded).
+        Subfolder of the checkpoint's folder that holds the file. None: the checkpoint is the file itself (or a folder,
+        if sharded).
     config : callable or None
-        Returns the content of the ``config.json`` beside the weights.
+        Function that returns the content of the ``config.json`` beside the weights.
     """
 
     container: str
@@ -151,20 +151,22 @@ def plain_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class KeyTable:
-    """The checkpoints of one model family.
+    """The checkpoints of one model family: names and shapes of their keys, and their files.
 
     Parameters
     ----------
     formats : str
-        The supported formats in words, for messages.
+        The supported formats in words, for error messages.
     shapes : callable
-        Yields name and shape of every tensor of a model, by the exporter's names, in layer order.
+        Function that yields name and shape of every tensor of a model, by the exporter's names, in the order of the
+        layers.
     namings : tuple of Naming
         Namings of keys: the first naming that fits a file is used; the last naming should fit any file.
     dimensions : tuple of Dimension
-        Dimensions read from shapes. ``layers`` follows from the keys.
+        Dimensions of the model that are read from shapes. The dimension ``layers`` follows from the keys.
     landmark : str
-        A key (exporter's name) of every checkpoint. Whatever precedes it in a foreign file is a prefix to remove.
+        A key (exporter's name) that every checkpoint contains. In a foreign file, the text before this key is a prefix
+        to remove.
     subfolders : tuple of str
         Subfolders that may hold the model, as in a diffusers pipeline.
     entries : tuple of str
@@ -172,17 +174,17 @@ class KeyTable:
     prefixes : tuple of str
         Prefixes that may precede every key of a file.
     layer_of : callable
-        Returns the layer number of a key, None outside the layers. Default: keys ``blocks.N.``.
+        Function that returns the layer number of a key; None outside the layers. Default: keys ``blocks.N.``.
     telltales : tuple of pairs
         Parts of keys, each with the kind of checkpoint that it reveals, for hints.
     models : mapping of str to ModelConfig
         The presets' models, to name the preset that a file matches.
     random_forms : mapping of str to RandomForm
-        File layouts of random checkpoints, by name. A build without a checkpoint takes the first.
+        File layouts of random checkpoints, by name. A build without a checkpoint uses the first layout.
     companions : tuple of Companion
         Further files with weights of a model, such as an adapter.
     spread : callable
-        Mean and standard deviation of a random weight by name and shape.
+        Function that returns mean and standard deviation of a random weight by name and shape.
     """
 
     formats: str
@@ -201,14 +203,14 @@ class KeyTable:
     spread: Callable[[str, tuple[int, ...]], tuple[float, float]] = plain_spread
 
     def layout(self, entry: str | None = None, first: str | None = None) -> Layout:
-        """Return where a file keeps the weights.
+        """Return the file layout of the family's weights.
 
         Parameters
         ----------
         entry : str, optional
             The only entry of a `.pt` that may be read.
         first : str, optional
-            The entry to read if the file has this entry, such as a preset's.
+            The entry to read if the file has it, such as the entry of a preset.
         """
         entries = (
             self.entries if first is None else (first, *(name for name in self.entries if name != first))
@@ -225,7 +227,7 @@ class KeyTable:
         )
 
     def naming_of(self, opened: OpenedFiles) -> Naming:
-        """Return the naming that a file uses: the first that fits, else the last."""
+        """Return the naming that a file uses: the first that fits the keys; if none fits, the last."""
         return next((naming for naming in self.namings if naming.fits(opened)), self.namings[-1])
 
     def dimensions_of(self, shapes: Shapes) -> dict[str, int]:
@@ -234,13 +236,13 @@ class KeyTable:
         Parameters
         ----------
         shapes : Mapping[str, tuple[int, ...]]
-            Stored shape by the exporter's name.
+            Stored shape of each tensor by the exporter's name.
 
         Returns
         -------
         dict[str, int]
-            Field of `ModelConfig` to value. ``layers`` counts the layers that have a key, so that no more layers are
-            expected than the file has keys.
+            Value of each field of `ModelConfig`. ``layers`` counts the layers that have a key, so that no more layers
+            are expected than the file has keys.
         """
         sizes = {
             dimension.field: shapes[dimension.key][dimension.axis] // dimension.per
@@ -251,14 +253,14 @@ class KeyTable:
         return sizes | ({"layers": len(layers)} if layers else {})
 
     def foreign_keys(self, opened: OpenedFiles) -> tuple[str, ...]:
-        """Return the keys of a file that no preset's model has, in whichever layer."""
+        """Return the keys of a file that occur in no preset's model, whatever their layer."""
         naming = self.naming_of(opened)
         known = {_within_layer(name) for model in self.models.values() for name in self.shapes(model)}
         named_keys = ((source.key, naming.translated(source.key) or source.key) for source in opened.sources)
         return tuple(key for key, name in named_keys if _within_layer(name) not in known)
 
     def preset_of(self, dimensions: Mapping[str, int]) -> str | None:
-        """Return the preset with these dimensions, if there is one."""
+        """Return the preset with these dimensions; None if there is none."""
         same = (
             name
             for name, model in self.models.items()
@@ -267,7 +269,8 @@ class KeyTable:
         return next(same, None)
 
     def hints(self, opened: OpenedFiles, wanted: ModelIdentity | None = None) -> list[str]:
-        """Return sentences that guess what a file is that lacks the weights of the family (or the keys ``wanted``)."""
+        """Return sentences that guess the kind of a file that lacks the weights of the family (or the keys
+        ``wanted``)."""
         keys = [source.key for source in opened.sources]
         hints = [hint for parts, hint in self.telltales if any(part in key for part in parts for key in keys)]
         prefixes = {key.removesuffix(self.landmark) for key in keys if key.endswith(f".{self.landmark}")}

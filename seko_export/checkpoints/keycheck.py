@@ -1,4 +1,4 @@
-"""Compares the keys of a file with those of a model and lists every difference. Reads no tensor."""
+"""Comparison of the keys of a file with those of a model; lists every difference. This module reads no tensor."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def match_sources(
     Parameters
     ----------
     path : Path
-        Path of the checkpoint, for the message.
+        Path of the checkpoint, for the error message.
     opened : OpenedFiles
-        The tensors in the checkpoint, not read yet.
+        The tensors in the checkpoint, whose numbers are not read yet.
     config : ModelIdentity
-        The model that is expected.
+        Dimensions of the expected model.
     keys : KeyTable
         The family's key table.
 
@@ -61,7 +61,7 @@ def compare_keys(
     hints: Callable[[], list[str]],
     passed_over: Iterable[str] = (),
 ) -> Mapping[str, TensorSource]:
-    """Find the stored tensor of every expected key, in order; keys in ``passed_over`` may be present too.
+    """Find the stored tensor of every expected key, in order. Keys in ``passed_over`` may be present, too.
 
     Raises
     ------

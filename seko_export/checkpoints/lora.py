@@ -1,8 +1,8 @@
-"""Merges LoRAs into a checkpoint in float32, weight by weight as they are read.
+"""Merging of LoRAs into a checkpoint in float32; each weight is merged when it is read.
 
-``W' = W + weight * scale * (up @ down)`` with ``scale = alpha / r`` (rsLoRA ``alpha / sqrt(r)``; 1 where nothing tells
-an alpha). DoRA: ``W' = m / ||V|| * V`` with ``V = W + weight * scale * (up @ down)`` and the norm of each row. Full
-differences are added times the weight; ``set_weight`` replaces.
+``W' = W + weight * scale * (up @ down)`` with ``scale = alpha / r`` (rsLoRA ``alpha / sqrt(r)``; 1 if no file states an
+alpha). DoRA: ``W' = m / ||V|| * V`` with ``V = W + weight * scale * (up @ down)`` and the norm of each row. Full
+differences are multiplied by the weight and added; ``set_weight`` replaces.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ def with_loras(
     Parameters
     ----------
     checkpoint : Checkpoint
-        The base weights.
+        The base weights, into which the LoRAs are merged.
     model : ModelIdentity
-        The model of the checkpoint.
+        Dimensions of the checkpoint's model.
     keys : KeyTable
         Key table of the model's family; a LoRA may name modules in any naming of this table.
     files : sequence of LoraFile
-        LoRAs, merged in this order.
+        The LoRAs, which are merged in this order.
     partial_match : bool
-        Whether keys that belong to no weight of the model are left out, with a note, instead of refused.
+        Whether keys that belong to no weight of the model are left out, with a note; otherwise they are refused.
 
     Raises
     ------
@@ -121,7 +121,8 @@ def _merged(source: TensorSource, changes: tuple[Change, ...]) -> Tensor:
 
 
 def _spellings(keys: KeyTable, shapes: Shapes) -> dict[str, str]:
-    """Return the model's names by each spelling: every naming of the family, also with underscores for dots."""
+    """Return the model's names by each way to spell them: every naming of the family, also with underscores for
+    dots."""
     spelled: dict[str, str] = {}
     for naming in keys.namings:
         for name in shapes:
@@ -132,7 +133,8 @@ def _spellings(keys: KeyTable, shapes: Shapes) -> dict[str, str]:
 
 
 def _parameter(module: str, role: Role, spellings: Mapping[str, str]) -> str | None:
-    """Return the model's name of the parameter that a tensor of a module changes, or None if it has none."""
+    """Return the model's name of the parameter that a tensor of a LoRA's module changes; None if the model has no such
+    parameter."""
     for wrapper in WRAPPERS:
         module = module.replace(wrapper, "")
     while True:
@@ -148,7 +150,7 @@ def _parameter(module: str, role: Role, spellings: Mapping[str, str]) -> str | N
 
 @dataclass(frozen=True)
 class _Matched:
-    """What a LoRA changes, and what is to be said of it."""
+    """The parameters that a LoRA changes, and notes about the LoRA for the user."""
 
     sha256: str
     changes: list[tuple[str, Change]]
@@ -212,7 +214,7 @@ def _listed(values: Iterable[object]) -> str:
 
 
 class _Module:
-    """One module of a LoRA: checks its tensors by their shapes, and gives what they change."""
+    """One module of a LoRA: checks its tensors by their shapes, and returns the changes of the module's parameters."""
 
     def __init__(
         self,
@@ -269,7 +271,7 @@ class _Module:
         return change
 
     def full(self, role: Role, name: str, shape: tuple[int, ...]) -> Change:
-        """Return the scaled difference tensor of a parameter, in the parameter's shape."""
+        """Return the scaled difference that a LoRA adds to a parameter, in the parameter's shape."""
         source = self._tensors[role]
         if source.shape != shape:
             self._refuse(
@@ -282,7 +284,7 @@ class _Module:
         return lambda weight: weight.add_(self._read(source), alpha=factor)
 
     def _scale(self) -> float:
-        """Return alpha / r; sets where alpha is from."""
+        """Return the LoRA's scale alpha / r, and note the source of alpha."""
         alpha, self.scale_origin = self._scaling.alpha_of(self._module), self._scaling.origin
         if Role.ALPHA in self._tensors:
             alpha, self.scale_origin = self._alpha(self._tensors[Role.ALPHA]), "its keys"

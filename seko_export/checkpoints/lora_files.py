@@ -1,4 +1,4 @@
-"""Opens LoRA files of any trainer, and sorts their tensors by module and role. Knows no model.
+"""Opening of LoRA files of any trainer; their tensors are sorted by module and role. This module knows no model.
 
 Spellings of one low-rank pair, behind the module's name: PEFT's ``.lora_A.weight`` and ``.lora_B.weight`` (with an
 adapter's name in between, or without ``.weight``), kohya's and ComfyUI's ``.lora_down.weight`` and ``.lora_up.weight``,
@@ -35,7 +35,7 @@ _MAX_PATTERN, _MAX_REPEATS = (
 
 
 class Role(StrEnum):
-    """What a tensor of a LoRA does to its module."""
+    """The role of a LoRA's tensor in its module, such as a low-rank factor."""
 
     DOWN = "down"
     UP = "up"
@@ -78,15 +78,15 @@ class Scaling:
     Parameters
     ----------
     origin : str
-        Source of alpha and rank, for reports; empty if no file states alpha or rank.
+        Source of alpha and rank, for reports; empty if no file states them.
     alpha, rank : float and int, or None
         Alpha and rank of all modules.
     alphas, ranks : mapping of str to number
         Alphas and ranks by a regular expression on the module's name; the first matching expression counts, as in PEFT.
     rank_stabilised : bool
-        Whether a scale is alpha / sqrt(rank) instead of alpha / rank.
+        Whether the scale is alpha / sqrt(rank) (rsLoRA) instead of alpha / rank.
     dora : bool
-        Whether matrices have magnitudes.
+        Whether matrices have magnitudes (DoRA).
     """
 
     origin: str = ""
@@ -98,22 +98,23 @@ class Scaling:
     dora: bool = False
 
     def alpha_of(self, module: str) -> float | None:
-        """Return the alpha that config or header state for a module without its own key ``.alpha``, or None."""
+        """Return the alpha that config or header state for a module that has no key ``.alpha``; None if they state
+        none."""
         return _by_pattern(self.alphas, module, self.alpha)
 
     def rank_of(self, module: str) -> float | None:
-        """Return the rank that the config states for a module, or None."""
+        """Return the rank that the config states for a module; None if it states none."""
         return _by_pattern(self.ranks, module, self.rank)
 
 
 @dataclass(frozen=True)
 class OpenedLora:
-    """A LoRA's tensors by module and role, not read yet.
+    """The tensors of a LoRA by module and role, whose numbers are not read yet.
 
     Parameters
     ----------
     path : Path
-        The file or folder that was named.
+        The file or folder that the user named.
     sha256 : str
         SHA-256 of the file with the tensors.
     modules : mapping of str to mapping of Role to TensorSource
@@ -145,12 +146,12 @@ def open_lora(path: Path) -> OpenedLora:
     Parameters
     ----------
     path : Path
-        A safetensors or `.pt` file, or a folder as PEFT saves it; untrusted.
+        A safetensors or `.pt` file, or a folder in the form in which PEFT saves LoRAs; its content is not trusted.
 
     Raises
     ------
     CheckpointError
-        If the file cannot be read or is no LoRA; the message begins with ``--lora``.
+        If the file cannot be read or is not a LoRA; the message begins with ``--lora``.
     """
     try:
         return _opened(path)
@@ -198,7 +199,7 @@ def _role_of(key: str) -> tuple[str, Role] | None:
 
 
 def _scaling(config_json: Mapping[str, Any] | None, metadata: Mapping[str, str]) -> Scaling:
-    """Return what PEFT's config says, else diffusers' header, else kohya's."""
+    """Return alphas and ranks from PEFT's config; without one, from the header of diffusers or kohya."""
     if config_json is not None:
         return _peft_scaling(PEFT_CONFIG, config_json)
     if _HEADER in metadata:
@@ -238,14 +239,14 @@ def _peft_scaling(origin: str, config_json: Mapping[str, Any]) -> Scaling:
 
 
 def _number(name: str, value: object) -> float:
-    """Return a positive number of a config."""
+    """Return a positive number from a LoRA's config."""
     if type(value) not in (int, float) or not 0 < float(value) < 1e9:  # type: ignore[arg-type]
         raise NotACheckpointError(f"{name} is {shown(repr(value))}, expected a number above 0")
     return float(value)  # type: ignore[arg-type]
 
 
 def _pattern(text: str, origin: str) -> str:
-    """Return a regular expression of a config, which must be one that cannot run for long."""
+    """Return a regular expression from a LoRA's config, which must be one that cannot run for long."""
     simple = len(text) <= _MAX_PATTERN and sum(text.count(sign) for sign in "*+{") <= _MAX_REPEATS
     try:
         if simple and not re.search(r"\)[*+?{]", text):

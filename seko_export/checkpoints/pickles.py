@@ -1,4 +1,5 @@
-"""Reads the tensors of a `.pt` without executing its pickle, and reports what a refused pickle would import."""
+"""Reader of the tensors of a `.pt` that does not execute the file's pickle. For a refused pickle it reports the modules
+that the pickle would import."""
 
 from __future__ import annotations
 
@@ -30,19 +31,20 @@ def open_pt(path: Path, layout: Layout) -> OpenedFiles:
     Parameters
     ----------
     path : Path
-        The file.
+        The `.pt` file.
     layout : Layout
-        Names the entries that may hold the weights.
+        File layout of the weights, which names the entries that may hold them.
 
     Returns
     -------
     OpenedFiles
-        The file's tensors; their keys without ``model.`` and prefixes of training wrappers.
+        The tensors in the file; their keys are without ``model.`` and prefixes of training wrappers.
 
     Raises
     ------
     CheckpointError, DamagedCheckpointError, NotACheckpointError, MissingEntryError
-        If the file cannot be read, is truncated, is no `.pt`, or lacks the entry; see the docstrings of these classes.
+        If the file cannot be read, is truncated, is not a `.pt`, or lacks the entry; see the docstrings of these
+        classes.
     """
     content = _load_pt(path, layout)
     table = content if isinstance(content, dict) else {}
@@ -147,7 +149,7 @@ def unsafe_pickle(path: Path, globals_named: list[str]) -> CheckpointError:
 
 
 def globals_of_pickle(pickled: bytes) -> list[str]:
-    """List what a series of pickles would import beyond what tensors need. Executes nothing."""
+    """List the names that a series of pickles would import, except those that tensors need. Nothing is executed."""
     names: set[str] = set()
     strings: list[str] = []
     stream = io.BytesIO(pickled[:SCANNED_BYTES])

@@ -1,4 +1,4 @@
-"""Expands matrices that a file stores in 8 bits with scales to one tensor each.
+"""Expansion of matrices that a file stores in 8 bits with separate scales: codes and scales become one tensor.
 
 | file | matrix | scale |
 |---|---|---|
@@ -7,7 +7,7 @@
 | ComfyUI, new | ``X.weight`` e4m3, e5m2 or int8 | ``X.weight_scale``; ``X.comfy_quant`` or the header says which |
 | plain cast | ``X.weight`` e4m3 or e5m2 | none: 1 |
 
-Formats that a plain expansion would read wrongly are refused by name.
+Formats whose plain expansion would give wrong numbers are refused by name.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ _ADVICE = "take the bfloat16 checkpoint, or one in e4m3 or int8 with scales of r
 def _stated_formats(
     opened: OpenedFiles, sources: Mapping[str, TensorSource]
 ) -> dict[str, Mapping[str, object]]:
-    """Return the format of each matrix that ComfyUI's tensors or its header name."""
+    """Return the format of each matrix that ComfyUI's tensors or the file's header state."""
     stated: dict[str, object] = {}
     if _HEADER in opened.metadata:
         table = _json(_HEADER, opened.metadata[_HEADER].encode())
@@ -154,7 +154,7 @@ def _json(key: str, content: bytes) -> dict[str, object]:
 
 
 def _codes_of(base: str, stated: Mapping[str, object], stored: str | None) -> str:
-    """Return the codes of a matrix whose format is stated; refuse a format that is not read."""
+    """Return the codes of a matrix whose format is stated; refuse an unsupported format."""
     name = stated.get("format")
     if stated.get(_ROTATED):
         raise CheckpointError(
@@ -173,7 +173,7 @@ def _codes_of(base: str, stated: Mapping[str, object], stored: str | None) -> st
 
 
 def _check_scale(codes: TensorSource, scale: TensorSource) -> None:
-    """Refuse a scale that is not one number, or one number for each row."""
+    """Refuse the scale of a matrix that is neither one number nor one number for each row."""
     one = all(size == 1 for size in scale.shape)
     rows = len(codes.shape) >= 1 and scale.shape in ((codes.shape[0],), (codes.shape[0], 1))
     if scale.dtype is None:
@@ -211,6 +211,6 @@ def _numbers(source: TensorSource, scale: TensorSource | None) -> Tensor:
 
 
 def _row_codes(source: TensorSource, scale: TensorSource | None) -> tuple[Tensor, Tensor]:
-    """Return e4m3 codes [out, in], and a float32 scale for each row [out, 1]."""
+    """Return the e4m3 codes [out, in] of a matrix, and a float32 scale for each row [out, 1]."""
     factor = torch.ones(1) if scale is None else scale.read().float().reshape(-1)
     return source.read(), factor.view(-1, 1).expand(source.shape[0], 1).contiguous()

@@ -1,4 +1,4 @@
-"""Writes checkpoints of seeded random weights, for any model and in every format that the loader reads."""
+"""Writer of checkpoints with seeded random weights, for any model and in every format that the loader reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_random_model(
     dtype: torch.dtype = torch.bfloat16,
     device: str = "cpu",
 ) -> None:
-    """Write seeded random weights. Each tensor depends only on seed, key, shape, dtype and device.
+    """Write seeded random weights of a model. Each tensor depends only on seed, key, shape, dtype and device.
 
     Parameters
     ----------
@@ -49,24 +49,24 @@ def write_random_model(
         The file to write, or the folder for formats that are folders. It must not exist. It appears complete or not
         at all.
     config : ModelIdentity
-        The model.
+        Dimensions of the model.
     keys : KeyTable
         Key table of the model's family, which `seko_export.families.model_files.write_random_checkpoint` finds.
     format : str
-        One of ``keys.random_forms``. All parts of a `.pt` are the same tensors, stored once.
+        Name of the file layout, one of ``keys.random_forms``. All parts of a `.pt` are the same tensors, stored once.
     seed : int
-        Any integer.
+        Seed of the random weights, any integer.
     dtype : torch.dtype
-        float32, or bfloat16, which rounds the float32 numbers.
+        Dtype of the weights: float32, or bfloat16, to which the float32 numbers are rounded.
     device : str
-        Device on which the numbers are drawn; a GPU draws different ones than a CPU.
+        Device on which the random numbers are drawn; a GPU draws other numbers than a CPU.
 
     Raises
     ------
     UsageError
         If the format, dtype or device is unknown, or ``path`` exists.
     MachineError
-        If there is no such GPU, the disk is full, or the path cannot be written.
+        If there is no GPU of this number, the disk is full, or the path cannot be written.
     """
     form = keys.random_forms.get(format)
     if form is None:
@@ -83,7 +83,7 @@ def write_random_model(
 
 @dataclass(frozen=True)
 class RandomFile:
-    """One safetensors file of random weights in a folder of several files.
+    """The description of one safetensors file with random weights, for a folder of several files.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class RandomFile:
     dtype : torch.dtype
         float32 or bfloat16: dtype of the random tensors.
     spread : callable
-        Mean and standard deviation by key and shape.
+        Function that returns mean and standard deviation of a weight by key and shape.
     given : mapping of str to Tensor
         Further tensors to write unchanged, by key, in float32, bfloat16 or int32.
     """
@@ -127,7 +127,7 @@ def write_random_folder(
     seed: int,
     device: str = "cpu",
 ) -> None:
-    """Write a folder of several safetensors files of random weights, and JSON documents, by their names.
+    """Write a folder with several safetensors files of random weights, and with JSON documents.
 
     The folder appears complete or not at all. Parameters and errors are those of `write_random_model`.
     """
@@ -144,7 +144,7 @@ def write_random_folder(
 
 @contextmanager
 def _appearing_whole(path: Path, size: int) -> Iterator[Path]:
-    """Yield the path to write to, which becomes ``path`` if nothing fails and is gone otherwise."""
+    """Yield the path of a temporary file, which gets the name ``path`` if nothing fails and is removed otherwise."""
     if path.exists() or path.is_symlink():
         raise UsageError(f"{path} exists; remove it or name another path: a checkpoint is never overwritten")
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
@@ -179,17 +179,17 @@ def random_weight(
     Parameters
     ----------
     name : str
-        A key, by the exporter's names.
+        Key of the weight, by the exporter's names.
     shape : tuple[int, ...]
         Shape of the weight.
     seed : int
-        Any integer.
+        Seed of the random weights, any integer.
     dtype : torch.dtype
         Dtype of the result; numbers are drawn in float32.
     device : str
-        Device on which the numbers are drawn.
+        Device on which the random numbers are drawn.
     spread : callable
-        Mean and standard deviation by name and shape.
+        Function that returns mean and standard deviation of a weight by name and shape.
 
     Returns
     -------
@@ -209,7 +209,7 @@ def random_weight(
 
 @dataclass(frozen=True)
 class _Stored:
-    """A tensor of a file, drawn when it is written."""
+    """A tensor of a file with random weights, which is drawn when it is written."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -222,7 +222,7 @@ class _Stored:
 
 @dataclass(frozen=True)
 class _RandomWeights:
-    """The weights of one model, drawn on demand."""
+    """The random weights of one model, drawn when they are needed."""
 
     config: ModelIdentity
     keys: KeyTable
@@ -253,7 +253,7 @@ class _RandomWeights:
         )
 
     def keyed(self, names: Iterable[str]) -> dict[str, _Stored]:
-        """Return the tensors of these names that the file holds, by the file's keys."""
+        """Return the random weights of these names, by the keys of the file."""
         return {
             f"{self.form.prefix}{self.form.naming.to_theirs(name)}": _Stored(
                 self.shapes[name], self.dtype, partial(self.draw, name)
@@ -319,7 +319,8 @@ def _write_sharded(folder: Path, weights: _RandomWeights) -> None:
 
 
 def _write_safetensors(path: Path, content: Mapping[str, _Stored]) -> None:
-    """Write a safetensors file tensor by tensor, with one tensor in memory; `save_file` needs all of them.
+    """Write a safetensors file tensor by tensor, with one tensor in memory at a time; the library's `save_file` needs
+    all of them.
 
     The format: 8 bytes of header length, little endian; a JSON header of dtype, shape and byte range by key,
     padded with spaces to a multiple of 8; the bytes.

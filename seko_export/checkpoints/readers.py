@@ -1,4 +1,4 @@
-"""Opens checkpoint files by their content and lists their tensors. Checks no key and no value."""
+"""Opening of checkpoint files by their content; lists their tensors. This module checks no key and no value."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SAFETENSORS_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torc
 
 
 def open_files(path: Path, layout: Layout, companion: Path | None = None) -> OpenedFiles:
-    """Open the checkpoint at ``path``; its bytes decide which container it is.
+    """Open the checkpoint at ``path``; its first bytes decide which format it has.
 
     Parameters
     ----------
@@ -47,18 +47,18 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
     layout : Layout
         File layout of this kind of model's weights.
     companion : Path, optional
-        File of the layout's companion; default: the companion file in the checkpoint's folder, if there is one. A
-        layout without a companion ignores it.
+        A further file with weights of the model (the layout's companion); default: the companion file in the
+        checkpoint's folder, if it exists. A layout without a companion ignores it.
 
     Returns
     -------
     OpenedFiles
-        The tensors, not read yet.
+        The tensors of the checkpoint, whose numbers are not read yet.
 
     Raises
     ------
     CheckpointError
-        If the files cannot be read: a subclass for the cause, see `seko_export.checkpoints.errors`.
+        If the files cannot be read; the subclass tells the cause, see `seko_export.checkpoints.errors`.
     """
     if companion is not None:  # in the same folder it is not the checkpoint itself
         named = (
@@ -87,7 +87,7 @@ def open_files(path: Path, layout: Layout, companion: Path | None = None) -> Ope
 
 
 def companion_file(path: Path, layout: Layout, companion: Companion) -> Path | None:
-    """Return a companion's file in the folder of the checkpoint at ``path``, or None."""
+    """Return the companion file in the folder of the checkpoint at ``path``, or None."""
     homes = (path, *(path / name for name in layout.subfolders)) if path.is_dir() else (path.parent,)
     files = (home / name for home in homes for name in companion.names)
     return next((file for file in files if file.is_file()), None)
@@ -118,7 +118,7 @@ def _open_one(path: Path, layout: Layout) -> OpenedFiles:
 
 
 def variant_file(folder: Path, layout: Layout, variant: str) -> Path:
-    """Return the index, else the file, of a variant such as ``fp16`` in a folder.
+    """Return the index of a variant such as ``fp16`` in a folder; without an index, its file.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def variant_file(folder: Path, layout: Layout, variant: str) -> Path:
 
 
 def _home_of(folder: Path, layout: Layout) -> Path:
-    """Return the folder itself if it holds weights, else the subfolder that does."""
+    """Return the folder itself if it holds weights, otherwise the subfolder that holds them."""
     beside = _beside(layout)
     if any(file.name not in beside for file in folder.glob("*.safetensors*")):
         return folder
@@ -165,7 +165,7 @@ def _stem(file: Path) -> str:
 
 
 def _variant_of(file: Path, asked: str = "") -> str | None:
-    """Return the variant that a file's or an index's name ends in, or None."""
+    """Return the variant in which the name of a file or index ends, or None."""
     match, stem = _INDEX.fullmatch(file.name), _SHARD.sub("", _stem(file))
     if match and match[2]:
         return match[2]
@@ -262,7 +262,7 @@ def _looks_like_safetensors(head: bytes) -> bool:
 
 
 def _open_safetensors(path: Path, layout: Layout) -> tuple[tuple[TensorSource, ...], Mapping[str, str]]:
-    """Return a file's tensors, and the metadata of its header."""
+    """Return the tensors of a safetensors file, and the metadata of its header."""
     try:
         file = safe_open(str(path), framework="pt", device="cpu")
         places = cache(partial(_places_in, path))  # read if a tensor is copied
@@ -288,7 +288,7 @@ def _open_safetensors(path: Path, layout: Layout) -> tuple[tuple[TensorSource, .
 
 
 def _places_in(path: Path) -> dict[str, int]:
-    """Return where the bytes of each tensor begin; the header is one that the library has checked."""
+    """Return the offset of each tensor's bytes in a file whose header the library has checked."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -300,7 +300,8 @@ def _places_in(path: Path) -> dict[str, int]:
 def _copied(
     path: Path, key: str, places: Callable[[], dict[str, int]], dtype: torch.dtype, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return a tensor that is read into memory of its own: pages of a mapping would stay beside what is made of it."""
+    """Return a tensor that is read into memory of its own: the pages of a memory map would stay in memory beside the
+    tensors that are made from them."""
     count = math.prod(shape) * dtype.itemsize
     content = torch.from_numpy(np.fromfile(path, np.uint8, count, offset=places()[key]))
     if content.numel() != count:

@@ -1,4 +1,4 @@
-"""Records of stored tensors that are not read yet, shared by all readers. Opens no file."""
+"""Records of stored tensors that are not read yet, shared by all readers. This module opens no file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRAPPERS = (
 
 @dataclass(frozen=True)
 class Companion:
-    """A file in a checkpoint's folder that holds further weights of the same model, such as an adapter.
+    """A companion: a file in a checkpoint's folder with further weights of the same model, such as an adapter.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class LoraFile:
 
     @classmethod
     def parse(cls, text: str) -> LoraFile:
-        """Read ``FILE`` or ``FILE:WEIGHT``; a colon without a number behind it belongs to the file's name."""
+        """Parse ``FILE`` or ``FILE:WEIGHT``; a colon without a number after it belongs to the name of the file."""
         name, colon, number = text.rpartition(":")
         if colon and name and not Path(text).exists():
             try:
@@ -81,17 +81,17 @@ class MergedLora:
 
 @dataclass(frozen=True)
 class Layout:
-    """File layout of the weights of one kind of model.
+    """The file layout of the weights of one kind of model.
 
     Parameters
     ----------
     formats : str
-        The supported formats in words, for messages.
+        The supported formats in words, for error messages.
     subfolders : tuple of str
-        Subfolders that may hold this model, as that of a diffusers pipeline; the first that is there is used.
+        Names of subfolders that may hold this model, as in a diffusers pipeline; the first that exists is used.
     entries : tuple of str
-        Entries of a `.pt` that may hold the weights; the first that is there is read. A `.pt` without any of them holds
-        the weights directly.
+        Names of the entries of a `.pt` that may hold the weights; the first that exists is read. A `.pt` without any of
+        them holds the weights directly.
     entry : str or None
         The entry that the user requested; a `.pt` without this entry is refused.
     companions : tuple of Companion
@@ -108,7 +108,7 @@ class Layout:
     prefixes: tuple[str, ...] = ()
 
     def bare(self, key: str) -> str:
-        """Return a key without training wrappers and prefixes."""
+        """Return a key without prefixes, such as those of training wrappers."""
         for wrapper in WRAPPERS:
             key = key.replace(wrapper, "")
         while True:
@@ -120,28 +120,28 @@ class Layout:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """One stored tensor, not read yet.
+    """One stored tensor, whose numbers are not read yet.
 
     Parameters
     ----------
     key : str
-        The key, without prefixes that come from training wrappers.
+        Key of the tensor, without prefixes that come from training wrappers.
     file_key : str
         The key as the file spells it.
     shape : tuple[int, ...]
-        Stored shape.
+        Shape of the tensor in the file.
     dtype_name : str
-        Stored dtype, as the file spells it.
+        Dtype of the tensor in the file, as the file spells it.
     dtype : torch.dtype or None
-        Stored dtype as a torch dtype; None if the loader does not support it.
+        Dtype of the tensor in the file, as a torch dtype; None if the loader does not support it.
     read : Callable[[], torch.Tensor]
-        Returns the tensor on the CPU, mapped from the file.
+        Function that returns the tensor on the CPU, mapped from the file.
     copy : callable or None
-        Returns a copy of the tensor, read without the mapping; None if the container does not state the tensor's
-        offset.
+        Function that returns a copy of the tensor, read without the mapping; None if the file format does not state the
+        tensor's offset.
     row_codes : callable or None
-        For a matrix that is stored in e4m3: returns the matrix's codes [out, in] and a float32 scale for each row [out,
-        1].
+        For a matrix that is stored in e4m3: function that returns the matrix's codes [out, in] and a float32 scale for
+        each row [out, 1].
     """
 
     key: str
@@ -156,7 +156,7 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class OpenedFiles:
-    """The content of a path: container, selected part, size, tensors."""
+    """The content of a checkpoint path: format, selected part, size, tensors."""
 
     container: str  # "pt" or "safetensors"
     part: str  # the entry of a .pt that was read, or "all" where the container has none

@@ -1,4 +1,4 @@
-"""The `seko-export` command."""
+"""The command line of `seko-export`."""
 
 from seko_export.cli.commands import main
 

@@ -1,4 +1,4 @@
-"""The `seko-export` command: parses options and prints results. The work is done elsewhere."""
+"""The command line of `seko-export`: parses options and prints results. Other modules do the work."""
 
 from __future__ import annotations
 

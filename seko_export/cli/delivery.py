@@ -1,4 +1,4 @@
-"""The commands that prepare an artifact for other machines: pack, unpack, keygen, sign."""
+"""The commands with which an artifact is prepared for other machines: pack, unpack, keygen, sign."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help in groups: options by what they are about, commands by when they are used."""
+"""Help in groups: options by subject, commands by the time at which they are used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALL = "seko_export.help_all"  # in a context's `meta`: whether --help-all was g
 
 
 class GroupedOption(click.Option):
-    """An option with a group.
+    """A command-line option that belongs to a group of the help.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class GroupedOption(click.Option):
     common : bool
         Whether ``--help`` shows the option if the command has ``--help-all``.
     arguments, more
-        Arguments of `click.Option`.
+        The arguments of `click.Option`.
     """
 
     def __init__(self, *arguments: Any, group: Group, common: bool = False, **more: Any) -> None:
@@ -32,10 +32,11 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options in groups."""
+    """A command whose help shows the options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the groups; only the common options, if there is ``--help-all`` and it was not given."""
+        """Write the groups of options. Without ``--help-all``, if the command has it, only the common options are
+        written."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         short = any(option.name == "help_all" for option in options) and not ctx.meta.get(_ALL)
         sections: dict[str, list[tuple[str, str]]] = {group: [] for group in (*Group, "Help")}
@@ -47,7 +48,8 @@ class GroupedCommand(click.Command):
 
 
 def write_sections(formatter: click.HelpFormatter, sections: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-    """Write sections by heading, each a list of names and texts, with the texts of all in one column."""
+    """Write sections of the help by heading. Each section is a list of names and texts; the texts of all sections are
+    in one column."""
     names = [name for section in sections.values() for name, _ in section]
     width = max(len(name) for name in names if len(name) <= MOST_LETTERS)
     for heading, section in sections.items():

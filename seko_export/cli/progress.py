@@ -1,4 +1,4 @@
-"""Progress of a build on stderr: bars on a terminal, lines in a log, one at least every eight seconds."""
+"""Progress display of a build on stderr: bars on a terminal, lines in a log (at least one every eight seconds)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SILENCE_S = 8.0  # that a log is silent at most
 
 @contextmanager
 def shown_progress(silence_s: float = SILENCE_S) -> Iterator[progress.Progress]:
-    """Give a callable that shows a build's steps on stderr.
+    """Yield a function that shows the steps of a build on stderr.
 
     Parameters
     ----------
     silence_s : float
-        Seconds after which a log gets a line although nothing has changed.
+        Seconds after which a log gets a line even if nothing has changed.
     """
     console = Console(stderr=True)
     with _bars(console) if console.is_terminal else _lines(silence_s) as tell:
@@ -44,7 +44,7 @@ def shown_progress(silence_s: float = SILENCE_S) -> Iterator[progress.Progress]:
 
 @contextmanager
 def _lines(silence_s: float) -> Iterator[progress.Progress]:
-    """Print a line for every step, and one whenever nothing was printed for some seconds."""
+    """Print a line for every step, and a line whenever nothing was printed for some seconds."""
     lock, ended = threading.Lock(), threading.Event()
     now = "starting"
     aside: Callable[[], str] | None = None
@@ -83,17 +83,17 @@ def _lines(silence_s: float) -> Iterator[progress.Progress]:
 
 
 class _Beside(ProgressColumn):
-    """What goes on beside a step: asked anew whenever the bars are drawn."""
+    """The work that runs beside a step, whose text is asked for anew whenever the bars are drawn."""
 
     def render(self, task: Task) -> Text:
-        """Return the text of one bar's end."""
+        """Return the text at the end of one progress bar."""
         ask: Callable[[], str] | None = task.fields.get("beside")
         return Text(ask() if ask is not None and not task.finished else "")
 
 
 @contextmanager
 def _bars(console: Console) -> Iterator[progress.Progress]:
-    """Draw a bar for every step; those of work beside the others stay open until it is done."""
+    """Draw a bar for every step; bars of work beside the other steps stay until that work is done."""
     columns = (
         TextColumn("{task.description:34}"),
         BarColumn(20),
@@ -122,10 +122,10 @@ def _bars(console: Console) -> Iterator[progress.Progress]:
 
 @contextmanager
 def _without_signals() -> Iterator[None]:
-    """Keep the signals that end a command from threads that begin in this block, for good.
+    """Keep the signals that end a command away from threads that are started in this block, for as long as they run.
 
-    The main thread masks one of them while it starts its workers; another thread would take it in its place, and
-    Python then raises in the main one.
+    The main thread blocks one of these signals while it starts its workers; another thread would receive the signal
+    instead, and Python would then raise in the main thread.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:

@@ -36,7 +36,7 @@ json_option = click.option(
 
 
 class _EndedError(Exception):
-    """A command was ended: by a signal, or because nobody reads its output."""
+    """Exception: a command was ended by a signal, or because nobody reads its output."""
 
     def __init__(self, sentence: str, code: int) -> None:
         super().__init__(sentence)
@@ -44,7 +44,8 @@ class _EndedError(Exception):
 
 
 class SekoGroup(click.Group):
-    """A group that ends with our exit codes: 2 usage, 3 checkpoint, 4 artifact, 5 environment, 6 numeric.
+    """A group of commands that ends with Seko's exit codes: 2 usage, 3 checkpoint, 4 artifact, 5 environment, 6
+    numeric.
 
     A failure is one sentence on stderr; with ``--json`` also ``{"error": SENTENCE, "exit": CODE}`` on stdout. The help
     shows the commands in sections.
@@ -55,13 +56,13 @@ class SekoGroup(click.Group):
         self.sections: dict[str, list[str]] = {}
 
     def add_section(self, heading: str, *commands: click.Command) -> None:
-        """Add commands, under a heading of the help."""
+        """Add commands to the group, under a heading of the help."""
         self.sections[heading] = [str(command.name) for command in commands]
         for command in commands:
             self.add_command(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click gives it
-        """Write the sections."""
+        """Write the sections of commands in the help."""
         sections = {
             heading: [(name, self.commands[name].get_short_help_str(formatter.width)) for name in names]
             for heading, names in self.sections.items()
@@ -76,7 +77,8 @@ class SekoGroup(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command line and end the process with its exit code; as click's own without ``standalone_mode``."""
+        """Run the command line and end the process with its exit code. click's own method does the same without
+        ``standalone_mode``."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         words = [*(sys.argv[1:] if args is None else args)]
@@ -130,13 +132,14 @@ def print_json(report: Mapping[str, Any]) -> None:
 
 
 def say(*lines: str) -> None:
-    """Print lines for a reader on stdout."""
+    """Print lines of text for a person on stdout."""
     print_lines(lines)
 
 
 @contextlib.contextmanager
 def drawn() -> Iterator[Console]:
-    """Give a console; what is printed there comes to stdout at the block's end, in colours on a terminal."""
+    """Yield a console; the text that is printed there appears on stdout at the end of the block, in colours on a
+    terminal."""
     console = Console()
     if not console.is_terminal:
         text = io.StringIO()
@@ -149,14 +152,14 @@ def drawn() -> Iterator[Console]:
 
 
 def print_table(report: Mapping[str, Any]) -> None:
-    """Print a report as columns: its entry, the name within the entry, the value."""
+    """Print a report in three columns: entry, name within the entry, value."""
     rows = [row for key, value in report.items() for row in _rows(key, value)]
     widths = [max(len(row[at]) for row in rows) for at in range(2)]
     say(*(f"{key:{widths[0]}}  {name:{widths[1]}}  {value}".rstrip() for key, name, value in rows))
 
 
 def _rows(key: str, value: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield rows of an entry: of a mapping one each, of a list of sentences one each."""
+    """Yield the rows of an entry of a report: a row for each item of a mapping or sentence of a list."""
     if isinstance(value, Mapping) and value:
         for name, entry in value.items():
             if isinstance(entry, Mapping) and {*entry} == {"value", "from"}:

@@ -1,1 +1,1 @@
-"""Build configuration: frozen dataclasses that validate their fields. Contains no modules of a model."""
+"""Build configuration: frozen dataclasses that validate their fields. This package contains no modules of a model."""

@@ -1,4 +1,4 @@
-"""The kinds of attention over the cache that ``--attention`` names."""
+"""The kinds of attention over the KV cache that ``--attention`` names."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Attention:
-    """A kind of attention over the cache.
+    """A kind of attention over the KV cache.
 
     Parameters
     ----------
     name : str
-        Name on the command line and in the manifest.
+        Name of the attention on the command line and in the manifest.
     help : str
-        Its description in the help of ``--attention``; may be empty.
+        Description of the attention in the help of ``--attention``; may be empty.
     own_kernel : bool
         Whether the attention runs in one of Seko's kernels, which need fused layers.
     past_in_8_bits : bool
@@ -24,7 +24,7 @@ class Attention:
     arch : str or None
         The only GPU architecture that the kernel supports; None for any.
     head_dim : int or None
-        The only width of a head that its kernel supports on a GPU; None: see `VideoBuild.no_attention`.
+        The only width of a head that the kernel supports on a GPU; None: see `VideoBuild.no_attention`.
     """
 
     name: str

@@ -15,13 +15,13 @@ from seko_export.config.target import TargetConfig
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """Base class of models' dimensions: a name, and the family that builds the model. Each kind of model derives its
-    own class.
+    """Base class of the dimensions of a model: a name, and the family that builds the model. Each kind of model derives
+    its own class.
 
     Parameters
     ----------
     name : str
-        Preset name, for reports.
+        Name of the preset, for reports.
     family : str
         Name of the family, for `families.registry.family_named`.
     """
@@ -32,7 +32,7 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class WorkloadConfig(ABC):
-    """Base of a workload's part of a build. Each workload derives a frozen dataclass."""
+    """Base class of a workload's part of a build. Each workload derives a frozen dataclass."""
 
     workload: ClassVar[str]
     """The workload, as `workloads.registry.workload_named` takes it."""
@@ -50,7 +50,7 @@ class WorkloadConfig(ABC):
 
 @dataclass(frozen=True)
 class BuildConfig:
-    """Everything that determines one artifact.
+    """The configuration of a build: everything that determines one artifact.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class BuildConfig:
     workload : WorkloadConfig
         The workload's part of the build.
     target : TargetConfig
-        The machine, and the kernels.
+        The target machine, and the kernels of the layers.
     """
 
     model: ModelIdentity
@@ -72,7 +72,7 @@ class BuildConfig:
         Raises
         ------
         TypeError
-            If neither workload nor target has such a field, and no part has this name.
+            If neither workload nor target has a field of this name, and no part of the build has the name.
         UsageError
             If the values contradict each other.
         """

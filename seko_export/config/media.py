@@ -19,11 +19,12 @@ class TextEncoderConfig:
     Parameters
     ----------
     vocab_size, dim, heads, head_dim, ffn_dim, layers : int
-        Tokens, width, attention heads, channels of one, hidden width of the feed-forward, depth.
+        Size of the vocabulary, width, attention heads, channels of a head, hidden width of the feed-forward, number of
+        layers.
     buckets, max_distance : int
         Relative position bias: number of buckets, and the distance in tokens from which all share the last bucket.
     norm_eps : float
-        Epsilon of every RMSNorm.
+        Epsilon of every RMSNorm of the encoder.
     pad_id : int
         Id of the padding token after a prompt, whose embedding is zeros.
     truncate : bool
@@ -32,7 +33,7 @@ class TextEncoderConfig:
     Raises
     ------
     UsageError
-        If two dimensions contradict each other.
+        If two dimensions of the encoder contradict each other.
     """
 
     vocab_size: int = 256_384
@@ -68,27 +69,27 @@ class TextEncoderConfig:
 
 @dataclass(frozen=True)
 class HubertConfig:
-    """Dimensions of a HuBERT audio encoder of the large models' layout.
+    """Dimensions of a HuBERT audio encoder with the layout of the large models.
 
     Parameters
     ----------
     dim, layers, heads, ffn_dim : int
-        Width, depth, attention heads, hidden width of the feed-forward.
+        Width, number of layers, attention heads, hidden width of the feed-forward.
     conv_dims, conv_kernels, conv_strides : tuple of int
         Channels, kernels and strides of the convolutions that turn samples into frames.
     conv_bias : bool
-        Whether they have biases.
+        Whether the convolutions have biases.
     position_kernel, position_groups : int
-        Kernel size and groups of the convolution that encodes the frames' positions.
+        Kernel size and number of groups of the convolution that encodes the positions of frames.
     norm_eps : float
-        Epsilon of every LayerNorm behind the convolutions.
+        Epsilon of every LayerNorm after the convolutions.
     normalised : bool
         Whether samples are normalised to mean 0 and variance 1, as stated in preprocessor_config.json.
 
     Raises
     ------
     UsageError
-        If two dimensions contradict each other.
+        If two dimensions of the encoder contradict each other.
     """
 
     dim: int = 1024
@@ -130,12 +131,12 @@ class HubertConfig:
         return samples
 
     def first_frame(self, count: int) -> int:
-        """Return the first of the ``count`` frames in the middle of a window.
+        """Return the number of the first of the ``count`` frames in the middle of a window of audio.
 
         Raises
         ------
         UsageError
-            If the window has fewer.
+            If the window has fewer frames.
         """
         frames = self.feature_count(WINDOW)
         if count > frames:
@@ -155,14 +156,14 @@ class ClipConfig:
         Width, number of blocks that are run, attention heads, hidden width of the feed-forward. The file has one more
         block, which is not run.
     patch, side : int
-        Pixels along a patch, and along the square picture that it takes.
+        Number of pixels along a patch, and along the square picture that the encoder takes.
     norm_eps : float
-        Epsilon of every LayerNorm.
+        Epsilon of every LayerNorm of the encoder.
 
     Raises
     ------
     UsageError
-        If two dimensions contradict each other.
+        If two dimensions of the encoder contradict each other.
     """
 
     dim: int = 1280
@@ -184,13 +185,14 @@ class ClipConfig:
 
     @property
     def tokens(self) -> int:
-        """Features of a picture: one a patch, and the class token."""
+        """Number of features of a picture: one for each patch, and the class token."""
         return (self.side // self.patch) ** 2 + 1
 
 
 @dataclass(frozen=True)
 class VaeConfig(ABC):
-    """Dimensions of a VAE, of any kind. Each kind derives a frozen dataclass; its fields go into the manifest.
+    """Base class of the dimensions of a VAE. Each kind of VAE derives a frozen dataclass, whose fields go into the
+    manifest.
 
     Strides and channels are those of the latents, and must equal those of the model's stream and output.
     """
@@ -207,17 +209,17 @@ class VaeConfig(ABC):
     @property
     @abstractmethod
     def latent_channels(self) -> int:
-        """Channels of a latent cell."""
+        """Number of channels of a latent."""
 
     @property
     @abstractmethod
     def spatial_stride(self) -> int:
-        """Pixels along one side of a latent cell."""
+        """Number of pixels along one side of a latent."""
 
     @property
     @abstractmethod
     def temporal_stride(self) -> int:
-        """Video frames per latent frame, except the first latent frame."""
+        """Number of video frames for each latent frame, except the first latent frame."""
 
     def video_frames(self, frames: int, *, first: bool) -> int:
         """Return the number of video frames to which ``frames`` latent frames decode, at the start of a stream or

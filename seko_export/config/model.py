@@ -16,32 +16,33 @@ HEAD_UNIT = 16
 class ModelConfig(ModelIdentity):
     """Dimensions of a Wan-family causal video DiT.
 
-    A family whose models have further sizes derives a frozen dataclass from it, and says so in `Recognised.kind`.
+    A family whose models have further sizes derives a frozen dataclass from this class, and names it in
+    `Recognised.kind`.
 
     Parameters
     ----------
     name : str
-        Preset name, for reports.
+        Name of the preset, for reports.
     layers, dim, heads, ffn_dim : int
-        Transformer depth, width, attention heads, hidden width of the feed-forward.
+        Number of layers, width, attention heads, hidden width of the feed-forward of the transformer.
     in_channels, out_channels : int
         Input channels of the patch embedding, and channels of the latents. There are more input channels if a family
         concatenates a condition to the latents.
     text_dim, text_tokens : int
-        Width and count of the text encoder's (zero-padded) output.
+        Width and number of tokens of the text encoder's (zero-padded) output.
     freq_dim : int
         Width of the sinusoidal time embedding.
     norm_eps : float
-        Epsilon of every LayerNorm and RMSNorm.
+        Epsilon of every LayerNorm and RMSNorm of the transformer.
     rope_theta : float
         Base of the rotary frequencies.
     family : str
-        The family that builds it, as `families.registry.family_named` takes it.
+        Name of the family that builds the model, as `families.registry.family_named` takes it.
 
     Raises
     ------
     UsageError
-        If two dimensions contradict each other.
+        If two dimensions of the model contradict each other.
     """
 
     layers: int
@@ -84,7 +85,7 @@ class ModelConfig(ModelIdentity):
 
     @property
     def head_dim(self) -> int:
-        """Channels of one attention head."""
+        """Number of channels of one attention head."""
         return self.dim // self.heads
 
     @property
@@ -94,5 +95,6 @@ class ModelConfig(ModelIdentity):
 
     @property
     def picture_features(self) -> tuple[int, int] | None:
-        """Number and width of the picture features that the model takes beside the text; None if it takes none."""
+        """Number and width of the picture features that the model takes beside the text; None if the model takes
+        none."""
         return None

@@ -12,25 +12,25 @@ T = TypeVar("T")
 
 
 def find_named(what: str, name: str, known: Collection[str], home: str, kind: type[T]) -> T:
-    """Return the object of a name.
+    """Return the object that has a name, such as a model family.
 
     Parameters
     ----------
     what : str
-        What the name stands for, in messages: ``model family``.
+        Kind of the named object, for error messages: ``model family``.
     name : str
-        One of ``known``, or ``MODULE:ATTRIBUTE`` of the object in Python.
+        The name: one of ``known``, or ``MODULE:ATTRIBUTE`` of the object in Python.
     known : collection of str
-        The table.
+        The names in the table.
     home : str
-        ``MODULE:ATTRIBUTE`` of the objects in the table, with ``{}`` for the name.
+        ``MODULE:ATTRIBUTE`` of the objects in the table, with ``{}`` in place of the name.
     kind : type
-        Class of the object, which may be abstract.
+        Class that the object must have, which may be abstract.
 
     Raises
     ------
     UsageError
-        If the name is not known, or there is no such object.
+        If the name is not known, or no object has it.
     """
     if ":" not in name and name not in known:
         raise UsageError(f"{what} {name!r} is not known: expected one of {', '.join(known)}")

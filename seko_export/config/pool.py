@@ -1,4 +1,4 @@
-"""Sessions that share engine calls, and the sizes of those calls."""
+"""Configuration of pools: the number of sessions that share engine calls, and the sizes of these calls."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ class PoolConfig:
     Parameters
     ----------
     sessions : int
-        Sessions for which the artifact holds state at a time.
+        Number of sessions for which the artifact holds state at a time.
     buckets : tuple of int
-        Sizes of engine calls, ascending, the largest at most ``sessions``. Each needs engines of its own.
+        Numbers of rows that an engine call can carry, ascending, the largest at most ``sessions``. Each number needs
+        engines of its own.
 
     Raises
     ------
     UsageError
-        If the numbers contradict each other.
+        If the numbers of sessions and rows contradict each other.
     """
 
     sessions: int
@@ -40,5 +41,5 @@ class PoolConfig:
 
 
 def with_commas(numbers: tuple[int, ...]) -> str:
-    """Format integers as the command line takes them."""
+    """Return integers as text in the form of the command line, with commas."""
     return ",".join(map(str, numbers))

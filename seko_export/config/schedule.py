@@ -22,7 +22,7 @@ SAMPLERS = ("renoise", "euler", "euler-bf16")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Timesteps of the passes of one chunk.
+    """The timesteps of the passes of one chunk.
 
     Parameters
     ----------
@@ -31,11 +31,11 @@ class Schedule:
     context_timestep : float
         Timestep of the context pass, which writes the clean K and V, and of conditioning frames in every pass.
     shift : float or None
-        The shift of the warp that made the timesteps, if any. A session with another number of passes uses it.
+        Shift of the warp from which the timesteps result, if any. A session with another number of passes uses it.
     own_sigmas : tuple of float
-        Noise level of each pass, for a model whose timesteps are rounded. Empty: timesteps / 1000.
+        Noise level of each pass, for a model whose timesteps are rounded. If empty: timesteps / 1000.
     renoise_sigmas : tuple of float
-        Noise level to which the result of each pass except the last is renoised. Empty: the noise level of the next
+        Noise level to which the result of each pass except the last is renoised. If empty: the noise level of the next
         pass.
     sampler : str
         Update rule from a pass's result to the next pass's latents, one of `SAMPLERS`.
@@ -71,7 +71,8 @@ class Schedule:
 
     @classmethod
     def warped(cls, steps: tuple[float, ...] = (1000.0, 750.0, 500.0, 250.0), shift: float = 5.0) -> Schedule:
-        """Return the schedule of `warped_timesteps`, the formula that sessions use for passes of their own."""
+        """Return the schedule that results from `warped_timesteps`, the formula that sessions use for another number of
+        passes."""
         try:
             return cls(warped_timesteps(steps, shift), shift=shift)
         except SessionUsageError:
@@ -83,7 +84,8 @@ class Schedule:
         return self.own_sigmas or sigmas_of(self.timesteps)
 
     def tables(self, stream: StreamConfig) -> dict[str, Tensor]:
-        """Return the constants that programs index by pass, as `schedule_tables` names and lays them out."""
+        """Return the constants of which each program reads the entry of its pass, with the names and shapes of
+        `schedule_tables`."""
         import torch
 
         tables = schedule_tables(

@@ -1,4 +1,4 @@
-"""Configuration of a speech build: the sizes of its sessions and calls, and what they ask of model and target."""
+"""Configuration of a speech build: the sizes of its sessions and calls, and their requirements on model and target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SpeechModel(ModelIdentity):
     @property
     @abstractmethod
     def vocabulary(self) -> int:
-        """Size of the vocabulary: all token ids are below this number."""
+        """Number of token ids in the vocabulary: all ids are below it."""
 
     @property
     @abstractmethod
@@ -35,11 +35,11 @@ class SpeechModel(ModelIdentity):
     @property
     @abstractmethod
     def patch(self) -> Patch:
-        """Sizes of the patch that a step generates."""
+        """Sizes of the patch (short piece of sound) that a step generates."""
 
     @abstractmethod
     def voice_encoder(self, patches: int) -> VoiceEncoder:
-        """Return the sizes of a voice encoder that takes this number of patches a call."""
+        """Return the sizes of a voice encoder that takes this number of patches in a call."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,27 @@ class SpeechConfig(WorkloadConfig):
     Parameters
     ----------
     pool : PoolConfig
-        Sessions, and how many of them one step can carry.
+        Number of sessions, and number of sessions that one step can carry.
     positions : int
-        Largest number of positions of a session, prompt and patches together.
+        Largest number of positions of a session: tokens of the prompt and patches together.
     read_lengths : tuple of int
-        Positions that a call can read, ascending, the last ``positions``. Each needs engines of its own.
+        Numbers of positions that a call can read, ascending; the last is ``positions``. Each number needs engines of
+        its own.
     prefill_tokens : tuple of int
-        Tokens that a prefill can take, ascending. Each needs engines of its own.
+        Numbers of tokens that a prefill call can take, ascending. Each number needs engines of its own.
     steps : int
-        Solver steps of a patch.
+        Number of solver steps for a patch.
     kv_scheme : str
         Format of keys and values in the caches: ``bf16`` and ``fp32`` are exact, `QUANTISED` are not.
     voice_patches : int
-        Patches of a voice that one call encodes.
+        Number of patches of a voice that one call encodes.
     tokenizer : bool
         Whether the artifact includes a tokenizer; without one the artifact takes token ids.
 
     Raises
     ------
     UsageError
-        If two fields contradict each other.
+        If two fields of the configuration contradict each other.
     """
 
     workload: ClassVar[str] = "speech"
@@ -124,12 +125,12 @@ class SpeechConfig(WorkloadConfig):
 
 @dataclass(frozen=True)
 class SpeechBuild(BuildConfig):
-    """A build of a speech artifact.
+    """The configuration of a build of a speech artifact.
 
     Raises
     ------
     UsageError
-        If sessions are longer than the model, or an option is not built for speech.
+        If sessions have more positions than the model, or a feature is not supported for speech.
     """
 
     model: SpeechModel
@@ -160,10 +161,10 @@ class SpeechBuild(BuildConfig):
 
     @property
     def as_exact(self) -> SpeechBuild:
-        """The same build with exact caches and weights, with which lossy builds are compared."""
+        """Return the same build with exact caches and weights, with which builds that quantise are compared."""
         return self.changed(kv_scheme=self.exact_scheme, fp8=False)
 
     @property
     def exact_scheme(self) -> str:
-        """The exact format of the caches on this device."""
+        """Name of the exact format of the caches on this device."""
         return "bf16" if self.target.device == "cuda" else "fp32"

@@ -12,25 +12,25 @@ PATCH = 2  # latent cells per token along height and width; one latent frame alo
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """Layout of a stream: picture size, chunk, cache ring, batch.
+    """Layout of a video stream: picture size, chunk, KV cache, batch.
 
     Parameters
     ----------
     height, width : int
-        Video size in pixels; multiples of the VAE's stride times the patch, 16 with a stride of 8.
+        Size of the video in pixels; multiples of the VAE's stride times the patch, which is 16 for a stride of 8.
     chunk_frames : int
-        Latent frames denoised together.
+        Number of latent frames that are denoised together (a chunk).
     sink_frames : int
-        Latent frames at the start of the stream that are never evicted.
+        Number of latent frames at the start of the stream that are never evicted from the cache.
     ring_frames : int
-        Reusable slots behind the sink, at least ``chunk_frames``. Once all are full, a new frame takes the slot of
-        the oldest frame.
+        Number of reusable slots of the cache behind the sink, at least ``chunk_frames``. Once all are full, a new frame
+        takes the slot of the oldest frame.
     batch : int
-        Rows that one engine call carries.
+        Number of rows that one engine call carries.
     fps : int
-        Video frames per second, for reports and files.
+        Number of video frames per second, for reports and files.
     pass_caches : bool
-        Whether each denoise pass writes a cache of its own (Seko-Talk); then there is no context pass.
+        Whether each denoise pass writes a KV cache of its own (Seko-Talk); in this case there is no context pass.
     layer_rings : tuple of int
         Ring sizes of the layers, repeated from the first layer on; the largest is ``ring_frames``. Empty: all layers
         use ``ring_frames``.
@@ -45,19 +45,19 @@ class StreamConfig:
         With window positions: whether reference frames are not counted. Reference frames and the oldest other frame
         then have position 0 (the first weights of Seko-Talk).
     offload_cache : bool
-        Whether the cache lies on the host and is copied to the device layer by layer.
+        Whether the KV cache is in host memory and is copied to the device layer by layer.
     reference_frames : int
-        Latent frames that are kept in the cache before the sink. A session supplies them; they are not part of its
-        video.
+        Number of latent frames that are kept in the cache before the sink. A session supplies these reference frames;
+        they are not part of its video.
     spatial_stride : int
-        Pixels per latent cell along one side, of the VAE whose latents the model makes.
+        Number of pixels along one side of a latent, in the VAE whose latents the model makes.
     temporal_stride : int
-        Video frames per latent frame of that VAE, after the first latent frame.
+        Number of video frames in a latent frame of that VAE, except the first latent frame.
 
     Raises
     ------
     UsageError
-        If the sizes contradict each other.
+        If the sizes of the stream contradict each other.
     """
 
     height: int
@@ -148,37 +148,37 @@ class StreamConfig:
 
     @property
     def cache_frames(self) -> int:
-        """Latent frames that the cache holds: references, sink and ring."""
+        """Number of latent frames that the KV cache holds: references, sink and ring."""
         return self.pinned_frames + self.ring_frames
 
     @property
     def pinned_frames(self) -> int:
-        """Latent frames of the cache that are never evicted: references and sink."""
+        """Number of latent frames in the KV cache that are never evicted: references and sink."""
         return self.reference_frames + self.sink_frames
 
     @property
     def latent_height(self) -> int:
-        """Latent rows."""
+        """Number of rows of a latent frame."""
         return self.height // self.spatial_stride
 
     @property
     def latent_width(self) -> int:
-        """Latent columns."""
+        """Number of columns of a latent frame."""
         return self.width // self.spatial_stride
 
     @property
     def frame_tokens(self) -> int:
-        """Tokens in one latent frame."""
+        """Number of tokens in one latent frame."""
         return (self.latent_height // PATCH) * (self.latent_width // PATCH)
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens in one chunk: the queries of a step."""
+        """Number of tokens in one chunk: the queries of a step."""
         return self.chunk_frames * self.frame_tokens
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens that the cache holds: the keys of a step."""
+        """Number of tokens that the KV cache holds: the keys of a step."""
         return self.cache_frames * self.frame_tokens
 
 
@@ -189,11 +189,11 @@ class LayerGroup:
     Parameters
     ----------
     name : str
-        Empty for the group with the largest ring.
+        Name of the layer group; empty for the group with the largest ring.
     ring_frames : int
-        Ring size of these layers.
+        Ring size of the group's layers, in latent frames.
     layers : tuple of int
-        Their layer numbers, ascending. A layer's index here is its index in the group's caches.
+        Numbers of the group's layers, ascending. A layer's index in this tuple is its index in the group's caches.
     """
 
     name: str
@@ -201,7 +201,7 @@ class LayerGroup:
     layers: tuple[int, ...]
 
     def own(self, name: str) -> str:
-        """Return the name of a tensor or engine of this group: the plain name with the group's name appended, if that
-        is not empty.
+        """Return the name of a tensor or engine of this layer group: the plain name with the group's name appended, if
+        that is not empty.
         """
         return f"{name}.{self.name}" if self.name else name

@@ -17,23 +17,23 @@ MOST_RANKS = 8  # most GPUs in one machine
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """The machine for which engines are compiled, and the kernels of their layers.
+    """The target machine for which engines are compiled, and the kernels of their layers.
 
     Parameters
     ----------
     device : str
-        ``cpu`` or ``cuda``.
+        Kind of the target device: ``cpu`` or ``cuda``.
     archs : tuple of str
         Architectures of the target GPUs, such as ``sm_89``, which need not be present; empty: this machine's device.
     ranks : int
-        Processes that run each call together, one a GPU: each has a share of the tokens and, in attention and in its
-        cache, of the heads.
+        Number of ranks: processes, one for each GPU, that run each call together. Each has a share of the tokens and,
+        in attention and in its KV cache, of the heads.
     fused : bool
-        Whether the layers run in Seko's kernels (`families.layers.fused_block`) or in plain torch.
+        Whether the layers run in Seko's own kernels (`families.layers.fused_block`); otherwise they run in plain torch.
     fp8 : bool
-        Whether the matmuls of fused layers are in fp8, weights and activations.
+        Whether the matmuls of fused layers are in fp8, both weights and activations.
     fp8_except : tuple of int
-        Layers whose matmuls are not in fp8, ascending.
+        Numbers of the layers whose matmuls are not in fp8, ascending.
     attention : str
         A name of `config.attention.ATTENTIONS`: ``torch``; ``bf16``: Seko's 16-bit kernel; ``fp8``: reads the frames of
         an FP4 cache in 8 bits and the call's own tokens unquantised.
@@ -44,7 +44,7 @@ class TargetConfig:
     Raises
     ------
     UsageError
-        If an attention is not known, or an option contradicts another.
+        If an attention is not known, or two options contradict each other.
     """
 
     device: str
@@ -66,22 +66,23 @@ class TargetConfig:
 
     @property
     def attention_kind(self) -> Attention:
-        """The attention over the cache."""
+        """The kind of attention over the KV cache."""
         return ATTENTIONS[self.attention]
 
     @property
     def eager_device(self) -> str:
-        """The device on which goldens are recorded: the CPU if the target's GPUs need not be present."""
+        """The device on which results are recorded (goldens): the CPU if the target's GPUs need not be in this
+        machine."""
         return "cpu" if self.archs else self.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Compute dtype: bfloat16 on a GPU, float32 on a CPU."""
+        """Compute dtype of the engines: bfloat16 on a GPU, float32 on a CPU."""
         import torch
 
         return torch.bfloat16 if self.device == "cuda" else torch.float32
 
     @property
     def plain(self) -> TargetConfig:
-        """The same target machine, for one rank and with layers in plain torch."""
+        """Return the same target machine, for one rank and with layers in plain torch."""
         return TargetConfig(self.device, self.archs)

@@ -32,28 +32,29 @@ class VideoConfig(WorkloadConfig):
     Parameters
     ----------
     stream : StreamConfig
-        Layout of the stream.
+        Layout of the video stream.
     schedule : Schedule
         Timesteps of a chunk's passes.
     kv_scheme : str
         Name of the KV scheme (`seko_kernels.kv_schemes.KvScheme`): ``bf16`` and ``fp32`` are exact, all others
         quantised.
     text : TextEncoderConfig, optional
-        The prompt encoder; without it the artifact takes text embeddings.
+        Dimensions of the prompt encoder; without one the artifact takes text embeddings.
     vae : VaeConfig, optional
-        Decodes latents and encodes start pictures; without it the artifact returns latents.
+        Dimensions of the VAE, which decodes latents and encodes start pictures; without one the artifact returns
+        latents.
     pool : PoolConfig, optional
-        Sessions that share engine calls; without it every call carries the whole batch.
+        Number of sessions that share engine calls; without a pool every call carries the whole batch.
     audio : HubertConfig, optional
-        The audio encoder; without it an artifact of a model with audio input takes audio features.
+        Dimensions of the audio encoder; without one an artifact of a model with audio input takes audio features.
     image : ClipConfig, optional
-        The image encoder of the portrait; without it an artifact of a model with a picture branch takes CLIP's
-        features.
+        Dimensions of the image encoder for the portrait; without one an artifact of a model with a picture branch takes
+        CLIP's features.
 
     Raises
     ------
     UsageError
-        If options contradict each other, or the VAE's strides are not the stream's.
+        If options contradict each other, or the VAE's strides differ from the stream's.
     """
 
     workload: ClassVar[str] = "video"
@@ -101,7 +102,7 @@ class VideoConfig(WorkloadConfig):
 
     @property
     def cache_passes(self) -> int:
-        """Number of passes of a chunk that have a cache of their own."""
+        """Number of passes of a chunk that have a KV cache of their own."""
         return len(self.schedule.timesteps) if self.stream.pass_caches else 1
 
     @property
@@ -112,12 +113,12 @@ class VideoConfig(WorkloadConfig):
 
 @dataclass(frozen=True)
 class VideoBuild(BuildConfig):
-    """A build of a video artifact.
+    """The configuration of a build of a video artifact.
 
     Raises
     ------
     UsageError
-        If an encoder or the VAE does not fit the model, or an option does not fit the layers.
+        If the dimensions of an encoder or of the VAE contradict the model, or an option is impossible for the layers.
     """
 
     model: ModelConfig
@@ -216,15 +217,15 @@ class VideoBuild(BuildConfig):
 
     @property
     def as_batch(self) -> VideoBuild:
-        """The same model without a pool, as one batch with the rows of the largest call, for one rank. Goldens are
-        recorded with it.
+        """Return the same model without a pool, as one batch with the rows of the largest call, for one rank. Results
+        are recorded with this configuration.
         """
         stream = replace(self.workload.stream, batch=self.workload.call_rows)
         return self.changed(ranks=1, pool=None, stream=stream)
 
     @property
     def decode_ranks(self) -> int:
-        """Number of ranks that decode a chunk together, each some pixel rows; 1 if one rank decodes whole
+        """Number of ranks (GPUs) that decode a chunk together, each some pixel rows; 1 if one rank decodes whole
         pictures."""
         return 1 if self.workload.vae is None or self.no_shared_decoding else self.target.ranks
 
@@ -240,7 +241,7 @@ class VideoBuild(BuildConfig):
         return None if vae.shares_rows else f"the VAE {vae.kind!r} has no decoder for a part of them"
 
     def no_attention(self, kind: Attention) -> str | None:
-        """Return why an attention does not support this build on any GPU; None if it does."""
+        """Return the reason why an attention does not support this build on any GPU; None if it does."""
         size = self.model.head_dim
         if kind.own_kernel and not self.target.fused:
             return "it is of fused layers, and this build's are plain"
@@ -288,13 +289,14 @@ class VideoBuild(BuildConfig):
 
     @property
     def scales(self) -> tuple[ScaleTensor, ...]:
-        """Constants of one layer, for the cache format and the fused kernels."""
+        """Constants of one layer that the cache format and the fused kernels need."""
         own = scratch_scales(self.model.heads) if self.target.attention_kind.past_in_8_bits else ()
         return (*self.kv.scale_tensors, *own)
 
     @property
     def as_exact(self) -> VideoBuild:
-        """The same model with an exact cache, in plain torch: lossy builds are calibrated on it and compared with it.
+        """Return the same model with an exact KV cache, in plain torch: builds that quantise are calibrated on it and
+        compared with it.
 
         This model runs during the build only, so its cache may be on the host or the device.
         """
@@ -303,12 +305,12 @@ class VideoBuild(BuildConfig):
 
     @property
     def exact_scheme(self) -> str:
-        """The exact KV scheme on this device."""
+        """Name of the exact KV scheme on this device."""
         return exact_scheme_of(self.target.device)
 
     @property
     def kv(self) -> KvFormat:
-        """The cache format, with the heads of one rank."""
+        """The format of the KV cache, with the heads of one rank."""
         s, n = self.workload.stream, self.workload.stream.frame_tokens
         row = RowLayout(s.pinned_frames * n, s.ring_frames * n, s.chunk_tokens)
         return kv_format(
@@ -321,8 +323,8 @@ class VideoBuild(BuildConfig):
         )
 
     def device_layers(self, group: LayerGroup) -> int:
-        """Return the number of layers of a group's offloaded cache that the device holds at a time; 0 if the group
-        has so few layers that all stay.
+        """Return the number of layers of a group's offloaded cache that the device holds at a time; 0 if the group has
+        so few layers that all stay on the device.
 
         The device holds two layers: one that is read and one that is being copied. For an odd number of layers the
         device holds three layers, so that the first layer can be copied while the last layer is read.
@@ -346,12 +348,12 @@ class VideoBuild(BuildConfig):
         )
 
     def of_layer_group(self, group: LayerGroup) -> VideoBuild:
-        """Return the build as if all layers were in one group."""
+        """Return the same build as if all layers were in one group."""
         stream = replace(self.workload.stream, ring_frames=group.ring_frames, layer_rings=())
         return self.changed(stream=stream)
 
     def row_tokens(self, part: str) -> int:
-        """Tokens of one row in a cache tensor with this ``part``; see `CacheTensor`."""
+        """Return the number of tokens of one row in a cache tensor with this ``part``; see `CacheTensor`."""
         frames = {
             "cache": self.workload.stream.cache_frames,
             "sink": self.workload.stream.pinned_frames,

@@ -1,4 +1,5 @@
-"""The collectives of engines of several ranks; see `families.layers.rank_split` and `media.row_split`."""
+"""The collective operations (communication between GPUs) inside engines of several ranks; see
+`families.layers.rank_split` and `media.row_split`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ RANK_ARGUMENT = Argument("rank", f"buffer:{RANK}", (1,), torch.int64)
 
 
 def gathered(x: Tensor, ranks: int, group: str) -> Tensor:
-    """Gather x of every rank as [R, *x.shape], in the order of ranks, through the named process group."""
+    """Gather the tensor x of every rank as [R, *x.shape], in the order of ranks, through the named process group."""
     sent = torch.ops._c10d_functional.all_gather_into_tensor(x.unsqueeze(0).contiguous(), ranks, group)
     received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
     return received

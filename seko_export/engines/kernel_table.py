@@ -1,6 +1,6 @@
-"""The kernels of a build's layers and their tile sizes, as shown by `doctor` and stored in an artifact.
+"""The table of the kernels and tile sizes in a build's layers, which `doctor` shows and an artifact contains.
 
-Tile sizes are compiled into the engines. The table is for people; opening an artifact does not read it.
+Tile sizes are compiled into the engines. The table is for people; opening an artifact does not read the table.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ KERNEL_TABLE = "engines/kernels.json"
 
 
 def kernel_table(config: VideoBuild, target: Target) -> dict[str, Any]:
-    """Return which kernels the layers use.
+    """Return a description of the kernels that the layers of a build use.
 
     Parameters
     ----------
     config : VideoBuild
-        The build.
+        The configuration of the build.
     target : Target
         The device for which the artifact is built.
 
     Returns
     -------
     dict
-        ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``; ``attention``
-        and ``resident_window`` as in `VideoBuild`; ``attention_tiles`` of the 8-bit attention.
+        Fields ``layers``: ``fused`` or ``plain``; ``matmuls``: ``fp8`` or the compute dtype; ``fp8_except``;
+        ``attention`` and ``resident_window`` as in `VideoBuild`; ``attention_tiles`` of the 8-bit attention.
     """
     tiled = config.target.attention_kind.past_in_8_bits and target.device == "cuda"
     return {
@@ -50,7 +50,8 @@ def kernel_table(config: VideoBuild, target: Target) -> dict[str, Any]:
 def attention_tiles(config: VideoBuild, target: Target) -> list[dict[str, Any]]:
     """Return the tile sizes of the 8-bit attention on a GPU, and whether they were measured on that GPU.
 
-    The list has an entry for each combination of rows in a call and cache size, in which layer groups differ.
+    The list has an entry for each combination of rows in a call and cache size, because layer groups differ in cache
+    size.
     """
     streams = [config.of_layer_group(group).workload.stream for group in config.layer_groups]
     pasts = sorted(
@@ -67,20 +68,21 @@ def attention_tiles(config: VideoBuild, target: Target) -> list[dict[str, Any]]:
 
 
 def bf16_is_faster(config: VideoBuild, target: Target) -> bool:
-    """Return, for each call size of a build, whether the 16-bit attention was measured to be faster than torch's."""
+    """Return, for each number of rows that a build's calls have, whether the 16-bit attention was measured to be faster
+    than torch's."""
     head_dim = config.model.head_dim
     return all(tuned_bf16.is_faster(target.arch, head_dim, shape) for _, shape in _calls(config))
 
 
 def _calls(config: VideoBuild) -> list[tuple[int, str]]:
-    """Return the rows of each call size, and the `shape_class` of its attention."""
+    """Return the numbers of rows that calls have, each with the `shape_class` of its attention."""
     sizes = (config.workload.stream.batch,) if config.workload.pool is None else config.workload.pool.buckets
     tokens = config.workload.stream.chunk_tokens
     return [(rows, shape_class(rows, config.model.heads // config.target.ranks, tokens)) for rows in sizes]
 
 
 def write_kernel_table(folder: Path, config: VideoBuild) -> None:
-    """Write `kernel_table` into an artifact's folder, if the build has fused layers."""
+    """Write the table of `kernel_table` into an artifact's folder, if the build has fused layers."""
     if config.target.fused:
         target = resolve_target("cpu" if config.target.device == "cpu" else "auto")
         text = json.dumps(kernel_table(config, target), indent=1, sort_keys=True) + "\n"
@@ -88,7 +90,7 @@ def write_kernel_table(folder: Path, config: VideoBuild) -> None:
 
 
 def examine_kernels() -> Finding:
-    """Return the doctor's line on the kernels that builds for this machine's GPU use by default."""
+    """Return the line of `doctor` about the kernels that builds for this machine's GPU use by default."""
     arch = local_gpu_arch()
     if arch is None:
         return Finding("kernels", True, "torch's own: there is no GPU")

@@ -10,20 +10,20 @@ ENGINES_FOLDER = "engines"
 
 @dataclass(frozen=True)
 class EngineKey:
-    """Identifies one engine of a build.
+    """Key of an engine: it identifies one engine of a build.
 
     Parameters
     ----------
     role : str
-        What the engine does: ``embed``, ``block``, ``head``, ``vae_decode`` ...
+        Task of the engine: ``embed``, ``block``, ``head``, ``vae_decode`` ...
     layer_group : str
-        `LayerGroup.name` of its layers. Empty for the group with the largest ring, and for engines that are not
-        layers.
+        Layer group of the engine's layers, `LayerGroup.name`. Empty for the group with the largest ring, and for
+        engines that are not layers.
     bucket : int or None
-        Rows of the pool calls for which it is compiled; None without a pool.
+        Number of rows of the pool calls for which the engine is compiled; None without a pool.
     variant : tuple of str
-        Distinguishes engines of one role: ``full`` (every row's cache is full), ``context`` (the context pass),
-        ``last`` (the last layer of the context pass), ``wide`` (layers without fp8).
+        Words that distinguish engines of one role: ``full`` (every row's cache is full), ``context`` (the context
+        pass), ``last`` (the last layer of the context pass), ``wide`` (layers without fp8).
     """
 
     role: str

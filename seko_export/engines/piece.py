@@ -1,4 +1,4 @@
-"""Pieces: engines before they are compiled, each a module with a signature."""
+"""Pieces: engines before they are compiled, each a torch module with a signature."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Argument:
     Parameters
     ----------
     name : str
-        Name within the engine; ``group.name`` is the entry ``name`` of the mapping argument ``group``.
+        Name of the tensor within the engine; ``group.name`` is the entry ``name`` of the mapping argument ``group``.
     ref : str
-        Reference as in the manifest's programs: ``weight:``, ``buffer:`` or ``value:``. `Piece.call` fills in
-        ``{layer}``, a layer's number in the model, and ``{place}``, its number in its layer group.
+        Reference to the tensor as in the manifest's programs: ``weight:``, ``buffer:`` or ``value:``. `Piece.call`
+        replaces ``{layer}`` by a layer's number in the model, and ``{place}`` by its number in its layer group.
     shape, dtype
         Shape and dtype of the tensor as the engine sees it.
     """
@@ -38,7 +38,7 @@ class Argument:
 
     @property
     def spec(self) -> TensorSpec:
-        """The argument's entry in the manifest."""
+        """The manifest's entry for the argument: name, shape and dtype."""
         return TensorSpec(self.name, self.shape, dtype_name(self.dtype))
 
 
@@ -49,29 +49,30 @@ class Piece:
     Parameters
     ----------
     key : EngineKey
-        Key of the engine that the piece becomes.
+        Key of the engine to which the piece is compiled.
     module : nn.Module
-        The module, on the meta device. Its parameters are the engine's first inputs, in ``named_parameters`` order.
+        The torch module, on the meta device. Its parameters are the engine's first inputs, in ``named_parameters``
+        order.
     prefix : str
         Prefix of the module's parameter names in the artifact; may contain ``{layer}``.
     layers : int
         Number of the model's layers, for each of which the engine is called; 0 if it is called once.
     inputs, outputs : tuple of Argument
-        Inputs after the parameters, then outputs.
+        The engine's inputs after the parameters, and its outputs.
     mutates : tuple of str
-        Inputs that are written in place.
+        Names of the inputs that are written in place.
     positional : bool
         Whether the module takes all inputs by position, for example a varying number of caches.
     only : tuple of int or None
         The layers that the engine serves; None for all layers.
     among : tuple of int
-        The layers of its layer group, if there are several groups: a layer's index here is its index in the group's
-        caches.
+        Numbers of the layers in the engine's layer group, if there are several groups: a layer's index here is its
+        index in the group's caches.
     large : bool
-        Whether compilation takes long, because the engine has many kernels. Such engines are compiled first, each
-        with several processes.
+        Whether compilation takes long, because the engine has many kernels. Such engines are compiled first, each by
+        several processes.
     recorded : bool
-        Whether goldens cover the engine. The build compares other engines with their modules.
+        Whether the recorded results (goldens) cover the engine. The build compares other engines with their modules.
     """
 
     key: EngineKey
@@ -89,17 +90,17 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """The engine's name in the manifest."""
+        """Name of the engine in the manifest."""
         return self.key.name
 
     @property
     def served(self) -> tuple[int, ...]:
-        """The layers that the engine serves."""
+        """Numbers of the layers that the engine serves."""
         return tuple(range(self.layers)) if self.only is None else self.only
 
     @property
     def parameters(self) -> tuple[Argument, ...]:
-        """The weights, as engine inputs."""
+        """The weights of the piece, as the first inputs of its engine."""
         return tuple(
             Argument(f"{_WEIGHTS}{name}", f"weight:{self.prefix}{name}", tuple(p.shape), p.dtype)
             for name, p in self.module.named_parameters()
@@ -111,7 +112,7 @@ class Piece:
         return self.parameters + self.inputs
 
     def call(self, layer: int = 0) -> Call:
-        """Return a program's call of this engine, for one layer if it is called for each."""
+        """Return a program's call of this engine, for one layer if the engine is called for each layer."""
         place = self.among.index(layer) if self.among else layer
 
         def filled(arguments: tuple[Argument, ...]) -> tuple[str, ...]:
@@ -120,11 +121,11 @@ class Piece:
         return Call(self.name, filled(self.signature), filled(self.outputs))
 
     def calls(self) -> tuple[Call, ...]:
-        """Return the calls of this engine: one for each layer that it serves, or a single one."""
+        """Return the calls of this engine: one call for each layer that it serves, or a single call."""
         return tuple(self.call(layer) for layer in self.served or (0,))
 
     def example_inputs(self, device: str) -> tuple[Tensor, ...]:
-        """Return inputs for tracing and compiling: zeros, which are valid indices too."""
+        """Return example inputs for tracing and compiling: zeros, which are also valid as indices."""
         return tuple(torch.zeros(a.shape, dtype=a.dtype, device=device) for a in self.signature)
 
 
@@ -141,7 +142,8 @@ class FlatModule(nn.Module):
         self._positional = piece.positional
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Call the piece with its parameters and inputs in signature order; return its outputs as a tuple."""
+        """Call the piece with its parameters and inputs in the order of its signature; return its outputs as a
+        tuple."""
         split = len(self._parameter_names)
         weights = dict(zip(self._parameter_names, tensors[:split], strict=True))
         module: nn.Module = self.__dict__["_inner"]
@@ -156,7 +158,7 @@ class FlatModule(nn.Module):
 
 
 def engine_spec(piece: Piece, suffix: str) -> EngineSpec:
-    """Return the manifest's entry for a piece's engine; ``suffix`` is the suffix of the engine's file."""
+    """Return the manifest's entry for the engine of a piece; ``suffix`` is the suffix of the engine's file."""
     return EngineSpec(
         name=piece.name,
         file=engine_file(piece.name, suffix),

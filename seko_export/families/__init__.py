@@ -1,1 +1,2 @@
-"""Model families, one folder each, and the transformer layers that they share."""
+"""Model families (Wan and its relatives, Seko-Talk, VoxCPM2), one folder each, and the transformer layers that they
+share."""

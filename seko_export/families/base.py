@@ -1,8 +1,8 @@
 """The interface between Seko and a model family, such as Wan: checkpoints, modules and programs.
 
 A family is a module with a `FAMILY`: an object of a class derived from `Family`. The family defines its checkpoints,
-modules and programs. Compiling, goldens, the artifact and replay are the same for all families, and use only the
-methods that are declared here.
+modules and programs. The code that compiles, records, writes and replays is the same for all families, and uses only
+the methods that are declared here.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ if TYPE_CHECKING:  # presets are read before torch is imported
 
 @dataclass(frozen=True)
 class ModelGraph:
-    """Engines, programs and buffers of a build: everything on which exporter and runtime must agree. The manifest
+    """The engines, programs and buffers of a build: everything on which exporter and runtime must agree. The manifest
     contains them as data.
 
     Parameters
     ----------
     pieces : mapping of str to Piece
-        Every engine by its key, modules on the meta device.
+        Every engine of the build by its key, with modules on the meta device.
     programs : mapping of str to tuple of Call
-        Sequences of engine calls that the runtime runs, by `ProgramKey`'s name.
+        Sequences of engine calls that the runtime runs, by the name of their `ProgramKey`.
     buffers : tuple of Buffer
         The buffers that the runtime allocates for a session.
     inputs : tuple of InputSpec
-        Inputs that the caller supplies while a session runs. Each input has a buffer among ``buffers``.
+        Inputs that the caller supplies while a session runs, such as a camera. Each input has a buffer among
+        ``buffers``.
     """
 
     pieces: Mapping[str, Piece]
@@ -66,7 +67,7 @@ Build = TypeVar("Build", bound=BuildConfig)  # the build configuration of a work
 
 
 class Family(ABC, Generic[Build]):
-    """A model family, of any workload.
+    """A model family: the code that knows one kind of checkpoint and its modules.
 
     A subclass is stateless: the same object serves all builds in all processes. Processes that compile engines import
     the family by its `name`.
@@ -118,7 +119,8 @@ class Family(ABC, Generic[Build]):
 
     @abstractmethod
     def graph(self, config: Build) -> ModelGraph:
-        """Return engines, programs and buffers of a build. `graph_of` calls this once for each build and process."""
+        """Return the engines, programs and buffers of a build. `graph_of` calls this method once for each build and
+        process."""
 
     @abstractmethod
     def weights(
@@ -127,7 +129,7 @@ class Family(ABC, Generic[Build]):
         """Yield the artifact's weights by name, contiguous on the CPU, in their order of use.
 
         The method also fuses, casts and quantises weights. ``pieces`` are the build's engines, whose signatures
-        determine the weights; ``media`` holds the weights of the models around the transformer.
+        determine the weights; ``media`` has the weights of the models around the transformer.
         """
 
     def tables(self, config: Build, checkpoint: WeightSource) -> Mapping[str, Tensor]:

@@ -38,13 +38,13 @@ class ModelFile:
     Parameters
     ----------
     opened : OpenedFiles
-        The checkpoint's tensors, which are not read yet.
+        The checkpoint's tensors, whose numbers are not read yet.
     recognised : Recognised
-        The facts about the model.
+        The facts that the family found out about the model, such as its sizes.
     config_file : Path or None
-        The config.json that was used.
+        The config.json from which facts were read.
     ignored_config : Path or None
-        A config.json in the checkpoint's folder that describes something else.
+        A config.json in the checkpoint's folder that describes something else, and was not used.
     """
 
     opened: OpenedFiles
@@ -94,7 +94,7 @@ def recognise_checkpoint(path: Path, *, entry: str | None = None, companion: Pat
     Parameters
     ----------
     path : Path
-        File or folder of the checkpoint.
+        File or folder with the checkpoint.
     entry : str, optional
         The entry of a `.pt` that holds the weights.
     companion : Path, optional

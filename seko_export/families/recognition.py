@@ -30,7 +30,7 @@ _STRIDES = (
 
 
 class Source(StrEnum):
-    """The source of a fact."""
+    """The source of a fact about a model, such as config.json."""
 
     SHAPES = "shapes"
     CONFIG = "config.json"
@@ -42,7 +42,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True)
 class Fact:
-    """A value and its source; ``detail`` is the field, option or preset."""
+    """A fact about a model: a value and its source; ``detail`` is the field, option or preset."""
 
     value: Any
     source: Source
@@ -50,7 +50,7 @@ class Fact:
 
     @property
     def origin(self) -> str:
-        """The source in words: ``config.json (num_heads)``, ``preset tiny``, ``assumed: usual of Wan``."""
+        """The source of the fact in words: ``config.json (num_heads)``, ``preset tiny``, ``assumed: usual of Wan``."""
         if self.source is Source.PRESET:
             return f"preset {self.detail}"
         if self.source is Source.ASSUMED:
@@ -65,18 +65,18 @@ class Fact:
 
 @dataclass
 class Facts:
-    """Facts by the name of the configuration field that they determine."""
+    """The known facts about a model, by the name of the configuration field that each determines."""
 
     where: str  # name of the checkpoint in messages
     known: dict[str, Fact] = field(default_factory=dict)
 
     def learn(self, name: str, fact: Fact) -> None:
-        """Add a fact.
+        """Add a fact about the model.
 
         Raises
         ------
         CheckpointError
-            If another value of the field is already known.
+            If another value of the same field is already known.
         """
         before = self.known.setdefault(name, fact)
         if before.value != fact.value:
@@ -94,7 +94,7 @@ class Question:
     Parameters
     ----------
     usual : str
-        The option that fits most often, which `inspect` puts into the command that it prints.
+        The command-line option that is right most often, which `inspect` puts into the command that it prints.
     sentence : str
         A sentence that names the command-line options and says when each option is right.
     """
@@ -110,20 +110,20 @@ class Recognised:
     Parameters
     ----------
     family : str
-        Name of the family.
+        Name of the family that recognised the checkpoint.
     format : str
         Name of the checkpoint's key format.
     model : mapping of str to Fact
-        Fields of `ModelConfig`, without those that are neither stated nor safe to assume.
+        Known fields of `ModelConfig`. Fields that are neither stated nor safe to assume are left out.
     stream : mapping of str to Fact
-        Fields of `StreamConfig`.
+        Known fields of `StreamConfig`.
     schedule : Fact or None
         Timesteps of the passes, if the checkpoint states the timesteps or their shift.
     kind : type of ModelConfig
         The family's subclass of `ModelConfig`, if its models have sizes that others lack, such as the channels of a
         camera.
     foreign : tuple of str
-        Keys that the family does not know. A family that knows all keys is preferred.
+        Keys of the checkpoint that the family does not know. A family that knows all keys is preferred.
     questions : mapping of str to Question
         Fields of `StreamConfig` that a user must decide if neither ``stream`` nor a preset has them.
     unused : tuple of str
@@ -142,12 +142,12 @@ class Recognised:
 
     @property
     def own_schedule(self) -> Schedule | None:
-        """The schedule that the checkpoint states, if any."""
+        """The schedule that the checkpoint states; None if it states none."""
         return None if self.schedule is None else self.schedule.value
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Names of the model's fields that are unknown."""
+        """Names of the fields of the model's config that are still unknown."""
         return tuple(
             model_field.name
             for model_field in fields(self.kind)
@@ -172,7 +172,7 @@ def shape_facts(where: str, keys: KeyTable, opened: OpenedFiles) -> Facts | None
 
 
 def learn_config(facts: Facts, config_json: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
-    """Add the facts of a config.json; ``names`` maps Seko's fields to its field names.
+    """Add the facts that a config.json states; ``names`` maps Seko's fields to the names in config.json.
 
     Raises
     ------
@@ -192,18 +192,18 @@ def learn_config(facts: Facts, config_json: Mapping[str, Any], names: Mapping[st
 def config_number(
     where: str, config_json: Mapping[str, Any], name: str, *, whole: bool, least: int = 1
 ) -> Any:
-    """Return a number from a config.json, or None if the field is missing.
+    """Return a number from a config.json, or None if its field is missing.
 
     Parameters
     ----------
     where : str
-        The checkpoint, for the message.
+        Name of the checkpoint, for error messages.
     told : mapping
-        The JSON object.
+        The JSON object that contains the field.
     name : str
-        The field.
+        Name of the field.
     whole : bool
-        Whether it must be an integer of at least ``least``; otherwise any finite number above 0.
+        Whether the number must be an integer of at least ``least``; otherwise any finite number above 0 is allowed.
 
     Raises
     ------
@@ -226,7 +226,7 @@ def config_number(
 
 
 def fill(facts: Facts, model: Mapping[str, Any], source: Source, detail: str) -> None:
-    """Add facts for fields that are still unknown."""
+    """Add facts for those of the given fields that are still unknown."""
     for name, value in model.items():
         facts.known.setdefault(name, Fact(value, source, detail))
 

@@ -1,4 +1,4 @@
-"""The table of families. Only this module imports a family's package, by name."""
+"""The table of model families. Only this module imports a family's package, by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def family_named(name: str) -> Family[Any]:
     Raises
     ------
     UsageError
-        If there is no such family.
+        If there is no family with this name.
     """
     known = (*FAMILIES, *SPEECH_FAMILIES)
     family: Family[Any] = find_named("model family", name, known, _HOME, Family)  # type: ignore[type-abstract]
@@ -39,12 +39,12 @@ def family_named(name: str) -> Family[Any]:
 
 
 def video_family_named(name: str) -> VideoFamily:
-    """Return the video family of a name; see `family_named`."""
+    """Return the video family with this name; see `family_named`."""
     return find_named("model family", name, FAMILIES, _HOME, VideoFamily)  # type: ignore[type-abstract]
 
 
 def speech_family_named(name: str) -> SpeechFamily:
-    """Return the speech family of a name; see `family_named`."""
+    """Return the speech family with this name; see `family_named`."""
     return find_named("model family", name, SPEECH_FAMILIES, _HOME, SpeechFamily)  # type: ignore[type-abstract]
 
 

@@ -16,7 +16,7 @@ class SpeechFamily(Family[SpeechBuild]):
     @property
     @abstractmethod
     def presets(self) -> Mapping[str, SpeechModel]:
-        """Named models, for ``--preset``."""
+        """Models with known dimensions, by the name for ``--preset``."""
 
     @abstractmethod
     def recognise(self, folder: Path) -> SpeechModel | None:
@@ -35,6 +35,6 @@ class SpeechFamily(Family[SpeechBuild]):
 
     @abstractmethod
     def moving_steps(self, steps: int) -> int:
-        """Return how many of a flow-matching solver's steps evaluate a velocity; the first steps may only move the
-        time.
+        """Return the number of solver steps that evaluate a velocity; the first steps of a flow-matching solver may
+        only move the time.
         """

@@ -1,4 +1,4 @@
-"""The interface of families of causal video transformers, and their presets."""
+"""The interface of families of causal video transformers, and the presets that they define."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Preset:
     entry : str or None
         The entry of the authors' `.pt` with the weights that they run.
     files : tuple of str
-        Ends of the paths of the authors' files, for models that only the names of their files tell apart.
+        Ends of the paths of the authors' files, for models that differ only in the names of their files.
     source : str
-        Repository and licence of the weights, and the code that the numbers are from.
+        Repository and licence of the weights, and the code from which the numbers were taken.
     needs : str
-        Further files of the model, and the options that take them.
+        Further files that the model needs, and the options that take them.
     unverified : str
         Properties of the preset that nobody has checked.
     missing : str
-        Features that Seko lacks to run the model; a build of the preset is refused unless this is empty.
+        Features of the model that Seko lacks; a build of the preset is refused unless this is empty.
     """
 
     model: ModelConfig
@@ -67,7 +67,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class CacheProbe:
-    """The engine whose cache writes calibration of a quantised cache observes.
+    """The engine whose cache writes are observed to calibrate a quantised KV cache.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class VideoFamily(Family["VideoBuild"]):
     @property
     @abstractmethod
     def presets(self) -> Mapping[str, Preset]:
-        """Named defaults, for ``--preset``."""
+        """Models with known dimensions, by the name for ``--preset``."""
 
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
@@ -142,14 +142,14 @@ class VideoFamily(Family["VideoBuild"]):
         )
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
-        """Return the inputs of a golden chunk for the graph's inputs, by name, [B, *shape] on the CPU.
+        """Return the inputs of a recorded (golden) chunk, by the names of the graph's inputs, [B, *shape] on the CPU.
 
-        With None instead of a chunk number, the inputs per session or prompt are returned. Values should affect the
-        model as real ones would, and be equal in every call. A family without inputs need not define this method.
+        With None instead of a chunk number, the inputs per session or prompt are returned. The values should affect the
+        model as real inputs would, and be equal in every call. A family without inputs need not define this method.
         """
         del config, chunk
         return {}
 
     @abstractmethod
     def cache_probe(self, config: VideoBuild) -> CacheProbe:
-        """Return the engine at which calibration reads keys and values."""
+        """Return the engine at which the calibration of a quantised cache reads keys and values."""

@@ -1,1 +1,2 @@
-"""The eager model while goldens are recorded: its engines, their rounding, and where its buffers lie."""
+"""The eager model with which goldens (results for later comparison) are recorded: its engines, their rounding, and the
+device of its buffers."""

@@ -1,4 +1,4 @@
-"""The engines of a build as plain eager modules, with which goldens are recorded."""
+"""The engines of a build as plain eager modules, with which results for later comparison (goldens) are recorded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def eager_engine(piece: Piece) -> Engine:
 
 
 def eager_manifest(config: BuildConfig, weights: Mapping[str, Tensor]) -> Manifest:
-    """Return the manifest of a build without files, for a session over its eager engines."""
+    """Return the manifest of a build that has no files yet, for a session over its eager engines."""
     table = tuple(Weight(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in weights.items())
     return describe(config, EAGER, table, {})
 
@@ -43,6 +43,6 @@ def eager_memory(config: BuildConfig) -> Memory:
 
 
 def write_goldens(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write recorded tensors into an artifact's folder."""
+    """Write recorded tensors into an artifact's folder as its golden."""
     (folder / "golden").mkdir()
     save_tensors(dict(tensors), folder / GOLDEN_FILE)

@@ -1,7 +1,7 @@
-"""Placement of the caches while goldens are recorded: on the device as far as they fit, the others on the host.
+"""Placement of the KV caches while results are recorded: on the device as far as they fit, the others on the host.
 
-A lossy build also records the model with an exact cache, which is several times larger than the artifact's and may
-not fit.
+A build with a quantised cache also records the model with an exact cache, which is several times larger than the
+artifact's cache and may not fit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def buffer_room(config: BuildConfig, memory: Memory) -> int | None:
 def placed(
     buffers: Sequence[Buffer], offloaded: Iterable[Buffer], room: int, *, what: str, advice: str
 ) -> tuple[Buffer, ...]:
-    """Return a buffer table with as many caches offloaded to the host as do not fit the device.
+    """Return the table of buffers with as many caches moved to the host as do not fit on the device.
 
     Offloaded caches are copied layer by layer, as with ``--offload-cache``, so that every call gives the same bytes.
     As many layers stay on the device as fit.
@@ -42,20 +42,20 @@ def placed(
     Parameters
     ----------
     buffers : sequence of Buffer
-        The table with all buffers on the device.
+        The table of buffers, all of them on the device.
     offloaded : iterable of Buffer
-        The same buffers, with their placement if the cache is offloaded.
+        The same buffers, with their placement if the cache is offloaded to the host.
     room : int
-        Bytes for buffers on the device, from `buffer_room`.
+        Bytes for buffers on the device, as `buffer_room` returns them.
     what : str
-        What takes the buffers, for the error: ``recording goldens with a bf16 cache``.
+        Description of the work that needs the buffers, for the error message: ``recording goldens with a bf16 cache``.
     advice : str
-        A further proposal in the error: ``build with a smaller batch``.
+        A further proposal for the error message: ``build with a smaller batch``.
 
     Raises
     ------
     MachineError
-        If the host has too little free memory for the rest.
+        If the host has too little free memory for the caches that do not fit on the device.
     """
     on_host = {buffer.name: buffer for buffer in offloaded}
     on_device, table = device_bytes(buffers), list(buffers)
@@ -81,10 +81,10 @@ def placed(
 
 
 def device_bytes(buffers: Iterable[Buffer]) -> int:
-    """Return the bytes of device memory that a buffer table needs."""
+    """Return the bytes of device memory that a table of buffers needs."""
     return sum(buffer.on_device.nbytes for buffer in buffers)
 
 
 def home_bytes(buffers: Iterable[Buffer]) -> int:
-    """Return the bytes of host memory that a buffer table needs for its offloaded caches."""
+    """Return the bytes of host memory that a table of buffers needs for its offloaded caches."""
     return sum(buffer.on_host.nbytes for buffer in buffers if buffer.device_layers)

@@ -1,4 +1,4 @@
-"""Effect of rounding on a stream with a lossy cache, from which the bounds of its goldens follow.
+"""Effect of rounding on a stream with a quantised cache, from which the error bounds of its recorded results follow.
 
 The last bit of a number near the border between two codes decides its code. The other code is a full step away and
 changes all results computed from it, so that more codes flip with each pass. With random weights the effect dies out.
@@ -19,9 +19,7 @@ _SEED = 0
 def perturbed(
     embed: Callable[[list[Tensor]], Sequence[Tensor]],
 ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    """Return the module `embed` with the last bit of its hidden state perturbed at random, the same way in every
-    run.
-    """
+    """Return the module `embed` with the last bit of its hidden state changed at random, the same way in every run."""
     generator: torch.Generator | None = None
 
     def run(inputs: list[Tensor]) -> Sequence[Tensor]:

@@ -1,1 +1,1 @@
-"""The build machine: what it can do, child processes, their folders, progress."""
+"""The build machine: what it can build, child processes, their folders, progress."""

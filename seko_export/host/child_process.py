@@ -1,4 +1,4 @@
-"""Runs Python modules in child processes, with the private compiler cache and without a trust file."""
+"""Execution of Python modules in child processes, with the private compiler cache and without a trust file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _CRASH = "Current thread"  # begins the line before a crashed thread's frames, t
 def run_child(module: str, *arguments: str, shown: bool = False) -> subprocess.CompletedProcess[str]:
     """Run ``python -m MODULE ARGUMENTS`` and return its output; the caller checks the exit code.
 
-    If it is ``shown``, its stderr goes where this process's goes. If native code ends it by a signal, Python writes
-    where it was to stderr.
-    Strings hash alike in every child, so that sets keep their order and equal builds give equal bytes.
+    With ``shown``, the child's stderr goes where this process's stderr goes. If native code ends the child by a signal,
+    Python writes the place to stderr. Strings hash alike in every child, so that sets keep their order and equal builds
+    give equal bytes.
     """
     environ = os.environ | {
         "PYTHONHASHSEED": "0",
@@ -38,8 +38,8 @@ def run_child(module: str, *arguments: str, shown: bool = False) -> subprocess.C
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the line of a child's stderr that states the reason of a failure: the last, or of a crash the innermost
-    call.
+    """Return the line of a child's stderr that states the reason of a failure: the last line, or after a crash the
+    innermost call.
     """
     lines = done.stderr.strip().splitlines() or ["no message"]
     crashed = [at for at, line in enumerate(lines) if line.startswith(_CRASH)]

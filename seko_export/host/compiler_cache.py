@@ -1,4 +1,5 @@
-"""The folder of torch's compiler cache. It belongs to this user alone, because its content is loaded and executed."""
+"""The folder of torch's compiler cache. The folder belongs to this user alone, because its content is loaded and
+executed."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def use_private_cache() -> None:
-    """Make this process's compiler use `private_cache`."""
+    """Make this process's compiler use the folder of `private_cache`."""
     os.environ[CACHE_VARIABLE] = private_cache()
 
 
 def private_cache() -> str:
     """Return the folder of the compiler cache, owned by this user and reused by later builds.
 
-    Torch's default is a folder below /tmp that another user may have created, and what lies in the cache is executed.
-    A folder that the user configured is respected.
+    Torch's default is a folder below /tmp that another user may have created, and the files in the cache are executed.
+    If the user has configured a folder, that folder is used.
     """
     chosen = os.environ.get(CACHE_VARIABLE, default_cache_dir())
     if chosen != default_cache_dir():

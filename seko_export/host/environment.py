@@ -1,4 +1,4 @@
-"""Examination of this machine: what it can build and run. Installs and changes nothing."""
+"""Examination of this machine: what it can build and run. The examination installs and changes nothing."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ sys.exit(ctypes.CDLL(sys.argv[1]).seko_probe())
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report.
+    """One line of the report of `doctor`.
 
     Parameters
     ----------
     subject : str
-        What was examined.
+        Name of the examined part of the machine.
     ok : bool
-        Whether it is usable.
+        Whether the examined part is usable.
     found : str
-        What was found.
+        Description of what was found.
     advice : str
-        What to do; empty if nothing is needed.
+        Advice what to do; empty if nothing is needed.
     """
 
     subject: str
@@ -73,9 +73,9 @@ class Target:
     Parameters
     ----------
     device : str
-        ``cpu`` or ``cuda``.
+        Kind of the device: ``cpu`` or ``cuda``.
     arch : str
-        ``x86_64`` or similar, or ``sm_90``; several GPUs are joined by hyphens.
+        Architecture of the device: ``x86_64`` or similar, or ``sm_90``; several GPUs are joined by hyphens.
     """
 
     device: str
@@ -93,21 +93,22 @@ def user_cache() -> Path:
 
 
 def resolve_target(wanted: str, cross: Collection[str] = ()) -> Target:
-    """Return the target for ``auto``, ``cpu`` or ``sm_NN``; refuse one that this machine cannot compile for.
+    """Return the target for the option ``auto``, ``cpu`` or ``sm_NN``; refuse a target for which this machine cannot
+    compile.
 
     Parameters
     ----------
     wanted : str
         The value of ``--target``; several GPUs are separated by commas.
     cross : collection of str
-        GPUs for which the backend builds although they are not present.
+        GPUs for which the backend can build although they are not in this machine.
 
     Raises
     ------
     UsageError
-        If ``wanted`` names GPUs that the backend does not build for, or several GPUs for a backend that builds for one.
+        If ``wanted`` names GPUs for which the backend cannot build, or several GPUs for a backend that builds for one.
     MachineError
-        If this machine has another GPU, or none.
+        If this machine has another GPU, or no GPU.
     """
     local = local_gpu_arch()
     if wanted == "cpu" or (wanted == "auto" and local is None):
@@ -164,7 +165,7 @@ def compiler_command() -> str:
 
 
 def compiler_version() -> str:
-    """Return the first line of the compiler's version output, or that it was not found."""
+    """Return the first line of the compiler's version output, or a note that the compiler was not found."""
     path = shutil.which(compiler_command())
     if path is None:
         return f"{compiler_command()}: not found"
@@ -225,7 +226,7 @@ def producer() -> dict[str, str]:
 
 
 def examine() -> list[Finding]:
-    """Return the doctor's findings, the most basic ones first."""
+    """Return the findings of `doctor`, the most basic ones first."""
     return [
         _python(),
         _torch(),
@@ -249,7 +250,7 @@ def examine() -> list[Finding]:
 
 
 def report(findings: list[Finding]) -> dict[str, object]:
-    """Return the report as plain data: what can be built here, and each line."""
+    """Return the report of `doctor` as plain data: what can be built on this machine, and each line."""
     state = {f.subject: f.ok for f in findings}
     basics = state["python"] and state["torch"] and state["C++ compiler"] and state["strip"]
     return {
@@ -281,7 +282,8 @@ def _gpu() -> Finding:
 
 
 def several_gpus() -> list[Finding]:
-    """Return whether an artifact of several ranks can use this machine's GPUs together; nothing for fewer than two."""
+    """Return a finding on whether an artifact of several ranks can use this machine's GPUs together; no finding for
+    fewer than two GPUs."""
     count = torch.cuda.device_count()
     if count < 2:
         return []
@@ -324,7 +326,7 @@ def _triton() -> Finding:
 
 
 def _tensorrt_builder(library: TensorRt) -> Finding:
-    """Return whether plans can be built; with the bindings alone, the import fails."""
+    """Return a finding on whether TensorRT plans can be built; with the bindings alone, the import fails."""
     subject = f"{library.title} builder"
     try:
         return Finding(subject, True, str(library.load().__version__))

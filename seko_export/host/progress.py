@@ -1,4 +1,4 @@
-"""Progress callbacks. Rendering belongs to the CLI."""
+"""Callbacks that report the progress of a build. The command line displays the progress."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Progress(Protocol):
         done, total : int
             Amount of the step that is done, and its total.
         beside : callable, optional
-            For work that continues beside this step and the next ones: a function that any thread may call and that
-            returns a sentence on its progress, or an empty string once the work is done.
+            Function for work that continues beside this step and the next ones: any thread may call it, and it returns
+            a sentence on the work's progress, or an empty string once the work is done.
         """
         ...
 
 
 def silent(step: str, done: int, total: int, beside: Callable[[], str] | None = None) -> None:
-    """Ignore progress."""
+    """Ignore reported progress."""

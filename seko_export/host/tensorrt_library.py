@@ -19,24 +19,25 @@ class TensorRt:
     backend : str
         Name of the backend in ``--backend`` and the manifest.
     title : str
-        Name of the library in messages.
+        Name of the library in error messages.
     module : str
-        Name of its Python module.
+        Name of the library's Python module.
     install : str
         Name of the package to install with pip.
     oldest : tuple of int
         The first version that supports the networks that Seko builds.
     header_majors : tuple of int
-        Major versions of the C++ headers that a plugin for it may be compiled with.
+        Major versions of the C++ headers with which a plugin for this library may be compiled.
     targets : tuple of str
-        GPUs for which it builds although they are not present; empty if it times kernels on the target GPU.
+        GPUs for which the library builds although they are not in this machine; empty if it times kernels on the target
+        GPU.
     verifies_with : str or None
-        Package of the TensorRT runtime that opens the plans, if it is another package.
+        Name of the package with the TensorRT runtime that opens the plans, if that is another package.
     packages : tuple of str
-        Packages for the bill of materials.
+        Packages of the library, for the bill of materials.
     missing_link : tuple of str, optional
-        A package, the name under which its parser opens a library in it, and the name of the file that exists
-        instead.
+        A package, the name under which TensorRT's parser opens a library in this package, and the name of the file that
+        exists instead.
     """
 
     backend: str
@@ -51,7 +52,7 @@ class TensorRt:
     missing_link: tuple[str, str, str] | None = None
 
     def load(self) -> ModuleType:
-        """Import it.
+        """Import the TensorRT library.
 
         Raises
         ------
@@ -78,7 +79,8 @@ class TensorRt:
         return module
 
     def require(self) -> str:
-        """Return the builder's version, and check that the runtime that verifies is installed too; raises as `load`."""
+        """Return the version of TensorRT's builder, and check that the runtime with which plans are verified is
+        installed, too; raises the errors of `load`."""
         version = str(self.load().__version__)
         if self.verifies_with is not None and importlib.util.find_spec(self.verifies_with) is None:
             raise MachineError(

@@ -1,4 +1,4 @@
-"""Temporary folders for compilers, removed whatever ends the build."""
+"""Temporary folders for compilers, which are removed whatever ends the build."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def workshop(prefix: str) -> Iterator[Path]:
     Yields
     ------
     Path
-        The folder, empty.
+        The new folder, empty.
     """
     place, name = Path(tempfile.gettempdir()), f"{prefix}workshop-"
     remove_leftovers(place, re.escape(name))

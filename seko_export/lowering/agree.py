@@ -1,4 +1,4 @@
-"""Comparison of a compiled engine with its module, for engines that goldens do not cover.
+"""Comparison of a compiled engine with its torch module, for engines that no recorded result covers.
 
 Torch 2.13's CPU compiler has produced wrong results for graphs like the VAE's: a part of a concatenation that was
 also an output had the values of another layer (`media/wan_vae/layers.py`).
@@ -27,7 +27,7 @@ _TOKENS = 64  # token ids are drawn below this number, and below the vocabulary 
 
 
 def check_agrees(piece: Piece, package: Path, device: str) -> None:
-    """Run a package and its module on random inputs and compare every output.
+    """Run a compiled engine and its module on random inputs and compare every output.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def check_agrees(piece: Piece, package: Path, device: str) -> None:
 
 
 def random_inputs(piece: Piece, device: str) -> list[Tensor]:
-    """Return seeded inputs for an engine that keep its activations near 1."""
+    """Return seeded random inputs for an engine, chosen so that its activations stay near 1."""
     generator = torch.Generator(device).manual_seed(0)
     vocabulary = min((a.shape[0] for a in piece.parameters if "token_embedding" in a.name), default=_TOKENS)
     tensors = []

@@ -59,18 +59,18 @@ _COLLECTIVES = "_c10d_functional"  # namespaces of torch's functional collective
 
 @dataclass(frozen=True)
 class Finding:
-    """One reason why a graph cannot be replayed.
+    """One reason for which a traced graph cannot be replayed.
 
     Parameters
     ----------
     rule : str
-        ``symbolic-int``, ``host-sync``, ``cache-slice`` or ``no-kernel``.
+        Name of the rule that the graph breaks: ``symbolic-int``, ``host-sync``, ``cache-slice`` or ``no-kernel``.
     op : str
-        The op, or the input's name.
+        Name of the op, or of the input.
     where : str
         ``file:line in function (source)`` in the model's source, or ``unknown place``.
     advice : str
-        What to do.
+        A sentence that says how to change the model's source.
     """
 
     rule: str
@@ -83,21 +83,21 @@ class Finding:
 
 
 def check_replayable(program: ExportedProgram, piece: str, cache_inputs: Sequence[int]) -> None:
-    """Raise if the traced graph contains anything that cannot be replayed.
+    """Raise an error if the traced graph contains anything that cannot be replayed.
 
     Parameters
     ----------
     program : ExportedProgram
         The traced engine.
     piece : str
-        The engine's name, for the message.
+        Name of the engine, for the error message.
     cache_inputs : sequence of int
-        Positions of the user inputs that are caches.
+        Positions of the KV caches among the inputs of the graph.
 
     Raises
     ------
     LoweringError
-        With one line for each finding.
+        If there are findings; the message has one line for each.
     """
     findings = list(find_offenders(program, cache_inputs))
     if findings:
@@ -106,7 +106,7 @@ def check_replayable(program: ExportedProgram, piece: str, cache_inputs: Sequenc
 
 
 def find_offenders(program: ExportedProgram, cache_inputs: Sequence[int]) -> Iterator[Finding]:
-    """Yield every finding in graph order."""
+    """Yield every finding of a graph, in the order of its nodes."""
     user_inputs = list(program.graph_signature.user_inputs)
     caches = {user_inputs[i] for i in cache_inputs}
     holds_cache: set[Node] = set()
@@ -201,7 +201,7 @@ def _index_nodes(node: Node, op: str) -> list[Node]:
 
 
 def _keeps_cache(node: Node, op: str, holds_cache: set[Node]) -> bool:
-    """Return whether the result is still a cache: a view, a written cache, or a whole copy."""
+    """Return whether the result of an op is still a cache: a view, a written cache, or a whole copy."""
     if op in WHOLE_COPY_OPS:
         return any(n in holds_cache for n in node.all_input_nodes)
     # A tensor that is computed from a cache is no cache: a window expanded from codes may be sliced.
@@ -212,7 +212,7 @@ def _keeps_cache(node: Node, op: str, holds_cache: set[Node]) -> bool:
 
 
 def _takes_all(node: Node) -> bool:
-    """Return whether a slice keeps every element, as ``x[:]`` does; a split or select never does."""
+    """Return whether a slice keeps every element, as ``x[:]`` does; a split or select never keeps every element."""
     source = node.args[0]
     value, taken = node.meta.get("val"), source.meta.get("val") if isinstance(source, Node) else None
     if (
@@ -225,7 +225,8 @@ def _takes_all(node: Node) -> bool:
 
 
 def _takes_channels(node: Node) -> bool:
-    """Return whether a slice cuts the innermost axis, the channels; the tokens of a cache are on another axis."""
+    """Return whether a slice cuts the innermost axis, which is the channels; the tokens of a cache are on another
+    axis."""
     place = _CHANNEL_OPS.get(_op_name(node).removesuffix("_copy"))
     source = node.args[0]
     taken = source.meta.get("val") if isinstance(source, Node) else None

@@ -1,4 +1,4 @@
-"""Reduction of an AOTInductor package to code and metadata: no sources, debug data or local paths.
+"""Reduction of an AOTInductor package to code and metadata: sources, debug data and local paths are removed.
 
 The compiler leaves C++ sources in the package, and the shared object has debug data, five times as large as the code,
 with paths of the build machine. An artifact is copied to other machines and needs none of these.
@@ -85,7 +85,7 @@ def strip_symbols(shared_object: bytes) -> bytes:
 
 
 def blank_paths(content: bytes, prefixes: Iterable[bytes]) -> bytes:
-    """Replace each prefix by a placeholder of equal length, so that no offset in a binary changes."""
+    """Replace each path prefix by a placeholder of equal length, so that no offset in a binary changes."""
     for prefix in prefixes:
         stand_in = (_PATH_STAND_IN + b"/" * len(prefix))[: len(prefix)]
         content = content.replace(prefix, stand_in)

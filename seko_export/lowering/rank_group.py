@@ -1,4 +1,4 @@
-"""A stand-in process group that the compiler looks up while it compiles collectives. Nothing is sent."""
+"""A stand-in process group that the compiler looks up while it compiles collectives. The stand-in sends nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seko_runtime.format.manifest import CALL_GROUP, LANE_GROUP
 
 @contextmanager
 def stand_in_group(ranks: int) -> Iterator[None]:
-    """Context in which a stand-in group of ``ranks`` members is registered under each group name; for one rank
+    """Context manager in which a stand-in group of ``ranks`` members is registered under each group name; for one rank
     nothing is registered.
 
     The group is torch's own fake group for tests: its collectives return at once with this process's data.

@@ -30,9 +30,9 @@ def trace(piece: Piece, device: str) -> ExportedProgram:
     Parameters
     ----------
     piece : Piece
-        From `make_pieces`.
+        The engine's module and signature, from `make_pieces`.
     device : str
-        ``cpu`` or ``cuda``, for which kernels are chosen.
+        Device for which kernels are chosen: ``cpu`` or ``cuda``.
 
     Returns
     -------

@@ -1,1 +1,1 @@
-"""Models around the transformer: text encoder and VAE."""
+"""Models around the transformer: VAEs, text encoder, audio encoder and image encoder."""

@@ -1,4 +1,4 @@
-"""Loads the weights of VAE and text encoder by the names of their modules."""
+"""Loading of the weights of VAE and text encoder, by the names of their modules."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ def load_vae(
     Parameters
     ----------
     path : Path
-        A file, its folder, or a pipeline, in the VAE's `Layout`; the content decides which it is.
+        File of the VAE, its folder, or a pipeline, as described by the VAE's `Layout`; the content decides which of
+        these it is.
     config : VaeConfig
-        The VAE that is expected.
+        Dimensions of the expected VAE.
     half : str
-        ``decoder``, ``encoder`` or ``both``: the part to load. The other half may be present or not.
+        Half of the VAE to load: ``decoder``, ``encoder`` or ``both``. With one half, the checkpoint need not contain
+        the other.
     dtype : torch.dtype, optional
-        float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
+        Dtype to which weights are converted: float32, bfloat16 or float16; None keeps the stored dtype.
 
     Returns
     -------
@@ -42,7 +44,7 @@ def load_vae(
     UsageError
         If ``dtype`` is not float32, bfloat16 or float16, or ``half`` is unknown.
     CheckpointError
-        If the checkpoint cannot be read or is another model: a subclass for the cause, see
+        If the checkpoint cannot be read or holds another model; the subclass tells the cause, see
         `seko_export.checkpoints.errors`.
     """
     if half not in HALVES:
@@ -54,7 +56,8 @@ def load_vae(
 
 
 def vae_weights(path: Path, config: VaeConfig) -> WeightSource:
-    """Return the tensors of a VAE's modules by name: those at ``path``, and those computed from the config."""
+    """Return the tensors of a VAE's modules by name: tensors of the checkpoint at ``path``, and tensors computed from
+    the config."""
     return vae_of(config).weights(load_vae(path, config), config)
 
 
@@ -69,9 +72,9 @@ def load_text_encoder(
         Wan's `.pth` (the bare weights), a safetensors file with either naming, or transformers' folder (sharded by an
         index, or a pipeline with ``text_encoder/``). The content decides which it is.
     config : TextEncoderConfig
-        The encoder that is expected.
+        Dimensions of the expected text encoder.
     dtype : torch.dtype, optional
-        float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
+        Dtype to which weights are converted: float32, bfloat16 or float16; None keeps the stored dtype.
 
     Returns
     -------
@@ -83,7 +86,7 @@ def load_text_encoder(
     UsageError
         If ``dtype`` is not float32, bfloat16 or float16.
     CheckpointError
-        If the checkpoint cannot be read or is another model: a subclass for the cause, see
+        If the checkpoint cannot be read or holds another model; the subclass tells the cause, see
         `seko_export.checkpoints.errors`.
     """
     return load_weights(

@@ -1,7 +1,7 @@
 """Engines around the transformer: the text encoder, and the VAE's decoder and encoder.
 
-All are optional. Names of their weights begin with `TEXT_WEIGHTS` or `VAE_WEIGHTS`. Buffers that the host writes or
-reads have names that the format fixes.
+A build may have any of these engines. Names of their weights begin with `TEXT_WEIGHTS` or `VAE_WEIGHTS`. Buffers that
+the host writes or reads have names that the artifact's format fixes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def media_buffers(config: VideoBuild) -> tuple[Buffer, ...]:
 
 
 def text_table(config: VideoBuild) -> Text | None:
-    """Return the manifest's table of prompts."""
+    """Return the manifest's table about prompts: the tokenizer and its limits."""
     if config.workload.text is None:
         return None
     return Text(
@@ -111,7 +111,7 @@ def text_table(config: VideoBuild) -> Text | None:
 
 
 def video_table(config: VideoBuild) -> Video | None:
-    """Return the manifest's table of pictures."""
+    """Return the manifest's table about decoded pictures: their number and size."""
     if config.workload.vae is None:
         return None
     s = config.workload.stream
@@ -189,7 +189,7 @@ def _vae_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
 
 
 def _latent_shape(config: VideoBuild, frames: int) -> tuple[int, int, int, int]:
-    """Return the shape of one row's latents."""
+    """Return the shape of the latents of one row."""
     s = config.workload.stream
     return (config.model.out_channels, frames, s.latent_height, s.latent_width)
 

@@ -1,9 +1,9 @@
-"""Division of a VAE's pictures among ranks: each rank has some rows of all columns, rank 0 the uppermost.
+"""Division of a VAE's pictures among ranks (GPUs): each rank has some rows of pixels over the full width, rank 0 the
+uppermost.
 
-All ranks run the same engines: which rows are a rank's own, and which ranks are its neighbours, is selected by a tensor
-that holds its number. The collectives are functional, which `torch.export` traces. They go through a process group of
-their own, `LANE_GROUP`, because a chunk may be decoded while the next one is computed: within one group every rank
-must send in the same order.
+All ranks run the same engines: a tensor with the rank's number selects the rank's own rows and its neighbours. The
+collectives are functional, which `torch.export` traces. They use a process group of their own, `LANE_GROUP`, because a
+chunk may be decoded while the next one is computed: within one group every rank must send in the same order.
 
 Shapes: B rows of the batch, C channels, T frames, H rows of pixels or cells of one rank, W columns, R ranks.
 """
@@ -22,28 +22,28 @@ from seko_runtime.format.manifest import LANE_GROUP
 
 @dataclass(frozen=True)
 class RowSplit:
-    """The rows of one rank.
+    """The rows of a picture that belong to one rank.
 
     Parameters
     ----------
     ranks : int
-        R, at least 2; divides the latents' rows.
+        Number R of ranks, at least 2; it divides the number of rows of the latents.
     rank : Tensor
-        [1] int64: the rank's number.
+        Number of this rank, [1] int64.
     """
 
     ranks: int
     rank: Tensor
 
     def own_rows(self, x: Tensor) -> Tensor:
-        """Return the rank's rows [B, C, T, H, W] of x [B, C, T, R*H, W]."""
+        """Return the rows of this rank [B, C, T, H, W] from x [B, C, T, R*H, W]."""
         own: Tensor = x.unflatten(3, (self.ranks, -1)).index_select(3, self.rank).squeeze(3)
         return own
 
     def with_neighbours(self, x: Tensor) -> Tensor:
-        """Return [B, C, T, 1 + H + 1, W]: x with the last row of the rank above and the first of the one below.
+        """Return x with the last row of the rank above and the first row of the rank below: [B, C, T, 1 + H + 1, W].
 
-        Above and below the picture these rows are zeros, like a convolution's padding. Memory is channels-last.
+        Above and below the whole picture these rows are zeros, like a convolution's padding. Memory is channels-last.
         """
         own = x.permute(0, 2, 3, 4, 1)  # [B, T, H, W, C]
         edges = self._gathered(torch.stack((own[:, :, -1], own[:, :, 0])))  # [R, 2, B, T, W, C]
@@ -54,10 +54,10 @@ class RowSplit:
         return joined.permute(0, 4, 1, 2, 3)
 
     def every_place(self, x: Tensor) -> Tensor:
-        """Return [N, R*P, C], the pixels of all R ranks, from x [N, P, C] with the P pixels of this rank."""
+        """Return the pixels of all R ranks, [N, R*P, C], from the P pixels of this rank, x [N, P, C]."""
         whole: Tensor = self._gathered(x).transpose(0, 1).flatten(1, 2)
         return whole
 
     def _gathered(self, x: Tensor) -> Tensor:
-        """Return x of every rank as [R, *x.shape], in the ranks' order."""
+        """Return the tensor x of every rank as [R, *x.shape], in the order of ranks."""
         return gathered(x, self.ranks, LANE_GROUP)

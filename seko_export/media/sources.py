@@ -1,4 +1,4 @@
-"""Files of the models around the transformer."""
+"""Paths of the files of the models around the transformer, such as VAE and text encoder."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from seko_export.errors import UsageError
 
 @dataclass(frozen=True)
 class MediaSources:
-    """Files of the models around the transformer.
+    """Paths of the files of the models around the transformer, such as VAE and text encoder.
 
     Parameters
     ----------
     vae, text_encoder : Path or None
-        Paths for `load_vae` and `load_text_encoder`; None: the build has no such engines.
+        Paths that `load_vae` and `load_text_encoder` take; None: the build has no such engines.
     tokenizer : Path or None
-        The tokenizer of the text encoder, or of a model that takes text itself: a JSON file of the library
+        File of the tokenizer for the text encoder, or for a model that takes text itself: a JSON file of the library
         `tokenizers`.
     audio_encoder : Path or None
-        Path for `load_hubert`; None: the build has no such engine.
+        Path that `load_hubert` takes; None: the build has no audio encoder.
     image_encoder : Path or None
-        Path for `load_clip`; None: the build has no such engine.
+        Path that `load_clip` takes; None: the build has no image encoder.
     audio_adapter : Path or None
-        Further weights of the transformer itself, if they are not in its folder.
+        File with further weights of the transformer itself, if they are not in its folder.
 
     Raises
     ------
     UsageError
-        If a text encoder is given without its tokenizer.
+        If a text encoder is passed without its tokenizer.
     """
 
     vae: Path | None = None

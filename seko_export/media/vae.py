@@ -1,8 +1,8 @@
-"""The interface between Seko and a VAE: what a VAE provides, and who uses it.
+"""The interface between Seko and a VAE: the methods that a VAE provides, and the code that calls them.
 
-A VAE is a module with a `VAE`: an object of a class derived from `Vae`. A `Vae` reads its files and builds its
-modules; its config (`VaeConfig`) has strides and channels. Engines, buffers, programs, `plan` and replay are the same
-for every VAE.
+A VAE is a module with a `VAE`: an object of a class derived from `Vae`. A `Vae` reads its files and builds its modules;
+its config (`VaeConfig`) has strides and channels. The code for engines, buffers, programs, `plan` and replay is the
+same for every VAE.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ C = TypeVar("C", bound=VaeConfig)
 
 
 class Vae(ABC, Generic[C]):
-    """One kind of VAE, with configs of the class ``C``. A subclass is stateless: one object serves every build."""
+    """One kind of VAE, with configs of the class ``C``. An object of a subclass has no state: it serves every build."""
 
     layout: Layout
     """Where files keep its weights, and its formats in words."""
@@ -35,15 +35,16 @@ class Vae(ABC, Generic[C]):
 
     @abstractmethod
     def recognise(self, path: Path) -> C | None:
-        """Return the config of the VAE at ``path``, from the config.json beside the weights, else from their shapes.
+        """Return the config of the VAE at ``path``, from the config.json beside the weights; without one, from the
+        shapes of the weights.
 
-        The result is None if the file is another kind of VAE, or no VAE. The first kind that recognises a file is used,
-        so shapes or a class name must distinguish each kind from others.
+        The result is None if the file holds another kind of VAE, or no VAE. The first kind that recognises a file is
+        used, so shapes or a class name must distinguish each kind from others.
 
         Raises
         ------
         CheckpointError
-            If the file is of this kind and cannot be read.
+            If the file is of this kind of VAE and cannot be read.
         UsageError
             If dimensions in the VAE's config.json contradict each other.
         """
@@ -66,7 +67,7 @@ class Vae(ABC, Generic[C]):
         """Return the name of a VAE file's format, and the stored tensor of every parameter of the VAE's modules by the
         parameter's name.
 
-        ``half`` is one of `HALVES`: the other half may be in the file or not. `checkpoints.keycheck.compare_keys`
+        ``half`` is one of `HALVES`: the file need not contain the other half. `checkpoints.keycheck.compare_keys`
         compares names and shapes.
 
         Raises
@@ -76,7 +77,8 @@ class Vae(ABC, Generic[C]):
         """
 
     def weights(self, checkpoint: WeightSource, config: C) -> WeightSource:
-        """Return the tensors of the modules' parameters by name: the file's, and those computed from the config."""
+        """Return the tensors of the modules' parameters by name: tensors of the file, and tensors computed from the
+        config."""
         del config
         return checkpoint
 
@@ -86,20 +88,20 @@ class Vae(ABC, Generic[C]):
 
         The module takes latents [C, frames, h, w] float32 as the transformer returns them and, unless ``first``, the
         caches that the previous call returned. The module returns pictures [`VaeConfig.video_frames`, H, W, 3] uint8
-        and the caches for the next call, in new memory, both with the shapes of `cache_shapes`. ``first``: the first
-        chunk of a stream.
+        and the caches for the next call, in new memory, both with the shapes of `cache_shapes`. ``first`` is true for
+        the first chunk of a stream.
         """
 
     def shared_decoder(
         self, config: C, *, first: bool, frames: int, dtype: torch.dtype, ranks: int
     ) -> nn.Module:
-        """Return the module that decodes one chunk of one session on one of several ranks: that rank's pixel rows of
-        the pictures.
+        """Return the module that decodes, on one of several ranks (GPUs), one chunk of one session to that rank's pixel
+        rows of the pictures.
 
-        Called if the VAE's config has ``shares_rows``; ``ranks`` divides the latents' height. The module takes the
-        latents [C, frames, h, w] of the whole picture, then the rank's number [1] int64, then the caches. The module
-        returns the rank's pixel rows of the pictures [`VaeConfig.video_frames`, H / ranks, W, 3] uint8, and the caches
-        for the next call, with the shapes of `cache_shapes` for h / ranks rows. `row_split.RowSplit` has the
+        The method is called if the VAE's config has ``shares_rows``; ``ranks`` divides the latents' height. The module
+        takes the latents [C, frames, h, w] of the whole picture, then the rank's number [1] int64, then the caches. The
+        module returns the rank's pixel rows of the pictures [`VaeConfig.video_frames`, H / ranks, W, 3] uint8, and the
+        caches for the next call, with the shapes of `cache_shapes` for h / ranks rows. `row_split.RowSplit` has the
         collectives.
         """
         raise NotImplementedError(f"{type(self).__name__} has no decoder that ranks share")
@@ -107,17 +109,16 @@ class Vae(ABC, Generic[C]):
     def encoder(self, config: C, *, dtype: torch.dtype) -> nn.Module:
         """Return the module that encodes a start picture: [H, W, 3] uint8 to latents [C, 1, h, w] float32.
 
-        Called if the VAE's config has ``encodes``.
+        The method is called if the VAE's config has ``encodes``.
         """
         raise NotImplementedError(f"{type(self).__name__} has no encoder")
 
     def picture_encoder(self, config: C, *, dtype: torch.dtype) -> nn.Module:
         """Return the module that encodes a picture which is followed by grey frames.
 
-        The module takes levels [H, W, 3] float32 of 0 to 255, or outside this range after a bicubic resize. The module
-        returns latents [C, 1, h, w] float32 and the caches for `grey_encoder`, with the shapes of
-        `encoder_cache_shapes`. Called, like `grey_encoder` and `encoder_cache_shapes`, if the VAE's config has
-        ``encodes_on``.
+        The module takes pixel levels [H, W, 3] float32 of 0 to 255, or outside this range after a bicubic resize. The
+        module returns latents [C, 1, h, w] float32 and the caches for `grey_encoder`, with the shapes of
+        `encoder_cache_shapes`. The three methods are called if the VAE's config has ``encodes_on``.
         """
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
 

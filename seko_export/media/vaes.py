@@ -1,4 +1,4 @@
-"""The table of VAEs. Only this file imports a VAE's package, by name."""
+"""The table of VAEs. Only this module imports a VAE's package, by name."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def vae_named(name: str) -> Vae[Any]:
     Raises
     ------
     UsageError
-        If there is no such VAE.
+        If there is no VAE with this name.
     """
     return find_named("VAE", name, VAES, f"{__package__}.{{}}.vae:VAE", Vae)  # type: ignore[type-abstract]
 
 
 def vae_of(config: VaeConfig) -> Vae[Any]:
-    """Return the VAE of a config."""
+    """Return the VAE to which a config belongs."""
     return vae_named(config.kind)
 
 
@@ -40,14 +40,14 @@ def vaes() -> Iterator[Vae[Any]]:
 
 
 def vae_config_of(path: Path) -> VaeConfig:
-    """Return the config of the VAE at ``path``, of the first kind that recognises it.
+    """Return the config of the VAE at ``path``, from the first kind of VAE that recognises the file.
 
     Raises
     ------
     CheckpointError
-        If the path holds no VAE, or the VAE's config.json cannot be read.
+        If the path holds no known VAE, or the VAE's config.json cannot be read.
     UsageError
-        If its dimensions contradict each other.
+        If dimensions of the VAE contradict each other.
     """
     for vae in vaes():
         config: VaeConfig | None = vae.recognise(path)
@@ -72,7 +72,7 @@ def vae_config(config_json: Mapping[str, Any], where: str) -> VaeConfig:
 
 
 def vae_for(latent_channels: int, spatial_stride: int, temporal_stride: int) -> VaeConfig | None:
-    """Return the config of the first VAE preset whose latents have these sizes, or None."""
+    """Return the config of the first VAE preset whose latents have these sizes; None if there is none."""
     wanted = (latent_channels, spatial_stride, temporal_stride)
     for vae in vaes():
         for preset in vae.presets.values():

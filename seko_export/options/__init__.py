@@ -1,1 +1,1 @@
-"""From the user's options to a build's configuration and the files that it reads."""
+"""Resolving of the user's options to a build's configuration and the files that the build reads."""

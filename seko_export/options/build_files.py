@@ -1,4 +1,4 @@
-"""Finds a tokenizer, and opens the checkpoint of a build."""
+"""Search for a tokenizer, and opening of the checkpoint of a build."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ RANDOM_WEIGHTS = "no checkpoint named: using seeded random weights (noise, not v
 
 
 def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
-    """Return the tokenizer's file: the named one, else the one in the usual place beside a published encoder.
+    """Return the tokenizer's file: the file that the user named; otherwise the file in the usual place beside a
+    published encoder.
 
     Parameters
     ----------
     text_encoder : Path
-        The encoder's file or folder, or the folder of a pipeline.
+        File or folder of the text encoder, or the folder of a pipeline.
     named : Path or None
-        A file, or a folder that holds ``tokenizer.json``.
+        The file that the user named, or a folder that holds ``tokenizer.json``.
 
     Raises
     ------
@@ -50,8 +51,8 @@ def find_tokenizer(text_encoder: Path, named: Path | None) -> Path:
 def opened_checkpoint(
     named: Path | None, model: ModelIdentity, note: Callable[[str], None], *, seed: int = 0
 ) -> Iterator[Path]:
-    """Yield the path of a checkpoint: the named file or folder, or a temporary checkpoint of random weights from
-    ``seed``.
+    """Yield the path of a checkpoint: the file or folder that the user named, or a temporary checkpoint of random
+    weights from ``seed``.
 
     ``note`` is called before random weights are written. The random weights are removed when the block ends.
     """

@@ -1,5 +1,5 @@
-"""Checks of a build's options that need no torch, so that a typo is reported within a second. `resolve` does the
-rest.
+"""Checks of a build's options that need no torch, so that a typo is reported within a second. The module `resolve`
+makes the other checks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TARGET = re.compile(r"auto|cpu|sm_\d{2,3}(?:,sm_\d{2,3})*")
 
 
 def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER) -> None:
-    """Refuse unknown names and impossible layouts, as far as this needs no checkpoint.
+    """Refuse unknown names and impossible layouts, as far as they can be found without a checkpoint.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def check_options(options: BuildOptions, *, sample_folder: Path = SAMPLE_FOLDER)
 
 
 def is_speech(options: BuildOptions) -> bool:
-    """Return whether a build is of a speech model: by its preset, or by the config.json of its folder."""
+    """Return whether a build is for a speech model, by its preset or by the config.json of its folder."""
     if options.preset is not None:
         return options.preset in speech_presets()
     folder = options.checkpoint or options.model_folder
@@ -101,7 +101,7 @@ def is_speech(options: BuildOptions) -> bool:
 
 
 def check_speech_options(options: BuildOptions) -> None:
-    """Refuse invalid options of a speech build, as far as this needs no checkpoint.
+    """Refuse invalid options of a speech build, as far as they can be found without a checkpoint.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def check_speech_options(options: BuildOptions) -> None:
 
 
 def _asked(options: BuildOptions) -> list[str]:
-    """Return the options that have another value than their default."""
+    """Return the options whose values differ from their defaults."""
     return [field.name for field, _ in declared() if getattr(options, field.name) != field.default]
 
 
@@ -141,14 +141,15 @@ def _check_names(options: BuildOptions, known: tuple[str, ...]) -> None:
 
 
 def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> None:
-    """Refuse a build with invalid options, missing files or an unusable output folder; reads no file's content.
+    """Refuse a build with invalid options, missing files or an unusable output folder. The content of files is not
+    read.
 
     Parameters
     ----------
     options : BuildOptions
-        What `seko-export build` takes.
+        The options of `seko-export build`.
     output_path : Path
-        The artifact's folder.
+        Folder of the new artifact.
     force : bool
         Whether to replace an artifact that is already there.
 
@@ -188,7 +189,7 @@ def check_build(options: BuildOptions, output_path: Path, *, force: bool) -> Non
 
 
 def preset_of(options: BuildOptions, sample_folder: Path = SAMPLE_FOLDER) -> str:
-    """Return the preset of a build: the named one, else the sample if it is installed."""
+    """Return the preset of a build: the preset that the user named; otherwise the sample, if it is installed."""
     return options.preset or (SAMPLE if sample_folder.is_dir() else RANDOM)
 
 
@@ -210,7 +211,8 @@ def is_sample(folder: Path) -> bool:
 
 
 def _config_in(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's config.json; empty if it holds none that can be read, which is told later."""
+    """Return the content of a folder's config.json; empty if there is none that can be read, which another check
+    reports."""
     file = folder / SAMPLE_CONFIG
     try:
         content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
@@ -239,7 +241,7 @@ def _sample_stream(folder: Path) -> StreamConfig | None:
 
 
 def _check_place(output_path: Path) -> None:
-    """Refuse an output path below a file, or in a folder that this user may not write."""
+    """Refuse an output path below a file, or in a folder to which this user may not write."""
     above = next(parent for parent in output_path.absolute().parents if os.path.lexists(parent))
     if not above.is_dir():
         raise MachineError(f"{output_path} cannot be written ({above} is no folder): choose another -o")

@@ -1,5 +1,5 @@
-"""The options of a build, declared once. Command line, `plan`, Python API and the table in the docs are made from
-them.
+"""The options of a build, declared once. The command line, `plan`, the Python API and the table in the docs are made
+from these declarations.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Option:
     off : str, optional
         Spelling of the negative flag, if a flag has one: ``--resident-cache``.
     plan : bool
-        Whether `seko-export plan` has the option too.
+        Whether `seko-export plan` has the option, too.
     numbers : bool
         Whether the option's value is a comma-separated list of integers.
     repeated : bool
-        Whether the option may be repeated.
+        Whether the option may be given several times.
     values : callable, optional
-        Returns the option's possible values, for shell completion.
+        Function that returns the option's possible values, for shell completion.
     """
 
     help: str
@@ -99,7 +99,7 @@ def _backends() -> Sequence[str]:
 
 
 def _either(words: Iterable[str]) -> str:
-    """Join what an option takes, as the beginning of its help."""
+    """Join the possible values of an option to the beginning of its help text."""
     joined = " or ".join(words)
     return joined[:1].upper() + joined[1:]
 
@@ -431,7 +431,7 @@ class BuildOptions:
 
     @property
     def layout(self) -> Mapping[str, Any]:
-        """Fields of `StreamConfig` that override the preset's."""
+        """Fields of `StreamConfig` that override those of the preset."""
         asked = {
             option_field.name: getattr(self, option_field.name)
             for option_field, _ in declared()
@@ -451,7 +451,7 @@ class BuildOptions:
 
     @property
     def pool(self) -> PoolConfig | None:
-        """The pool that ``--sessions`` asks for, if any."""
+        """The pool for which ``--sessions`` asks; None without this option."""
         if self.sessions is None:
             return None
         sizes = self.batch or tuple(size for size in DEFAULT_BUCKETS if size <= self.sessions)
@@ -466,12 +466,12 @@ def declared() -> Iterator[tuple[Field[Any], Option]]:
 
 
 def flag(name: str) -> str:
-    """Return how a field is spelled on the command line."""
+    """Return the spelling of a field on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Parse comma-separated integers; the UsageError names the option."""
+    """Parse comma-separated integers; the UsageError for other text names the option."""
     parts = text.split(",")
     if not all(part.isdecimal() and part.isascii() and len(part) <= MOST_DIGITS for part in parts):
         raise UsageError(f"{option} {text[:80]!r}: expected whole numbers with commas, as 2,2,21")
@@ -479,7 +479,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def options_table() -> str:
-    """Return the table of options in the docs, as Markdown."""
+    """Return the table of options for the docs, as Markdown."""
     lines = ["| option | default | what it does |", "|---|---|---|"]
     group: Group | None = None
     for option_field, option in declared():

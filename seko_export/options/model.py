@@ -1,4 +1,4 @@
-"""Determines the model of a build from its checkpoint, a preset and ``--heads``."""
+"""Choice of a build's model from its checkpoint, a preset and ``--heads``."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ _ASPECT = re.compile(r"([1-9][0-9]{0,5})[:x]([1-9][0-9]{0,5})", re.ASCII)
 
 @dataclass(frozen=True)
 class ChosenModel:
-    """The model of a build.
+    """The model that a build uses, with its stream layout and schedule.
 
     Parameters
     ----------
     model : ModelConfig
-        The model's dimensions. The name is the name of the preset with these dimensions, else family, width and depth.
+        Dimensions of the model. Its name is that of the preset with these dimensions; without one, family, width and
+        depth.
     stream : StreamConfig
-        The layout, with the options applied.
+        The layout of the stream, with the options applied.
     schedule : Schedule or None
-        Timesteps of the passes, if the checkpoint states them.
+        Timesteps of a chunk's passes, if the checkpoint states them.
     notes : tuple of str
-        Sentences on sizes that were assumed.
+        Sentences for the user about sizes that were assumed.
     """
 
     model: ModelConfig
@@ -49,7 +50,7 @@ class ChosenModel:
 def preset_model(name: str, preset: Preset, options: BuildOptions) -> ChosenModel:
     """Return the model of a named preset; raise an error if the checkpoint's config.json contradicts the preset.
 
-    Shapes are compared when the weights are read. The schedule is the preset's if it has one, else config.json's.
+    Shapes are compared when the weights are read. The schedule is the preset's; without one, that of config.json.
 
     Raises
     ------
@@ -163,7 +164,7 @@ def with_run_config(chosen: ChosenModel, options: BuildOptions) -> ChosenModel:
     UsageError
         If the family has no run configurations, or the file asks for a feature that Seko does not support.
     NotACheckpointError
-        If the file is no JSON object.
+        If the run configuration is not a JSON object.
     """
     file = options.run_config
     if file is None:
@@ -183,13 +184,14 @@ class ReadFacts:
     Parameters
     ----------
     file : ModelFile
-        The recognised checkpoint.
+        The checkpoint that a family recognised.
     name : str
-        Name of the preset that has all dimensions of the checkpoint, else family, width and depth.
+        Name of the preset that has all dimensions of the checkpoint; without one, family, width and depth.
     model, stream : mapping of str to Fact
-        Fields of `ModelConfig` and `StreamConfig`; those that were not read are the preset's or the family's.
+        Fields of `ModelConfig` and `StreamConfig`; fields that were not read have the value of the preset or of the
+        family.
     preset : Preset or None
-        The preset called ``name``.
+        The preset with the name ``name``, if there is one.
     alike : tuple of str
         Names of presets that have all dimensions and stream fields of the checkpoint.
     """
@@ -213,16 +215,16 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
     Parameters
     ----------
     options : BuildOptions
-        Only ``--heads``, ``--entry`` and ``--audio-adapter`` are used.
+        The options of the build, of which ``--heads``, ``--entry`` and ``--audio-adapter`` are used.
     checkpoint : Path
-        The checkpoint.
+        File or folder of the checkpoint.
     presets : mapping of str to Preset
-        Presets that may fit.
+        Presets with which the checkpoint is compared.
 
     Raises
     ------
     CheckpointError
-        If the checkpoint cannot be read, is of no known family, or contradicts its config.json or ``--heads``.
+        If the checkpoint cannot be read, belongs to no known family, or contradicts its config.json or ``--heads``.
     """
     file = _recognised(options, checkpoint)
     model, stream = _with_heads(checkpoint, file.recognised, options.heads), file.recognised.stream
@@ -261,13 +263,13 @@ def read_facts(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Pr
 def read_model(options: BuildOptions, checkpoint: Path, presets: Mapping[str, Preset]) -> ChosenModel:
     """Return the model that a checkpoint describes.
 
-    Missing fields come from the preset with the same dimensions, else from the family; a note says so. For the
-    parameters see `read_facts`.
+    Missing fields are taken from the preset with the same dimensions, otherwise from the family; a note says so. For
+    the parameters see `read_facts`.
 
     Raises
     ------
     CheckpointError
-        If the checkpoint cannot be read, is of no known family, or contradicts its config.json or ``--heads``.
+        If the checkpoint cannot be read, belongs to no known family, or contradicts its config.json or ``--heads``.
     UsageError
         If the model's number of heads is unknown, or the options contradict each other.
     """
@@ -301,14 +303,14 @@ def _recognised(options: BuildOptions, checkpoint: Path) -> ModelFile:
 
 
 def model_of(checkpoint: Path, facts: ReadFacts) -> ModelConfig:
-    """Return the model's config; no field of the config may be unknown.
+    """Return the config of the model, none of whose fields may be unknown.
 
     Raises
     ------
     UsageError
-        If ``--heads`` does not fit the width.
+        If the model's width is no multiple of ``--heads``.
     NotACheckpointError
-        If the file's own dimensions contradict each other.
+        If the dimensions in the checkpoint contradict each other.
     """
     try:
         return facts.recognised.model_named(facts.name)
@@ -319,7 +321,7 @@ def model_of(checkpoint: Path, facts: ReadFacts) -> ModelConfig:
 
 
 def lacking_sentence(recognised: Recognised) -> str:
-    """Say which fields the checkpoint does not state and its family does not assume."""
+    """Return a sentence that names the fields that the checkpoint does not state and its family does not assume."""
     widths = " and ".join(
         f"{name} {recognised.model[name].value}"
         for name in ("dim", "audio_width")
@@ -343,7 +345,7 @@ def notes_on(checkpoint: Path, facts: ReadFacts, answered: Set[str] = frozenset(
     """Return sentences on stream fields that a checkpoint does not state, and on the values that are assumed for these
     fields.
 
-    The user's options already determine the fields ``answered`` of the stream.
+    The user's options already determine the fields ``answered`` of the stream, so they need no sentence.
     """
     taken: dict[str, list[str]] = {}
     for name, fact in facts.model.items():
@@ -403,7 +405,7 @@ def _with_heads(path: Path, recognised: Recognised, heads: int | None) -> dict[s
     Raises
     ------
     CheckpointError
-        If config.json says something else.
+        If config.json states another number of heads.
     """
     model = dict(recognised.model)
     if heads is None:
@@ -422,7 +424,7 @@ def _has(stream: StreamConfig, layout: Mapping[str, object]) -> bool:
 
 
 def _taken_from(name: str, preset: ModelConfig | StreamConfig, facts: Mapping[str, Fact]) -> dict[str, Fact]:
-    """Return the facts that were read, completed from a preset."""
+    """Return the facts that were read from a checkpoint, completed with the values of a preset."""
     read = {name_of_fact for name_of_fact, fact in facts.items() if fact.is_read}
     assumed = set(vars(preset)) - read - {*NAMES}
     taken = {

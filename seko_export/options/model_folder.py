@@ -1,4 +1,4 @@
-"""``--model-folder``: one folder with all files of a model, each found by its content."""
+"""The option ``--model-folder``: one folder with all files of a model, each found by its content."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _SHARD = "-of-"  # in the name of a shard, which its folder stands for
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The files found in a folder, by the fields of `BuildOptions`; None: no file of that kind.
+    """The files that were found in a model folder, by the fields of `BuildOptions`; None: no file of that kind.
 
     Parameters
     ----------
     checkpoint, vae, text_encoder, tokenizer, audio_encoder, image_encoder : Path or None
-        File or folder of each model, in the form that the build option of the same name takes.
+        File or folder of each model, in the form that the build option with the same name takes.
     audio_adapter : Path or None
-        File of the audio adapter, if the file lies in the folder and the transformer in a subfolder.
+        File of the audio adapter, if this file is in the folder and the transformer in a subfolder.
     unknown : tuple of Path
-        Weight files of none of the kinds above.
+        Weight files that hold none of these models.
     """
 
     checkpoint: Path | None = None
@@ -61,7 +61,7 @@ class ModelFolder:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on weight files that the build does not use."""
+        """Sentences for the user about weight files that the build does not use."""
         names = ", ".join(path.name for path in self.unknown)
         return [f"not used, since they are of no known kind: {names}"] if names else []
 
@@ -119,18 +119,19 @@ def with_pipeline(options: BuildOptions) -> BuildOptions:
 
 
 def is_pipeline(folder: Path) -> bool:
-    """Return whether a folder is that of a diffusers pipeline: a transformer in a folder beside others."""
+    """Return whether a folder is that of a diffusers pipeline: it has a subfolder with a transformer beside other
+    subfolders."""
     beside = any((folder / name).is_dir() for name in ("vae", "text_encoder", "image_encoder"))
     return (folder / "transformer").is_dir() and beside
 
 
 def with_variant(options: BuildOptions) -> BuildOptions:
-    """Return the options with the files of ``--variant`` in place of their folders.
+    """Return the options with the files that ``--variant`` selects in place of their folders.
 
     Raises
     ------
     CheckpointError
-        If a folder has no such variant.
+        If a folder has no files of this variant.
     """
     if options.variant is None:
         return options
@@ -155,7 +156,7 @@ def with_variant(options: BuildOptions) -> BuildOptions:
 
 
 def _adapter_of(options: BuildOptions) -> Path | None:
-    """Return the folder's audio adapter for a transformer that is named itself and has none beside it."""
+    """Return the folder's audio adapter for a transformer that the user named and that has no adapter beside it."""
     if options.checkpoint is None or options.model_folder is None:
         return None
     try:
@@ -168,7 +169,7 @@ def _adapter_of(options: BuildOptions) -> Path | None:
 
 
 def _by_option(paths: ModelFolder | BuildOptions) -> dict[str, Path]:
-    """Return the files beside the transformer that there are, by option."""
+    """Return the files beside the transformer that exist, by option."""
     by_option = {flag(name): getattr(paths, name) for name in _BESIDE}
     return {option: path for option, path in by_option.items() if path is not None}
 
@@ -179,16 +180,16 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
     Parameters
     ----------
     folder : Path
-        A model's folder. Transformer, VAE and encoders are files of it, or subfolders; one of each kind at most.
+        Folder of the model. Transformer, VAE and encoders are files in it, or subfolders; at most one of each kind.
     transformer : bool
-        Whether to look for a transformer.
+        Whether to look for a transformer, too.
     adapter : Path, optional
-        File of the transformer's audio adapter, if the user named one.
+        File of the transformer's audio adapter, if the user named it.
 
     Raises
     ------
     CheckpointError
-        If there is no such folder, two files are of one kind, or one is damaged.
+        If the folder does not exist, two files are of one kind, or a file is damaged.
     """
     if not folder.is_dir():
         raise CheckpointNotFoundError(f"--model-folder {folder} is no folder: give that of a model's files")
@@ -220,7 +221,7 @@ def find_files(folder: Path, *, transformer: bool = True, adapter: Path | None =
 
 
 def _places(folder: Path) -> Iterator[Path]:
-    """Yield what may hold weights: files, and subfolders; no shards, and no companions of a transformer."""
+    """Yield the files and subfolders that may hold weights, without shards and companions of a transformer."""
     beside = _companions()
     for path in sorted(folder.iterdir()):
         if path.is_dir() or (
@@ -258,7 +259,8 @@ def _opens(path: Path, read: Callable[[Path], object]) -> bool:
 
 
 def _read_text(path: Path) -> None:
-    """Raise a CheckpointError if a path holds no UMT5 encoder; a config.json must say so, as any may lie there."""
+    """Raise a CheckpointError if a path holds no UMT5 encoder; a config.json must say so, because any file may be
+    there."""
     config_json = read_config(path, TEXT_LAYOUT)
     if config_json is not None and config_json.get("model_type") != "umt5":
         raise NotACheckpointError(f"{path} is of a {config_json.get('model_type')}, expected a umt5")
@@ -266,7 +268,8 @@ def _read_text(path: Path) -> None:
 
 
 def _hears(path: Path) -> bool:
-    """Return whether a folder says that it is an audio encoder; raises if it is one of another layout."""
+    """Return whether a folder's config.json describes an audio encoder; raises an error for an audio encoder of an
+    unsupported layout."""
     if not (path / PREPROCESSOR).is_file() or not (path / CONFIG_FILE).is_file():
         return False
     if read_json_object(path / CONFIG_FILE).get("model_type") != "hubert":

@@ -1,4 +1,5 @@
-"""From command-line options to the configuration of a video build; contradictions are refused by the options' names."""
+"""Resolving of command-line options to the configuration of a video build. Contradictions are refused, with the names
+of the options."""
 
 from __future__ import annotations
 
@@ -55,9 +56,9 @@ def resolve_build(
     Parameters
     ----------
     options : BuildOptions
-        What `seko-export build` takes.
+        The options of `seko-export build`.
     machine : Target, optional
-        Overrides ``--target``, to estimate a build for another machine.
+        The target, in place of ``--target``, to estimate a build for another machine.
     sample_folder : Path
         Folder of the preset ``sample``.
 
@@ -174,7 +175,7 @@ def resolve_build(
 
 
 def _kv_scheme(text: str) -> KvScheme:
-    """Return the scheme of ``--kv``; refuse an exact sink of an exact cache."""
+    """Return the KV scheme that ``--kv`` names; refuse an exact sink of an exact cache."""
     try:
         return KvScheme.parse(text)
     except KvSchemeError as error:
@@ -184,8 +185,8 @@ def _kv_scheme(text: str) -> KvScheme:
 def _fused(config: VideoBuild, options: BuildOptions) -> bool:
     """Return whether a build's layers use fused kernels. The backend checks whether it supports them.
 
-    By default they do where such layers were measured: not over several ranks, nor where no engine of the backend has
-    run, unless the attention asks for them.
+    By default layers are fused where such layers were measured: not over several ranks, nor where no engine of the
+    backend has run, unless the attention needs fused layers.
     """
     if options.kernels == "auto":
         can = export_backend(options.backend).capabilities
@@ -196,7 +197,7 @@ def _fused(config: VideoBuild, options: BuildOptions) -> bool:
 
 
 def _attention(config: VideoBuild, wish: str, machine: Target) -> str:
-    """Return the attention of a build; by default the one that was measured fastest on such a GPU (docs/adr/0006,
+    """Return the attention of a build; by default the attention that was measured fastest on such a GPU (docs/adr/0006,
     0013).
     """
     kind = ATTENTIONS.get(wish)
@@ -219,8 +220,8 @@ def _attention(config: VideoBuild, wish: str, machine: Target) -> str:
 def _media(
     options: BuildOptions, sample: Sample | None
 ) -> tuple[MediaSources, VaeConfig | None, TextEncoderConfig | None, HubertConfig | None, ClipConfig | None]:
-    """Return the files and configs of VAE and of the encoders of text, audio and picture: those named, else the
-    sample's.
+    """Return the files and configs of VAE and of the encoders of text, audio and picture: those that the user named;
+    otherwise the sample's.
     """
     own = sample.media if sample else MediaSources()
     vae_file, vae = (None, None) if options.no_vae or sample is None else (own.vae, sample.vae)
@@ -240,7 +241,8 @@ def _media(
 
 
 def _read(config_of: Callable[[Path], _Config], path: Path) -> _Config:
-    """Return what a model's files say of it; sizes that contradict each other are the files' fault."""
+    """Return the facts that a model's files state about it; the files are at fault if their sizes contradict each
+    other."""
     try:
         return config_of(path)
     except UsageError as fault:

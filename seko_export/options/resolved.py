@@ -1,4 +1,4 @@
-"""The result of resolving a build's options."""
+"""The result of resolving the options of a build."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Build = TypeVar("Build", bound=BuildConfig)
 
 @dataclass(frozen=True)
 class ResolvedBuild(Generic[Build]):
-    """A build's configuration and input files, resolved from its options.
+    """The configuration and input files of a build, resolved from its options.
 
     Parameters
     ----------
     config : BuildConfig
-        The build.
+        The configuration of the build.
     checkpoint : Path or None
-        The model's weights; None: random ones will be made.
+        File or folder with the model's weights; None: random weights will be made.
     media : MediaSources
         Files of the text encoder, VAE and other models around the main model.
     notes : tuple of str
-        Sentences on sizes that were assumed.
+        Sentences for the user about sizes that were assumed.
     first_entry : str or None
-        The entry of a `.pt` that the preset's authors run.
+        The entry of a `.pt` with the weights that the preset's authors run.
     """
 
     config: Build

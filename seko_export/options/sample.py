@@ -27,17 +27,17 @@ _PARTS, _MEDIA_PARTS = ("model", "stream", "schedule"), ("vae", "text")
 
 @dataclass(frozen=True)
 class Sample:
-    """A model with text encoder and VAE, as `scripts/train_sample/export_sample.py` writes it.
+    """The sample: a model with text encoder and VAE, as `scripts/train_sample/export_sample.py` writes it.
 
     Parameters
     ----------
     folder : Path
-        Folder of its files.
+        Folder of the sample's files.
     media_folder : Path
         Folder of VAE, text encoder and tokenizer: the sample's own folder, or that of the sample shipped with the
         exporter.
     model, stream, schedule, vae, text
-        The objects that config.json describes.
+        The configurations that config.json describes.
     """
 
     folder: Path
@@ -50,7 +50,7 @@ class Sample:
 
     @property
     def checkpoint(self) -> Path:
-        """The transformer's weights, by Wan's names."""
+        """File of the transformer's weights, by Wan's names."""
         return self.folder / "dit.safetensors"
 
     @property
@@ -69,8 +69,9 @@ def read_sample(folder: Path = SAMPLE_FOLDER) -> Sample:
     Parameters
     ----------
     folder : Path
-        ``config.json``, ``dit.safetensors``, ``vae.safetensors``, ``text.safetensors``, ``tokenizer.json``. If
-        config.json has ``"media": "sample"``, the last three files are read from the sample shipped with the exporter.
+        Folder with ``config.json``, ``dit.safetensors``, ``vae.safetensors``, ``text.safetensors``, ``tokenizer.json``.
+        If config.json has ``"media": "sample"``, the last three files are read from the sample shipped with the
+        exporter.
 
     Returns
     -------
@@ -79,9 +80,9 @@ def read_sample(folder: Path = SAMPLE_FOLDER) -> Sample:
     Raises
     ------
     CheckpointError
-        If the folder is missing, or its config.json lacks a part or is invalid.
+        If the folder is missing, or a part of its config.json is missing or invalid.
     UsageError
-        If dimensions contradict each other.
+        If dimensions in config.json contradict each other.
     """
     file = folder / SAMPLE_CONFIG
     if not file.is_file():
@@ -117,7 +118,7 @@ def read_sample(folder: Path = SAMPLE_FOLDER) -> Sample:
 
 
 def _model(fields: Mapping[str, Any]) -> ModelConfig:
-    """Return a model of the class that its family's presets have; Wan's if it names none."""
+    """Return a model of the class that its family's presets have; of Wan's class if config.json names no family."""
     family = fields.get("family", ModelConfig.family)
     kinds = {type(preset.model) for preset in presets().values() if preset.model.family == family}
     if len(kinds) != 1:

@@ -1,4 +1,4 @@
-"""From command-line options to the configuration of a speech build."""
+"""Resolving of command-line options to the configuration of a speech build."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> R
     Parameters
     ----------
     options : BuildOptions
-        What `seko-export build` takes.
+        The options of `seko-export build`.
     machine : Target, optional
-        Overrides ``--target``, to estimate a build for another machine.
+        The target, in place of ``--target``, to estimate a build for another machine.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def resolve_speech(options: BuildOptions, *, machine: Target | None = None) -> R
 
 
 def _kv_scheme(options: BuildOptions, config: SpeechBuild) -> str:
-    """Return the format of the caches."""
+    """Return the name of the format of a speech build's KV caches."""
     named = "fp4" if options.fp4_kv else options.kv or KV_FORMATS[0]
     if named != KV_FORMATS[0] and named not in QUANTISED:
         raise UsageError(
@@ -92,7 +92,8 @@ def _kv_scheme(options: BuildOptions, config: SpeechBuild) -> str:
 
 
 def _fused(options: BuildOptions, machine: Target) -> bool:
-    """Return whether a build's layers use fused kernels: where they can, unless the options say otherwise."""
+    """Return whether a build's layers use fused kernels: wherever the device supports them, unless the options say
+    otherwise."""
     if options.kernels == "auto":
         return machine.device == "cuda" and export_backend(options.backend).capabilities.fused_kernels
     return options.kernels == "fused"
@@ -141,7 +142,7 @@ def recognised_speech(folder: Path, preset: str | None) -> SpeechModel:
 
 
 def _tokenizer(folder: Path | None, model: SpeechModel, named: Path | None) -> Path | None:
-    """Return the tokenizer's file: the named one, else the model's; None of random weights."""
+    """Return the tokenizer's file: the file that the user named; otherwise the model's. None for random weights."""
     if named is not None:
         file = next((file for file in (named, named / TOKENIZER) if file.is_file()), None)
         if file is None:

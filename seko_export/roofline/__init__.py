@@ -1,1 +1,1 @@
-"""Memory and time of a build on any GPU, predicted: `seko-export plan`."""
+"""Prediction of memory and time of a build on any GPU, for `seko-export plan`."""

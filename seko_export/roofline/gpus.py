@@ -18,17 +18,17 @@ class Gpu:
     Parameters
     ----------
     name : str
-        Name for ``--gpu``.
+        Name of the GPU for ``--gpu``.
     title : str
-        The vendor's name.
+        Name of the GPU by its vendor.
     arch : str
-        The kernels' target, ``sm_NN``.
+        The compute capability for which kernels are compiled, ``sm_NN``.
     bf16, fp8, fp32 : float
-        Peak FLOP/s: tensor cores in bfloat16 and in fp8 (0: it has none), plain float32.
+        Peak speed in FLOP/s: tensor cores in bfloat16 and in fp8 (0: the GPU has no fp8), plain float32.
     bandwidth : float
-        Memory bandwidth, bytes/s.
+        Memory bandwidth in bytes/s.
     host_link : float
-        Bandwidth to and from the host, bytes/s.
+        Bandwidth to and from the host in bytes/s.
     peer_link : float
         Bandwidth to another GPU of the machine in one direction, bytes/s: NVLink, or the host link without NVLink.
     memory_bytes : int

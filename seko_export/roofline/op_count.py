@@ -49,9 +49,10 @@ class Launch:
     dtype : torch.dtype
         Dtype of the launch's first result.
     flops : int
-        Multiplications and additions; 0 if it only moves bytes.
+        Number of multiplications and additions; 0 if the launch only moves bytes.
     bytes_read, bytes_written : int
-        Bytes of every tensor, or of the part that is accessed, counted once; a collective writes what other ranks send.
+        Bytes of every tensor, or of the part that is accessed, counted once; a collective also writes the bytes that
+        other ranks send.
     inputs : frozenset of str
         Names of the engine's inputs that the launch reads, in whole or in part.
     """
@@ -71,9 +72,9 @@ class PieceCount:
     Parameters
     ----------
     launches : tuple of Launch
-        The launches, in an order in which they can run.
+        The launches of the call, in an order in which they can run.
     scratch_bytes : int
-        Largest sum of tensors that are alive between two launches, results included.
+        Largest sum of the sizes of tensors that are alive between two launches, results included.
     """
 
     launches: tuple[Launch, ...]
@@ -224,7 +225,8 @@ class _Recorder(TorchDispatchMode):
         return PieceCount(tuple(launches), most)
 
     def _delay(self, given_back: set[int | None]) -> None:
-        """Move an op of `ROWS` to the first op that needs it: compilers compute a cast where it is used."""
+        """Move an op of the kind `ROWS` to the first op that needs its result, because compilers compute a cast where
+        it is used."""
         latest: dict[int | None, int] = {}
         for number in reversed(range(len(self._ops))):
             op = self._ops[number]
@@ -235,7 +237,8 @@ class _Recorder(TorchDispatchMode):
                 latest[read.maker] = min(here, latest.get(read.maker, here))
 
     def _fused(self) -> dict[int, list[int]]:
-        """Return the ops of each launch, by its first op; `ROWS` ops of a level that share data are one launch."""
+        """Return the ops of each launch, by its first op; ops of the kind `ROWS` on one level that share data are one
+        launch."""
         group = list(range(len(self._ops)))
         for number, op in enumerate(self._ops):
             for read in op.reads:
@@ -265,7 +268,7 @@ class _Recorder(TorchDispatchMode):
         )
 
     def _outside(self, numbers: Sequence[int]) -> list[_Read]:
-        """Return the tensors that a launch's ops read and none of them computed."""
+        """Return the tensors that a launch's ops read and that none of these ops computed."""
         own = set(numbers)
         return [read for number in numbers for read in self._ops[number].reads if read.maker not in own]
 
@@ -305,7 +308,7 @@ class _AttentionAsOne(TorchFunctionMode):
 
 
 class _CountedKv:
-    """A lossy cache format that records the bytes its kernels move, one launch each for write and read; see
+    """A quantised cache format that records the bytes that its kernels move, one launch each for write and read; see
     `KvFormat`.
     """
 
@@ -315,12 +318,12 @@ class _CountedKv:
 
     @property
     def keys_before_rope(self) -> bool:
-        """The attribute of the KV cache format that is counted."""
+        """Whether keys are stored before RoPE in the KV cache format that is counted."""
         return self._kv.keys_before_rope
 
     @property
     def exact(self) -> tuple[bool, bool]:
-        """The attribute of the KV cache format that is counted."""
+        """Whether keys, and values, are exact in the KV cache format that is counted."""
         return self._kv.exact
 
     def write(
@@ -373,6 +376,6 @@ def _address(tensor: Tensor) -> int:
 
 
 def _nbytes(tensor: Tensor) -> int:
-    """Return the bytes of a tensor's distinct numbers; a broadcast axis counts once."""
+    """Return the number of bytes of a tensor's distinct values; a broadcast axis counts once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return prod(sizes) * tensor.itemsize

@@ -1,7 +1,7 @@
 """Cost-model stand-ins for the fused ops: each records one launch and returns an empty tensor.
 
-They replace `fused_block.LayerOps` while `op_count` counts: kernels cannot run on the meta device, and the
-references' intermediate results are registers in a kernel. Bytes are those of a full cache.
+The stand-ins replace `fused_block.LayerOps` while `op_count` counts: kernels cannot run on the meta device, and
+intermediate results of the reference implementation are registers in a kernel. Bytes are those of a full cache.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CountedOps(LayerOps):
     Parameters
     ----------
     record : RecordOp
-        Called for every launch.
+        Function that is called for every launch.
     """
 
     def __init__(self, record: RecordOp) -> None:
@@ -62,7 +62,7 @@ class CountedOps(LayerOps):
         *,
         fp8: bool,
     ) -> tuple[Tensor, Rows]:
-        """Count `rows.residual_norm_modulate`."""
+        """Count the cost of `rows.residual_norm_modulate`."""
         del shift_at, scale_at, eps
         return self._rows(x, [x, y, *modulation], fp8=fp8, hidden=True)
 
@@ -78,7 +78,7 @@ class CountedOps(LayerOps):
         *,
         fp8: bool,
     ) -> tuple[Tensor, Rows]:
-        """Count `rows.gated_residual_norm`."""
+        """Count the cost of `rows.gated_residual_norm`."""
         del gate_at, eps
         return self._rows(x, [x, y, *modulation, weight, bias], fp8=fp8, hidden=True)
 
@@ -95,12 +95,12 @@ class CountedOps(LayerOps):
         *,
         fp8: bool,
     ) -> tuple[Tensor, Rows]:
-        """Count `rows.gated_residual_norm_modulate`."""
+        """Count the cost of `rows.gated_residual_norm_modulate`."""
         del gate_at, shift_at, scale_at, eps
         return self._rows(x, [x, y, before, *modulation], fp8=fp8, hidden=True)
 
     def gated_residual(self, x: Tensor, y: Tensor, modulation: Modulation, gate_at: int) -> Tensor:
-        """Count `rows.gated_residual`."""
+        """Count the cost of `rows.gated_residual`."""
         del gate_at
         hidden = torch.empty_like(x)
         self._record(ROW_KERNEL, [x, y, *modulation], [hidden])
@@ -119,7 +119,7 @@ class CountedOps(LayerOps):
         k_out: Tensor,
         plain_keys: str = "none",
     ) -> tuple[Tensor, Tensor]:
-        """Count `qk_norm_rope.qk_norm_rope`."""
+        """Count the cost of `qk_norm_rope.qk_norm_rope`."""
         del frame_tokens, eps
         batch, tokens, _ = qkv.shape
         shape = (batch, tokens, *k_out.shape[2:])
@@ -153,7 +153,7 @@ class CountedOps(LayerOps):
         v_out: Tensor,
         rotation: KeyRotation | None = None,
     ) -> None:
-        """Count `scratch.fp8_expand`: reads and writes everything except the call's own tokens."""
+        """Count the cost of `scratch.fp8_expand`, which reads and writes everything except the call's own tokens."""
         del frame_tokens
         cached = k_out.shape[0] * k_out.shape[1]  # of tokens
         caches = (x[:cached] for x in (k_codes, k_scales, v_codes, v_scales))
@@ -175,7 +175,8 @@ class CountedOps(LayerOps):
         own: OwnTokens,
         tiles: AttentionTiles | None = None,
     ) -> Tensor:
-        """Count `attention.attention_fp8` over the whole cache: q k^T, then the weighted v."""
+        """Count the cost of `attention.attention_fp8` over the whole cache: the product q k^T, then the weighted sum of
+        v."""
         del tiles
         out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device).flatten(2)
         tokens = k.shape[1]
@@ -184,23 +185,23 @@ class CountedOps(LayerOps):
         return out
 
     def attention_bf16(self, q: Tensor, k: Tensor, v: Tensor, valid_tokens: Tensor) -> Tensor:
-        """Count `attention_bf16.attention_bf16` over the whole cache."""
+        """Count the cost of `attention_bf16.attention_bf16` over the whole cache."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device).flatten(2)
         self._record(BF16_ATTENTION, [q, k, v, valid_tokens], [out], flops=4 * q.numel() * k.shape[1])
         return out
 
     def quantise_rows(self, x: Tensor) -> Rows:
-        """Count `rows.quantise_rows`."""
+        """Count the cost of `rows.quantise_rows`."""
         return self._rows(x, [x], fp8=True)[1]
 
     def gelu_quantise(self, x: Tensor) -> Rows:
-        """Count `rows.gelu_quantise`."""
+        """Count the cost of `rows.gelu_quantise`."""
         return self._rows(x, [x], fp8=True)[1]
 
     def fp8_linear(
         self, rows: Rows, weight: Tensor, weight_scale: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        """Count `matmul.fp8_linear`."""
+        """Count the cost of `matmul.fp8_linear`."""
         out = torch.empty((*rows.values.shape[:2], weight.shape[0]), dtype=dtype, device=weight.device)
         flops = 2 * rows.values.numel() * weight.shape[0]
         self._record(FP8_MATMUL, [*rows, weight, weight_scale, bias], [out], flops=flops)

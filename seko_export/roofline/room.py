@@ -1,4 +1,4 @@
-"""Host memory and disk space that a build needs; checked before it starts."""
+"""Host memory and disk space that a build needs; both are checked before the build starts."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _CHECKPOINT_NUMBER = 2  # bytes of a number in a random checkpoint: bfloat16
 
 @dataclass(frozen=True)
 class Room:
-    """The least bytes that a build needs.
+    """The smallest numbers of bytes with which a build can succeed.
 
     Parameters
     ----------
     memory : int
-        Host memory: the weights (with fp8 also the originals), on a CPU the cache of the recorded stream, the
+        Bytes of host memory: the weights (with fp8 also the originals), on a CPU the cache of the recorded stream, the
         compiling processes, a random checkpoint while it is written.
     disk : int
-        For the artifact's folder.
+        Bytes of disk space for the artifact's folder.
     temporary : int
-        For the folder of temporary files: the random checkpoint.
+        Bytes of disk space for the folder of temporary files: the random checkpoint.
     """
 
     memory: int
@@ -61,12 +61,12 @@ def room_of(config: BuildConfig, *, random_weights: bool) -> Room:
 
 
 def check_room(room: Room, output_path: Path) -> str:
-    """Compare the memory and disk space that a build needs with what is free, within the container's limits.
+    """Compare the memory and disk space that a build needs with what is free, within the limits of a container.
 
     Returns
     -------
     str
-        A sentence that names both.
+        A sentence that states both needs.
 
     Raises
     ------

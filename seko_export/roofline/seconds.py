@@ -1,6 +1,6 @@
 """Time of engines' launches on a GPU, for `seko-export plan`.
 
-A launch takes the longer of its arithmetic and its memory traffic, plus a fixed time.
+The time of a launch is a fixed time plus the longer of the times for its arithmetic and its memory traffic.
 """
 
 from __future__ import annotations

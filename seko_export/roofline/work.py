@@ -1,4 +1,4 @@
-"""Work counts of all engines of a build, for `seko-export plan`."""
+"""Work counts (operations, bytes, launches) of all engines of a build, for `seko-export plan`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Work:
         return cls(graph.pieces, graph.programs, counts)
 
     def scratch_bytes(self, programs: Collection[str]) -> int:
-        """Return the largest scratch of any call of these programs; calls run one at a time."""
+        """Return the largest scratch memory of any call of these programs; calls run one at a time."""
         asked = (calls for name, calls in self.programs.items() if ProgramKey.parse(name).role in programs)
         return max(map(self._scratch, asked), default=0)
 
@@ -48,12 +48,12 @@ class Work:
 
 
 def nbytes(argument: Argument) -> int:
-    """Return the bytes of an engine's input or output."""
+    """Return the number of bytes of an engine's input or output."""
     return prod(argument.shape) * argument.dtype.itemsize
 
 
 def weight_sizes(pieces: Mapping[str, Piece]) -> dict[str, int]:
-    """Return the bytes of every weight of these engines, with tables and scales, by the artifact's names."""
+    """Return the number of bytes of every weight of these engines, with tables and scales, by the artifact's names."""
     sizes: dict[str, int] = {}
     for piece in pieces.values():
         for argument in piece.signature:

@@ -1,1 +1,1 @@
-"""The speech workload on the build machine: description, goldens, estimates."""
+"""The speech workload (the code for models that speak) on the build machine: description, recorded steps, estimates."""

@@ -16,7 +16,7 @@ _BF16_BYTES = 2
 
 
 def speech_workload(config: SpeechBuild, golden: Golden | None = None) -> SpeechWorkload:
-    """Return what a speech manifest says beside the core's tables; ``golden`` is the table of recorded steps."""
+    """Return the object ``workload`` of a speech manifest; ``golden`` is the description of the recorded steps."""
     work, family = config.workload, speech_family_named(config.model.family)
     return SpeechWorkload(
         kind=KIND,

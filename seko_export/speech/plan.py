@@ -1,7 +1,7 @@
-"""Memory of a speech build on a GPU, and the least time of its steps: what `seko-export plan` says of speech.
+"""Prediction of a speech build's memory on a GPU, and of the least time of its steps, for `seko-export plan`.
 
-A step's least time is what reading its weights and caches takes at the GPU's full bandwidth, or its matmuls at full
-rate, whichever is longer. Launches, norms and the decoder's convolutions come on top.
+A step takes at least the time for reading its weights and caches at the GPU's full bandwidth, and at least the time for
+its matmuls at full rate. Launches, norms and the decoder's convolutions add to the longer of the two times.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def predict_speech(
     Parameters
     ----------
     options : BuildOptions
-        What `seko-export plan` takes.
+        The options of `seko-export plan`.
     gpu : str
         Name of the GPU.
     steps : int, optional
-        Solver steps of a patch.
+        Number of solver steps of a patch.
     fps : int, optional
-        Not None is refused: speech has no video frames.
+        Must be None: speech has no video frames.
     """
     if fps is not None:
         raise UsageError(f"--fps {fps} belongs to models of video, and this is one of speech: leave it out")
@@ -47,7 +47,8 @@ def predict_speech(
 
 
 def report(config: SpeechBuild, gpu: Gpu) -> dict[str, Any]:
-    """Return memory in bytes by purpose, the number of sessions that fit, and the least step time of each bucket."""
+    """Return memory in bytes by purpose, the number of sessions that fit, and the least time of a step of each number
+    of rows."""
     work, graph = config.workload, graph_of(config)
     weights = sum(weight_sizes(graph.pieces).values())
     caches = speech_workload(config).kv.pool_bytes
@@ -89,6 +90,7 @@ def _step(config: SpeechBuild, gpu: Gpu, batch: int, position: int) -> dict[str,
 
 
 def _matmul_flops(piece: Piece) -> int:
-    """Return twice the products of an engine's matrices, each over as many rows as its first input has."""
+    """Return the number of FLOPs of an engine's matrices: twice the products, for as many rows as the engine's first
+    input has."""
     rows = prod(piece.inputs[0].shape[:-1]) if len(piece.inputs[0].shape) > 1 else 0
     return 2 * rows * sum(prod(weight.shape) for weight in piece.parameters if len(weight.shape) == 2)

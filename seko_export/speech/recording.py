@@ -1,7 +1,7 @@
-"""Goldens of speech: a prompt and steps of the eager model, which `verify` replays with the engines.
+"""Recording of the goldens of speech: a prompt and steps of the eager model, which `verify` replays with the engines.
 
-The eager model consists of the engines' own modules, which the runtime runs with the same programs. A second run has
-perturbed last bits, because they may flip quantised levels of a hidden state.
+The eager model consists of the engines' own modules, which the runtime runs with the same programs. In a second run the
+last bits of inputs are changed, because that may change quantised levels of a hidden state.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class GoldenInputs:
     Parameters
     ----------
     prompt : SpeechPrompt
-        Every row's prompt.
+        The prompt, which is the same for every row.
     seeds : tuple of int
-        A row's seed.
+        The seed of each row.
     steps : int
-        Steps to run.
+        Number of steps to run.
     voice : array
-        [K, m] float32: consecutive stretches of a voice.
+        Consecutive stretches of a voice recording, [K, m] float32.
     """
 
     prompt: SpeechPrompt
@@ -90,8 +90,8 @@ class SpeechRecord:
     rounding : float
         Relative change of the eager model's patches if only last bits of its inputs are perturbed.
     error_vs_exact : mapping of str to float
-        How far each result of a lossy build is from that of exact caches and weights, as ||a - b|| / ||b||, each step
-        from the same states; empty of an exact build.
+        For a build with quantised caches or weights, the difference of each result from that of exact caches and
+        weights, as ||a - b|| / ||b||, each step from the same states; empty for an exact build.
     """
 
     inputs: GoldenInputs
@@ -103,7 +103,7 @@ class SpeechRecord:
 
     @property
     def table(self) -> Golden:
-        """The manifest's table of goldens."""
+        """The manifest's description of the recorded steps (goldens)."""
         return Golden(GOLDEN_FILE, self.inputs.seeds, self.inputs.steps, self.bounds)
 
     def write(self, folder: Path) -> None:
@@ -128,15 +128,15 @@ def record(
     Parameters
     ----------
     config : SpeechBuild
-        The build.
+        The configuration of the build.
     weights : mapping of str to Tensor
-        The artifact's weights and tables, on the CPU.
+        Weights and tables of the artifact, on the CPU.
     exact_weights : mapping of str to Tensor
-        Weights that only the model with exact caches and weights needs.
+        Weights that are needed only for the model with exact caches and weights.
     tokenizer : Path, optional
-        The tokenizer of the golden's text; without one its ids are random.
+        File of the tokenizer for the recorded text; without one the token ids are random.
     progress : callable
-        Called before each run.
+        Function that is called before each run, to show progress.
     """
     on_device = {name: tensor.to(config.target.eager_device) for name, tensor in weights.items()}
     inputs = golden_inputs(config, tokenizer)
@@ -168,7 +168,7 @@ def record(
 
 
 def golden_inputs(config: SpeechBuild, tokenizer: Path | None) -> GoldenInputs:
-    """Return a prompt with a reference, a text and a voice that goes on, and sound for the voice's encoder."""
+    """Return a prompt with a voice to imitate, a text and a voice to continue, and sound for the voice encoder."""
     work, patch = config.workload, config.model.patch
     drawn = np.random.default_rng(0)
     voices = REFERENCE_PATCHES + CONTINUED_PATCHES + _MARKS
@@ -205,15 +205,15 @@ def run_eager(
     Parameters
     ----------
     config : SpeechBuild
-        The build.
+        The configuration of the build.
     weights : mapping of str to Tensor
-        Every weight that the programs use, on the build's device.
+        Every weight that the programs use, by name, on the build's device.
     inputs : GoldenInputs
-        What to run.
+        Prompt, seeds and number of the steps to run.
     states : mapping of str to array, optional
         States from which each step starts; see `replay`.
     shake : bool
-        Whether the last bits of prompts and conditions are perturbed, to measure the effect of rounding.
+        Whether the last bits of prompts and conditions are changed, to measure the effect of rounding.
     """
     pieces = graph_of(config).pieces
     engines = {name: eager_engine(piece) for name, piece in pieces.items()}
@@ -243,7 +243,7 @@ def _steps(
     inputs: GoldenInputs,
     states: Mapping[str, Floats] | None,
 ) -> dict[str, Floats]:
-    """Prefill a row for each seed, run steps, and return their results."""
+    """Run the prefill for a row of each seed, then steps, and return the results of the steps."""
     rows, work, prompt = range(len(inputs.seeds)), manifest.workload, inputs.prompt
     results: dict[str, list[Floats]] = {name: [] for name in (*contract.STATES, *_OF_STEP)}
     for row in rows:
@@ -290,5 +290,5 @@ def _voice(device: SpeechDevice, memory: Memory, stretches: Floats) -> Floats:
 
 
 def _error(found: Floats, recorded: Floats) -> float:
-    """Return the largest difference of a number over the largest recorded magnitude, as `verify` measures it."""
+    """Return the largest difference of a number, divided by the largest recorded magnitude, as `verify` measures it."""
     return float(np.abs(found - recorded).max() / np.abs(recorded).max())

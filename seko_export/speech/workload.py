@@ -1,4 +1,4 @@
-"""The speech workload on the build machine; see `workloads.base.ExportWorkload`."""
+"""The speech workload (the code for models that speak) on the build machine; see `workloads.base.ExportWorkload`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class SpeechBuildResult(BuildResult):
     Parameters
     ----------
     kv : dict
-        ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``; of lossy caches or weights also
-        ``error_vs_exact``, the relative error of each recorded result.
+        Figures of the KV caches: ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``; for quantised
+        caches or weights also ``error_vs_exact``, the relative error of each recorded result.
     golden_error : float or None
-        Largest relative error of the engines against the eager model over recorded tensors; None of a build for GPUs
-        that are not here, whose engines have not run.
+        Largest relative error of the engines against the eager model over recorded tensors; None for a build for GPUs
+        that are not in this machine, whose engines have not run.
     golden_rounding : float or None
-        Relative change of the eager model's patches if only last bits of its inputs are perturbed; None without
-        goldens.
+        Relative change of the eager model's patches if only last bits of its inputs are changed; None without recorded
+        steps.
     """
 
     kv: dict[str, Any]
@@ -48,7 +48,7 @@ class SpeechBuildResult(BuildResult):
     golden_rounding: float | None = None
 
     def lines(self) -> Iterator[str]:
-        """Yield what was built, as lines for a reader."""
+        """Yield lines of text that describe the result of the build for a person."""
         yield from super().lines()
         kv = self.kv
         share = kv["pool_bytes"] / kv["bf16_pool_bytes"]
@@ -66,13 +66,13 @@ class SpeechBuildResult(BuildResult):
 
 
 class SpeechExport(ExportWorkload[SpeechBuild]):
-    """Text to speech, patch by patch over the caches of two language models."""
+    """The workload of speech models, which make sound patch by patch over the KV caches of two language models."""
 
     name = "speech"
     manifest = SpeechManifest
 
     def describe(self, config: SpeechBuild, golden: Golden | None) -> SpeechWorkload:
-        """Return the manifest's object ``workload``: sizes, defaults, limits and goldens."""
+        """Return the object ``workload`` of the manifest: sizes, defaults, limits and recorded steps."""
         return speech_workload(config, golden)
 
     def describe_model(self, config: SpeechBuild) -> Mapping[str, object]:
@@ -80,15 +80,15 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
         return {**asdict(config.model), "dtype": str(config.target.dtype).split(".")[1]}
 
     def artifact_name(self, config: SpeechBuild, arch: str) -> str:
-        """Return model, cache format and machine."""
+        """Return the artifact's default name, from model, cache format and target machine."""
         return f"{config.model.name}-{config.workload.kv_scheme}-{arch}"
 
     def resolve(self, manifest: Manifest) -> Programs:
-        """Return the programs of a speech manifest, checked."""
+        """Return the programs of a speech manifest, checked against the workload's contract."""
         return resolve_speech(cast(SpeechManifest, manifest))
 
     def cache_format(self, config: SpeechBuild) -> str:
-        """Return the KV scheme; the exact one of any device is spelled ``bf16``."""
+        """Return the name of the KV scheme; an exact cache is called ``bf16`` on every device."""
         scheme = config.workload.kv_scheme
         return "bf16" if scheme == config.exact_scheme else scheme
 
@@ -100,7 +100,7 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
         media: MediaSources,
         progress: Progress,
     ) -> SpeechRecord:
-        """Record a prompt and its first steps."""
+        """Record the results of a prompt and its first steps."""
         exact: dict[str, Tensor] = {}
         if config.target.fp8:
             pieces = graph_of(config.as_exact).pieces
@@ -112,7 +112,7 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
         return made
 
     def write_files(self, folder: Path, config: SpeechBuild, media: MediaSources, *, measured: bool) -> None:
-        """Write the tokenizer."""
+        """Write the tokenizer into the artifact's folder."""
         del config, measured
         if media.tokenizer is not None:
             copy = folder / TOKENIZER_FILE
@@ -120,7 +120,7 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
             shutil.copyfile(media.tokenizer, copy)
 
     def warm_up(self, folder: Path) -> None:
-        """Open the rows of an artifact, which runs every program."""
+        """Open the rows of an artifact as a pool does, which runs every program."""
         with open_artifact(folder) as artifact, artifact.open_pool():
             pass
 
@@ -147,7 +147,7 @@ class SpeechExport(ExportWorkload[SpeechBuild]):
 
 
 def _largest_error(report: Mapping[str, Any]) -> float:
-    """Return the largest error of a JSON line of `verify`."""
+    """Return the largest error in a JSON line of `verify`."""
     return max(float(error) for row in report["errors"] for error in row["errors"].values())
 
 

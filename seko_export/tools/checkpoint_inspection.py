@@ -41,7 +41,7 @@ _TAR_MARK = (257, b"ustar")
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a path looks like a checkpoint and not like an artifact, by its files."""
+    """Return whether the files at a path look like a checkpoint and not like an artifact."""
     if path.is_dir():
         if (path / MANIFEST_FILE).exists():
             return False
@@ -67,24 +67,26 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
     Parameters
     ----------
     path : Path
-        As `load_checkpoint` takes it, or a folder with all files of a model; or a LoRA, see `inspect_lora`.
+        Path of a checkpoint, as `load_checkpoint` takes it; or a folder with all files of a model; or a LoRA, see
+        `inspect_lora`.
     gpu : str, optional
-        A name of `roofline.gpus.GPUS`.
+        Name of a GPU in `roofline.gpus.GPUS`.
 
     Returns
     -------
     dict
-        Plain data: ``checkpoint`` (its name), ``family``, ``format``, ``part``, ``bytes``, ``parameters``, ``dtypes``
-        (how many tensors of each), ``model`` and ``stream`` (``value`` and ``from`` of each field), ``preset`` (the one
-        with these dimensions, or None), ``presets`` (all with these dimensions), ``beside`` (further files of a folder,
-        by option), ``needs`` (parts that no option of the command names), ``gpu`` (bytes there, if one is named),
-        ``notes``, and ``command``, which builds it; None if the model is not built yet.
+        Plain data: ``checkpoint`` (name of the checkpoint), ``family``, ``format``, ``part``, ``bytes``,
+        ``parameters``, ``dtypes`` (number of tensors of each), ``model`` and ``stream`` (``value`` and ``from`` of each
+        field), ``preset`` (the preset with these dimensions, or None), ``presets`` (all presets with these dimensions),
+        ``beside`` (further files of a folder, by option), ``needs`` (parts that no option of the command names),
+        ``gpu`` (bytes on the GPU, if one is named), ``notes``, and ``command``, which builds the checkpoint; None if
+        the model cannot be built yet.
 
     Raises
     ------
     CheckpointError
-        If the checkpoint cannot be read, is of no known family, contradicts its config.json, or has other keys than its
-        model.
+        If the checkpoint cannot be read, belongs to no known family, contradicts its config.json, or has other keys
+        than its model.
     """
     if gpu is not None:
         find_gpu(gpu)
@@ -141,7 +143,7 @@ def inspect_checkpoint(path: Path, gpu: str | None = None) -> dict[str, Any]:
 
 
 def _lora_of(path: Path) -> dict[str, Any] | None:
-    """Return the report on a LoRA, or None if a path holds none."""
+    """Return the report on a LoRA, or None if a path holds no LoRA."""
     try:
         lora = open_lora(path)
     except CheckpointError:
@@ -171,7 +173,7 @@ def _lora_of(path: Path) -> dict[str, Any] | None:
 
 
 def _needs(facts: ReadFacts, command: str, preset: str | None) -> list[str]:
-    """Return the parts that a build of whole video takes and that the command does not name."""
+    """Return the parts of the model that a build of whole video needs and that the command does not name."""
     needs = []
     if preset != SAMPLE:
         vae = vae_for(
@@ -206,7 +208,7 @@ def _media_of(beside: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def _bytes_on(gpu: str, options: BuildOptions) -> dict[str, Any]:
-    """Return the bytes that a build takes on a GPU, with Wan's VAE and UMT5-XXL where none is named."""
+    """Return the bytes that a build needs on a GPU, with Wan's VAE and UMT5-XXL if no others are named."""
     plan = predict(PlanRequest(options, gpu))
     return {
         "name": plan["gpu_title"],
@@ -220,7 +222,7 @@ def _bytes_on(gpu: str, options: BuildOptions) -> dict[str, Any]:
 
 
 def _inspect_speech(folder: Path) -> dict[str, Any]:
-    """Return the report on the folder of a speech model; its model is read from config.json alone."""
+    """Return the report on the folder of a speech model, from its config.json alone."""
     model = recognised_speech(folder, None)
     weights = speech_family_named(model.family).load(folder, model)
     sources = weights.sources.values()
@@ -243,7 +245,7 @@ def _shown(facts: Mapping[str, Fact]) -> dict[str, dict[str, Any]]:
 
 
 def _preset_of(model: ModelConfig, usual: str, known: Mapping[str, Preset]) -> str | None:
-    """Return the preset with these dimensions, including the sample; if several match, the one that a build takes."""
+    """Return the preset with these dimensions, including the sample; if several match, the one that a build uses."""
     models = {name: preset.model for name, preset in known.items()}
     if usual in models:
         models = {usual: models.pop(usual), **models}
@@ -266,8 +268,8 @@ def _sample_command(folder: Path) -> str:
 
 
 def _command(path: Path, facts: ReadFacts, preset: str | None, beside: Mapping[str, Path]) -> str:
-    """Return the command that builds a checkpoint; it includes ``--heads`` and the answers to questions of its family
-    if the file does not tell them.
+    """Return the command that builds a checkpoint. It includes ``--heads`` and the answers to questions of its family,
+    if the file does not state them.
     """
     words = ["seko-export", "build", str(path)]
     heads = facts.model.get("heads")

@@ -1,4 +1,4 @@
-"""Reports on a finished artifact: contents, goldens, speed. Everything goes through the runtime."""
+"""Reports on a finished artifact: contents, recorded chunks, speed. Everything is done with the runtime."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from seko_runtime.video.manifest import VideoManifest
 
 
 def inspect_artifact(path: Path) -> dict[str, Any]:
-    """Return the contents of an artifact after checking every hash; loads no engine.
+    """Return the contents of an artifact after checking every hash. No engine is loaded.
 
     Parameters
     ----------
     path : Path
-        The artifact's folder.
+        Folder of the artifact.
 
     Returns
     -------
     dict
-        Plain data: name, digest, target, model, what the workload says (of video: stream, kv, schedule, text, video),
+        Plain data: name, digest, target, model, the workload's own part (for video: stream, kv, schedule, text, video),
         sizes, engines, programs.
 
     Raises
     ------
     ArtifactError
-        If the artifact is damaged or cannot be read: a subclass for the cause.
+        If the artifact is damaged or cannot be read; the subclass tells the cause.
     """
     checked = check_artifact(path, fits_here=False)
     manifest = checked.manifest
@@ -55,7 +55,7 @@ def inspect_artifact(path: Path) -> dict[str, Any]:
 
 
 def _workload(manifest: Manifest) -> dict[str, Any]:
-    """Return what only the workload says, without its goldens."""
+    """Return the workload's own part of the report, without recorded results."""
     if isinstance(manifest, VideoManifest):
         video = manifest.workload
         return {
@@ -71,7 +71,7 @@ def _workload(manifest: Manifest) -> dict[str, Any]:
 
 
 def verify_artifact(path: Path) -> dict[str, Any]:
-    """Replay the goldens of an artifact.
+    """Replay the recorded results (goldens) of an artifact and compare them.
 
     Returns
     -------
@@ -84,14 +84,14 @@ def verify_artifact(path: Path) -> dict[str, Any]:
 
 
 def bench_artifact(path: Path, chunks: int) -> dict[str, Any]:
-    """Time an artifact with its golden text, one chunk at a time; the host waits for each.
+    """Measure the speed of an artifact with its recorded text, one chunk at a time; the host waits for each chunk.
 
     Parameters
     ----------
     path : Path
-        The artifact's folder.
+        Folder of the artifact.
     chunks : int
-        Steady chunks to time, after the cache is full.
+        Number of chunks to time after the cache is full.
 
     Returns
     -------

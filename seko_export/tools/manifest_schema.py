@@ -82,7 +82,7 @@ def schema_text(kind: type[Manifest]) -> str:
 
 
 def _object(kind: type, definitions: dict[str, Schema]) -> Schema:
-    """Add a dataclass to the definitions, and return a reference to it."""
+    """Add the schema of a dataclass to the definitions, and return a reference to it."""
     if kind.__name__ not in definitions:
         definition: Schema = {"type": "object", "description": _first_paragraph(kind)}
         definitions[kind.__name__] = definition
@@ -137,7 +137,7 @@ def _first_paragraph(kind: type) -> str:
 
 
 def _described(kind: type) -> dict[str, Schema]:
-    """Return the descriptions of a dataclass's fields, from its docstring's parameters."""
+    """Return the descriptions of a dataclass's fields, from the parameters in its docstring."""
     _, _, parameters = inspect.cleandoc(kind.__doc__ or "").partition("Parameters\n----------\n")
     descriptions = {}
     for names, text in re.findall(

@@ -1,4 +1,4 @@
-"""Report of `seko-export presets`: named models, with what is known and not known of them."""
+"""Report of `seko-export presets`: models by name, with facts and open questions about each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ def preset_report() -> dict[str, dict[str, Any]]:
     Returns
     -------
     dict
-        Of each: ``family``, ``model`` and ``stream`` (all fields), ``passes`` (timesteps, or None for the usual four),
-        ``entry`` (of a `.pt`), ``files`` (the authors' paths), ``source``, ``needs``, ``unverified``, and ``missing``
-        (what a build lacks; empty if it can be built). Speech models have ``family`` and ``model`` alone.
+        For each preset: ``family``, ``model`` and ``stream`` (all fields), ``passes`` (timesteps, or None for the usual
+        four), ``entry`` (of a `.pt`), ``files`` (the authors' paths), ``source``, ``needs``, ``unverified``, and
+        ``missing`` (features that a build lacks; empty if the preset can be built). Speech models have only ``family``
+        and ``model``.
     """
     video: dict[str, dict[str, Any]] = {
         name: {

@@ -1,6 +1,6 @@
-"""`seko-export profile`: opens an artifact and profiles it, on several ranks in a process for each.
+"""The command `seko-export profile`: opens an artifact and profiles it, for several ranks in one process each.
 
-python -m seko_export.tools.profile_ranks DESCRIPTOR
+Usage: python -m seko_export.tools.profile_ranks DESCRIPTOR
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ LONGEST_S = 1800.0
 
 
 def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = None) -> dict[str, Any]:
-    """Profile steady chunks of an artifact. With several ranks all of them run, and the figures are rank 0's.
+    """Profile chunks of an artifact whose cache is full. With several ranks (GPUs) all of them run, and the figures are
+    rank 0's.
 
     Parameters
     ----------
     path : Path
-        The artifact's folder.
+        Folder of the artifact.
     chunks, top, trace
-        The arguments of `profile_opened` of these names.
+        The arguments of `profile_opened` with these names.
 
     Returns
     -------
@@ -44,14 +45,14 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
     Raises
     ------
     ArtifactError
-        If the artifact is damaged or cannot be opened: a subclass for the cause.
+        If the artifact is damaged or cannot be opened; the subclass tells the cause.
     MachineError
         If ``trace`` cannot be written, or the profiler records nothing of the GPU.
     UsageError
-        If ``trace`` lies inside the artifact, whose folder must hold only files in its manifest; if several ranks
-        are on a CPU.
+        If ``trace`` is inside the artifact, whose folder must hold only files in its manifest; if several ranks are on
+        a CPU.
     RankLostError
-        If one of several processes dies, hangs or fails alone.
+        If one of several processes dies, hangs or fails while the others do not.
     """
     if trace is not None:
         check_trace_goal(trace, path)
@@ -78,7 +79,7 @@ def profile_artifact(path: Path, chunks: int, *, top: int, trace: Path | None = 
 
 
 def begin(rank: int, facts: Mapping[str, Any]) -> tuple[Handler, object]:
-    """Join the process group; return the command handler that profiles this rank."""
+    """Join the process group; return the handler of commands that profiles this rank."""
     artifact, facts_of_rank = joined(rank, facts)
 
     def answer(command: str, asked: Mapping[str, Any]) -> object:

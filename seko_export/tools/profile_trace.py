@@ -1,5 +1,5 @@
-"""Figures from a Chrome trace of profiled chunks: buckets, engines, launches, gaps. Imports no torch and runs
-nothing.
+"""Computation of figures from a Chrome trace of profiled chunks: buckets, engines, launches, gaps. This module imports
+no torch and runs nothing.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def bucket_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """One complete event of a trace, in whole nanoseconds."""
+    """One complete event of a trace, with times in whole nanoseconds."""
 
     name: str
     category: str
@@ -100,22 +100,22 @@ class Span:
 
 @dataclass(frozen=True)
 class Digest:
-    """Figures of one chunk.
+    """The figures of one profiled chunk.
 
     Parameters
     ----------
     on_device : bool
-        Whether times are those of a GPU. Otherwise they are the CPU's, each without the time of nested spans.
+        Whether times are those of a GPU. Otherwise they are times of the CPU, each without the time of nested spans.
     span_ns : int
-        From the call of the chunk until its latents (and video frames, if any) are on the host.
+        Nanoseconds from the call of the chunk until its latents (and video frames, if any) are on the host.
     busy_ns, largest_gap_ns : int
-        Time in which the device (on a CPU: an engine or op) was busy, and the longest time in which it was idle.
+        Nanoseconds in which the device (on a CPU: an engine or op) was busy, and the longest time in which it was idle.
     names : Mapping[str, tuple[int, int]]
-        Calls and nanoseconds of every kernel, copy, op and range.
+        Number of calls and nanoseconds of every kernel, copy, op and range, by name.
     engines : Mapping[str, tuple[int, int]]
-        Calls and nanoseconds of every engine with everything inside it; empty if the trace has no ranges.
+        Number of calls and nanoseconds of every engine with everything inside it; empty if the trace has no ranges.
     launches : Mapping[str, int]
-        How often the host launched ``graphs``, ``kernels``, ``copies``, ``sets``.
+        Number of launches of ``graphs``, ``kernels``, ``copies`` and ``sets`` by the host.
     """
 
     on_device: bool
@@ -128,11 +128,11 @@ class Digest:
 
     @property
     def total_ns(self) -> int:
-        """Sum of the nanoseconds of all names: shares are fractions of it."""
+        """Sum of the nanoseconds of all names, of which shares are fractions."""
         return sum(time for _, time in self.names.values())
 
     def report(self, top: int) -> dict[str, Any]:
-        """Return the figures as plain data; the buckets' times add up to ``total_ns``."""
+        """Return the figures of the chunk as plain data; the buckets' times add up to ``total_ns``."""
         total = self.total_ns
         buckets = dict.fromkeys(BUCKETS, (0, 0))
         for name, figures in self.names.items():
@@ -168,13 +168,13 @@ def digest_trace(trace: Mapping[str, Any]) -> Digest:
     Parameters
     ----------
     trace : Mapping[str, Any]
-        What `torch.profiler` exports for Chrome, with a range `CHUNK_RANGE` around each chunk. Where it holds events
-        of a GPU, times are the GPU's.
+        The data that `torch.profiler` exports for Chrome, with a range `CHUNK_RANGE` around each chunk. If it has
+        events of a GPU, times are the GPU's.
 
     Raises
     ------
     ValueError
-        If no chunk is in it.
+        If the trace contains no chunk.
     """
     spans = sorted(_spans(trace), key=lambda span: (span.begin, -span.end))
     chunks = [span for span in spans if span.name == CHUNK_RANGE and span.category == "user_annotation"]
@@ -207,9 +207,9 @@ def scrubbed(value: Any, words: Sequence[str] = ()) -> Any:
     Parameters
     ----------
     value : Any
-        Plain data; a trace or a part of one.
+        A trace or a part of one, as plain data.
     words : Sequence[str]
-        Names, such as the user's, that are blanked wherever they are whole words, except in event names.
+        Names, such as the user's name, that are blanked wherever they are whole words, except in event names.
     """
     if isinstance(value, Mapping):
         plain_keys = ("name", "cat", "ph") if value.get("ph") == "X" else ()
@@ -241,7 +241,7 @@ def _spans(trace: Mapping[str, Any]) -> Iterable[Span]:
 
 
 def _self_times(host: Sequence[Span]) -> Iterable[tuple[str, int]]:
-    """Return each span's time without that of nested spans, thread by thread."""
+    """Return each span's time without that of nested spans, separately for each thread."""
     threads: dict[Any, list[Span]] = {}
     for span in host:
         threads.setdefault(span.thread, []).append(span)
@@ -302,7 +302,7 @@ def _with_rest(engines: dict[str, tuple[int, int]], total: int) -> dict[str, tup
 
 
 def _busy(work: Sequence[Span], chunk: Span) -> tuple[int, int]:
-    """Return how long any of ``work`` ran within ``chunk``, and the longest idle time."""
+    """Return the time in which any of ``work`` ran within ``chunk``, and the longest idle time."""
     busy = longest = 0
     reached = chunk.begin
     for span in work:

@@ -1,5 +1,5 @@
-"""Profiling of an open artifact: steady chunks are run with and without torch's profiler. `profile_trace` reads the
-trace."""
+"""Profiling of an open artifact: chunks with a full cache are run with and without torch's profiler. `profile_trace`
+reads the trace."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KINETO = {"KINETO_LOG_LEVEL": "6", "DISABLE_CUPTI_LAZY_REINIT": "1", "TEARDOWN_
 def profile_opened(
     artifact: VideoArtifact, chunks: int, *, top: int, trace: Path | None = None
 ) -> dict[str, Any]:
-    """Profile steady chunks of an artifact, with a full cache and the golden text.
+    """Profile chunks of an artifact with a full cache and the recorded text.
 
     Parameters
     ----------
@@ -44,18 +44,18 @@ def profile_opened(
         The artifact, opened inside `kineto_settings`. With several ranks each rank calls this function and gets its
         own figures.
     chunks : int
-        Chunks to run without the profiler, and as many with it. Figures are those of the median chunk.
+        Number of chunks to run without the profiler, and again with it. Figures are those of the median chunk.
     top : int
         Length of the list of the most expensive names.
     trace : Path, optional
-        File for the trace, for Chrome's or Perfetto's viewer.
+        File to which the trace is written, for the viewer of Chrome or Perfetto.
 
     Returns
     -------
     dict
-        What `Digest.report` gives; ``artifact``, ``digest``, ``device``; ``chunk_s`` and ``chunk_profiled_s`` (medians
-        of seconds on the host, from the call to latents and video frames on the host, so nothing runs beside the
-        next chunk); ``notes``, sentences on what the figures do not show.
+        The data of `Digest.report`; ``artifact``, ``digest``, ``device``; ``chunk_s`` and ``chunk_profiled_s`` (medians
+        of seconds on the host, from the call to latents and video frames on the host, so nothing runs beside the next
+        chunk); ``notes``, sentences about what the figures do not show.
 
     Raises
     ------
@@ -104,14 +104,14 @@ def profile_opened(
 
 
 def check_trace_goal(trace: Path, artifact: Path) -> None:
-    """Check that a trace can be written, before any work; leaves nothing behind.
+    """Check that the file of a trace can be written, before any work; the check leaves nothing behind.
 
     Raises
     ------
     MachineError
         If the file cannot be written.
     UsageError
-        If the trace file lies inside the artifact's folder.
+        If the trace file is inside the artifact's folder.
     """
     if trace.resolve().is_relative_to(artifact.resolve()):
         raise UsageError(
@@ -182,7 +182,7 @@ class _Ranges:
 
 
 def _uncaptured_engines(artifact: VideoArtifact, ranges: _Ranges) -> Digest:
-    """Profile a chunk of a session without graph capture: there every launch lies in its engine's range."""
+    """Profile a chunk of a session without graph capture, in which every launch is inside the range of its engine."""
     with artifact.without_capture(), artifact.open_together() as session:
         stream = _Chunks(artifact, session)
         stream.fill()
@@ -192,19 +192,19 @@ def _uncaptured_engines(artifact: VideoArtifact, ranges: _Ranges) -> Digest:
 
 
 class _Chunks:
-    """The chunks of a session, one after another, with the recorded inputs of the caller."""
+    """The chunks of a session, made one after another with the recorded inputs."""
 
     def __init__(self, artifact: VideoArtifact, session: Together) -> None:
         self._artifact, self._session, self._chunks_run = artifact, session, 0
 
     def fill(self) -> None:
-        """Make chunks until the cache is full."""
+        """Make chunks until the KV cache is full."""
         stream = self._artifact.manifest.workload.stream
         for _ in range(-(-stream.cache_frames // stream.chunk_frames) + 1):
             self.timed()
 
     def timed(self) -> float:
-        """Make the next chunk; return its seconds on the host."""
+        """Make the next chunk; return the seconds that it took on the host."""
         inputs = self._artifact.golden_inputs(self._chunks_run, None)
         begin = time.perf_counter()
         chunk = self._session.run_chunk(inputs)
@@ -223,9 +223,9 @@ def traced(timed: Callable[[], float], chunks: int, on_device: bool) -> tuple[di
     Parameters
     ----------
     timed : callable
-        Makes the next chunk, waits for it, and returns its seconds on the host.
+        Function that makes the next chunk, waits for it, and returns its seconds on the host.
     chunks : int
-        Number of chunks.
+        Number of chunks to run.
     on_device : bool
         Whether a GPU's kernels are recorded, too.
 
@@ -234,7 +234,7 @@ def traced(timed: Callable[[], float], chunks: int, on_device: bool) -> tuple[di
     dict
         The trace as plain data, for `profile_trace.digest_trace`.
     list of float
-        Each chunk's seconds.
+        Seconds that each chunk took.
     """
     from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -288,7 +288,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def kineto_settings() -> Iterator[None]:
-    """Set environment variables that Kineto reads, unless the user did; restored at the end."""
+    """Context manager that sets environment variables that Kineto reads, unless the user has set them; at the end they
+    are restored."""
     ours = {name: value for name, value in _KINETO.items() if name not in os.environ}
     os.environ.update(ours)
     try:

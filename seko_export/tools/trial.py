@@ -1,4 +1,5 @@
-"""`seko-export try`: builds into a cache folder, keyed by what is built, and shows the video of it."""
+"""The command `seko-export try`: builds an artifact into a cache folder, by a key of everything that determines it, and
+shows its video."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _KEY_LETTERS = 16
 
 
 def try_artifact(options: BuildOptions, build: Callable[[BuildOptions, Path], object]) -> tuple[Path, bool]:
-    """Return the folder of an artifact of these options in the cache, and whether it was built now.
+    """Return the folder of an artifact with these options in the cache, and whether it was built by this call.
 
     The artifact is built unless the cache has one with the same input files (by SHA-256), configuration, backend,
     target and toolchain.
@@ -36,14 +37,14 @@ def try_artifact(options: BuildOptions, build: Callable[[BuildOptions, Path], ob
     Parameters
     ----------
     options : BuildOptions
-        What `seko-export build` takes.
+        The options of `seko-export build`.
     build : callable
-        `seko_export.build`, called with options and folder.
+        Function that builds, called with options and folder: `seko_export.build`.
 
     Raises
     ------
     ExportError
-        The errors of `seko_export.build`, from the build of the artifact.
+        If the build of the artifact fails, with the errors of `seko_export.build`.
     """
     if is_speech(options):
         raise UsageError(
@@ -58,7 +59,7 @@ def try_artifact(options: BuildOptions, build: Callable[[BuildOptions, Path], ob
 
 
 def check_shown(output: Path | None) -> None:
-    """Check, before anything is built, that a video can be written, or without an output that the server is there.
+    """Check, before the build, that a video can be written or, without an output, that the server is installed.
 
     Raises
     ------
@@ -76,21 +77,21 @@ def check_shown(output: Path | None) -> None:
 
 
 def write_video(artifact: Path, output: Path, run_options: Iterable[str] = ()) -> dict[str, Any]:
-    """Write a video of an artifact in a process of its own; return what ``seko-run run --json`` says of it.
+    """Write a video of an artifact in a process of its own; return the JSON line of ``seko-run run --json``.
 
     Parameters
     ----------
     artifact : Path
-        The artifact's folder.
+        Folder of the artifact.
     output : Path
-        The video's file, ``.mp4``, ``.y4m`` or ``.npy``.
+        File of the video, ``.mp4``, ``.y4m`` or ``.npy``.
     run_options : iterable of str
         Further options of ``seko-run run``, such as ``--prompt`` and a sentence.
 
     Raises
     ------
     ExportError
-        If ``seko-run run`` fails; with its error message and exit code.
+        If ``seko-run run`` fails, with its error message and exit code.
     """
     done = run_child(
         "seko_runtime", "run", str(artifact), "-o", str(output), *run_options, "--json", shown=True
@@ -110,7 +111,7 @@ def serve_page(artifact: Path) -> int:
 
 
 def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _Digests) -> str:
-    """Return a name for everything that determines an artifact, its paths apart."""
+    """Return a name made from everything that determines an artifact, except paths."""
     loras = [[*digests.of(lora.path), lora.weight] for lora in options.lora_files]
     told = {
         "config": repr(resolved.config),
@@ -128,7 +129,8 @@ def _key(options: BuildOptions, resolved: ResolvedBuild[VideoBuild], digests: _D
 
 
 class _Digests:
-    """SHA-256 of files, kept in a file of the cache for as long as size and time of change stay."""
+    """SHA-256 of files, kept in a file of the cache; a digest is used again while size and time of change of its file
+    are the same."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -139,7 +141,7 @@ class _Digests:
         self._known: dict[str, list[Any]] = content if isinstance(content, dict) else {}
 
     def of(self, path: Path | None) -> list[str]:
-        """Return the digest of a file, or of each file in a folder, with its name there."""
+        """Return the digest of a file, or of each file in a folder, with the file's name there."""
         if path is None:
             return []
         if path.is_file():

@@ -1,4 +1,4 @@
-"""Bounds for the errors of replayed chunks against recorded ones, by cache format, dtype and rounding."""
+"""Bounds for the errors of replayed chunks against recorded chunks, by cache format, dtype and rounding."""
 
 from __future__ import annotations
 
@@ -43,17 +43,18 @@ CACHE_TOLERANCES = {
 
 @dataclass(frozen=True)
 class EagerChunk:
-    """One chunk of the eager model.
+    """One chunk that the eager model made.
 
     Parameters
     ----------
     latents : Tensor
-        [B, C, F, h, w] float32.
+        Latents of the chunk, [B, C, F, h, w] float32.
     cache : dict of str to Tensor
-        For each cache buffer, the first token of every slot after the chunk, [L, B*cache_frames, ...], in the
-        buffer's dtype.
+        The first token of every slot after the chunk, for each cache buffer, [L, B*cache_frames, ...] in the buffer's
+        dtype.
     video : Tensor or None
-        [B, T, rows, columns, 3] uint8, every `video_step`-th pixel in both directions; None without a VAE.
+        Sampled video frames, [B, T, rows, columns, 3] uint8, every `video_step`-th pixel in both directions; None
+        without a VAE.
     """
 
     latents: Tensor
@@ -64,24 +65,24 @@ class EagerChunk:
 def golden_bound(
     config: VideoBuild, recorded: EagerChunk, other: EagerChunk, exact: EagerChunk
 ) -> GoldenBound:
-    """Return the bounds for errors against one recorded chunk.
+    """Return the bounds for the errors of a replayed chunk against the recorded chunk.
 
     Parameters
     ----------
     config : VideoBuild
-        The build.
+        The configuration of the build.
     recorded, other, exact : EagerChunk
-        The recorded chunk, the chunk with perturbed last bits, and the chunk with an exact cache. For an exact format
-        all three are equal.
+        The recorded chunk, the chunk with changed last bits, and the chunk with an exact cache. For an exact format all
+        three are equal.
 
     Returns
     -------
     GoldenBound
-        The error bounds of the chunk, at least the bounds of cache format and dtype. With a lossy cache also twice the
-        effect of the perturbed last bits. If rounding of the cache dominates, also the expected distance of two
+        The error bounds of the chunk, at least the bounds of cache format and dtype. With a quantised cache also twice
+        the effect of the changed last bits. If rounding of the cache dominates, also the expected distance of two
         independent roundings: sqrt(2) times the distance to the exact chunk. Codes of a token are then compared only
-        loosely enough to detect another token's, or not at all if the last bits change nearly all codes of some token
-        (trained weights with random text).
+        loosely enough to detect another token's codes, or not at all if the last bits change nearly all codes of some
+        token (trained weights with random text).
     """
     kind = "exact" if config.lossless and not ADVANCE[config.workload.schedule.sampler].rounded else "lossy"
     least = tuple(
@@ -101,7 +102,7 @@ def difference(config: VideoBuild, actual: EagerChunk, wanted: EagerChunk) -> Go
     """Return the errors between two chunks in latents, in the worst cached token and in video, measured as by
     `verify`.
 
-    Caches of different formats are not compared.
+    Caches of different formats cannot be compared, and are left out.
     """
     cache, video = 0.0, 0.0
     for buffer in graph_of(config).buffers:

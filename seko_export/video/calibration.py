@@ -17,12 +17,13 @@ from seko_kernels.scratch import scratch_constants
 
 
 def layer_constants(config: VideoBuild, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the constants that fused kernels need besides the cache format's: ``blocks.{layer}.kv.NAME``.
+    """Return the constants that fused kernels need in addition to those of the cache format:
+    ``blocks.{layer}.kv.NAME``.
 
     Parameters
     ----------
     config : VideoBuild
-        The build; without fp8 attention there are no such constants.
+        The configuration of the build; without fp8 attention there are no such constants.
     tensors : mapping of str to Tensor
         Weights of the model and the cache format's constants, by name.
     """
@@ -34,7 +35,8 @@ def layer_constants(config: VideoBuild, tensors: Mapping[str, Tensor]) -> dict[s
 
 
 def uncalibrated_scales(config: VideoBuild) -> dict[str, Tensor]:
-    """Return a cache format's constants as if all channels lay in [-1, 1], which is only good for random weights."""
+    """Return a cache format's constants for channels whose values are in [-1, 1]. They are only good for random
+    weights."""
     ones = torch.ones(config.model.heads, config.model.head_dim)
     statistics = ChannelStatistics(-ones, ones, 0 * ones)
     return {
@@ -54,7 +56,7 @@ class _Sums:
     tokens: int = 0
 
     def add(self, x: Tensor) -> None:
-        """Add tokens [T, H, D]."""
+        """Add tokens [T, H, D] to the sums."""
         x = x.float()
         self.lowest = torch.minimum(self.lowest, x.amin(0).cpu()) if self.tokens else x.amin(0).cpu()
         self.highest = torch.maximum(self.highest, x.amax(0).cpu()) if self.tokens else x.amax(0).cpu()
@@ -68,7 +70,7 @@ class _Sums:
 
 
 class KvStatistics:
-    """Statistics of each channel of K and V for each layer, collected while the exact model runs.
+    """Statistics of each channel of keys and values for each layer, collected while the exact model runs.
 
     Only keys and values that the context pass writes for frames of the stream count, since later chunks read nothing
     else, and chunks of reference frames may contain padding. If each pass has a cache of its own, all passes count.
@@ -77,9 +79,9 @@ class KvStatistics:
     Parameters
     ----------
     config : VideoBuild
-        The build with an exact cache.
+        The configuration of the build with an exact cache.
     form : KvFormat
-        The format to calibrate.
+        The cache format to calibrate.
     """
 
     def __init__(self, config: VideoBuild, form: KvFormat) -> None:

@@ -1,4 +1,4 @@
-"""The manifest's object ``workload`` of a video build."""
+"""The object ``workload`` in the manifest of a video build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BF16_BITS = 16
 
 
 def video_workload(config: VideoBuild, golden: Golden | None = None) -> VideoWorkload:
-    """Return the object ``workload`` of a video manifest; ``golden`` is the table of recorded chunks."""
+    """Return the object ``workload`` of a video manifest; ``golden`` is the description of the recorded chunks."""
     return VideoWorkload(
         kind=KIND,
         stream=stream_table(config),
@@ -43,7 +43,7 @@ def kv_pool(config: VideoBuild) -> KvPool:
 
 
 def stream_table(config: VideoBuild) -> Stream:
-    """Return the layout of the stream."""
+    """Return the layout of the stream for the manifest."""
     stream = config.workload.stream
     return Stream(
         chunk_frames=stream.chunk_frames,
@@ -61,7 +61,7 @@ def stream_table(config: VideoBuild) -> Stream:
 
 
 def schedule_table(config: VideoBuild) -> Schedule:
-    """Return the passes of a chunk."""
+    """Return the manifest's description of the passes of a chunk."""
     schedule = config.workload.schedule
     return Schedule(
         denoise_passes=len(schedule.timesteps),

@@ -1,4 +1,4 @@
-"""Files of the models around the transformer, and token ids of the goldens' prompt."""
+"""Files of the models around the transformer, and token ids of the prompt with which goldens are recorded."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def open_media(media: MediaSources, config: VideoBuild) -> MediaTensors:
     Raises
     ------
     UsageError
-        If the build needs a model for which no file is given, or a file is given for a model that it does not need.
+        If the build needs a model for which no file is passed, or a file is passed for a model that the build does not
+        need.
     CheckpointError
-        If a file is not the expected model.
+        If a file does not hold the expected model.
     """
     for what, wanted, named in (
         ("a VAE", config.workload.vae, media.vae),
@@ -51,7 +52,7 @@ def open_media(media: MediaSources, config: VideoBuild) -> MediaTensors:
 
 
 def prompt_ids(tokenizer: Path, config: VideoBuild, prompt: str) -> Tensor | None:
-    """Return [1, text tokens] int64: the token ids of a sentence, as a session passes them to the text encoder.
+    """Return the token ids of a sentence, [1, text tokens] int64, as a session passes them to the text encoder.
 
     Parameters
     ----------
@@ -60,14 +61,14 @@ def prompt_ids(tokenizer: Path, config: VideoBuild, prompt: str) -> Tensor | Non
     config : VideoBuild
         The build's configuration; without a text encoder the function returns None.
     prompt : str
-        A sentence that fits the token limit.
+        A sentence with no more tokens than the text encoder takes.
 
     Raises
     ------
     EnvironmentLacksError, ArtifactError
         If the library `tokenizers` is not installed, or the tokenizer's file is invalid; errors of `seko_runtime`.
     UsageError
-        If the tokenizer has ids that the encoder lacks.
+        If the tokenizer has ids that the text encoder lacks.
     """
     table, encoder = text_table(config), config.workload.text
     if table is None or encoder is None:

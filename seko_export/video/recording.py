@@ -1,7 +1,8 @@
-"""Recording of goldens: chunks of the eager model for a fixed text and seed, which `verify` replays with the engines.
+"""Recording of goldens: chunks that the eager model makes for a fixed text and seed. `verify` replays them with the
+engines.
 
 The eager model consists of the engines' own modules, which the runtime's session runs with the same programs. For a
-lossy cache the model first runs with an exact cache; that run calibrates the scales, and is recorded, too.
+quantised cache the model first runs with an exact cache; that run calibrates the scales, and is recorded, too.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class Record:
     Parameters
     ----------
     text : Tensor
-        [B, text tokens, text_dim] float32, the text that was used.
+        The text embeddings that were used, [B, text tokens, text_dim] float32.
     seeds : tuple of int
-        One seed for each row.
+        The seed of each row.
     scales : dict of str to Tensor
-        Calibrated weights of the cache format, by name; empty for an exact one.
+        Calibrated weights of the cache format, by name; empty for an exact format.
     chunks : dict of int to EagerChunk
         The recorded chunks by number.
     exact : dict of int to EagerChunk
@@ -72,13 +73,13 @@ class Record:
     bounds : tuple of GoldenBound
         Bounds for `verify`, one for each recorded chunk.
     cache_step : int
-        Tokens between two samples of the cache.
+        Distance in tokens between two samples of the cache.
     video_step : int
-        Pixels between two samples of the video; 0 without a VAE.
+        Distance in pixels between two samples of the video; 0 without a VAE.
     prompt : str or None
         The sentence that was encoded to the text; None if the text is random numbers.
     reference : Tensor or None
-        [B, C, R, h, w] float32, the reference frames; None if the build has none.
+        The reference frames, [B, C, R, h, w] float32; None if the build has none.
     inputs : mapping of str to Tensor
         The caller's inputs of every chunk up to the last recorded one, by their names in the golden file.
     rounding : float
@@ -102,7 +103,7 @@ class Record:
 
     @property
     def error_vs_exact(self) -> list[float]:
-        """Relative error of the lossy cache against the exact one, for each recorded chunk."""
+        """Relative error of the quantised cache against the exact cache, for each recorded chunk."""
         return [
             float((self.chunks[number].latents - exact.latents).norm() / exact.latents.norm())
             for number, exact in self.exact.items()
@@ -110,7 +111,7 @@ class Record:
 
     @property
     def table(self) -> Golden:
-        """The manifest's table of goldens."""
+        """The manifest's description of the recorded chunks (goldens)."""
         return Golden(
             GOLDEN_FILE,
             self.seeds,
@@ -141,18 +142,18 @@ class Record:
 def record(
     config: VideoBuild, weights: Mapping[str, Tensor], progress: Progress, ids: Tensor | None = None
 ) -> Record:
-    """Run the eager model and record two chunks: the first one, and the first that evicts a frame.
+    """Run the eager model and record two chunks: the first chunk, and the first that evicts a frame.
 
     Parameters
     ----------
     config : VideoBuild
-        The build.
+        The configuration of the build.
     weights : mapping of str to Tensor
-        Model weights and schedule tables by name, on the CPU.
+        Weights of the model and tables of the schedule by name, on the CPU.
     progress : callable
-        Called for every chunk.
+        Function that is called for every chunk, to show progress.
     ids : Tensor, optional
-        [1, text tokens] int64, the token ids of `GOLDEN_PROMPT`; without them the text is random numbers.
+        Token ids of `GOLDEN_PROMPT`, [1, text tokens] int64; without them the text is random numbers.
 
     Returns
     -------
@@ -215,8 +216,8 @@ def run_eager(
     *,
     shake: bool = False,
 ) -> dict[int, EagerChunk]:
-    """Return the wanted chunks, computed in eager torch; with ``shake`` the last bits of each pass's input are
-    perturbed."""
+    """Return the requested chunks, computed in eager torch; with ``shake`` the last bits of each pass's input are
+    changed."""
     chunks_made: dict[int, EagerChunk] = {}
     dtypes = {buffer.name: torch_dtype(buffer.dtype) for buffer in graph_of(config).buffers}
     step = video_step(config)
@@ -252,19 +253,19 @@ def eager_session(
     Parameters
     ----------
     config : VideoBuild
-        The build.
+        The configuration of the build.
     weights : mapping of str to Tensor
-        Every weight that the programs use, on the build's device.
+        Every weight that the programs use, by name, on the build's device.
     text : Tensor
-        [B, text tokens, text_dim].
+        Text embeddings, [B, text tokens, text_dim].
     seeds : sequence of int
-        One seed for each row.
+        The seed of each row.
     statistics : KvStatistics, optional
         Statistics to which the written keys and values are added.
     shake : bool
-        Whether the last bits of each pass's input are perturbed, to measure the effect of rounding.
+        Whether the last bits of each pass's input are changed, to measure the effect of rounding.
     reference : Tensor, optional
-        [B, C, R, h, w], reference frames; by default those of the goldens, if the build has some.
+        Reference frames, [B, C, R, h, w]; default: the recorded ones, if the build has some.
 
     Yields
     ------
@@ -325,7 +326,7 @@ def placed_buffers(config: VideoBuild, room: int | None) -> tuple[Buffer, ...]:
 
 
 def golden_text(config: VideoBuild) -> Tensor:
-    """Return [B, text tokens, text_dim] float32: seeded random numbers in place of text embeddings, zero-padded."""
+    """Return seeded random numbers in place of text embeddings, [B, text tokens, text_dim] float32, zero-padded."""
     model = config.model
     shape = (config.workload.stream.batch, model.text_tokens, model.text_dim)
     text = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -334,7 +335,8 @@ def golden_text(config: VideoBuild) -> Tensor:
 
 
 def golden_inputs(config: VideoBuild, chunk: int | None) -> dict[str, NDArray[Any]]:
-    """Return the family's inputs for a golden chunk, or for its session, in the form that a session takes."""
+    """Return the inputs that the model family defines for a recorded chunk, or for its session, in the form that a
+    session takes."""
     inputs = video_family_of(config).golden_inputs(config, chunk)
     return {
         name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -343,7 +345,7 @@ def golden_inputs(config: VideoBuild, chunk: int | None) -> dict[str, NDArray[An
 
 
 def golden_reference(config: VideoBuild) -> Tensor | None:
-    """Return [B, C, R, h, w] float32: seeded random latents as reference frames; None if the build has none."""
+    """Return seeded random latents as reference frames, [B, C, R, h, w] float32; None if the build has none."""
     s = config.workload.stream
     if not s.reference_frames:
         return None
@@ -352,16 +354,16 @@ def golden_reference(config: VideoBuild) -> Tensor | None:
 
 
 def encoded_text(config: VideoBuild, weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
-    """Return [B, text tokens, text_dim] float32: one prompt for every row, encoded in eager torch.
+    """Return one prompt for every row, encoded in eager torch: [B, text tokens, text_dim] float32.
 
     Parameters
     ----------
     config : VideoBuild
-        A build with a text encoder.
+        The configuration of a build with a text encoder.
     weights : mapping of str to Tensor
-        The artifact's weights, on the build's device.
+        The weights of the artifact by name, on the build's device.
     ids : Tensor
-        [1, text tokens] int64.
+        Token ids of the prompt, [1, text tokens] int64.
     """
     piece = graph_of(config).pieces["text"]
     inputs = [weights[a.ref.removeprefix("weight:")] for a in piece.parameters]
@@ -371,7 +373,8 @@ def encoded_text(config: VideoBuild, weights: Mapping[str, Tensor], ids: Tensor)
 
 
 def video_step(config: VideoBuild) -> int:
-    """Return the distance in pixels at which golden frames are sampled to fit into `VIDEO_BYTES`; 0 without a VAE."""
+    """Return the distance in pixels at which recorded frames are sampled so that they fit into `VIDEO_BYTES`; 0 without
+    a VAE."""
     video, batch = video_table(config), config.workload.stream.batch
     if video is None:
         return 0

@@ -1,4 +1,4 @@
-"""The video workload on the build machine; see `workloads.base.ExportWorkload`."""
+"""The video workload (the code for video models) on the build machine; see `workloads.base.ExportWorkload`."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class VideoBuildResult(BuildResult):
     Parameters
     ----------
     kv : dict
-        ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``; for a lossy scheme also
-        ``error_vs_exact``, the relative error of each golden chunk.
+        Figures of the KV cache: ``scheme``, ``pool_bytes``, ``bf16_pool_bytes``, ``bits_per_number``; for a quantised
+        scheme also ``error_vs_exact``, the relative error of each recorded chunk.
     golden_error : float or None
-        Largest relative error of the engines against the eager model over the golden chunks; None if the engines
-        could not run, because the build is for GPUs that are not present or for more ranks than there are GPUs.
+        Largest relative error of the engines against the eager model over the recorded chunks; None if the engines
+        could not run, because the build is for GPUs that are not in this machine or for more ranks than there are GPUs.
     golden_cache_error : float or None
         Largest error of a cached token after the chunks; see `seko_runtime.video.golden.cache_error`.
     golden_video_error : float or None
         Root mean square difference of the video frames in the worst chunk, in levels of 255; None without a VAE.
     golden_rounding : float or None
-        Relative error of the eager model against a second run of the eager model with changed last bits, to compare
-        ``golden_error`` with: largest over the golden chunks, with an exact cache of the first chunk. None without
-        goldens.
+        Relative error of the eager model against a second run of the eager model with changed last bits, with which
+        ``golden_error`` is compared: the largest over the recorded chunks, with an exact cache that of the first chunk.
+        None without recorded chunks.
     """
 
     kv: dict[str, Any]
@@ -64,7 +64,7 @@ class VideoBuildResult(BuildResult):
     golden_rounding: float | None = None
 
     def lines(self) -> Iterator[str]:
-        """Yield what was built, as lines for a reader."""
+        """Yield lines of text that describe the result of the build for a person."""
         yield from super().lines()
         kv = self.kv
         share = kv["pool_bytes"] / kv["bf16_pool_bytes"]
@@ -85,7 +85,7 @@ class VideoBuildResult(BuildResult):
 
 
 class VideoExport(ExportWorkload[VideoBuild]):
-    """The workload of causal video transformers, which denoise frames chunk by chunk over a cache of earlier
+    """The workload of causal video transformers, which denoise frames chunk by chunk over a KV cache of earlier
     frames."""
 
     name = "video"
@@ -93,7 +93,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
     whole_programs = ("denoise", "context")
 
     def describe(self, config: VideoBuild, golden: Golden | None) -> VideoWorkload:
-        """Return layout, schedule, cache format and goldens."""
+        """Return the manifest's description of layout, schedule, cache format and recorded chunks."""
         return video_workload(config, golden)
 
     def describe_model(self, config: VideoBuild) -> Mapping[str, object]:
@@ -116,7 +116,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
         return f"{config.model.name}-{config.workload.kv_scheme}-{arch}"
 
     def resolve(self, manifest: Manifest) -> Programs:
-        """Return the programs of a video manifest, checked."""
+        """Return the programs of a video manifest, checked against the workload's contract."""
         return resolve_video(cast(VideoManifest, manifest))
 
     def needs(self, config: VideoBuild) -> Iterator[Need]:
@@ -143,7 +143,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
             yield f"each rank decodes whole pictures: {config.no_shared_decoding}"
 
     def open_media(self, config: VideoBuild, media: MediaSources) -> MediaTensors:
-        """Open the weights of VAE and encoders; refuse a tokenizer that does not fit the text encoder."""
+        """Open the weights of VAE and encoders; refuse a tokenizer with other ids than the text encoder."""
         if media.tokenizer is not None:
             prompt_ids(media.tokenizer, config, GOLDEN_PROMPT)
         return open_media(media, config)
@@ -160,7 +160,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
         media: MediaSources,
         progress: Progress,
     ) -> Record:
-        """Record two chunks; for a quantised cache calibrate the scales first, on the model with an exact cache."""
+        """Record two chunks; for a quantised cache first calibrate the scales, on the model with an exact cache."""
         ids = None if media.tokenizer is None else prompt_ids(media.tokenizer, config, GOLDEN_PROMPT)
         eager = {**weights, **_exact_weights(config, weights, checkpoint)}
         return record(config.as_batch, eager, progress, ids)
@@ -239,7 +239,7 @@ class VideoExport(ExportWorkload[VideoBuild]):
 def _exact_weights(
     config: VideoBuild, known: Mapping[str, Tensor], checkpoint: WeightSource
 ) -> dict[str, Tensor]:
-    """Return the layers' weights that only the exact model needs, because the artifact holds them in fp8."""
+    """Return the weights of layers that only the exact model needs, because the artifact holds them in fp8."""
     if not config.target.fp8:
         return {}
     pieces = {name: piece for name, piece in graph_of(config.as_exact).pieces.items() if piece.layers}

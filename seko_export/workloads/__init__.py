@@ -1,1 +1,1 @@
-"""The workloads of the exporter and their table."""
+"""The workloads (kinds of model, such as video) that the exporter knows, and their table."""

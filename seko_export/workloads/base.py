@@ -1,7 +1,9 @@
-"""The interface between the exporter and a workload: what one kind of model adds to a build.
+"""The interface between the exporter and a workload, that is, one kind of model such as video: everything that the
+workload adds to a build.
 
-A workload is a module with a `WORKLOAD`: an object of a class derived from `ExportWorkload`. Compiling, weights, the
-core of the manifest and the folder are the same for every workload; families belong to one (`Family.workload`).
+A workload is a module with a `WORKLOAD`: an object of a class derived from `ExportWorkload`. The code that compiles
+engines and writes weights, the core of the manifest and the folder is the same for every workload. Each model family
+belongs to one workload (`Family.workload`).
 """
 
 from __future__ import annotations
@@ -32,26 +34,27 @@ UNVERIFIED = (
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The result of a build; its fields are the keys of the command's JSON line. A workload may derive its own.
+    """The result of a build, whose fields are the keys of the JSON line that the command prints. A workload may derive
+    a class with further fields.
 
     Parameters
     ----------
     artifact : Path
-        The artifact's folder.
+        Folder of the new artifact.
     digest : str
-        SHA-256 of the manifest.
+        SHA-256 of the artifact's manifest.
     build_s : float
-        Wall time, seconds.
+        Duration of the build in seconds.
     engine_bytes, weight_bytes : int
-        Sizes on disk.
+        Sizes of the engines and of the weights on disk, in bytes.
     engine_s : dict
         Seconds that each engine took to compile.
     device : str
-        ``cpu`` or ``cuda``.
+        Kind of device for which the engines were built: ``cpu`` or ``cuda``.
     kernels : str
-        Kernels of the layers: ``fused`` or ``plain``.
+        Kernels of the transformer layers: ``fused`` (Seko's own) or ``plain`` (torch's).
     attention : str
-        Attention over the cache: ``torch``, ``bf16`` or ``fp8``.
+        Attention over the KV cache: ``torch``, ``bf16`` or ``fp8``.
     """
 
     artifact: Path
@@ -65,11 +68,11 @@ class BuildResult:
     attention: str
 
     def report(self) -> dict[str, object]:
-        """Return the JSON line."""
+        """Return the build's result as a JSON line."""
         return asdict(self) | {"artifact": str(self.artifact)}
 
     def lines(self) -> Iterator[str]:
-        """Yield what was built, as lines for a reader."""
+        """Yield lines of text that describe the result of the build for a person."""
         yield f"artifact  {self.artifact}  ({self.digest[:16]}, built in {self.build_s:.1f} s)"
         yield f"engines   {self.engine_bytes / 1e6:.2f} MB, weights {self.weight_bytes / 1e6:.1f} MB"
 
@@ -83,7 +86,7 @@ class Need:
     option : str
         The command-line option that needs the feature; `Capabilities.lacks` lists such options.
     what : str
-        Name of the feature for messages, in the plural.
+        Name of the feature for error messages, in the plural.
     """
 
     option: str
@@ -91,7 +94,7 @@ class Need:
 
 
 class Recording(Protocol):
-    """Goldens: results of the eager model, with which `verify` compares the engines."""
+    """The goldens of a build: recorded results of the eager model, with which `verify` compares the engines."""
 
     @property
     def scales(self) -> Mapping[str, Tensor]:
@@ -99,14 +102,15 @@ class Recording(Protocol):
 
     @property
     def table(self) -> Any:
-        """The manifest's table that `ExportWorkload.describe` returns."""
+        """The manifest's description of the recorded results, as `ExportWorkload.describe` returns it."""
 
     def write(self, folder: Path) -> None:
-        """Write the recorded tensors into an artifact's folder."""
+        """Write the recorded tensors into the artifact's folder."""
 
 
 class ExportWorkload(ABC, Generic[Build]):
-    """One kind of model, on the build machine. Stateless: the same object serves every build, in every process."""
+    """One kind of model, on the build machine. A workload has no state: the same object serves every build, in every
+    process."""
 
     name: str
     """``video``, or for a workload outside this package ``MODULE:ATTRIBUTE``, where Python finds the object."""
@@ -117,42 +121,42 @@ class ExportWorkload(ABC, Generic[Build]):
 
     @abstractmethod
     def describe(self, config: Build, golden: Any) -> Workload:
-        """Return the manifest's object ``workload``; ``golden`` is a `Recording.table`, or None."""
+        """Return the object ``workload`` of the manifest; ``golden`` is a `Recording.table`, or None."""
 
     def describe_model(self, config: Build) -> Mapping[str, object]:
-        """Return the manifest's object ``model``, for people and tools."""
+        """Return the object ``model`` of the manifest, which describes the model for people and tools."""
         return asdict(config.model)
 
     def artifact_name(self, config: Build, arch: str) -> str:
-        """Return the manifest's ``name``; ``arch`` is the machine that the build is for."""
+        """Return the ``name`` of the manifest; ``arch`` is the kind of machine for which the build is made."""
         return f"{config.model.name}-{arch}"
 
     @abstractmethod
     def resolve(self, manifest: Manifest) -> Programs:
-        """Return the programs of one of its manifests, checked against the workload's contract."""
+        """Return the programs of a manifest of this workload, checked against the workload's contract."""
 
     def needs(self, config: Build) -> Iterable[Need]:
-        """Return the features that a build needs from its backend, besides those of the target."""
+        """Return the features that a build needs from its backend, in addition to those that its target needs."""
         del config
         return ()
 
     def cache_format(self, config: Build) -> str | None:
-        """Return the format of a build's cache as ``--kv`` spells it; None if its cache has no such format."""
+        """Return the format of a build's KV cache as ``--kv`` spells it; None if the cache has no such format."""
         del config
         return None
 
     def notes(self, config: Build) -> Iterable[str]:
-        """Return sentences that a build shows before it begins."""
+        """Return sentences that the command shows before a build begins."""
         del config
         return ()
 
     def open_media(self, config: Build, media: MediaSources) -> MediaTensors:
-        """Return the weights of the models around the main one."""
+        """Return the weights of the models around the main model, such as text encoder and VAE."""
         del config, media
         return MediaTensors()
 
     def tables(self, config: Build) -> Mapping[str, Tensor]:
-        """Return constants that programs take as weights and that no checkpoint holds, by name, on the CPU."""
+        """Return constants that programs take as weights and that no checkpoint contains, by name, on the CPU."""
         del config
         return {}
 
@@ -165,20 +169,20 @@ class ExportWorkload(ABC, Generic[Build]):
         media: MediaSources,
         progress: Progress,
     ) -> Recording:
-        """Run the eager model, calibrate weights such as cache scales, and return the goldens.
+        """Run the eager model, calibrate weights such as cache scales, and return the recorded results (goldens).
 
         Parameters
         ----------
         config : BuildConfig
-            The build.
+            The configuration of the build.
         weights : mapping of str to Tensor
             The artifact's weights and tables, on the CPU.
         checkpoint : WeightSource
-            The checkpoint's weights.
+            The weights of the checkpoint, by name.
         media : MediaSources
-            Files of the models around the main one.
+            Files of the models around the main model, such as text encoder and VAE.
         progress : callable
-            Called at every step.
+            Function that is called at every step of the recording, to show progress.
         """
 
     def uncalibrated(self, config: Build) -> Mapping[str, Tensor]:
@@ -193,11 +197,12 @@ class ExportWorkload(ABC, Generic[Build]):
         return 0
 
     def write_files(self, folder: Path, config: Build, media: MediaSources, *, measured: bool) -> None:
-        """Write further files into an artifact's folder; ``measured``: its backend's kernels have run on a GPU."""
+        """Write the workload's further files into an artifact's folder; ``measured`` says whether the kernels of the
+        artifact's backend have run on a GPU."""
         del folder, config, media, measured
 
     def warm_up(self, folder: Path) -> None:
-        """Open an artifact and run every program of it once, so that a compiler sees all of them."""
+        """Open an artifact and run each of its programs once, so that a compiler sees all of them."""
         raise NotImplementedError(f"the workload {self.name!r} has no run of every program")
 
     def result(
@@ -208,7 +213,7 @@ class ExportWorkload(ABC, Generic[Build]):
         recording: Recording | None,
         report: Mapping[str, Any] | None,
     ) -> BuildResult:
-        """Return a build's result with the workload's fields; ``report`` is the JSON line of `verify`, or None."""
+        """Return the result of a build with the workload's fields; ``report`` is the JSON line of `verify`, or None."""
         del config, manifest, recording, report
         return result
 
@@ -217,7 +222,7 @@ class ExportWorkload(ABC, Generic[Build]):
         raise NotImplementedError(f"the workload {self.name!r} has no estimate of memory and time for {gpu}")
 
     def verify(self, folder: Path) -> tuple[str, ...]:
-        """Return the command that replays the goldens of an artifact in a process of its own: a module of Python and
-        its arguments. It prints the JSON line of ``seko-run verify``.
+        """Return the command that replays the recorded results of an artifact in a process of its own: a Python module
+        and its arguments. The command prints the JSON line of ``seko-run verify``.
         """
         return "seko_runtime", "verify", str(folder), "--json"

@@ -18,7 +18,7 @@ def workload_named(name: str) -> ExportWorkload[Any]:
     Raises
     ------
     UsageError
-        If there is no such workload.
+        If there is no workload with this name.
     """
     home = "seko_export.{}.workload:WORKLOAD"
     workload: ExportWorkload[Any] = find_named("workload", name, WORKLOADS, home, ExportWorkload)  # type: ignore[type-abstract]
@@ -26,5 +26,5 @@ def workload_named(name: str) -> ExportWorkload[Any]:
 
 
 def workload_of(config: BuildConfig) -> ExportWorkload[Any]:
-    """Return the workload of a build."""
+    """Return the workload to which a build belongs."""
     return workload_named(config.workload.workload)

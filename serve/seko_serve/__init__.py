@@ -1,4 +1,4 @@
-"""Serves seko artifacts: live sessions over HTTP and WebSocket, and a page that shows them."""
+"""Server of Seko artifacts: live sessions over HTTP and WebSocket, and a web page that shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m seko_serve`."""
+"""The command ``python -m seko_serve``, which is ``seko-serve``."""
 
 from seko_serve.cli import main
 

@@ -1,4 +1,4 @@
-"""The command `seko-serve`."""
+"""The command line of `seko-serve`."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _snapshots(chosen: str, environment: Mapping[str, str]) -> str | None:
-    """Return where snapshots go: what the option says, or a folder of the user's own."""
+    """Return the place where snapshots are saved: the value of the option, or a folder that belongs to the user."""
     if chosen:
         return None if chosen == "none" else chosen
     state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")

@@ -53,7 +53,8 @@ class AsyncClient:
     Attributes
     ----------
     ready : dict
-        The server's first message on the socket: frame size and rate, codecs, and the artifact's inputs.
+        The server's first message on the socket: size and rate of the video frames, codecs, and the inputs that the
+        artifact takes.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -84,9 +85,10 @@ class AsyncClient:
         Parameters
         ----------
         codecs, audio : sequence of str
-            Codecs of video, and of sound, in the order of preference; without ``audio`` the session has no sound.
+            Codecs of video, and codecs of sound, in the order of preference; without ``audio`` the session has no
+            sound.
         buffer : int
-            Chunks that the viewer collects before it plays.
+            Number of chunks that the viewer collects before playback begins.
         wait : bool
             Whether to wait in the server's queue while the server is full.
         **session
@@ -135,7 +137,8 @@ class AsyncClient:
                 yield self._parsed(received)
 
     async def send(self, kind: str, **fields: object) -> str:
-        """Send a message of this type; return its id, which the server's receipts name, or "" for a type without id.
+        """Send a message of this type to the server; return its id, which the server's receipts name, or "" for a type
+        without id.
 
         A message ``ack`` with the number of a ``chunk`` that was shown lets the server make more chunks.
         """
@@ -156,13 +159,13 @@ class AsyncClient:
         return str(self._controls)
 
     async def drop(self) -> None:
-        """Close the socket without ending the session, as a lost network does."""
+        """Close the socket without ending the session, as happens when the network is lost."""
         if self._socket is not None:
             self._socket.transport.abort()
             await self._socket.wait_closed()
 
     async def close(self) -> None:
-        """End the session."""
+        """End the session on the server."""
         if self._socket is not None:
             with suppress(ConnectionClosed, TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
@@ -249,7 +252,7 @@ class Client:
 
     @property
     def ready(self) -> dict[str, Any]:
-        """The server's first message."""
+        """The server's first message on the socket; see `AsyncClient`."""
         return self._client.ready
 
     def open(self, **session: Any) -> Self:
@@ -269,15 +272,15 @@ class Client:
                 yield self._wait(anext(coming))  # type: ignore[arg-type]
 
     def send(self, kind: str, **fields: object) -> str:
-        """Send a message; see `AsyncClient.send`."""
+        """Send a message to the server; see `AsyncClient.send`."""
         return self._wait(self._client.send(kind, **fields))
 
     def send_audio(self, samples: NDArray[np.int16], *, last: bool = False) -> str:
-        """Send samples of the voice; see `AsyncClient.send_audio`."""
+        """Send audio samples of the voice; see `AsyncClient.send_audio`."""
         return self._wait(self._client.send_audio(samples, last=last))
 
     def close(self) -> None:
-        """End the session."""
+        """End the session on the server."""
         self._wait(self._client.close())
 
     def _wait(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:

@@ -1,4 +1,5 @@
-"""Errors that a client sees: a code, an HTTP status, a close code of the socket, and whether to try again."""
+"""Errors that a client sees. Each has a code, an HTTP status, a close code of the socket, and a flag that says whether
+to try again."""
 
 from __future__ import annotations
 
@@ -9,20 +10,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """One line of the table of errors.
+    """A kind of error that a client sees: one line of the table of errors.
 
     Parameters
     ----------
     code : str
         The code by which programs recognise the error.
     status : int
-        HTTP status.
+        HTTP status of an answer with this error.
     close : int
         Close code of a socket that this error ends.
     retryable : bool
         Whether the same request may succeed later.
     meaning : str
-        One sentence for the documentation.
+        One sentence for the documentation that says what the error means.
     """
 
     code: str
@@ -88,13 +89,14 @@ class ServeError(Exception):
     Parameters
     ----------
     code : str
-        One of `KINDS`.
+        Code of the error, one of `KINDS`.
     message : str
-        A sentence that names the found and the expected value. The sentence has no path, key, token or text of a user.
+        A sentence that names the found and the expected value. The sentence has no path, no key, no token and no text
+        of a user.
     retry_after : float, optional
         Seconds after which the client may repeat the request.
     facts : dict, optional
-        Further fields of the answer, such as the place in the queue.
+        Further fields of the error's answer, such as the place in the queue.
     """
 
     def __init__(
@@ -125,7 +127,8 @@ class ServeError(Exception):
 
     @classmethod
     def of_body(cls, table: Mapping[str, Any]) -> ServeError:
-        """Return the error from a JSON object that `body` returned; a code of a newer server becomes ``internal``."""
+        """Return the error that a JSON object of `body` describes; an unknown code, from a newer server, becomes
+        ``internal``."""
         known = ("type", "code", "message", "retryable", "retry_after")
         return cls(
             table["code"] if table["code"] in KINDS else "internal",

@@ -1,4 +1,5 @@
-"""Video jobs: they wait, run one after another while the live sessions leave time, and their files expire."""
+"""Video jobs of the server: they wait, run one after another while the live sessions leave time, and their files
+expire."""
 
 from __future__ import annotations
 
@@ -31,18 +32,18 @@ _LOG = logging.getLogger("seko_serve")
 
 @dataclass
 class Video:
-    """One requested video.
+    """A video that a client requested.
 
     Parameters
     ----------
     id, tenant : str
-        The video's id, and the tenant that requested the video.
+        Id of the video, and name of the tenant that requested it.
     opening : Opening
         The prompt, seed, picture and other conditions with which the video begins.
     frames : int
         Number of video frames of the whole video.
     created : float
-        Seconds since 1970.
+        Time at which the video was requested, in seconds since 1970.
     """
 
     id: str
@@ -61,13 +62,13 @@ class Video:
 
     @property
     def expires(self) -> float | None:
-        """When the video's file is removed, in seconds since 1970; None before the video is finished."""
+        """Time at which the video's file is removed, in seconds since 1970; None before the video is finished."""
         return None if self.ended is None else self.ended + KEPT_S
 
 
 @dataclass(frozen=True)
 class _Current:
-    """The video that is being made, and the event that says that it has ended."""
+    """The video that is being made, and the event that is set when its job has ended."""
 
     video: Video
     stream: VideoBehind
@@ -80,13 +81,13 @@ class VideoJobs:
     Parameters
     ----------
     device : Device
-        The device's thread.
+        The thread that owns the device and its pool.
     most : int
-        The most videos that are waiting, running or finished at a time; 0: requests for videos are refused.
+        Largest number of videos that are waiting, running or finished at a time; 0: requests for videos are refused.
     folder : Path, optional
         Folder of the video files; default: a temporary folder, which `stop` removes.
     clock : callable
-        Returns seconds since 1970.
+        Function that returns the time in seconds since 1970.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class VideoJobs:
         return self._folder / f"{video.id}.mp4"
 
     def _next(self) -> Video | None:
-        """Return the video that is made next: the oldest of the tenant that has waited longest for its turn."""
+        """Return the video that is made next: the oldest video of the tenant that has waited longest for its turn."""
         waiting = [video for video in self._videos.values() if video.status == "queued"]
         return min(waiting, key=lambda video: self._turns.get(video.tenant, 0), default=None)
 
@@ -227,7 +228,7 @@ class VideoJobs:
             self._path(video).unlink(missing_ok=True)
 
     def _note(self, video: Video, written: int, over: asyncio.Event | None, error: ServeError | None) -> None:
-        """Note how far a video is; with the event that says so, that it has ended."""
+        """Note how much of a video is written; if ``event`` says so, that the video has ended."""
         video.status, video.written = "in_progress", written
         if over is None:
             return
@@ -237,7 +238,7 @@ class VideoJobs:
         over.set()
 
     async def _free(self, stream: VideoBehind) -> None:
-        """Free the row of a stream, which may have ended by itself."""
+        """Free the row of a video's stream, if the stream has not ended by itself."""
 
         def close(_: object) -> None:
             self._device.remove(stream)
@@ -248,7 +249,7 @@ class VideoJobs:
             await self._device.call(close)
 
     async def _reap(self) -> None:
-        """Remove videos whose time is over."""
+        """Remove the videos whose files have expired."""
         while True:
             await asyncio.sleep(REAP_S)
             now = self._clock()

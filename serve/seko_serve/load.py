@@ -28,12 +28,12 @@ CODECS = ("h264", "vp8", "mjpeg", "rgb24")
 
 @dataclass(frozen=True)
 class Load:
-    """The load on one server.
+    """The settings of a load test: how many viewers arrive, how fast, and what they watch.
 
     Parameters
     ----------
     url : str
-        The server's address.
+        Address of the server under test.
     sessions : int
         Number of viewers that arrive.
     arrivals : float
@@ -42,13 +42,13 @@ class Load:
     seconds : float
         Seconds of video that each viewer watches.
     buffer : int
-        Chunks that each viewer collects before it plays.
+        Number of chunks that each viewer collects before playback begins.
     codec : str
-        One of `CODECS`.
+        Codec of the video, one of `CODECS`.
     opening : mapping of str to object
-        Fields of ``POST /v1/sessions``.
+        Fields of ``POST /v1/sessions`` for the viewers' sessions.
     seed : int
-        Seed of the arrival times and of the first viewer's video; later viewers' videos have the next seeds.
+        Seed of the arrival times and of the first viewer's video; later viewers' videos have the following seeds.
     api_key : str, optional
         API key; required if the server has keys.
     at_once : bool
@@ -70,7 +70,7 @@ class Load:
 
 @dataclass
 class View:
-    """The times that one viewer recorded, in seconds of the viewer's own clock."""
+    """The times that one viewer recorded, in seconds of that viewer's own clock."""
 
     opened_at: float
     fps: float = 0.0
@@ -90,10 +90,10 @@ class View:
     """Why its stream ended early."""
 
     def deadlines(self, buffer: int) -> list[float]:
-        """Return the due time of each chunk after the first ``buffer`` chunks.
+        """Return the due time of each chunk after the first ``buffer`` chunks of a viewer.
 
-        A due time is the time, from the begin of playback, at which the frames of all earlier chunks have been shown.
-        As in vllm-omni's benchmark, a late chunk does not delay the due times of later chunks.
+        A due time is the time, from the beginning of playback, at which the frames of all earlier chunks have been
+        shown. As in vllm-omni's benchmark, a late chunk does not delay the due times of later chunks.
         """
         if len(self.came_at) < buffer:
             return []
@@ -111,23 +111,24 @@ class View:
 
 @dataclass(frozen=True)
 class Report:
-    """The figures of a load.
+    """The results of a load test, as figures over all viewers.
 
     Parameters
     ----------
     sessions, served, lost : int
-        Numbers of viewers: that arrived; that saw a frame; that saw a frame and whose stream then ended early.
+        Numbers of viewers: viewers that arrived; viewers that saw a frame; viewers that saw a frame and whose stream
+        then ended early.
     refused : mapping of str to int
         Number of viewers that were refused, by the error's code.
     chunks, late : int
-        Number of chunks after the first ``buffer`` of each viewer, and number of late ones among them.
+        Number of chunks after the first ``buffer`` chunks of each viewer, and number of late chunks among them.
     cpr : float or None
         Continuous playback rate: the share of these chunks that arrived on time, as the mean over viewers.
     ttfc_ms_p50, ttfc_ms_p99 : float or None
         Median and 99th percentile of the milliseconds from a viewer's request to the first decoded frame.
     rtf, rtf_spread : float or None
         Real-time factor: seconds that a viewer waited and watched for each second of video, as the mean over viewers;
-        and the largest minus the smallest factor.
+        and the difference between the largest and the smallest factor.
     worst_ms : float
         Milliseconds by which the latest chunk was late.
     underruns, stall_s : int, float
@@ -151,7 +152,7 @@ class Report:
 
     @classmethod
     def of(cls, views: Sequence[View], buffer: int) -> Report:
-        """Return the figures computed from viewers' recorded times."""
+        """Return the figures that follow from viewers' recorded times."""
         served = [view for view in views if view.first_at is not None]
         lates = [view.late(buffer) for view in served]
         shares = [sum(late == 0 for late in own) / len(own) for own in lates if own]
@@ -180,7 +181,7 @@ class Report:
         )
 
     def text(self) -> str:
-        """Return the figures for a terminal."""
+        """Return the results of the load test as text for a terminal."""
         refused = ", ".join(f"{count} {code}" for code, count in self.refused.items()) or "none"
         lines = [
             f"viewers   {self.served} of {self.sessions} served, {self.lost} lost; refused: {refused}",
@@ -194,14 +195,15 @@ class Report:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return the nearest-rank percentile of values; None if there are no values."""
+    """Return the nearest-rank percentile of some values; None if there are no values."""
     if not values:
         return None
     return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]
 
 
 def arrivals(count: int, per_second: float, seed: int) -> list[float]:
-    """Return the seconds at which viewers arrive: gaps of a Poisson process, the first at once."""
+    """Return the seconds at which viewers arrive: the gaps are those of a Poisson process, the first viewer arrives at
+    once."""
     generator, at, times = random.Random(seed), 0.0, []
     for _ in range(count):
         times.append(at)
@@ -210,7 +212,7 @@ def arrivals(count: int, per_second: float, seed: int) -> list[float]:
 
 
 async def run_load(load: Load) -> list[View]:
-    """Put a load on a server; return the times that each viewer recorded."""
+    """Put a load of viewers on a server; return the times that each viewer recorded."""
     views = await asyncio.gather(
         *(
             _view(load, number, after)
@@ -244,7 +246,8 @@ async def _view(load: Load, number: int, after: float) -> View:
 
 
 async def _watch(client: AsyncClient, load: Load, view: View) -> None:
-    """Watch until so much video was shown; what came is noted, and acknowledged when it was shown."""
+    """Watch a stream until enough video was shown; note the times of messages, and acknowledge each chunk when it was
+    shown."""
     view.fps = float(client.ready["fps"])
     came: asyncio.Queue[int] = asyncio.Queue()
     playing = asyncio.create_task(_play(client, load, view, came))
@@ -263,7 +266,7 @@ async def _watch(client: AsyncClient, load: Load, view: View) -> None:
 
 
 async def _read(client: AsyncClient, view: View, came: asyncio.Queue[int]) -> None:
-    """Note what comes."""
+    """Read a stream's messages and note when they arrive."""
     async for received in client.messages():
         if isinstance(received, Media):
             if view.first_at is None and received.codec < Codec.PCM:
@@ -276,7 +279,7 @@ async def _read(client: AsyncClient, view: View, came: asyncio.Queue[int]) -> No
 
 
 async def _play(client: AsyncClient, load: Load, view: View, came: asyncio.Queue[int]) -> None:
-    """Show what came, a chunk after the other, and acknowledge each at its end."""
+    """Show the received chunks one after the other, and acknowledge each at its end."""
     chunks = [await came.get() for _ in range(load.buffer)]
     shown, end = 0, time.monotonic()
     while shown < load.seconds * view.fps:
@@ -299,7 +302,7 @@ async def _play(client: AsyncClient, load: Load, view: View, came: asyncio.Queue
 
 
 def decoded(media: Media) -> Any:
-    """Return the decoded frame of a key message."""
+    """Return the decoded frame of a message with a key frame."""
     if media.codec not in DECODERS:
         return media.payload
     context = av.CodecContext.create(DECODERS[media.codec], "r")

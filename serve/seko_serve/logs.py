@@ -1,4 +1,4 @@
-"""Log lines of JSON, without anything that a client sent."""
+"""Log lines in JSON, which contain nothing that a client sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
+        """Return a log record as a line of JSON."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -48,7 +48,7 @@ def _places(error: BaseException) -> Iterator[str]:
 
 
 def set_up(level: str, stream: TextIO | None = None) -> None:
-    """Write the process's log lines as JSON; `level` as `logging` names it, in small letters."""
+    """Write the process's log lines as JSON; `level` is the name of a level of `logging` in small letters."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

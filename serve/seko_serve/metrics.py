@@ -1,4 +1,4 @@
-"""Prometheus metrics of a server, which any thread may change."""
+"""Prometheus metrics of a server, which any thread may update."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Metrics:
     registry : CollectorRegistry
         Registry of these metrics and of the gauges of the server's state.
     call : Histogram
-        Seconds of one call of the device, by bucket.
+        Seconds of one call of the device, by number of rows.
     chunks, due_chunks, late_chunks : Counter
         Number of chunks made; of chunks with a due time, because a viewer was playing; of late chunks among the
         latter.
     encode : Histogram
-        Seconds from a chunk's end on the device to its last coded frame.
+        Seconds from the moment when the device has finished a chunk to its last encoded frame.
     ttfc : Histogram
-        Seconds from a session's opening to its first coded chunk.
+        Seconds from a session's opening to its first encoded chunk.
     sent_bytes : Counter
-        Bytes of media and JSON that were handed to sockets.
+        Number of bytes of media and JSON that were handed to sockets.
     snapshots : Counter
         Number of snapshots, by outcome.
     refused : Counter
-        Requests, sockets and controls that were refused, by the error's code.
+        Number of requests, sockets and controls that were refused, by the error's code.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Metrics:
             self.refused.labels(code)
 
     def text(self) -> bytes:
-        """Return all figures in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:

@@ -1,4 +1,5 @@
-"""Messages of the stream's socket: subprotocols, JSON controls and binary media. Pure functions, for both ends."""
+"""Messages of the stream's socket: subprotocols, JSON controls and binary media. Client and server both use these pure
+functions."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _UNSIGNED_32, _UNSIGNED_64 = (1 << 32) - 1, (1 << 64) - 1
 
 
 class Codec(IntEnum):
-    """The content of a binary message."""
+    """The codec of a binary message: its kind of video or sound."""
 
     H264 = 1  # Annex B, parameter sets inside each key frame
     VP8 = 2
@@ -44,7 +45,7 @@ SOUND_CODECS = {codec.name.lower(): codec for codec in Codec if codec >= Codec.P
 
 @dataclass(frozen=True)
 class Media:
-    """One binary message.
+    """One binary message with encoded video or sound.
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ class Media:
     count : int
         Number of video frames or samples in the message.
     payload : bytes
-        The coded media.
+        The encoded media.
     key : bool
         Whether a decoder can begin with this message.
     discontinuity : bool
@@ -82,7 +83,7 @@ class Media:
     last: bool = False
 
     def pack(self) -> bytes:
-        """Return the message: a header of `HEADER`'s 32 bytes and the payload."""
+        """Return the message as bytes: a header of `HEADER`'s 32 bytes and the payload."""
         flags = self.key | self.discontinuity << 1 | self.last << 2
         header = HEADER.pack(
             VERSION,
@@ -100,7 +101,7 @@ class Media:
 
     @classmethod
     def parse(cls, message: bytes) -> Media:
-        """Parse a binary message; ServeError if the bytes are no message of this protocol version."""
+        """Parse a binary message; ServeError if the bytes are not a message of this protocol version."""
         if len(message) < HEADER.size:
             raise ServeError(
                 "bad_request", f"a binary message has {len(message)} bytes, expected {HEADER.size} or more"
@@ -136,11 +137,11 @@ class Control:
     Parameters
     ----------
     type : str
-        One of `CONTROLS`.
+        Type of the control, one of `CONTROLS`.
     id : str
-        The client's id of the control, which receipts name; empty without one.
+        Id that the client gave the control, which the server's receipts name; empty without one.
     fields : mapping of str to object
-        The control's other fields, by name.
+        The other fields of the control, by name.
     """
 
     type: str
@@ -230,7 +231,7 @@ _SEED = _whole(-((1 << 62) - 1), (1 << 62) - 1)
 
 @dataclass(frozen=True)
 class Shape:
-    """The required and the optional fields of one control, each with a check."""
+    """The required and the optional fields of one type of control, each with a check."""
 
     required: tuple[tuple[str, Check], ...] = ()
     optional: tuple[tuple[str, Check], ...] = ()
@@ -263,8 +264,8 @@ def parse_control(message: str | bytes) -> Control:
     Raises
     ------
     ServeError
-        If the message is too long, no JSON object or of an unknown type, or a field is missing, unknown or of another
-        type.
+        If the message is too long, not a JSON object or of an unknown type, or a field is missing, unknown or of a
+        wrong type.
     """
     size = len(message.encode()) if isinstance(message, str) else len(message)
     if size > MAX_CONTROL_BYTES:
@@ -297,7 +298,7 @@ def parse_sound(message: bytes) -> Control:
     Raises
     ------
     ServeError
-        If the message has no PCM sound, or is too long.
+        If the message does not hold PCM sound, or is too long.
     """
     if len(message) > HEADER.size + MAX_AUDIO_BYTES:
         raise ServeError(
@@ -319,7 +320,7 @@ def _names(shape: Shape) -> str:
 
 
 def message(kind: str, **fields: object) -> str:
-    """Return a JSON message of the server: its type and fields."""
+    """Return a JSON message of the server with this type and these fields."""
     return json.dumps({"type": kind, **fields}, separators=(",", ":"), allow_nan=False)
 
 
@@ -331,7 +332,7 @@ class Entrance:
     """A client's credentials in its subprotocols: a ticket, or a resume token with the serial of the last message that
     the client received.
 
-    They are sent as subprotocols because a browser can set no other header of a WebSocket.
+    A client sends its credentials as subprotocols because a browser can set no other header of a WebSocket.
     """
 
     ticket: str = ""
@@ -340,7 +341,7 @@ class Entrance:
 
 
 def parse_subprotocols(offered: Sequence[str]) -> Entrance:
-    """Return the credentials in a client's subprotocols; ServeError if there are none, or two."""
+    """Return the credentials in a client's subprotocols; ServeError if there are none, or two kinds of them."""
     if SUBPROTOCOL not in offered:
         raise ServeError("bad_request", f"the socket's subprotocols lack {SUBPROTOCOL}")
     tickets = [name[len(TICKET_PREFIX) :] for name in offered if name.startswith(TICKET_PREFIX)]

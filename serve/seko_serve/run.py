@@ -1,4 +1,4 @@
-"""Starts and stops the server's process."""
+"""Start and stop of the server's process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
     Parameters
     ----------
     application : Application
-        The routes.
+        The routes of the server.
     **options
         Options of `uvicorn.Config`, in addition to `SERVER_LIMITS`.
     """
@@ -63,8 +63,8 @@ class Server(uvicorn.Server):
             raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Save and end the sessions, then close connections and artifact; after a second signal sessions are not
-        saved.
+        """Save and end the sessions, then close connections and artifact; after a second signal sessions are ended
+        without being saved.
         """
         if not self.force_exit:
             await self._application.drain()
@@ -78,9 +78,7 @@ def device(settings: Settings) -> Device:
 
 
 def server(settings: Settings, manager: SessionManager | None = None) -> Server:
-    """Return a server with these settings that is not started yet; `manager` has its sessions, if somebody else needs
-    them, too.
-    """
+    """Return a server that has not been started yet; ``manager`` has its sessions, if the caller needs them, too."""
     manager = manager or SessionManager(settings, device(settings))
     return Server(
         Application(settings, manager),
@@ -96,7 +94,7 @@ def server(settings: Settings, manager: SessionManager | None = None) -> Server:
 
 
 def serve(settings: Settings) -> int:
-    """Serve until a signal comes; return the exit code."""
+    """Run the server until a signal comes; return the exit code."""
     set_up(settings.log_level)
     scheme = "http" if settings.tls_key is None else "https"
     where = f"unix:{settings.uds}" if settings.uds else f"{scheme}://{settings.host}:{settings.port}/"

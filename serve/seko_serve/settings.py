@@ -1,4 +1,4 @@
-"""Settings of one server process."""
+"""The settings of one server process."""
 
 from __future__ import annotations
 
@@ -11,53 +11,56 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a server.
+    """The settings of one server process, such as address, keys and limits.
 
     Parameters
     ----------
     artifact : Path
-        The artifact's folder.
+        Folder of the artifact that is served.
     device : str
-        The device; see `open_artifact`.
+        Device on which the artifact is opened, as `open_artifact` takes it.
     host, port : str, int
         Address on which the server listens; a host that is no loopback address needs API keys.
     uds : Path or None
-        A Unix socket to listen on instead.
+        Path of a Unix socket on which the server listens instead.
     keys : tuple of str
-        API keys; none: anyone who reaches the address may call.
+        API keys of the server; without keys, anyone who reaches the address may call.
     allowed_origins : frozenset of str
         Origins of pages on other hosts that may open sockets.
     tls_key, tls_certificate : Path or None
-        Files for TLS.
+        Files of the TLS key and certificate.
     root_path : str
-        Path under which a proxy serves this server.
+        URL path under which a proxy serves this server.
     max_sessions : int or None
-        The most sessions at a time; default: the number of rows of the artifact.
+        Largest number of sessions at a time; default: the number of rows of the artifact.
     lease_s : float
-        Seconds that a session outlives its socket.
+        Seconds for which a session stays open after its socket was lost.
     opens_per_s : float
-        Sessions and videos that a key may open from an address in a second, in the long run; eight times that at once.
+        Number of sessions and videos that a key may open from an address in a second, in the long run; eight times as
+        many at once.
     queue : int
-        The most requests for a session that wait at a time.
+        Largest number of requests for a session that wait at a time.
     snapshots : str or None
-        Where sessions are saved: a folder, or the URL of an object store such as ``s3://bucket/prefix``; None: nowhere.
+        Place where sessions are saved: a folder, or the URL of an object store such as ``s3://bucket/prefix``; None:
+        sessions are not saved.
     snapshot_every : int
-        Chunks from one snapshot of a running session to the next; 0: only when its viewer is gone or the server stops.
+        Number of chunks from one snapshot of a running session to the next; 0: snapshots only when the viewer is gone
+        or the server stops.
     snapshot_keep_s : float
-        Seconds after which a saved session is removed from a folder.
+        Seconds after which a saved session is removed from a folder of snapshots.
     snapshot_key : bytes or None
         A secret of at least 32 bytes: only snapshots that were written with this key are read.
     videos : int
-        Videos of ``POST /v1/videos`` that may wait, be made or be kept at a time; 0: none.
+        Number of videos of ``POST /v1/videos`` that may wait, be made or be kept at a time; 0: none.
     video_folder : Path or None
         Folder of the video files; default: a temporary folder.
     log_level : str
-        debug, info, warning or error.
+        Lowest level of log lines: debug, info, warning or error.
 
     Raises
     ------
     ValueError
-        If a setting is out of range, or the address is open to others without a key.
+        If a setting is out of range, or other machines can reach the address and there is no API key.
     """
 
     artifact: Path

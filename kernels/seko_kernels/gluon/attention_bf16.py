@@ -1,4 +1,5 @@
-"""The 16-bit attention kernel for Hopper. Outline, sizes and limits are in `hopper_attention_bf16`.
+"""The 16-bit attention kernel for Hopper, in Gluon. Its outline (a stand-in in Triton), sizes and limits are in
+`hopper_attention_bf16`.
 
 A program has three warpgroups: one loads tiles into a ring buffer in shared memory, two handle 64 queries each. A
 warpgroup starts the products for the scores of the next tile and with the values of this tile before it computes a
@@ -62,32 +63,32 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     Q : pointer to bf16
-        ``[B, T, H, 128]``, contiguous.
+        Queries, ``[B, T, H, 128]``, contiguous.
     K, V : pointer to bf16
-        ``[B, N, H, 128]``, contiguous.
+        Keys and values, ``[B, N, H, 128]``, contiguous.
     VALID_TOKENS : pointer to int64
-        ``[B]``.
+        Number of keys of each row to which queries attend, ``[B]``.
     OUT : pointer to bf16
-        ``[B, T, H, 128]``, contiguous; the first tiles * 128 queries are written.
+        The attention, ``[B, T, H, 128]``, contiguous; the first tiles * 128 queries are written.
     PART_OUT : pointer to bf16
-        ``[B * splits, rest_tokens, H, 128]``, contiguous.
+        Attention to a part of the keys, ``[B * splits, rest_tokens, H, 128]``, contiguous.
     PART_LSE : pointer to fp32
-        ``[B * splits, H, rest_tokens]``, base-2 logarithm of the sum of a part.
+        Base-2 logarithm of each part's softmax sum, ``[B * splits, H, rest_tokens]``.
     query_tokens, cache_tokens : int
-        T and N.
+        Number T of queries, and number N of cached keys.
     tiles, whole_ctas : int
         Number of query tiles that attend to all keys (at least 1, even if there are none), and number of programs for
         such tiles.
     first_query, splits, rest_tokens : int
         For the other programs: first query, number of parts of the keys, and number of queries.
     HEADS : constexpr int
-        H.
+        Number of heads, H.
     SOFTMAX_SCALE : constexpr float
         ``128 ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
     KEYS : constexpr int
-        Keys of a tile.
+        Number of keys in a tile.
     STAGES : constexpr int
-        Tiles in the ring.
+        Number of tiles in the ring buffer in shared memory.
     """
     parts, head, row, part, cuts, split, out_query, query = place_of(
         tiles, whole_ctas, first_query, splits, rest_tokens, 128, HEADS
@@ -149,7 +150,7 @@ def attention_bf16_kernel(  # type: ignore[no-untyped-def]
 def _fetch(  # type: ignore[no-untyped-def]
     sources, rings, barriers, places, WIDTH: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Load tiles of keys and values into the ring buffer, as its stages become free."""
+    """Load tiles of keys and values into the ring buffer in shared memory, as its stages become free."""
     BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     k_base, v_base, valid = sources
     _, k_ring, v_ring = rings
@@ -191,7 +192,7 @@ def _attend(  # type: ignore[no-untyped-def]
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    """Attend with the 64 queries of a warpgroup."""
+    """Compute the attention of the 64 queries of a warpgroup."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
@@ -241,8 +242,8 @@ def _attend(  # type: ignore[no-untyped-def]
 def _next_tile(  # type: ignore[no-untyped-def]
     q, rings, barriers, i, places, at, m, total, acc, p, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
 ):
-    """Return the stages of the next tile and of tile i, then maximum and sums after tile i, `acc` [64, 128] after
-    tile i - 1, and the probabilities of tile i.
+    """Return the scores of the next tile and of tile i, then maximum and sums after tile i, the accumulated values
+    `acc` [64, 128] after tile i - 1, and the probabilities of tile i.
 
     The keys of tile i are loaded. The wait for the next tile's keys stands between the softmax and the end of the
     product that runs at the same time: its branch keeps the assembler from moving the wait for the product in front
@@ -277,8 +278,8 @@ def _next_tile(  # type: ignore[no-untyped-def]
 def _softmax(  # type: ignore[no-untyped-def]
     s, i, limit, m, total, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
 ):
-    """Return the probabilities of tile i's scores `s` [64, KEYS], maximum and sums after tile i, and the factor by
-    which earlier sums decay."""
+    """Return the probabilities of tile i's scores `s` [64, KEYS], the maximum and sums after tile i, and the factor by
+    which earlier sums are multiplied."""
     KEYS: gl.constexpr = s.shape[1]
     SCORES: gl.constexpr = s.type.layout
     if MASK:

@@ -1,4 +1,5 @@
-"""The 8-bit attention kernel for Hopper. Outline, tiles and limits are in `hopper_attention`.
+"""The 8-bit attention kernel for Hopper, in Gluon. Its outline (a stand-in in Triton), tiles and limits are in
+`hopper_attention`.
 
 A program has four warpgroups: one loads tiles into a ring buffer in shared memory, three handle 64 queries each. The
 kernel is written in Gluon, because Triton does not let a kernel control which warpgroup waits for which barrier, and
@@ -59,56 +60,59 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
     OWN_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` cached keys and T own ones.
+    """Write the attention ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` cached keys and the chunk's
+    own T keys.
 
     `triton.attention_fp8.attention_fp8_kernel` documents the computation; here a tile of 128 keys has one scale. A
     program handles 192 queries of a head and a row. Programs from number `whole_ctas` on handle a part of the keys,
     for queries from `first_query` on. Both kinds share one launch, so that parts start on multiprocessors as soon as
     whole tiles finish.
 
-    Tokens after the last valid one are read as zero, except up to 15 keys, since the number of keys in K is rounded
-    up to a multiple of 16. Their scores are masked in the last tile.
+    Keys after the last valid token are read as zero, except up to 15 keys, since the number of keys in K is rounded up
+    to a multiple of 16. The scores of these keys are masked in the last tile.
 
     Parameters
     ----------
     Q : pointer to bf16
-        ``[B, T, H, 128]``, contiguous.
+        Queries, ``[B, T, H, 128]``, contiguous.
     K : pointer to int8
-        ``[B, N, H, 128]``, contiguous.
+        Cached keys, ``[B, N, H, 128]``, contiguous.
     K_SCALE : pointer to fp32
-        ``[B, H, v_columns / 128]``, contiguous: scale of a head's keys in each tile. Entries after the last cached
-        tile are not read.
+        Scale of a head's keys in each tile, ``[B, H, v_columns / 128]``, contiguous. Entries after the last cached tile
+        are not read.
     V_T : pointer to fp8
-        ``[B, H, 128, v_columns]``, contiguous; v_columns a multiple of 128 that holds N.
+        Cached values, transposed: ``[B, H, 128, v_columns]``, contiguous; v_columns a multiple of 128 that holds N.
     K_OWN : pointer to bf16
-        ``[B, T, H, 128]``, contiguous.
+        Keys of the chunk's own tokens, ``[B, T, H, 128]``, contiguous.
     V_OWN : pointer to bf16
-        ``[B * T, ...]``, rows of H * 128 contiguous numbers at a stride.
+        Values of the chunk's own tokens, ``[B * T, ...]``: rows of H * 128 contiguous numbers at a stride.
     V_SCALE : pointer to fp32
-        ``[H]``, powers of two: scale of a head's values.
+        Scale of a head's values, ``[H]``, powers of two.
     VALID_TOKENS : pointer to int64
-        ``[B]``, own tokens counted.
+        Number of valid tokens of each row, ``[B]``, including the chunk's own.
     OUT : pointer to bf16
-        ``[B, T, H, 128]``, contiguous; the first tiles * 192 queries are written.
+        The attention, ``[B, T, H, 128]``, contiguous; the first tiles * 192 queries are written.
     PART_OUT : pointer to bf16
-        ``[B * splits, rest_tokens, H, 128]``, contiguous.
+        Attention to a part of the keys, ``[B * splits, rest_tokens, H, 128]``, contiguous.
     PART_LSE : pointer to fp32
-        ``[B * splits, H, rest_tokens]``, base-2 logarithm of the sum of a part.
+        Base-2 logarithm of each part's softmax sum, ``[B * splits, H, rest_tokens]``.
     query_tokens, cache_tokens, v_columns, v_own_stride : int
-        T, N (a multiple of 16), the columns of V_T and the numbers between two tokens of V_OWN.
+        Number T of queries, number N of cached keys (a multiple of 16), number of columns of V_T, and distance between
+        two tokens of V_OWN in numbers.
     tiles, whole_ctas : int
         Number of query tiles that attend to all keys (at least 1, even if there are none), and number of programs for
         such tiles.
     first_query, splits, rest_tokens : int
         For the other programs: first query, number of parts of the keys, and number of queries.
     HEADS : constexpr int
-        H.
+        Number of heads, H.
     SOFTMAX_SCALE : constexpr float
         ``128 ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
     OWN_N : constexpr int
-        Own keys of a tile.
+        Number of the chunk's own keys in a tile.
     STAGES : constexpr int
-        Cached tiles in the ring buffer. Before them, ``STAGES * 64 / OWN_N`` own tiles use the same memory.
+        Number of tiles of cached keys in the ring buffer. Before these, ``STAGES * 64 / OWN_N`` tiles of the chunk's
+        own keys use the same memory.
     """
     parts, head, row, part, cuts, split, out_query, query = place_of(
         tiles, whole_ctas, first_query, splits, rest_tokens, 192, HEADS
@@ -185,10 +189,11 @@ def attention_hopper_kernel(  # type: ignore[no-untyped-def]
 def _fetch(  # type: ignore[no-untyped-def]
     sources, rings, barriers, places, WIDTH: gl.constexpr, OWN_N: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Load own tiles, then cached tiles, into the ring buffer, as its stages become free.
+    """Load tiles of the chunk's own tokens, then tiles of cached tokens, into the ring buffer in shared memory, as its
+    stages become free.
 
-    Tensor descriptors are made where they are needed: those of cached tiles while the other warpgroups attend to own
-    tiles.
+    Tensor descriptors are made only when they are needed: those of cached tiles while the other warpgroups attend to
+    the chunk's own tiles.
     """
     OWN_STAGES: gl.constexpr = STAGES * 64 // OWN_N
     INT8: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
@@ -258,7 +263,7 @@ def _attend(  # type: ignore[no-untyped-def]
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    """Attend with the 64 queries of a warpgroup. If the warpgroup has no queries, only release the tiles.
+    """Compute the attention of the 64 queries of a warpgroup. If the warpgroup has no queries, only release the tiles.
 
     The case without cached tiles has code of its own, because a branch inside would make the loop over cached tiles
     slower.
@@ -280,7 +285,7 @@ def _attend(  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def _let_all_pass(barriers, places, OWN_N: gl.constexpr, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Release all tiles without using them, because the loading warpgroup waits for three warpgroups."""
+    """Release all tiles without using them, because the warpgroup that loads tiles waits for three warpgroups."""
     _, v_ready, empty, _, own_v_ready, own_empty = barriers
     own_first, own_last, first, last = places
     _let_pass(own_v_ready, own_empty, own_last - own_first, STAGES * 64 // OWN_N)
@@ -312,7 +317,8 @@ def _attend_all(  # type: ignore[no-untyped-def]
     GROUP: gl.constexpr,
     PAST: gl.constexpr,
 ):
-    """Attend with the 64 queries of a warpgroup to the own tiles and then, with PAST, to the cached tiles."""
+    """Compute the attention of the 64 queries of a warpgroup to the chunk's own tiles and then, with PAST, to the
+    cached tiles."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     OWN_S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OWN_N, 16])
@@ -365,8 +371,8 @@ def _attend_all(  # type: ignore[no-untyped-def]
 def _own_tile(  # type: ignore[no-untyped-def]
     q, own, i, stage, phase, query_tokens, m, total, acc, SOFTMAX_SCALE: gl.constexpr, MASK: gl.constexpr
 ):
-    """Return maximum, sums and `acc` [64, 128] after own tile i, computed in bf16. Sums and `acc` carry a factor of
-    256, as in `attention_fp8_kernel`."""
+    """Return the maximum, the sums and the accumulated values `acc` [64, 128] after own tile i, computed in bf16. Sums
+    and `acc` carry a factor of 256, as in `attention_fp8_kernel`."""
     own_k, own_v, k_ready, v_ready, empty = own
     OWN_N: gl.constexpr = own_k.shape[1]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, OWN_N, 16])
@@ -396,8 +402,8 @@ def _own_tile(  # type: ignore[no-untyped-def]
 def _past_tiles(  # type: ignore[no-untyped-def]
     q, codes, scales, ring, first, last, limit, m, total, acc, SOFTMAX_SCALE: gl.constexpr
 ):
-    """Return maximum, sums and `acc` [64, 128] after all cached tiles. The queries are written to `codes` [64, 128]
-    as int8."""
+    """Return the maximum, the sums and the accumulated values `acc` [64, 128] after all cached tiles. The queries are
+    written to `codes` [64, 128] as int8."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32])
     ROW: gl.constexpr = gl.SliceLayout(1, ACC)
     CODES: gl.constexpr = gl.DotOperandLayout(0, ACC, 4)
@@ -435,7 +441,7 @@ def _past_tiles(  # type: ignore[no-untyped-def]
 def _past_tile(  # type: ignore[no-untyped-def]
     codes, factor, scales, ring, i, stage, phase, tokens, limit, m, total, acc, MASK: gl.constexpr
 ):
-    """Return maximum, sums and `acc` [64, 128] after cached tile i.
+    """Return the maximum, the sums and the accumulated values `acc` [64, 128] after cached tile i.
 
     Integer scores are accumulated from 0x4B400000, the bits of the float 1.5 * 2**23. Their bits are then valid
     floats, 1.5 * 2**23 too large and in the same order, so that no conversion is needed. The term that is subtracted

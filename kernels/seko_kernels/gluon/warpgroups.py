@@ -1,4 +1,5 @@
-"""Helpers of the warp-specialised attention kernels: work assignment, row sums, exponentials, stores."""
+"""Helpers of the warp-specialised attention kernels (warpgroups with separate jobs): work assignment, row sums,
+exponentials, stores."""
 
 from __future__ import annotations
 
@@ -49,8 +50,9 @@ def place_of(  # type: ignore[no-untyped-def]
     QUERIES: gl.constexpr,
     HEADS: gl.constexpr,
 ):
-    """Return a program's work: whether it handles a part of the keys; its head and row; index of its part among all
-    parts, number of parts, and index among those; its first query in the output and in the input.
+    """Return the work of a program: whether it handles a part of the keys; its head and row; the index of its part
+    among all parts, the number of parts, and the index of the part's results; its first query in the output and in the
+    input.
 
     Programs below number `whole_ctas` handle a tile of queries and all keys. The others handle a tile of the
     `rest_tokens` queries from `first_query` on, and one of `splits` parts of the keys.
@@ -72,7 +74,7 @@ def place_of(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def tiles_of_part(split, cuts, tiles):  # type: ignore[no-untyped-def]
-    """Return the first tile of keys of a part, and the end of its range of tiles."""
+    """Return the first tile of keys in a part, and the end of the part's range of tiles."""
     return split * tiles // cuts, (split + 1) * tiles // cuts
 
 
@@ -80,7 +82,7 @@ def tiles_of_part(split, cuts, tiles):  # type: ignore[no-untyped-def]
 def targets(  # type: ignore[no-untyped-def]
     OUT, PART_OUT, PART_LSE, parts, part, row64, head, query_tokens, rest_tokens, HEADS: gl.constexpr
 ):
-    """Return the offsets of a head's results, and of their log-sum-exps, for this row or part."""
+    """Return the offsets in memory of a head's results, and of their log-sum-exps, for a row or part."""
     width: gl.constexpr = HEADS * 128
     if parts:
         out_base = PART_OUT + part.to(gl.int64) * rest_tokens * width + head * 128
@@ -102,8 +104,8 @@ def seen_by_products():  # type: ignore[no-untyped-def]
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def load_queries(to, base, query, query_tokens, WIDTH: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Copy a warpgroup's queries, from `query` on, to its shared memory `to` [64, 128]; rows after the last query are
-    zeros.
+    """Copy a warpgroup's queries, from number `query` on, to its shared memory `to` [64, 128]; rows after the last
+    query are zeros.
 
     Plain loads are used, because making a tensor descriptor would take longer.
     """

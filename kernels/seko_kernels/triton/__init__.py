@@ -1,1 +1,2 @@
-"""Device code, one file per kernel. Callers go through `seko_kernels.ops`."""
+"""The Triton kernels, one in each file. Callers use the ops in `seko_kernels`, which check arguments and choose the
+device."""

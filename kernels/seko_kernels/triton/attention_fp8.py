@@ -1,4 +1,5 @@
-"""The 8-bit attention kernel and the kernel that sums its parts. Checks are in `attention`, tiles in `tuned`."""
+"""The 8-bit attention kernel, and the kernel that sums its parts. The module `attention` checks arguments, `tuned`
+chooses tile sizes."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` cached keys and T own ones.
+    """Write the attention ``softmax(q k^T * SOFTMAX_SCALE) v`` over ``VALID_TOKENS[b] - T`` cached keys and the chunk's
+    own T keys.
 
     `seko_kernels.fused_reference.attention_fp8` is the definition. A program handles a tile of queries of a head and
     a row, and a part of the keys. After the chunk's own keys, the queries are rounded to int8, with the largest
@@ -73,47 +75,48 @@ def attention_fp8_kernel(  # type: ignore[no-untyped-def]
     (possibly NaN) have no effect. Scores of such positions are masked in the last tile only, because masking every
     tile would take an eighth of the time.
 
-    The chunk's own keys are handled before the loop, where few registers are in use.
+    The chunk's own keys are handled before the loop over cached keys, where few registers are in use.
 
     Parameters
     ----------
     Q : pointer to bf16
-        ``[B, T, H, D]``, contiguous.
+        Queries, ``[B, T, H, D]``, contiguous.
     K : pointer to int8
-        ``[B, N, H, D]``, contiguous.
+        Cached keys, ``[B, N, H, D]``, contiguous.
     K_SCALE : pointer to fp32
-        ``[B, H, v_columns / KEY_TILE]``, contiguous: scale of each tile of keys.
+        Scale of each tile of cached keys, ``[B, H, v_columns / KEY_TILE]``, contiguous.
     V_T : pointer to fp8
-        ``[B, H, D, v_columns]``, contiguous; v_columns a multiple of BLOCK_N that holds N.
+        Cached values, transposed: ``[B, H, D, v_columns]``, contiguous; v_columns a multiple of BLOCK_N that holds N.
     K_OWN : pointer to bf16
-        ``[B, T, H, D]``, contiguous.
+        Keys of the chunk's own tokens, ``[B, T, H, D]``, contiguous.
     V_OWN : pointer to bf16
-        ``[B * T, ...]``, rows of H * D contiguous numbers at a stride.
+        Values of the chunk's own tokens, ``[B * T, ...]``: rows of H * D contiguous numbers at a stride.
     V_SCALE : pointer to fp32
-        ``[H]``, powers of two: scale of a head's values.
+        Scale of a head's values, ``[H]``, powers of two.
     VALID_TOKENS : pointer to int64
-        ``[B]``, own tokens counted.
+        Number of valid tokens of each row, ``[B]``, including the chunk's own.
     OUT : pointer to bf16
-        ``[B * SPLITS, out_tokens, H, D]``, contiguous.
+        The attention, ``[B * SPLITS, out_tokens, H, D]``, contiguous.
     LSE : pointer to fp32
-        ``[B * SPLITS, H, out_tokens]``, base-2 logarithm of the sum of a part; written if SPLITS > 1.
+        Base-2 logarithm of each part's softmax sum, ``[B * SPLITS, H, out_tokens]``; written if SPLITS > 1.
     query_tokens, cache_tokens, v_columns, v_own_stride : int
-        T, N, the columns of V_T and the numbers between two tokens of V_OWN.
+        Number T of queries, number N of cached keys, number of columns of V_T, and distance between two tokens of V_OWN
+        in numbers.
     first_query, out_tokens : int
         Query of the first program, and number of queries in OUT: all queries, or if SPLITS > 1 only those of this
         launch.
     HEADS, HEAD_DIM : constexpr int
-        H, D; D a power of two, at least 32.
+        Number H of heads, and number D of channels of a head, a power of two, at least 32.
     SOFTMAX_SCALE : constexpr float
         ``D ** -0.5 * log2(e)``. A run-time float would arrive as fp64 in an AOTInductor package.
     KEY_TILE : constexpr int
-        Tokens that share a key scale, a multiple of BLOCK_N.
+        Number of tokens that share a key scale, a multiple of BLOCK_N.
     BLOCK_M, BLOCK_N, OWN_N, STAGES : constexpr int
-        See `tuned.AttentionTiles`.
+        Tile sizes of the kernel; see `tuned.AttentionTiles`.
     SPLITS : constexpr int
-        Parts into which the keys are cut.
+        Number of parts into which the keys are cut.
     INTEGER : constexpr bool
-        See `to_e4m3`.
+        Whether fp8 casts use integer operations; see `to_e4m3`.
     """
     tl.static_assert(HEAD_DIM <= 256, "127 * 127 * HEAD_DIM must stay below 2**22")
     tl.static_assert(KEY_TILE % BLOCK_N == 0, "keys of a tile have one scale")
@@ -209,15 +212,16 @@ def attention_combine_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     PARTS : pointer to bf16
-        ``[B * SPLITS, part_tokens, H, D]``, contiguous.
+        Attention to each part of the keys, ``[B * SPLITS, part_tokens, H, D]``, contiguous.
     LSE : pointer to fp32
-        ``[B * SPLITS, H, part_tokens]``.
+        Base-2 logarithm of each part's softmax sum, ``[B * SPLITS, H, part_tokens]``.
     OUT : pointer to bf16
-        ``[B, out_tokens, H, D]``, contiguous; its last part_tokens are written.
+        The attention, ``[B, out_tokens, H, D]``, contiguous; its last part_tokens are written.
     part_tokens, out_tokens : int
-        See PARTS and OUT; the grid is (part_tokens, B).
+        Number of queries in PARTS and in OUT; the grid is (part_tokens, B).
     HEADS, HEAD_DIM, SPLITS, BLOCK_H : constexpr int
-        H, D (a power of two), parts, the power of two from H up.
+        Number H of heads, number D of channels (a power of two), number of parts, and the least power of two that is at
+        least H.
     """
     query = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)

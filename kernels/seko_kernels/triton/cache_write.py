@@ -1,4 +1,4 @@
-"""The kernel that scatters rows into an exact cache."""
+"""The kernel that copies rows to given places of an exact cache."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Casts from fp32 to signed e4m3 inside a kernel, for every kernel that writes fp8. Scale bytes are in
-`e4m3_scale`."""
+"""Casts from fp32 to signed e4m3 inside a kernel, for every kernel that writes fp8. Scale bytes (e4m3 without sign) are
+in `e4m3_scale`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def to_e4m3(x, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Nearest e4m3 number of `x` (fp32, not NaN), ties to even, saturating at 448; the sign of zero is kept.
+    """Return the e4m3 number nearest to `x` (fp32, not NaN), ties to even, saturating at 448; the sign of zero is kept.
 
     `seko_kernels.fused_reference.e4m3_cast` is the definition. With INTEGER False the hardware converts (sm_89 and
     later, one instruction for two numbers). With INTEGER True integer operations give the same bytes, for Triton's

@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def e4m3_scale_encode(x):  # type: ignore[no-untyped-def]
-    """Bits (int32) of the e4m3 number nearest to `x` (fp32, >= 0), ties to even, saturating at 448."""
+    """Return the bits (int32) of the e4m3 number nearest to `x` (fp32, >= 0), ties to even, saturating at 448."""
     x = tl.minimum(x, 448.0)
     bits = x.to(tl.int32, bitcast=True)
     rounded = bits + 0x7FFFF + ((bits >> 20) & 1)  # to nearest even at 3 of 23 mantissa bits
@@ -25,7 +25,7 @@ def e4m3_scale_encode(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def e4m3_scale_decode(byte):  # type: ignore[no-untyped-def]
-    """Value (fp32, exact) of a scale byte 0..0x7E."""
+    """Return the value (fp32, exact) of an e4m3 scale byte 0..0x7E."""
     # The byte's bits are moved to the same fields of fp32, whose exponent bias is larger by 120; this also holds for
     # subnormal numbers.
     return (byte.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36

@@ -24,7 +24,8 @@ def let_next_begin(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def after_previous(x):  # type: ignore[no-untyped-def]
-    """Wait until the previous launch has ended and its results are visible; return an int32 zero (see the module).
+    """Wait until the previous launch has ended and its results are visible; return an int32 zero, as the text at the
+    top of this module explains.
 
     The compiler knows the zero as a multiple of 16, so that pointers stay aligned when it is added.
     """
@@ -36,7 +37,7 @@ def after_previous(x):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def ask_for(W, n, first, zero, PART: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Prefetch weights ``[n, first : first + PART]``, rows of K numbers, to the L2 cache; return a zero for
+    """Prefetch weights ``[n, first : first + PART]``, in rows of K numbers, to the L2 cache; return a zero for use in
     addresses."""
     in_line: tl.constexpr = 1024 // W.dtype.element_ty.primitive_bitwidth  # numbers in 128 bytes
     lines: tl.constexpr = triton.next_power_of_2(triton.cdiv(PART, in_line))

@@ -1,4 +1,5 @@
-"""The kernel of a linear layer on few rows, with the norm before or the residual after it. Checks are in `few_rows`.
+"""The kernel of a linear layer on few rows, with the norm before or the residual after it. The module `few_rows` checks
+arguments.
 
 Reading the weights takes nearly all of the time, so a launch has many small programs: each computes some output
 channels of all rows, and of a long sum only a part. The program that finishes last adds the parts of a sum in a
@@ -42,7 +43,7 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Write ``y = norm(x) @ W.T``, or ``silu(gate) * up`` of its halves, or ``hidden + y``.
+    """Write a linear layer's result ``y = norm(x) @ W.T``, or ``silu(gate) * up`` of its two halves, or ``hidden + y``.
 
     `seko_kernels.few_rows_reference` has the definitions. Sums are in fp32; numbers that torch would store are
     rounded. The norm's factor of a row multiplies the row's sums at the end, because its squares are summed in the
@@ -51,34 +52,34 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     X : pointer to bf16 or fp32
-        ``[rows, K]``, contiguous.
+        Activations, ``[rows, K]``, contiguous.
     NORM_WEIGHT : pointer to X's dtype
-        ``[K]``, read where NORM.
+        Weight of the norm, ``[K]``, read if NORM.
     W : pointer to X's dtype, or fp8
-        ``[N, K]``; where GATED ``[2 * N, K]``, the gate first.
+        Weight matrix, ``[N, K]``; if GATED ``[2 * N, K]``, the gate first.
     W_SCALE : pointer to fp32
-        A factor for each row of W, read where SCALED.
+        Scale of each row of W, read if SCALED.
     HIDDEN : pointer to X's dtype
-        ``[rows, N]``, read where ADD.
+        The residual, ``[rows, N]``, read if ADD.
     OUT : pointer to X's dtype
-        ``[rows, N]``.
+        The result, ``[rows, N]``.
     SUMS : pointer to fp32
-        ``[SPLITS, rows, N]``: the parts of each sum, written where SPLITS > 1.
+        The parts of each sum, ``[SPLITS, rows, N]``, written if SPLITS > 1.
     TICKETS : pointer to int32
         Counters, at least one for each output tile, zero before and after the launch; the first NEW_TICKETS are set
         to zero.
     rows : int
-        The grid is (N / BN, SPLITS, rows / BM), each rounded up.
+        Number of rows. The grid is (N / BN, SPLITS, rows / BM), each rounded up.
     EPS, BRANCH_SCALE : constexpr
-        Epsilon of the norm; factor of y before it is added.
+        Epsilon of the norm; factor of y before y is added to HIDDEN.
     SPLITS, PART : constexpr
-        Programs that share a sum, and number of products of each program, a multiple of BK.
+        Number of programs that share a sum, and number of products of each program, a multiple of BK.
     BM, BN, BK : constexpr
-        Rows and output channels of a program; products of a loop iteration.
+        Numbers of rows and output channels of a program; number of products of a loop iteration.
     SLICES : constexpr
-        Parts of BK, each with a sum of its own: one for each warp.
+        Number of parts of BK, each with a sum of its own: one for each warp.
     STAGES : constexpr
-        Loop iterations whose loads are in flight.
+        Number of loop iterations whose loads run at the same time.
     EARLY : constexpr bool
         Whether the launch may begin before the previous launch has ended, and meanwhile prefetch its weights; sm_90
         and later.

@@ -15,7 +15,8 @@ from seko_kernels.triton.early import after_previous, let_next_begin
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rotated(FROM, COS, SIN, head, table, live, HALF: tl.constexpr, BH: tl.constexpr, ROPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Both halves ``[M, BH]``, in FROM's dtype, of heads that begin at `head` ``[M]``, by rows `table` of the tables.
+    """Return both halves ``[M, BH]``, in FROM's dtype, of the heads that begin at `head` ``[M]``, rotated by rows
+    `table` of the rotary tables.
 
     A row of a table has the same numbers for both halves.
     """
@@ -45,7 +46,8 @@ def _cached(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     GLOBAL_SCALE: tl.constexpr,
 ):
-    """Numbers ``[M, C]`` of `dtype` of a cache's heads `head` ``[M]``; `kv_reference.decode` is the definition."""
+    """Return the numbers ``[M, C]`` of `dtype` of a cache's heads `head` ``[M]``; `kv_reference.decode` is the
+    definition."""
     if BITS == 0:
         return tl.load(CACHE + head[:, None] * HEAD_DIM + channel[None, :], mask=inside, other=0.0)
     if BITS == 8:
@@ -83,13 +85,13 @@ def local_attention_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     QKV : pointer to bf16 or fp32
-        ``[B, TOKENS, (HEADS + 2 * KV_HEADS) * HEAD_DIM]``, contiguous, before rotation.
+        Queries, keys and values before rotation, ``[B, TOKENS, (HEADS + 2 * KV_HEADS) * HEAD_DIM]``, contiguous.
     COS, SIN : pointer to fp32
-        ``[TOKENS, HEAD_DIM]``.
+        Rotary tables, ``[TOKENS, HEAD_DIM]``.
     OUT : pointer to QKV's dtype
-        ``[B, TOKENS, HEADS * HEAD_DIM]``. The grid is (B, HEADS).
+        The attention, ``[B, TOKENS, HEADS * HEAD_DIM]``. The grid is (B, HEADS).
     SCALE : constexpr
-        Factor of the scores, for powers of two.
+        Factor of the scores, for a softmax with base 2.
     BT, BH, BD : constexpr
         Powers of two that hold TOKENS, half a head and a head; at least 16.
     EARLY : constexpr bool
@@ -161,29 +163,33 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     QKV : pointer to bf16 or fp32
-        ``[B, (HEADS + 2 * KV_HEADS) * HEAD_DIM]``, contiguous, before rotation.
+        Queries, keys and values before rotation, ``[B, (HEADS + 2 * KV_HEADS) * HEAD_DIM]``, contiguous.
     COS, SIN : pointer to fp32
-        ``[B, HEAD_DIM]``, read where ROPE.
+        Rotary tables, ``[B, HEAD_DIM]``, read if ROPE.
     K_CACHE, V_CACHE : pointer to QKV's dtype, int8 or uint8
-        ``[S, KV_HEADS, HEAD_DIM]`` with S places, or codes of a number format; in an exact cache the places
+        The caches, ``[S, KV_HEADS, HEAD_DIM]`` with S places, or codes of a number format; in an exact cache the places
         WRITE_INDEX are written.
     K_SCALES, V_SCALES : pointer to uint8
-        ``[S, KV_HEADS, HEAD_DIM / GROUP]``, read where BITS is not 0.
+        Scale bytes of the caches, ``[S, KV_HEADS, HEAD_DIM / GROUP]``, read if BITS is not 0.
     STARTS, POSITIONS, WRITE_INDEX : pointer to int64
-        ``[B]``: place of a row's first position, number of positions before the new token, place of the new token.
+        Place of each row's first position, number of positions before the new token, and place of the new token,
+        ``[B]``.
     OUT : pointer to QKV's dtype
-        ``[B, HEADS * HEAD_DIM]``. The grid is (B, KV_HEADS, SPLITS).
+        The attention, ``[B, HEADS * HEAD_DIM]``. The grid is (B, KV_HEADS, SPLITS).
     SUMS, TOPS : pointer to fp32
-        ``[B, KV_HEADS, SPLITS, BG, BD]``, ``[B, KV_HEADS, SPLITS, 2, BG]``: weighted values of each part; largest
-        score and sum of each part's softmax in powers of two.
+        Weighted values of each part, ``[B, KV_HEADS, SPLITS, BG, BD]``; largest score and sum of each part's softmax in
+        powers of two, ``[B, KV_HEADS, SPLITS, 2, BG]``.
     TICKETS : pointer to int32
-        At least ``B * KV_HEADS`` counters, zero before and after the launch.
+        Counters with which programs find out which of them is the last, at least ``B * KV_HEADS``, zero before and
+        after the launch.
     SCALE : constexpr
-        Factor of the scores, for powers of two.
+        Factor of the scores, for a softmax with base 2.
     BITS, GROUP, GLOBAL_SCALE : constexpr
-        0: an exact cache. Else bits of a code, 8 (int8) or 4 (e2m1), channels that share a step, factor of all steps.
+        Number of bits of a code, 8 (int8) or 4 (e2m1), or 0 for an exact cache; number of channels that share a step;
+        factor of all steps.
     BG, BN, BH, BD : constexpr
-        Powers of two, at least 16, that hold HEADS / KV_HEADS, positions of a loop iteration, half a head, a head.
+        Powers of two, at least 16, that are no smaller than HEADS / KV_HEADS, the positions of a loop iteration, half a
+        head, and a head.
     EARLY : constexpr bool
         Whether the launch may begin before the previous launch has ended; sm_90 and later.
     """

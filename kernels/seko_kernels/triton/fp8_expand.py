@@ -1,4 +1,5 @@
-"""The kernel that expands an NVFP4 cache to the 8-bit scratch of the attention. Checks are in `scratch`."""
+"""The kernel that expands an NVFP4 cache to the scratch buffer of 8-bit attention. The module `scratch` checks
+arguments."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ def _angles(at_slot, at_patch, block, two: tl.constexpr, SLOT_PAIRS: tl.constexp
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _sources(place, WRITE_SLOTS, FRAME_TOKENS: tl.constexpr, CHUNK_FRAMES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the cache positions of the cached tokens number `place`, not counting the slots in WRITE_SLOTS, which
-    are those of one row."""
+    """Return the cache positions of the cached tokens with the numbers `place`; tokens of the slots in WRITE_SLOTS,
+    those of one row, are not counted."""
     # With the left-out slots in rising order, the i-th slot precedes all tokens whose number among the rest is at
     # least the slot minus i.
     slot = place // FRAME_TOKENS
@@ -217,7 +218,7 @@ def _expand_values(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _token(CODES, SCALES, token, head, block, HEADS: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the offsets of codes (as int64) and scale bytes of a head's blocks for some tokens."""
+    """Return the offsets of the codes (as int64) and scale bytes of a head's blocks for some tokens."""
     at = tl.max_contiguous((token * HEADS + head)[:, None] * BLOCKS + block, (1, 1))
     return CODES.to(tl.pointer_type(tl.int64)) + at, SCALES + at
 
@@ -252,7 +253,7 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     KEY_TILE: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write int8 keys and ``e4m3(value / V_FP8_SCALE)`` of cached tokens: those below VALID_TOKENS and outside
+    """Write int8 keys and e4m3 values (``value / V_FP8_SCALE``) of the cached tokens below VALID_TOKENS and outside
     WRITE_SLOTS.
 
     `seko_kernels.scratch.fp8_expand` is the definition. A program expands either keys or values. Keys are converted
@@ -266,11 +267,11 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     K_CODES, K_SCALES, V_CODES, V_SCALES : pointer to uint8
-        ``[B * N, H, D/2]`` and ``[B * N, H, D/16]``, contiguous.
+        Codes and scale bytes of the cache, ``[B * N, H, D/2]`` and ``[B * N, H, D/16]``, contiguous.
     K_GLOBAL_SCALE, V_GLOBAL_SCALE, V_FP8_SCALE : pointer to fp32
-        ``[H]``, powers of two.
+        Global scales of keys and values, and scales of the e4m3 values, ``[H]``, powers of two.
     K_MEAN : pointer to fp32
-        ``[H, D]``; read if SLOT_PAIRS is not 0.
+        Mean of each key channel, ``[H, D]``; read if SLOT_PAIRS is not 0.
     SLOT_ROTARY, PATCH_ROTARY : pointer to fp32
         ``[B * slots, SLOT_PAIRS, 2]`` and ``[FRAME_TOKENS, D/2 - SLOT_PAIRS, 2]``: cosine and sine of the first
         channel pairs by slot, and of the others by the token's position in a latent frame; read if SLOT_PAIRS is not
@@ -278,23 +279,24 @@ def fp8_expand_kernel(  # type: ignore[no-untyped-def]
     WRITE_SLOTS : pointer to int64
         ``[B, CHUNK_FRAMES]``: slots of FRAME_TOKENS tokens that are left out, all below VALID_TOKENS.
     VALID_TOKENS : pointer to int64
-        ``[B]``.
+        Number of filled tokens in each row's cache, ``[B]``.
     K_OUT : pointer to int8
-        ``[B, P, H, D]``, contiguous; P is at least ``N - CHUNK_FRAMES * FRAME_TOKENS``.
+        The int8 keys, ``[B, P, H, D]``, contiguous; P is at least ``N - CHUNK_FRAMES * FRAME_TOKENS``.
     K_OUT_SCALE : pointer to fp32
-        ``[B, H, V_COLUMNS / KEY_TILE]``, contiguous: scale of each tile of keys.
+        Scale of each tile of keys, ``[B, H, V_COLUMNS / KEY_TILE]``, contiguous.
     V_OUT : pointer to fp8
-        ``[B, H, D, V_COLUMNS]``, contiguous.
+        The e4m3 values, transposed: ``[B, H, D, V_COLUMNS]``, contiguous.
     cache_tokens, past_tokens : int
         N and P. The grid is (tiles of P, 2 H / GROUP, B); along its second axis keys and values of a group alternate.
     V_COLUMNS, HEADS, HEAD_DIM, FRAME_TOKENS, CHUNK_FRAMES, GROUP, TILE : constexpr int
-        Columns of V_OUT, H, D (a power of two), tokens of a slot, slots left out, heads and tokens of a program.
+        Number of columns of V_OUT, number H of heads, number D of channels (a power of two), tokens of a slot, slots
+        left out, heads and tokens of a program.
     SLOT_PAIRS : constexpr int
         Number of channel pairs that are rotated by slot, even; 0 if keys were stored after RoPE, without a mean.
     KEY_TILE : constexpr int
-        Positions of K_OUT that share a scale, a multiple of TILE.
+        Number of positions of K_OUT that share a scale, a multiple of TILE.
     INTEGER : constexpr bool
-        See `to_e4m3`.
+        Whether fp8 casts use integer operations; see `to_e4m3`.
     """
     tl.static_assert(KEY_TILE % TILE == 0, "a program's keys have one scale")
     batch = tl.program_id(2)

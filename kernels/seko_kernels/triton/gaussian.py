@@ -30,13 +30,13 @@ def gaussian_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     SEEDS, FRAMES, DRAW : pointer to int64
-        ``[B]``, ``[B, F]``, ``[1]``; a draw is below 2**32.
+        Seeds ``[B]``, frame numbers ``[B, F]`` and number of the draw ``[1]``; a draw is below 2**32.
     OUT : pointer to fp32
-        ``[B, CHANNELS, F, PIXELS]``, contiguous.
+        The noise, ``[B, CHANNELS, F, PIXELS]``, contiguous.
     chunk_frames : int
-        F.
+        Number F of latent frames in a chunk.
     CHANNELS, PIXELS, TILE : constexpr int
-        Latent channels, pixels of a channel, and counters per program.
+        Number of latent channels, pixels of a channel, and counters per program.
     """
     place = tl.program_id(1)  # of row and frame
     group = tl.program_id(0) * TILE + tl.arange(0, TILE)

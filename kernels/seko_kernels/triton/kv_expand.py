@@ -1,5 +1,5 @@
-"""The kernel that expands a cache of any `NumberFormat`; for keys it adds the mean and rotates. Checks are in
-`kv_ops`."""
+"""The kernel that expands a cache of any `NumberFormat`; for keys it adds the mean and rotates. The module `kv_ops`
+checks arguments."""
 
 from __future__ import annotations
 
@@ -51,24 +51,28 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     CODES : pointer to int8, or uint8 where BITS is 4
-        ``[N, H, D * BITS/8]``, contiguous.
+        Codes of the cache, ``[N, H, D * BITS/8]``, contiguous.
     SCALES : pointer to uint8
         Scales written by `kv_write_kernel`; not read unless GROUPED.
     GLOBAL_SCALE, MEAN : pointer to fp32
-        ``[H]``, powers of two, and ``[H, D]``; the mean is not read unless SLOT_PAIRS.
+        Global scale of each head, ``[H]``, powers of two, and mean of each channel, ``[H, D]``; the mean is not read
+        unless SLOT_PAIRS.
     SLOT_ROTARY, PATCH_ROTARY : pointer to fp32
-        ``[N/frame_tokens, SLOT_PAIRS, 2]`` and ``[frame_tokens, D/2 - SLOT_PAIRS, 2]``; not read unless SLOT_PAIRS.
+        Cosines and sines by slot ``[N/frame_tokens, SLOT_PAIRS, 2]`` and by patch ``[frame_tokens, D/2 - SLOT_PAIRS,
+        2]``; not read unless SLOT_PAIRS.
     OUT : pointer to bf16 or fp32
-        ``[N + N/row_tokens * left_out, H, D]``, contiguous: *the first ``left_out`` tokens of each row are not
-        written.
+        The expanded numbers, ``[N + N/row_tokens * left_out, H, D]``, contiguous; the first ``left_out`` tokens of each
+        row are not written.
     parts, frame_tokens, row_tokens, left_out : int
-        ``N * HEAD_UNITS`` (less than 2**31), tokens of a slot, tokens of a row in CODES, and see OUT.
+        The number ``N * HEAD_UNITS`` (less than 2**31), the numbers of tokens of a slot and of a row in CODES, and the
+        number of tokens left out in OUT.
     HEADS, HEAD_UNITS, UNIT, SLOT_PAIRS, GROUP, TILE : constexpr int
-        H, D/UNIT, channels of a unit, pairs that turn with the slot (0: values), heads a program, parts a program.
+        Number H of heads, D/UNIT, channels of a unit, channel pairs that are rotated by slot (0: values), heads and
+        parts of a program.
     BITS, GROUPED, E2M1 : constexpr int, bool, bool
         Number format of the codes; see `kv_write_kernel`.
     APART : constexpr bool
-        False: ``left_out`` is 0.
+        Whether the sink is stored apart; if not, ``left_out`` is 0.
     ROTATED : constexpr bool
         Whether channels are mixed by a Walsh-Hadamard transform; see `kv_write_kernel`.
     """
@@ -148,5 +152,5 @@ def kv_expand_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def rotary_factor(x):  # type: ignore[no-untyped-def]
-    """Round fp32 to 12 significant bits, ties away from zero; `seko_kernels.reference.round_factor`."""
+    """Round fp32 to 12 significant bits, ties away from zero, as `seko_kernels.reference.round_factor` does."""
     return ((x.to(tl.int32, bitcast=True) + 0x800) & -0x1000).to(tl.float32, bitcast=True)

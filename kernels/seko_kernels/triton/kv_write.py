@@ -1,4 +1,5 @@
-"""The kernel that quantises keys or values to any `NumberFormat` and scatters them. Checks are in `kv_ops`."""
+"""The kernel that quantises keys or values to any `NumberFormat` and writes them to given places of a cache. The module
+`kv_ops` checks arguments."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
     E2M1: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Write ``X[t] - MEAN`` to ``CODES[TOKEN_INDEX[t]]`` and ``SCALES[TOKEN_INDEX[t]]``.
+    """Quantise ``X[t] - MEAN`` and write its codes to ``CODES[TOKEN_INDEX[t]]`` and its scales to
+    ``SCALES[TOKEN_INDEX[t]]``.
 
     `seko_kernels.kv_reference.encode` is the definition and has the formulas: E2M1 is NVFP4, GROUPED False is fp8, else
     BITS 8 is int8 and 4 int4. A tile consists of consecutive units (groups, if the format has groups) in the order of
@@ -44,23 +46,26 @@ def kv_write_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     X : pointer to bf16 or fp32
-        ``[T, H, D]``, channels contiguous.
+        Keys or values, ``[T, H, D]``, channels contiguous.
     TOKEN_INDEX : pointer to int64
-        ``[T]``; tokens outside ``[0, cache_tokens)`` are skipped, so that a wrong index cannot write past the cache.
+        Index of each token in the cache, ``[T]``; tokens outside ``[0, cache_tokens)`` are skipped, so that a wrong
+        index cannot write past the cache.
     CODES : pointer to int8, or uint8 where BITS is 4
-        ``[cache_tokens, H, D * BITS/8]``, contiguous.
+        Codes of the cache, ``[cache_tokens, H, D * BITS/8]``, contiguous.
     SCALES : pointer to uint8
-        ``[cache_tokens, H, HEAD_UNITS]`` (int8, NVFP4) or twice as many (int4: steps, then zero points), contiguous.
+        Scale bytes of the cache, ``[cache_tokens, H, HEAD_UNITS]`` (int8, NVFP4) or twice as many (int4: steps, then
+        zero points), contiguous.
     GLOBAL_SCALE, MEAN : pointer to fp32
-        ``[H]``, powers of two, and ``[H, D]``; the mean is not read unless CENTRED.
+        Global scale of each head, ``[H]``, powers of two, and mean of each channel, ``[H, D]``; the mean is not read
+        unless CENTRED.
     units, cache_tokens, x_token_stride, x_head_stride : int
-        ``T * H * HEAD_UNITS``, N, and strides of ``X`` in elements.
+        Number of units ``T * H * HEAD_UNITS``, number N of cache tokens, and strides of ``X`` in elements.
     HEADS, HEAD_UNITS, UNIT, TILE : constexpr int
-        H, D/UNIT, channels of a unit, units per program.
+        Number H of heads, D/UNIT, channels of a unit, units per program.
     ROTATED : constexpr bool
         Whether each unit is mixed by a Walsh-Hadamard transform first.
     E2M1 : constexpr bool
-        Whether a code is an e2m1 number; UNIT is 16 then.
+        Whether a code is an e2m1 (FP4) number; UNIT is 16 then.
     """
     unit = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = unit < units

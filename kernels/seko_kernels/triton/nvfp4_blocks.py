@@ -51,7 +51,7 @@ _TAKE = """
 
 
 def _keys(turned: bool) -> str:
-    """Assembly of `rotated_codes` or `plain_codes`."""
+    """Return the assembly of `rotated_codes` or `plain_codes`, which make int8 keys."""
     text = """
         .reg .b32 m, s, lo, hi, low, high, w<4>, e, o, t, x, y, c;
         mov.b32 lo, 0x3E3C3800;
@@ -117,13 +117,13 @@ def _code(word, channel: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _lane(pair, lane: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One of the two fp16 numbers of an int32; for the interpreter."""
+    """Return one of the two fp16 numbers of an int32; for the interpreter."""
     return (pair >> (16 * lane)).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
 def _fma(a, b, c):  # type: ignore[no-untyped-def]
-    """``a * b + c`` of fp16 with one rounding; for the interpreter."""
+    """Return ``a * b + c`` of fp16 numbers with one rounding; for the interpreter."""
     return (a.to(tl.float64) * b.to(tl.float64) + c.to(tl.float64)).to(tl.float16)
 
 
@@ -183,13 +183,13 @@ def rotated_codes(word, scale, even, odd, cos, sin, INTEGER: tl.constexpr):  # t
     Parameters
     ----------
     word : int64
-        e2m1 codes.
+        The e2m1 codes of the block.
     scale : int32
-        Scale from `block_scale`, divided by that of int8.
+        Scale of the block from `block_scale`, divided by the int8 scale.
     even, odd : tuple of four int32
-        Mean from `two_pairs`, divided by the scale of int8.
+        Means of even and odd channels from `two_pairs`, divided by the int8 scale.
     cos, sin : tuple of four int32
-        Cosines and sines from `two_pairs`.
+        Cosines and sines of the angles, from `two_pairs`.
     """
     if INTEGER:
         factor = _lane(scale, 0)
@@ -215,7 +215,7 @@ def rotated_codes(word, scale, even, odd, cos, sin, INTEGER: tl.constexpr):  # t
 
 @triton.jit  # type: ignore[untyped-decorator]
 def plain_codes(word, scale, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the int8 codes of a block of keys without rotation; see `rotated_codes`."""
+    """Return the int8 codes of a block of keys that are not rotated; see `rotated_codes`."""
     if INTEGER:
         low, high = word & 0, word & 0
         for channel in tl.static_range(16):

@@ -1,4 +1,5 @@
-"""The kernel that expands NVFP4 values, or keys that need no rotation, to bf16 or fp32. Checks are in `kv_ops`."""
+"""The kernel that expands NVFP4 values, or keys that need no rotation, to bf16 or fp32. The module `kv_ops` checks
+arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
     APART: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Write ``OUT = e2m1(CODES) * e4m3(SCALES) * g``, exact in bf16 and fp32.
+    """Write the numbers of an NVFP4 cache, ``OUT = e2m1(CODES) * e4m3(SCALES) * g``, exact in bf16 and fp32.
 
     `seko_kernels.reference.nvfp4_decode` is the definition. Memory-bound: 0.5625 bytes read for every 2 (bf16) or 4
     (fp32) written. `kv_expand_kernel` loops over heads that share rotation angles; this kernel has no angles, so a
@@ -35,18 +36,18 @@ def nvfp4_expand_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     CODES, SCALES : pointer to uint8
-        ``[N, H, D/2]`` and ``[N, H, D/16]``, contiguous.
+        Codes and scale bytes of the cache, ``[N, H, D/2]`` and ``[N, H, D/16]``, contiguous.
     GLOBAL_SCALE : pointer to fp32
-        ``[H]``, powers of two up to 2**100 (so the factor 2**14 cannot overflow).
+        Global scale of each head, ``[H]``, powers of two up to 2**100 (so the factor 2**14 cannot overflow).
     OUT : pointer to bf16 or fp32
-        ``[N + N/row_tokens * left_out, H, D]``, contiguous: *the first ``left_out`` tokens of each row are not
-        written.
+        The expanded numbers, ``[N + N/row_tokens * left_out, H, D]``, contiguous; the first ``left_out`` tokens of each
+        row are not written.
     blocks, row_tokens, left_out : int
-        ``N * H * D/16``, less than 2**31; tokens of a row; see OUT.
+        Number of blocks ``N * H * D/16``, less than 2**31; number of tokens of a row; number of tokens left out in OUT.
     HEADS, HEAD_BLOCKS, TILE : constexpr int
-        H, D/16, scale blocks per program.
+        Number H of heads, D/16, scale blocks per program.
     APART : constexpr bool
-        False: ``left_out`` is 0.
+        Whether the sink is stored apart; if not, ``left_out`` is 0.
     """
     first = tl.program_id(0) * TILE
     local = tl.arange(0, TILE)

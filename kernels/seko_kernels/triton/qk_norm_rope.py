@@ -1,4 +1,5 @@
-"""The kernel that normalises and rotates q and k and writes k into its cache slots. Checks are in `qk_norm_rope`."""
+"""The kernel that normalises and rotates q and k and writes k into its cache slots. The module `qk_norm_rope` (of the
+ops) checks arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ PLAIN_NONE, PLAIN_ROTATED, PLAIN_BEFORE = 0, 1, 2  # which keys are also returne
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _normalised_pairs(SOURCE, WEIGHT, EPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return even and odd channels ``[BLOCK / 2]`` fp32 of one row's ``x * rsqrt(mean(x**2) + eps) * weight``."""
+    """Return the normalised even and odd channels ``[BLOCK / 2]`` fp32 of one row: ``x * rsqrt(mean(x**2) + eps) *
+    weight``."""
     channel = tl.arange(0, BLOCK)
     live = channel < WIDTH
     x = tl.load(SOURCE + channel, mask=live, other=0.0).to(tl.float32)
@@ -29,7 +31,7 @@ def _store_pairs(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Store one row."""
+    """Store the even and odd channels of one row."""
     channel = tl.arange(0, BLOCK)
     live = (channel < WIDTH) & keep
     x = tl.reshape(tl.join(even, odd), (BLOCK,))
@@ -64,25 +66,27 @@ def qk_norm_rope_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     QKV : pointer to bf16 or fp32
-        ``[B * T, 3 * H * D]``, contiguous: the output of the fused projection.
+        The output of the fused projection, ``[B * T, 3 * H * D]``, contiguous.
     Q_WEIGHT, K_WEIGHT : pointer to fp32
-        ``[H * D]``.
+        Weights of the two norms, ``[H * D]``.
     COS, SIN : pointer to fp32
-        ``[B * T, D/2]``.
+        Rotary tables, ``[B * T, D/2]``.
     WRITE_SLOTS : pointer to int64
-        ``[B, T / FRAME_TOKENS]``. A token whose position is outside the cache is not written.
+        Cache slot of each latent frame, ``[B, T / FRAME_TOKENS]``. A token whose position is outside the cache is not
+        written.
     Q_OUT : pointer to bf16 or fp32
-        ``[B * T, H * D]``.
+        Normalised and rotated queries, ``[B * T, H * D]``.
     K_OUT : pointer to the same
-        ``[B, N, H * D]``.
+        The cache of keys, ``[B, N, H * D]``.
     K_PLAIN : pointer to bf16 or fp32
-        ``[B * T, H * D]``, written where PLAIN is not 0.
+        Unquantised keys, ``[B * T, H * D]``, written if PLAIN is not 0.
     tokens, cache_tokens : int
-        T and N. The grid is (B * T, 2).
+        Number T of tokens in the chunk, and number N of tokens in the cache. The grid is (B * T, 2).
     EPS, HEADS, HEAD_DIM, FRAME_TOKENS, BLOCK : constexpr
-        Epsilon of the norm; H; D; tokens of a slot; H * D rounded up to a power of two.
+        Epsilon of the norm; number H of heads; number D of channels; tokens of a slot; H * D rounded up to a power of
+        two.
     PLAIN : constexpr int
-        Keys written to K_PLAIN: none, rotated, or before rotation.
+        Kind of keys written to K_PLAIN: none, rotated, or before rotation.
     """
     token = tl.program_id(0)
     token64 = token.to(tl.int64)

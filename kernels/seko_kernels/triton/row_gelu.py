@@ -1,4 +1,4 @@
-"""The kernel that applies GELU (tanh form) to a row and quantises it to fp8. Checks are in `rows`."""
+"""The kernel that applies GELU (tanh form) to a row and quantises it to fp8. The module `rows` checks arguments."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def gelu_parts(width: int) -> tuple[int, int, int]:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gelu(SOURCE, channel, WIDTH: tl.constexpr, INTEGER: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3)))`` as ``x / (1 + 2**(-2 log2(e) u))``, fp32."""
+    """Return GELU in fp32: ``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3)))`` as ``x / (1 + 2**(-2 log2(e) u))``."""
     x = tl.load(SOURCE + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
     u = x * (-2.302208198144325 + -0.10294323958002348 * (x * x))  # 2 sqrt(2/pi) log2(e), and 0.044715 of it
     if INTEGER:
@@ -65,22 +65,22 @@ def row_gelu_kernel(  # type: ignore[no-untyped-def]
     PART_2: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write ``e4m3(gelu(x) / scale)`` and the scale. A program handles one row.
+    """Write the quantised GELU ``e4m3(gelu(x) / scale)`` and its scale. A program handles one row.
 
     `seko_kernels.fused_reference.gelu_quantise` is the definition.
 
     Parameters
     ----------
     X : pointer to bf16 or fp32
-        ``[M, WIDTH]``, contiguous.
+        Rows of activations, ``[M, WIDTH]``, contiguous.
     OUT : pointer to fp8
-        ``[M, WIDTH]``.
+        Quantised rows, ``[M, WIDTH]``.
     OUT_SCALE : pointer to fp32
-        ``[M]``: scale of each row.
+        Scale of each row, ``[M]``.
     WIDTH, PART_0, PART_1, PART_2 : constexpr int
-        Numbers of a row, and the three parts that `gelu_parts` returns for it.
+        Number of values in a row, and the three parts that `gelu_parts` returns for it.
     INTEGER : constexpr bool
-        See `to_e4m3`.
+        Whether fp8 casts use integer operations; see `to_e4m3`.
     """
     token = tl.program_id(0)
     start = token.to(tl.int64) * WIDTH

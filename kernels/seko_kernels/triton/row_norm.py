@@ -20,16 +20,16 @@ LEAST_PART = 128  # numbers of a warp; a row that is no multiple of this is one 
 
 
 class RowTiles(NamedTuple):
-    """Division of rows among programs.
+    """Tile sizes of the row kernel: how rows are divided among programs.
 
     Parameters
     ----------
     rows : int
-        Rows of a program, all of one latent frame.
+        Number of rows that a program handles, all of one latent frame.
     part, parts : int
-        Numbers of a part, a power of two, and number of parts of a row.
+        Number of values in a part, a power of two, and number of parts of a row.
     warps : int
-        Warps of a program.
+        Number of warps of a program.
     """
 
     rows: int
@@ -44,7 +44,7 @@ class RowTiles(NamedTuple):
 
 
 def row_tiles(width: int, frame_tokens: int, norm: int) -> RowTiles:
-    """Return the tiles for rows of `width` numbers, with parts that need as little padding as possible.
+    """Return the tile sizes for rows of `width` numbers, with parts that need as little padding as possible.
 
     Microseconds on an H200 for 4,680 rows of 1,536 and of 5,120 numbers, as fp8. Residual, norm and modulation: 17
     and 54 with one row a program, 16 and 46 with two, 16 and 58 with four. With gate and affine norm: 16 and 52, 18
@@ -102,7 +102,7 @@ def _store(TARGET, x, part: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexp
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _sum(row, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sum of a row."""
+    """Return the sum over all parts of a row."""
     total = row[0]
     for part in tl.static_range(1, PARTS):
         total += row[part]
@@ -135,7 +135,8 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     PARTS: tl.constexpr,
     INTEGER: tl.constexpr,
 ):
-    """Write ``hidden = x + y * gate`` and ``out = layer_norm(hidden) * (1 + scale) + shift``.
+    """Write the residual sum ``hidden = x + y * gate`` and the modulated norm ``out = layer_norm(hidden) * (1 + scale)
+    + shift``.
 
     `seko_kernels.fused_reference` has the definitions. All computation is in fp32. ``hidden`` is rounded to its dtype
     before it is normalised, so that the norm sees the stored numbers. A program handles several rows, one after
@@ -144,26 +145,26 @@ def row_norm_kernel(  # type: ignore[no-untyped-def]
     Parameters
     ----------
     X, Y : pointer to bf16 or fp32
-        ``[B * T, WIDTH]``, contiguous; Y is read where ADD is not 0.
+        The two terms of the residual sum, ``[B * T, WIDTH]``, contiguous; Y is read if ADD is not 0.
     MODULATION, LAYER_MODULATION, GATE_MODULATION : pointer to fp32
         ``[B, F, 6, WIDTH]``, and twice ``[6, WIDTH]``; shift and scale are rows SHIFT_AT and SCALE_AT of the sum of the
         first two, the gate is row GATE_AT of the sum of the first and the last.
     WEIGHT, BIAS : pointer to fp32
-        ``[WIDTH]``, of an affine norm: ``out = layer_norm(hidden) * weight + bias``.
+        Weight and bias of an affine norm, ``[WIDTH]``: ``out = layer_norm(hidden) * weight + bias``.
     HIDDEN : pointer to X's dtype
-        ``[B * T, WIDTH]``, written where ADD is not 0.
+        The residual sum, ``[B * T, WIDTH]``, written if ADD is not 0.
     OUT : pointer to X's dtype, or fp8
-        ``[B * T, WIDTH]``, written unless NORM and QUANTISE are both 0.
+        The normalised rows, ``[B * T, WIDTH]``, written unless NORM and QUANTISE are both 0.
     OUT_SCALE : pointer to fp32
-        ``[B * T]``, written if QUANTISE: scale of each row.
+        Scale of each row, ``[B * T]``, written if QUANTISE.
     EPS, WIDTH, FRAME_TOKENS : constexpr
-        Epsilon of the norm; d; tokens of a latent frame.
+        Epsilon of the norm; number of values in a row; tokens of a latent frame.
     ROWS, PART, PARTS : constexpr int
-        See `RowTiles`.
+        Tile sizes of the kernel; see `RowTiles`.
     ADD, NORM : constexpr int
         ADD: no residual, plain or gated; NORM: none, modulated or affine.
     QUANTISE, INTEGER : constexpr bool
-        Whether OUT is fp8, rowwise; see `to_e4m3`.
+        Whether OUT is fp8 with a scale for each row; whether fp8 casts use integer operations, see `to_e4m3`.
     """
     first = tl.program_id(0) * ROWS
     frame = (first // FRAME_TOKENS).to(tl.int64)

@@ -1,4 +1,5 @@
-"""The table of backends. A backend's module is imported when an artifact that needs it is opened."""
+"""The table of backends (libraries that run engines). A backend's module is imported when an artifact that needs it is
+opened."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def runtime_backend(name: str) -> RuntimeBackend:
     Raises
     ------
     EnvironmentLacksError
-        If there is no such backend.
+        If there is no backend with this name.
     """
     for backend in BACKENDS:
         if backend.name == name:

@@ -27,7 +27,7 @@ _idle_lock = threading.Lock()
 
 
 class AotiBackend:
-    """Engines compiled ahead of time; see `seko_runtime.backends.base.Backend`."""
+    """The backend for engines compiled ahead of time by AOTInductor; see `seko_runtime.backends.base.Backend`."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
@@ -37,7 +37,7 @@ class AotiBackend:
         return torch_memory(self._device)
 
     def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
-        """Load each package.
+        """Load the AOTInductor package of each engine.
 
         Raises
         ------
@@ -72,7 +72,7 @@ class AotiBackend:
 
 
 def torch_memory(device: torch.device) -> Memory:
-    """Memory of a session on ``device``."""
+    """Return the memory of a session on ``device``, in torch."""
     if device.type == "cuda":
         from seko_runtime.backends.cuda_memory import CudaMemory
 

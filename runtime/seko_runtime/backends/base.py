@@ -1,4 +1,4 @@
-"""The runtime's backends: requirements on this machine, and the opening of engine files."""
+"""The interface of the runtime's backends: what they require of this machine, and how they open engine files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Backend(Protocol):
     """A backend in use by one open artifact."""
 
     def memory(self) -> Memory:
-        """Return memory for one session, or for the weights."""
+        """Return memory for one pool of sessions, or for the weights."""
         ...
 
     def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
@@ -24,11 +24,11 @@ class Backend(Protocol):
         ...
 
     def stats(self) -> Mapping[str, int]:
-        """Return the backend's own counters, such as recompiles."""
+        """Return the backend's own counters, such as the number of recompiles."""
         ...
 
     def close(self) -> None:
-        """Release the engines."""
+        """Release the engines that the backend loaded."""
         ...
 
 
@@ -42,17 +42,18 @@ class RuntimeBackend:
     name : str
         The backend's name in manifests, which is also the name of the pip extra that installs the library.
     library : str
-        Name of the Python module of the library that runs the engines.
+        Name of the Python module with the library that runs the engines.
     module : str
         Name of the runtime's module that opens engines with that library.
     opener : str
         Name of a callable in ``module`` that takes a device and returns a `Backend`.
     library_words : str
-        The library's name in messages, if it differs from ``library``.
+        Name of the library in error messages, if it differs from ``library``.
     fits_one_cpu : bool
         Whether engines contain code for the build machine's processor.
     check_target : callable
-        Takes the artifact's target and the device's name; raises an error if the engines cannot run on this machine.
+        Function that takes the artifact's target and the device's name, and raises an error if the engines cannot run
+        on this machine.
     several_ranks : bool
         Whether the engines may exchange tensors between processes, which `rank_group` connects.
     """

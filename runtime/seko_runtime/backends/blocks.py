@@ -1,4 +1,4 @@
-"""Many tensors in one block of device memory: their offsets, and how the block is filled in portions."""
+"""Many tensors in one block of device memory: their offsets, and how the block is filled part by part."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def block_offsets(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 def upload_in_shares(total: int, upload: Callable[[Sequence[int]], None]) -> None:
-    """Upload a block by several threads: each calls ``upload`` with the offsets of its share of the windows."""
+    """Upload a block by several threads: each calls ``upload`` with the offsets of its share of the block's windows."""
     windows = range(0, total, UPLOAD_WINDOW)
     threads = min(UPLOAD_THREADS, len(windows))
     if threads:
@@ -48,9 +48,9 @@ def fill_window(
     Parameters
     ----------
     window : numpy.ndarray
-        uint8, at least ``end - begin`` long.
+        Memory to fill, uint8, at least ``end - begin`` long.
     begin, end : int
-        Byte range of the block.
+        Range of bytes of the block.
     spans : Sequence[tuple[int, MappedTensor]]
         Offset of each tensor in the block, ascending.
     """

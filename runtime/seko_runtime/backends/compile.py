@@ -31,12 +31,12 @@ WARM_UP_RUNS = 3  # warm-up runs: torch's cudagraph trees run a graph eagerly, t
 
 
 class CompileBackend:
-    """Engines that are compiled when the artifact is opened; see `seko_runtime.backends.base.Backend`.
+    """The backend for engines that torch compiles when the artifact is opened; see
+    `seko_runtime.backends.base.Backend`.
 
-    `torch.export.load` reads the graph as JSON, but its sample inputs and any constants through `torch.load`
-    (2.13: with weights_only=False where a tensor was stored as a pickle), and the compiler's cache holds pickles.
-    Both formats can execute code, as an AOTInductor package does, so they are read only from bytes whose hash was
-    checked.
+    `torch.export.load` reads the graph as JSON, but reads its sample inputs and any constants through `torch.load`
+    (2.13: with weights_only=False where a tensor was stored as a pickle); the compiler's cache holds pickles, too. Both
+    formats can execute code, as an AOTInductor package does, so they are read only from bytes whose hash was checked.
     """
 
     def __init__(self, device: str) -> None:
@@ -49,7 +49,7 @@ class CompileBackend:
         return CompileCudaMemory(self._device) if self._device.type == "cuda" else CompileCpuMemory()
 
     def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
-        """Load and wrap each exported program; the session's warm-up compiles it.
+        """Load and wrap the exported program of each engine. The program is compiled in the session's first run.
 
         Raises
         ------
@@ -76,8 +76,8 @@ class CompileBackend:
         }
 
     def stats(self) -> Mapping[str, int]:
-        """Return the number of graphs compiled and of cache misses, in the whole process, since the artifact was
-        opened."""
+        """Return the number of graphs compiled and the number of cache misses, in the whole process, since the artifact
+        was opened."""
         now = _counters()
         grown = {name: now[name] - self._counted[name] for name in now}
         return {**grown, "compiler_cache_loaded": self._cache_loaded}
@@ -161,7 +161,7 @@ def _compiled(spec: EngineSpec, program: memoryview) -> Engine:
 
 
 def _sides(program: Any) -> tuple[Side, Side]:
-    """Return inputs and outputs of an exported program, in order."""
+    """Return the inputs and outputs of an exported program, in order."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     signature = program.graph_signature
 
@@ -178,7 +178,8 @@ def _sides(program: Any) -> tuple[Side, Side]:
 
 
 def _telling(engine: Engine, tell: Callable[[], None]) -> Engine:
-    """Wrap an engine to observe its first call, in which torch compiles it or finds it in its cache."""
+    """Wrap an engine so that its first call is reported; in this call torch compiles the engine or finds it in its
+    cache."""
     first = True
 
     def watched(inputs: list[Any]) -> Sequence[Any]:
@@ -196,8 +197,8 @@ def _telling(engine: Engine, tell: Callable[[], None]) -> Engine:
 
 
 def _why_compile(manifest: Manifest, has_cache: bool, loaded: bool) -> str:
-    """Return why graphs must be compiled again, by comparing the versions of the build machine and of this
-    machine."""
+    """Return the reason for which graphs must be compiled again, by comparing the versions of the build machine and of
+    this machine."""
     if not has_cache:
         return "the artifact carries no compiler's cache; build it with one"
     if not loaded:

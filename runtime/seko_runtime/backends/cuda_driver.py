@@ -65,7 +65,7 @@ _ENTRIES: dict[str, tuple[Any, ...]] = {
 
 
 class _Copy2D(Structure):
-    """CUDA_MEMCPY2D."""
+    """The C struct CUDA_MEMCPY2D of the CUDA driver, which describes a copy of rows."""
 
     _fields_ = [
         ("srcXInBytes", c_size_t),
@@ -89,12 +89,12 @@ class _Copy2D(Structure):
 
 @cache
 def load_driver() -> Any:
-    """Return the driver's library, initialised.
+    """Load and initialise the CUDA driver's library, and return it.
 
     Raises
     ------
     EnvironmentLacksError
-        If the driver is not installed, is too old, or sees no device.
+        If the CUDA driver is not installed, is too old, or sees no device.
     """
     try:
         library = ctypes.CDLL(LIBRARY)
@@ -132,20 +132,20 @@ def device_arch(index: int) -> str:
 
 
 class CudaDriver:
-    """The primary context of one device, shared with everything else in the process.
+    """The primary CUDA context of one device, which is shared with everything else in the process.
 
-    Every method makes the context current in its thread. Streams, events, memory and graphs are plain ints, which the
-    caller must release.
+    Every method makes the CUDA context current in its thread. Streams, events, memory and graphs are plain ints, which
+    the caller must release.
 
     Parameters
     ----------
     index : int
-        Index of the device.
+        Index of the GPU.
 
     Raises
     ------
     EnvironmentLacksError
-        If there is no such device.
+        If there is no GPU with this index.
     """
 
     def __init__(self, index: int) -> None:
@@ -198,15 +198,16 @@ class CudaDriver:
         return free.value
 
     def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
-        """Queue the filling of ``nbytes`` bytes with one value."""
+        """Queue the filling of ``nbytes`` bytes of device memory with one value."""
         self._call("cuMemsetD8Async", address, byte, nbytes, stream)
 
     def fill_rows(self, address: int, pitch: int, byte: int, width: int, height: int, stream: int) -> None:
-        """Queue the filling of ``height`` runs of ``width`` bytes, which begin ``pitch`` bytes apart."""
+        """Queue the filling of ``height`` runs of ``width`` bytes, which begin ``pitch`` bytes apart, with one
+        value."""
         self._call("cuMemsetD2D8Async", address, pitch, byte, width, height, stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Queue a copy between any two addresses of host or device."""
+        """Queue a copy between any two addresses of host or device memory."""
         self._call("cuMemcpyAsync", target, source, nbytes, stream)
 
     def copy_rows(
@@ -217,12 +218,13 @@ class CudaDriver:
         height: int,
         stream: int,
     ) -> None:
-        """Queue a copy of ``height`` runs of ``width`` bytes.
+        """Queue a copy of ``height`` runs of ``width`` bytes between host or device memory.
 
         Parameters
         ----------
         target, source : tuple of int
-            Address, distance in bytes between the beginnings of two runs, and `MEMORY_HOST` or `MEMORY_DEVICE`.
+            For each side: the address, the distance in bytes between the beginnings of two runs, and `MEMORY_HOST` or
+            `MEMORY_DEVICE`.
         """
         order = _Copy2D(WidthInBytes=width, Height=height)
         for side, (address, pitch, kind) in (("dst", target), ("src", source)):
@@ -238,7 +240,7 @@ class CudaDriver:
         self._call("cuStreamDestroy_v2", stream)
 
     def synchronize(self, stream: int | None = None) -> None:
-        """Wait for a stream, or for the whole device."""
+        """Wait on the host for a CUDA stream, or for the whole device."""
         if stream is None:
             self._call("cuCtxSynchronize")
         else:
@@ -254,18 +256,19 @@ class CudaDriver:
         self._call("cuEventRecord", event, stream)
 
     def wait_event(self, stream: int, event: int) -> None:
-        """Make a stream's later work wait for an event as it was last recorded; without a record there is no wait."""
+        """Make later work of a CUDA stream wait for an event as it was last recorded; an event that was never recorded
+        causes no wait."""
         self._call("cuStreamWaitEvent", stream, event, 0)
 
     def wait_for(self, event: int) -> None:
-        """Wait on the host for an event."""
+        """Wait on the host for a CUDA event."""
         self._call("cuEventSynchronize", event)
 
     def begin_capture(self, stream: int) -> None:
         self._call("cuStreamBeginCapture_v2", stream, CAPTURE_THREAD_LOCAL)
 
     def end_capture(self, stream: int) -> int:
-        """Return the captured graph, ready to launch."""
+        """End a capture and return the captured CUDA graph, ready to launch."""
         graph = self._new_handle("cuStreamEndCapture", stream, last=True)
         try:
             return self._new_handle("cuGraphInstantiateWithFlags", graph, 0)
@@ -291,7 +294,7 @@ class CudaDriver:
         return context.value or 0
 
     def _new_handle(self, name: str, *arguments: Any, last: bool = False) -> int:
-        """Call a driver function that returns a handle through its first or last argument."""
+        """Call a driver function that returns a handle through its first or last argument, and return the handle."""
         handle = c_void_p()
         self._call(name, *((*arguments, byref(handle)) if last else (byref(handle), *arguments)))
         return handle.value or 0
@@ -302,7 +305,7 @@ class CudaDriver:
 
 
 def _check(library: Any, name: str, *arguments: Any) -> None:
-    """Call a driver function; raise an error unless it returns 0."""
+    """Call a driver function; raise an error unless the function returns 0."""
     result: int = getattr(library, name)(*arguments)
     if result == 0:
         return

@@ -35,7 +35,8 @@ MATMUL_WORKSPACE = "CUBLASLT_WORKSPACE_SIZE"  # torch reads it once
 
 
 class CudaMemory(CpuMemory):
-    """`seko_runtime.backends.memory.Memory` on one CUDA device; all work is queued on its own CUDA stream."""
+    """The memory interface `seko_runtime.backends.memory.Memory` on one CUDA device; all work is queued on a CUDA
+    stream of its own."""
 
     captures = True
     warm_up_runs = 1
@@ -60,7 +61,7 @@ class CudaMemory(CpuMemory):
         return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype), device=self.device)
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, torch.Tensor]:
-        """Copy all tensors into one allocation, through pinned buffers that several threads fill."""
+        """Copy all tensors into one allocation on the device, through pinned buffers that several threads fill."""
         places, total = block_offsets({name: mapped.nbytes for name, mapped in tensors.items()})
         with self.ordered():
             block = torch.empty(max(total, 1), dtype=torch.uint8, device=self.device)
@@ -199,7 +200,8 @@ class CudaMemory(CpuMemory):
 
 
 class CudaLane:
-    """A `seko_runtime.backends.memory.Lane`: a CUDA stream of its own if ``beside``, otherwise the memory's.
+    """A queue for work beside calls (`seko_runtime.backends.memory.Lane`): a CUDA stream of its own if ``beside``,
+    otherwise the memory's stream.
 
     In each call the memory's CUDA stream waits for the event `_read`, copies, and records `_fed`; the lane's CUDA
     stream waits for `_fed`, works, and records `_read`. A wait refers to the event as it was last recorded when the
@@ -260,7 +262,8 @@ class CudaLane:
 
 
 class PinnedCopies(HostCopies):
-    """`seko_runtime.backends.memory.Parked` in page-locked memory; complete once the event ``done`` has passed."""
+    """Bytes of tensors in page-locked host memory (`seko_runtime.backends.memory.Parked`); complete once the event
+    ``done`` has passed."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], done: Any) -> None:
         self.tensors = dict(tensors)
@@ -276,8 +279,8 @@ class PinnedCopies(HostCopies):
 
 
 def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Queue a copy. Tensors that are not contiguous are copied layer by layer, since torch would copy them through
-    pageable host memory.
+    """Queue a copy of a tensor. Tensors that are not contiguous are copied layer by layer, since torch would copy them
+    through pageable host memory.
     """
     if target.is_contiguous() and source.is_contiguous():
         target.copy_(source, non_blocking=True)
@@ -325,7 +328,7 @@ def _captured(work: Callable[[], None], device: torch.device, stream: Any, pool:
 
 
 class _PinnedBlock:
-    """Several pinned host blocks for a call's small tensors, and one device block; a single copy moves all
+    """Several pinned host blocks for the small tensors of a call, and one device block; a single copy moves all
     tensors."""
 
     def __init__(self, specs: Sequence[TensorSpec], device: torch.device, stream: torch.cuda.Stream) -> None:
@@ -368,7 +371,7 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 def _upload_windows(
     block: torch.Tensor, spans: Sequence[tuple[int, MappedTensor]], windows: Sequence[int]
 ) -> None:
-    """Fill the windows of ``block`` that begin at the offsets ``windows``, with two copies in flight."""
+    """Fill the windows of ``block`` that begin at the offsets ``windows``; two copies run at a time."""
     stream = _cuda.Stream(block.device)
     staging = [torch.empty(UPLOAD_WINDOW, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
     arrays = [source.numpy() for source in staging]

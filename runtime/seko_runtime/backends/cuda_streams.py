@@ -1,4 +1,5 @@
-"""CUDA streams of a session: borrowed streams, queueing of work, and the stream for copies to and from the host."""
+"""CUDA streams of a session: streams borrowed from a reserve, queueing of work, and the stream for copies to and from
+the host."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _cuda: Any = torch.cuda  # torch.cuda's streams and events have no types
 
 
 class CudaCopies:
-    """`seko_runtime.backends.memory.CopyQueue`: a CUDA stream of its own beside ``main``, with page-locked memory.
+    """A queue of copies (`seko_runtime.backends.memory.CopyQueue`): a CUDA stream of its own beside ``main``, with
+    page-locked memory.
 
     `forked` and `join` only record events and wait for them, so a capture of the main stream includes the copies.
     Inside a capture no work may wait for an event from before it: `join` waits only for copies since the last `join`,
@@ -69,7 +71,7 @@ class CudaCopies:
             self._ahead = False
 
     def close(self) -> None:
-        """Unlock the memory and return the CUDA stream; call this after waiting for both streams."""
+        """Release the page-locked memory and return the CUDA stream; call this after waiting for both streams."""
         for tensor in self._locked:
             _cuda.check_error(_cuda.cudart().cudaHostUnregister(tensor.data_ptr()))
         self._locked.clear()
@@ -79,7 +81,7 @@ class CudaCopies:
 
 @contextmanager
 def queued_on(device: torch.device, stream: Any) -> Iterator[None]:
-    """Context whose work is queued on ``stream``; torch's out-of-memory error becomes a DeviceMemoryError."""
+    """Context manager whose work is queued on ``stream``; torch's out-of-memory error becomes a DeviceMemoryError."""
     try:
         with torch.no_grad(), _cuda.device(device), _cuda.stream(stream):
             yield
@@ -102,5 +104,5 @@ def borrow_stream(device: torch.device) -> Any:
 
 
 def return_stream(device: torch.device, stream: Any) -> None:
-    """Return a borrowed stream."""
+    """Return a borrowed CUDA stream, so that a later session can use it."""
     _IDLE_STREAMS.setdefault(device, []).append(stream)

@@ -23,18 +23,18 @@ BFLOAT16 = "bfloat16"
 
 @dataclass(frozen=True, eq=False)
 class DeviceTensor:
-    """A view of device memory.
+    """A view of device memory as a tensor: address, shape, dtype and strides.
 
     Parameters
     ----------
     address : int
-        Address of the first number.
+        Address of the tensor's first number.
     shape : tuple of int
         Sizes of the tensor's axes.
     dtype : str
         The manifest's dtype name.
     strides : tuple of int
-        Byte distance between entries, for each axis.
+        Distance in bytes between neighbouring entries, for each axis.
     owner : object
         Object that keeps the memory allocated.
     """
@@ -47,7 +47,7 @@ class DeviceTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor's numbers, without gaps between them."""
+        """Number of bytes of the tensor's numbers, without gaps between them."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     @property
@@ -57,7 +57,7 @@ class DeviceTensor:
         return all(size == 1 or stride == packed for size, stride, packed in pairs)
 
     def at(self, index: Sequence[int]) -> DeviceTensor:
-        """``tensor[i][j]...``."""
+        """Return the view ``tensor[i][j]...``."""
         offset = sum(i * stride for i, stride in zip(index, self.strides, strict=False))
         rest = len(index)
         return DeviceTensor(
@@ -100,7 +100,7 @@ def rows_of(shape: Sequence[int], item: int, strides: Sequence[int], others: Seq
     shape : sequence of int
         The tensor's shape.
     item : int
-        Bytes of a number.
+        Number of bytes of one number.
     strides, others : sequence of int
         Strides of source and target, in bytes.
     """

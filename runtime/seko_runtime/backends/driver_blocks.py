@@ -1,4 +1,4 @@
-"""Building blocks of a CUDA session without torch: queues, memory blocks, events, strided copies."""
+"""Parts of a CUDA session without torch: queues, memory blocks, events, strided copies."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MAX_PITCH = 2**31 - 1  # largest pitch in bytes of a two-dimensional copy, equal
 
 
 class Queue:
-    """A CUDA stream with memory for engines' results. A block of memory is reused after its tensors are released.
+    """A CUDA stream with memory for the results of engines. A block of memory is reused after its tensors are released.
 
-    All work on a block is queued on this one stream, so that a block's next user runs after its last.
+    All work on a block of memory is queued on this one CUDA stream, so that the block's next user runs after its last.
     """
 
     def __init__(self, driver: CudaDriver) -> None:
@@ -67,7 +67,7 @@ class PinnedBlock:
 
 
 class _Lent:
-    """Owner of a tensor's memory: while a tensor refers to it, its block is not reused."""
+    """Owner of the memory of a tensor: while a tensor refers to this object, its block is not reused."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -99,13 +99,13 @@ class Event:
 
 
 def queue_of(otherwise: Queue) -> Queue:
-    """Return the current queue; ``otherwise`` if there is none."""
+    """Return the current queue; if there is none, return ``otherwise``."""
     return _CURRENT.get(otherwise)
 
 
 @contextmanager
 def queued_on(queue: Queue) -> Iterator[None]:
-    """Context in which engines queue their work on this queue."""
+    """Context manager in which engines queue their work on this queue."""
     token = _CURRENT.set(queue)
     try:
         yield
@@ -114,7 +114,7 @@ def queued_on(queue: Queue) -> Iterator[None]:
 
 
 def captured(queue: Queue, work: Callable[[], None]) -> int:
-    """Capture what ``work`` queues as a graph."""
+    """Capture the work that the function ``work`` queues as a CUDA graph."""
     driver = queue.driver
     driver.begin_capture(queue.stream)
     try:

@@ -25,8 +25,8 @@ from seko_runtime.backends.memory import ResultBlocks
 
 
 class DriverLane:
-    """A `seko_runtime.backends.memory.Lane` over the CUDA driver: a queue of its own if ``beside``, otherwise the
-    memory's.
+    """A queue for work beside calls (`seko_runtime.backends.memory.Lane`) over the CUDA driver: a queue of its own
+    if ``beside``, otherwise the memory's.
 
     The two queues wait for each other as in `seko_runtime.backends.cuda_memory.CudaLane`.
     """
@@ -84,7 +84,8 @@ class DriverLane:
 
 
 class _PinnedResults:
-    """Pinned host blocks, filled by copies on a lane's stream; `seko_runtime.backends.memory.ResultBlocks`."""
+    """Pinned host blocks for results (`seko_runtime.backends.memory.ResultBlocks`), filled by copies on a lane's CUDA
+    stream."""
 
     def __init__(
         self, driver: CudaDriver, stream: int, tensors: Mapping[str, DeviceTensor], depth: int

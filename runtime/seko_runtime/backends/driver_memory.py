@@ -49,12 +49,13 @@ from seko_runtime.format.safetensors_map import MappedTensor
 
 
 class DriverMemory:
-    """`seko_runtime.backends.memory.Memory` on one CUDA device; all work is queued on its own CUDA stream.
+    """The memory interface `seko_runtime.backends.memory.Memory` on one CUDA device without torch; all work is queued
+    on a CUDA stream of its own.
 
     Parameters
     ----------
     driver : CudaDriver
-        The device's driver; shared by the sessions of an artifact.
+        The driver of the device, which the sessions of an artifact share.
     """
 
     captures = True
@@ -69,7 +70,8 @@ class DriverMemory:
         self._closed = False
 
     def allocate(self, spec: TensorSpec) -> DeviceTensor:
-        """Return a zero-filled tensor; layers, and rows of lanes, are aligned as engines need it."""
+        """Return a zero-filled tensor in which the layers, and the rows that lanes use, are aligned as engines need
+        it."""
         strides = contiguous_strides(spec.shape, spec.dtype)
         by_part = isinstance(spec, Buffer) and (spec.row_axis or spec.role == "lane")
         if by_part and len(spec.shape) > 1:
@@ -80,7 +82,7 @@ class DriverMemory:
         return DeviceTensor(block.address, spec.shape, spec.dtype, strides, block)
 
     def upload(self, tensors: Mapping[str, MappedTensor]) -> dict[str, DeviceTensor]:
-        """Copy all tensors into one allocation, through pinned buffers that several threads fill."""
+        """Copy all tensors into one allocation on the device, through pinned buffers that several threads fill."""
         places, total = block_offsets({name: mapped.nbytes for name, mapped in tensors.items()})
         block = Block(self.driver, total)
         spans = [(places[name], mapped) for name, mapped in tensors.items()]
@@ -220,11 +222,12 @@ class DriverMemory:
         self.queue.close()
 
     def _stream(self) -> int:
-        """The current CUDA stream: inside `ordered` and `capture` of a lane the lane's, otherwise the memory's."""
+        """The current CUDA stream: inside `ordered` and `capture` of a lane the lane's stream, otherwise the
+        memory's."""
         return queue_of(self.queue).stream
 
     def _beside(self) -> int:
-        """Return the CUDA stream for copies, after making it wait for the memory's work so far."""
+        """Return the CUDA stream for copies, after making it wait for all work of the memory so far."""
         if self._copies is None:
             self._copies = self.driver.create_stream()
         now = Event(self.driver)
@@ -246,7 +249,8 @@ class DriverMemory:
 
 
 class ParkedCopies:
-    """`seko_runtime.backends.memory.Parked` in page-locked memory; complete once the event ``done`` has passed."""
+    """Bytes of tensors in page-locked host memory (`seko_runtime.backends.memory.Parked`); complete once the event
+    ``done`` has passed."""
 
     def __init__(self, driver: CudaDriver, block: PinnedBlock, places: Mapping[str, tuple[int, int]]) -> None:
         self._driver, self._block, self._places = driver, block, places
@@ -268,7 +272,7 @@ class ParkedCopies:
 
 
 class _CallBlock:
-    """Several pinned host blocks for a call's small tensors, and one device block; a single copy moves all
+    """Several pinned host blocks for the small tensors of a call, and one device block; a single copy moves all
     tensors."""
 
     def __init__(self, driver: CudaDriver, stream: int, specs: Sequence[TensorSpec]) -> None:
@@ -318,7 +322,7 @@ def _upload_windows(
     spans: Sequence[tuple[int, MappedTensor]],
     windows: Sequence[int],
 ) -> None:
-    """Fill the windows of ``block`` that begin at the offsets ``windows``, with two copies in flight."""
+    """Fill the windows of ``block`` that begin at the offsets ``windows``; two copies run at a time."""
     stream = driver.create_stream()
     staging = [PinnedBlock(driver, UPLOAD_WINDOW) for _ in range(2)]
     copied = [Event(driver) for _ in range(2)]

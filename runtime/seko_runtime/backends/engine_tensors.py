@@ -1,4 +1,5 @@
-"""Checks of an engine file's own description of its tensors against the manifest. Runs no code of the file."""
+"""Checks that compare the tensors in an engine file's own description with the manifest. They run no code of the
+file."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[Tensor
     Parameters
     ----------
     spec : EngineSpec
-        The engine.
+        The engine's entry in the manifest.
     verb : str
-        Verb for messages: ``takes`` for inputs, ``gives`` for outputs.
+        Verb for error messages: ``takes`` for inputs, ``gives`` for outputs.
     found : sequence of shape and dtype
         Tensors according to the file.
     wanted : sequence of TensorSpec
@@ -30,7 +31,7 @@ def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[Tensor
     Raises
     ------
     ArtifactError
-        If the file's tensors and the manifest's differ in number, a shape or a dtype.
+        If the file's tensors differ from the manifest's in their number, a shape or a dtype.
     """
     for place, (our, (shape, dtype)) in enumerate(zip(wanted, found, strict=False)):
         if (list(our.shape), our.dtype) != (list(shape), dtype):
@@ -42,7 +43,7 @@ def check_side(spec: EngineSpec, verb: str, found: Side, wanted: Sequence[Tensor
 
 
 def check_count(spec: EngineSpec, verb: str, found: int, wanted: Sequence[TensorSpec]) -> None:
-    """Compare only the number of tensors; ArtifactError if the numbers differ."""
+    """Compare only the number of tensors in file and manifest; ArtifactError if the numbers differ."""
     if found != len(wanted):
         raise ArtifactError(
             f"engine {spec.name} {verb} {found} tensors, the manifest says {len(wanted)}; rebuild the artifact"
@@ -84,7 +85,7 @@ def tensors_text(spec: EngineSpec) -> str:
 
 
 def check_tensors_text(spec: EngineSpec, found: str | None) -> None:
-    """Compare the signature in a package with the manifest; a package without one is not compared.
+    """Compare the signature in a package with the manifest; a package without a signature is not compared.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Checks of this machine's processor, device and torch against an artifact's target."""
+"""Checks of this machine's processor, device and torch against the target for which an artifact was built."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def free_host_bytes() -> int:
 
 
 def _numbers(file: Path, mark: str) -> dict[str, int]:
-    """Return the first number after each name in a file such as /proc/meminfo; empty if it cannot be read."""
+    """Return the first number after each name in a file such as /proc/meminfo; empty if the file cannot be read."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -65,21 +65,21 @@ def cpu_flags() -> frozenset[str]:
 
 
 def check_device(target: Target, device: str) -> str:
-    """Return the device to open on: ``cpu``, ``cuda`` or ``cuda:N``.
+    """Return the device on which an artifact is opened: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Parameters
     ----------
     target : Target
-        The artifact's target.
+        The machine for which the artifact was built.
     device : str
-        The caller's choice; ``auto`` takes the artifact's kind.
+        The caller's choice of device; ``auto`` takes the kind of device for which the artifact was built.
 
     Raises
     ------
     UsageError
         If ``device`` is not a device name.
     ArtifactError
-        If the artifact was built for the other kind of device.
+        If the artifact was built for the other kind of device (CPU or GPU).
     """
     if not isinstance(device, str):
         raise UsageError(f"device is {shown(device)}, expected auto, cpu, cuda or cuda:N")
@@ -123,11 +123,11 @@ def check_torch(target: Target, device: str) -> None:
     Raises
     ------
     ArtifactError
-        If the engines were built for another version or device.
+        If the engines were built for another version of torch or CUDA, or for another device.
     EnvironmentLacksError
-        If the device is missing.
+        If the machine lacks the device.
     ForkedProcessError
-        If this process was forked from one that uses CUDA.
+        If this process was forked from a process that uses CUDA.
     """
     import torch
 
@@ -161,14 +161,15 @@ def check_torch(target: Target, device: str) -> None:
 
 
 def check_driver(target: Target, device: str) -> None:
-    """Compare the GPU's compute capability with the target's, through the driver: TensorRT backends have no torch.
+    """Compare the GPU's compute capability with the target's, through the CUDA driver, because TensorRT backends have
+    no torch.
 
     Raises
     ------
     EnvironmentLacksError
-        If there is no driver, or no such device.
+        If there is no CUDA driver, or no GPU with this index.
     ArtifactError
-        If the engines were built for another version or device.
+        If the engines were built for another version or another kind of GPU.
     """
     from seko_runtime.backends.cuda_driver import device_arch, device_count
 

@@ -1,4 +1,4 @@
-"""Lane and copy queue for memories whose work runs immediately, in the order of the calls."""
+"""Lane and copy queue for memories whose work runs at once, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from seko_runtime.format.manifest import TensorSpec
 
 
 class InOrderLane:
-    """A `seko_runtime.backends.memory.Lane` whose work runs immediately, between the memory's own.
+    """A queue for work (`seko_runtime.backends.memory.Lane`) that runs at once, between the memory's own work.
 
     Parameters
     ----------
     memory : Memory
         The memory to which the lane belongs.
     results : callable
-        Makes the lane's host blocks from the tensors and the depth.
+        Function that makes the lane's host blocks from the tensors and the number of blocks for each row.
     """
 
     def __init__(self, memory: Memory, results: Callable[[Mapping[str, Tensor], int], ResultBlocks]) -> None:
@@ -46,7 +46,7 @@ class InOrderLane:
 
 
 class InOrderCopies:
-    """A `seko_runtime.backends.memory.CopyQueue` whose copies run immediately, for memories whose device is the
+    """A queue of copies (`seko_runtime.backends.memory.CopyQueue`) that run at once, for memories whose device is the
     host."""
 
     def __init__(self, memory: Memory) -> None:

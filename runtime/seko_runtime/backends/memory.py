@@ -1,4 +1,4 @@
-"""Interfaces of a backend's memory, as sessions use it. The module names no tensor library."""
+"""Interfaces of a backend's memory, as sessions use them. This module names no tensor library."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class HostBlock(Protocol):
     tensors: Mapping[str, Tensor]
 
     def acquire(self) -> Mapping[str, NDArray[Any]]:
-        """Return arrays to fill for the next call, each with its tensor's `device_tensor.host_dtype`.
+        """Return arrays to fill for the next call, each with the `device_tensor.host_dtype` of its tensor.
 
         `acquire` waits only if all calls for which the block has room are still queued on the device.
         """
         ...
 
     def send(self) -> None:
-        """Queue the copy of the acquired arrays to the device, without waiting."""
+        """Queue the copy of the arrays that `acquire` returned to the device, without waiting."""
         ...
 
 
@@ -39,7 +39,7 @@ class ResultBlocks(Protocol):
     """Host blocks with copies of the results of each row's last calls."""
 
     def reserve(self, row: int) -> None:
-        """Allocate the blocks of a row if necessary; this may wait for the device."""
+        """Allocate the host blocks of a row if necessary; this may wait for the device."""
         ...
 
     def queue(self, row: int, turn: int, name: str) -> None:
@@ -56,8 +56,8 @@ class ResultBlocks(Protocol):
         ...
 
     def array(self, row: int, turn: int) -> NDArray[np.uint8]:
-        """Return the array of a row's block number ``turn``, complete once `finished`'s function has returned; the
-        next `queue` to it overwrites the array.
+        """Return the array of a row's block number ``turn``. The array is complete once the function that `finished`
+        returned has returned; the next `queue` to the block overwrites it.
         """
         ...
 
@@ -77,7 +77,7 @@ class Parked(Protocol):
 
 @dataclass(frozen=True)
 class HostBytes:
-    """`Parked` bytes that are on the host already, from a file or from finished copies."""
+    """Bytes of tensors (`Parked`) that are on the host already, from a file or from finished copies."""
 
     by_name: Mapping[str, NDArray[np.uint8]]
 
@@ -92,34 +92,36 @@ class HostBytes:
 
 
 class CopyQueue(Protocol):
-    """A queue of copies between host and device, in parallel to the memory's own queue, with its host memory."""
+    """A queue of copies between host and device, in parallel to the memory's own queue, with host memory for them."""
 
     def allocate(self, spec: TensorSpec) -> Tensor:
         """Return a zero-filled contiguous tensor in host memory that the device can copy from directly."""
         ...
 
     def forked(self) -> AbstractContextManager[None]:
-        """Context whose work runs after the memory's work so far, and in parallel to the memory's later work."""
+        """Context manager whose work runs after the memory's work so far, and in parallel to the memory's later
+        work."""
         ...
 
     def join(self) -> None:
-        """Make all later work of the memory wait for the work that is queued here."""
+        """Make all later work of the memory wait for the copies that are queued here."""
         ...
 
 
 class Lane(Protocol):
-    """A queue of work in parallel to the memory's own, or the same queue."""
+    """A queue of work in parallel to the memory's own queue; on a device without parallel queues, the memory's own
+    queue."""
 
     def feed(self, target: Tensor, source: Tensor) -> None:
-        """Queue ``target = source`` on the memory's queue, after the lane has read the previous content of
-        ``target``.
+        """Queue ``target = source`` on the memory's queue; the copy waits until the lane has read the previous content
+        of ``target``.
 
         Call this inside the memory's `ordered`. The lane's next work waits for the copy.
         """
         ...
 
     def ordered(self) -> AbstractContextManager[None]:
-        """Context whose work runs on the lane, after the last `feed`."""
+        """Context manager whose work runs on the lane, after the last `feed`."""
         ...
 
     def join(self) -> None:
@@ -131,21 +133,21 @@ class Lane(Protocol):
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture ``work`` as `Memory.capture` does. Graphs captured by lanes may run at the same time as the
-        memory's."""
+        """Capture ``work`` as a graph, as `Memory.capture` does. Graphs captured by lanes may run at the same time as
+        the memory's."""
         ...
 
     def result_blocks(self, tensors: Mapping[str, Tensor], depth: int) -> ResultBlocks:
-        """Return host blocks, ``depth`` for each row, for uint8 tensors whose leading axis is the rows."""
+        """Return host blocks for uint8 tensors whose leading axis is the rows, ``depth`` blocks for each row."""
         ...
 
     def close(self) -> None:
-        """Release graphs and queue; call this after the memory's `wait` and before its `close`."""
+        """Release the lane's graphs and queue; call this after the memory's `wait` and before its `close`."""
         ...
 
 
 class Memory(Protocol):
-    """Tensors, order of work, and graph capture on one device; one object for each session."""
+    """Tensors, order of work, and graph capture on one device; each pool of sessions has one object."""
 
     captures: bool  # whether `capture` can record a whole call
     warm_up_runs: int  # how often each program runs when rows are opened, before a capture or the first call
@@ -163,29 +165,29 @@ class Memory(Protocol):
         ...
 
     def index(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:
-        """Contiguous view ``tensor[i][j]...``."""
+        """Return the contiguous view ``tensor[i][j]...``."""
         ...
 
     def leading(self, tensor: Tensor, count: int) -> Tensor:
-        """View of the first ``count`` entries along the leading axis."""
+        """Return a view of the first ``count`` entries along the leading axis."""
         ...
 
     def constant(self, tensor: Tensor, index: tuple[int, ...]) -> Tensor:
-        """Return ``tensor[i][j]...`` of a tensor that never changes, with the alignment that engines need: a view, or
-        a copy if the view is misaligned.
+        """Return ``tensor[i][j]...`` of a tensor that never changes, with the alignment that engines need: a view, or a
+        copy if the view is misaligned.
         """
         ...
 
     def row(self, tensor: Tensor, axis: int, row: int, rows: int) -> Tensor:
-        """View of the ``row``-th of ``rows`` equal parts along ``axis``."""
+        """Return a view of one of ``rows`` equal parts along ``axis``: the part with the number ``row``."""
         ...
 
     def part(self, tensor: Tensor, axis: int, first: int, count: int) -> Tensor:
-        """View of ``count`` entries along ``axis``, from entry ``first`` on."""
+        """Return a view of ``count`` entries along ``axis``, from entry ``first`` on."""
         ...
 
     def every(self, tensor: Tensor, axis: int, step: int) -> Tensor:
-        """View of every ``step``-th entry along ``axis``, from entry 0 on."""
+        """Return a view of every ``step``-th entry along ``axis``, from entry 0 on."""
         ...
 
     def keep_static(self, tensor: Tensor) -> None:
@@ -193,15 +195,15 @@ class Memory(Protocol):
         ...
 
     def program_begins(self) -> None:
-        """Note that a run of a program begins: engine results of the previous run are no longer needed."""
+        """Note that a run of a program begins, so that results of engines in the previous run are no longer needed."""
         ...
 
     def describe(self, tensor: Tensor) -> tuple[tuple[int, ...], str]:
-        """Shape and dtype name."""
+        """Return the shape and the name of the dtype of a tensor."""
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Queue ``target = source``; the two have the same shape and dtype."""
+        """Queue ``target = source`` for two tensors of the same shape and dtype."""
         ...
 
     def zero(self, tensor: Tensor) -> None:
@@ -209,31 +211,31 @@ class Memory(Protocol):
         ...
 
     def write(self, tensor: Tensor, host: object) -> None:
-        """Copy an array or tensor into ``tensor`` and convert its dtype; the source may change afterwards."""
+        """Copy an array or tensor into ``tensor`` and convert its dtype; the source may change after the call."""
         ...
 
     def read(self, tensor: Tensor) -> NDArray[np.float32]:
-        """Wait for all queued work, then return a float32 copy."""
+        """Wait for all queued work, then return a float32 copy of a tensor."""
         ...
 
     def ordered(self) -> AbstractContextManager[None]:
-        """Context whose work runs after the caller's work so far and before the caller's later work."""
+        """Context manager whose work runs after the caller's work so far and before the caller's later work."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture ``work``, which has run before; return a function that launches all of it at once."""
+        """Capture ``work``, which has run before, as a graph; return a function that launches the graph."""
         ...
 
     def park(self, tensors: Mapping[str, Tensor]) -> tuple[Parked, object]:
-        """Queue copies of tensors to the host, after all work so far and in parallel to later work. Returns the
-        copies and an object that marks their end, for `after`; until then the caller must not change the tensors. The
-        object alone keeps no host memory.
+        """Queue copies of tensors to the host, after all work so far and in parallel to later work. The method returns
+        the copies and an object that marks their end, for `after`; until then the caller must not change the tensors.
+        The object alone keeps no host memory.
         """
         ...
 
     def unpark(self, parked: Parked, tensors: Mapping[str, Tensor]) -> object:
-        """Queue copies from the host into tensors of the same names and sizes. Returns an object that marks their
-        end: `after` it the tensors may be used."""
+        """Queue copies from the host into tensors of the same names and sizes. The method returns an object that marks
+        their end: `after` it the tensors may be used."""
         ...
 
     def after(self, end: object) -> None:
@@ -245,7 +247,7 @@ class Memory(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Approximate number of bytes that could be allocated now."""
+        """Approximate number of bytes of device memory that could be allocated now."""
         ...
 
     def lane(self, *, beside: bool) -> Lane:

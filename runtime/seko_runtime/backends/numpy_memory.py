@@ -22,7 +22,7 @@ NOT_NUMPYS = frozenset({"bfloat16", "float8_e4m3fn"})
 
 
 class NumpyMemory:
-    """`seko_runtime.backends.memory.Memory` in numpy: work runs immediately, in the caller's order."""
+    """The memory interface `seko_runtime.backends.memory.Memory` in numpy: work runs at once, in the caller's order."""
 
     captures = False
     warm_up_runs = 0
@@ -127,7 +127,7 @@ class NumpyMemory:
 
 
 class _NumpyResults:
-    """Copies of each row's last results; `seko_runtime.backends.memory.ResultBlocks`."""
+    """Copies of each row's last results (`seko_runtime.backends.memory.ResultBlocks`), in numpy."""
 
     def __init__(self, tensors: Mapping[str, Array], depth: int) -> None:  # noqa: ARG002 - made when filled
         self._sources = dict(tensors)

@@ -31,7 +31,7 @@ DTYPES = {
 
 
 class OnnxBackend:
-    """Engines run by onnxruntime; see `seko_runtime.backends.base.Backend`."""
+    """The backend for engines that onnxruntime runs; see `seko_runtime.backends.base.Backend`."""
 
     def __init__(self, _device: str = "cpu") -> None:
         self._sessions: dict[str, Any] = {}
@@ -40,7 +40,7 @@ class OnnxBackend:
         return NumpyMemory()
 
     def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
-        """Load each file.
+        """Load the ONNX file of each engine.
 
         Raises
         ------

@@ -24,10 +24,10 @@ def join_ranks(
     seconds: float,
     groups: Sequence[str] = (CALL_GROUP,),
 ) -> str:
-    """Join the process group of an artifact's ranks, and run each kind of collective once.
+    """Join the process group of an artifact's ranks (one process for each GPU), and run each kind of collective once.
 
-    Engines find the group by its name, `CALL_GROUP`. The group is the whole world of this process, since another
-    artifact has other processes. Settings of NCCL are left to NCCL and the environment.
+    Engines find the process group by its name, `CALL_GROUP`. The group is the whole world of this process, since
+    another artifact has other processes. Settings of NCCL are left to NCCL and the environment.
 
     A further group has the same members and its own connections, so that its collectives need no fixed order relative
     to those of the first group. On a GPU kernels of both groups may wait for other ranks at the same time. This
@@ -43,14 +43,14 @@ def join_ranks(
     meeting : Path
         A file in a private folder, through which the processes find each other.
     seconds : float
-        The most seconds to wait for the other processes.
+        Largest number of seconds to wait for the other processes.
     groups : sequence of str
         Names by which engines find groups, `CALL_GROUP` first.
 
     Returns
     -------
     str
-        The library's version, which must be equal in all ranks.
+        Version of the communication library, which must be equal in all ranks.
     """
     place, patience = torch.device(device), datetime.timedelta(seconds=seconds)
     cuda = place.type == "cuda"
@@ -82,5 +82,5 @@ def join_ranks(
 
 
 def share(tensor: torch.Tensor) -> None:
-    """Queue a broadcast of rank 0's contiguous tensor, of any dtype, into ``tensor``; all ranks call this."""
+    """Queue a broadcast of rank 0's contiguous tensor, of any dtype, into ``tensor``; all ranks call this function."""
     dist.broadcast(tensor.view(torch.uint8), 0)

@@ -1,6 +1,7 @@
-"""The backends ``tensorrt`` and ``tensorrt-rtx``: plans, run by one of TensorRT's libraries over the CUDA driver.
+"""The backends ``tensorrt`` and ``tensorrt-rtx``: TensorRT plans, run by one of TensorRT's libraries over the CUDA
+driver.
 
-The module uses no torch, no TensorRT builder and no plugin in Python. `tensorrt_libraries` has the two libraries.
+The module uses no torch, no TensorRT builder and no plugin in Python. The two libraries are in `tensorrt_libraries`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ DTYPES = {
 
 
 class PlanBackend:
-    """Backend for TensorRT plans; see `seko_runtime.backends.base.Backend`.
+    """The backend for TensorRT plans; see `seko_runtime.backends.base.Backend`.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ class PlanBackend:
     device : str
         ``cuda`` or ``cuda:N``.
     driver : CudaDriver, optional
-        Replacement for the device's driver, for tests.
+        Replacement for the CUDA driver of the device, for tests.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class PlanBackend:
         return DriverMemory(self._driver)
 
     def load_engines(self, manifest: Manifest, files: Mapping[str, memoryview]) -> Mapping[str, Engine]:
-        """Load the plugin library, then each plan.
+        """Load the library of TensorRT plugins, then the plan of each engine.
 
         Raises
         ------
@@ -138,18 +139,18 @@ class Plan:
     spec : EngineSpec
         The engine's entry in the manifest.
     engine : ICudaEngine
-        The loaded plan.
+        The loaded TensorRT plan.
     contexts : Contexts
-        Maker of execution contexts.
+        The object that makes execution contexts.
     module : module
         Python module of the TensorRT library.
     logger : Logger
-        Logger that TensorRT writes its errors to.
+        Logger to which TensorRT writes its errors.
 
     Raises
     ------
     ArtifactError
-        If plan and manifest disagree.
+        If the plan's inputs or outputs differ from the manifest's.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class Plan:
         self.in_place = frozenset(tensor.name for tensor, alias in pairs if alias is not None)
 
     def __call__(self, inputs: list[DeviceTensor]) -> Sequence[DeviceTensor]:
-        """Queue the engine on the session's queue."""
+        """Queue a run of the plan on the session's queue."""
         queue = current_queue()
         with queue.driver.current():
             context, first = self._contexts.get(queue), False
@@ -198,12 +199,12 @@ class Plan:
         return results
 
     def close(self) -> None:
-        """Release the contexts. Kernels that they compiled may be cached for the next process."""
+        """Release the execution contexts. Kernels that they compiled may be cached for the next process."""
         self._maker.close()
         self._contexts.clear()
 
     def _new_context(self, queue: Queue) -> trt.IExecutionContext:
-        """Make the execution context of a queue. Its first call comes before any capture."""
+        """Make the execution context of a queue. The context's first call comes before any capture."""
         context = self._maker.make()
         if context is None:
             raise DeviceMemoryError(
@@ -265,7 +266,7 @@ def make_logger(trt: Any) -> Any:
                 self._last = msg
 
         def last(self) -> str:
-            """One line of the last error message."""
+            """The last error message of TensorRT, as one line."""
             lines = self._last.strip().splitlines()
             return lines[0][:200] if lines else "it gave no reason"
 
@@ -273,8 +274,8 @@ def make_logger(trt: Any) -> Any:
 
 
 def load_plugins(library: PlanLibrary, name: str, files: Mapping[str, memoryview]) -> None:
-    """Load the plugin library from bytes whose hash was checked. It is loaded once a process, because TensorRT has
-    one plugin registry for the process.
+    """Load the library of TensorRT plugins from bytes whose hash was checked. Each library is loaded once a process,
+    because TensorRT has one plugin registry for the process.
 
     Raises
     ------
@@ -327,9 +328,9 @@ def check_version(library: PlanLibrary, built: str | None, here: str) -> None:
     Raises
     ------
     ManifestError
-        If the manifest names no valid version.
+        If the manifest names no valid TensorRT version.
     ArtifactError
-        If the installed version is older, or has another major version.
+        If the installed TensorRT is older, or has another major version.
     """
     try:
         required, installed = (

@@ -24,24 +24,24 @@ CACHE_FOLDER = "seko/tensorrt-rtx"  # folder in the user's cache
 
 
 class Contexts:
-    """Maker of execution contexts for one engine, without options.
+    """Maker of execution contexts for one TensorRT engine, without options.
 
     Parameters
     ----------
     engine : ICudaEngine
-        The loaded plan.
+        The loaded TensorRT plan.
     """
 
     def __init__(self, engine: trt.ICudaEngine) -> None:
         self._engine = engine
 
     def make(self) -> trt.IExecutionContext | None:
-        """Return a new context; None if there is too little memory."""
+        """Return a new execution context; None if there is too little memory."""
         return self._engine.create_execution_context()
 
     def check_capture(self, context: trt.IExecutionContext, stream: int) -> None:
-        """Raise an error if the engine cannot be captured on a CUDA stream; called after the engine's first call
-        there."""
+        """Raise an error if the engine cannot be captured on a CUDA stream; called after the engine's first call on
+        this stream."""
 
     def close(self) -> None:
         """Save the kernels that the contexts compiled, for the next process."""
@@ -55,11 +55,11 @@ class RtxContexts(Contexts):
     rtx : module
         Python module of TensorRT for RTX.
     engine : ICudaEngine
-        The loaded plan.
+        The loaded TensorRT plan.
     spec : EngineSpec
         The engine's entry in the manifest.
     file : Path
-        The cache file, one for each plan, library version and GPU.
+        The cache file: there is one for each plan, library version and GPU.
     """
 
     def __init__(self, rtx: Any, engine: Any, spec: EngineSpec, file: Path) -> None:
@@ -81,7 +81,7 @@ class RtxContexts(Contexts):
         return engine.create_execution_context(self._config)
 
     def check_capture(self, context: Any, stream: int) -> None:
-        """Raise an EngineRunError unless the engine can be captured on the stream."""
+        """Raise an EngineRunError unless the engine can be captured on the CUDA stream."""
         if not context.is_stream_capturable(stream):
             raise EngineRunError(
                 f"engine {self._spec.name} cannot be captured on this GPU, says TensorRT for RTX: a call must be one "
@@ -101,7 +101,7 @@ class PlanLibrary:
     Parameters
     ----------
     device : int
-        Number of the GPU.
+        Index of the GPU.
     """
 
     module_name: str
@@ -117,12 +117,12 @@ class PlanLibrary:
         """Raise an error if this GPU cannot run a plan, as far as the library can tell before loading it."""
 
     def contexts(self, engine: trt.ICudaEngine, spec: EngineSpec, plan: bytes) -> Contexts:  # noqa: ARG002
-        """Return the maker of contexts for a loaded engine."""
+        """Return the maker of execution contexts for a loaded engine."""
         return Contexts(engine)
 
 
 class LeanLibrary(PlanLibrary):
-    """TensorRT's lean runtime, which reports an unsuitable plan only when it is loaded, and can capture every
+    """TensorRT's lean runtime. It reports an unsuitable plan only when the plan is loaded, and can capture every
     plan."""
 
     module_name = "tensorrt_lean"
@@ -132,7 +132,7 @@ class LeanLibrary(PlanLibrary):
 
 
 class RtxLibrary(PlanLibrary):
-    """TensorRT for RTX."""
+    """TensorRT for RTX, the library for consumer GPUs."""
 
     module_name = "tensorrt_rtx_bindings"
     title = "TensorRT for RTX"
@@ -145,7 +145,7 @@ class RtxLibrary(PlanLibrary):
         Raises
         ------
         ArtifactError
-            If the plan is for other GPUs, or cannot run for another reason.
+            If the plan is for other GPUs, or cannot run on this GPU for another reason.
         """
         validity, reasons = runtime.get_engine_validity(plan[:HEADER_BYTES])
         if validity != self.module.EngineValidity.INVALID:
@@ -171,7 +171,7 @@ class RtxLibrary(PlanLibrary):
 
 
 def cache_folder() -> Path:
-    """Return the folder of this user's compiled kernels."""
+    """Return the folder in which compiled kernels of this user are cached."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / CACHE_FOLDER
 
 

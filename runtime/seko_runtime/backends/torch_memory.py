@@ -1,4 +1,4 @@
-"""Memory of a session in torch on the CPU; work runs immediately. CUDA is in `cuda_memory`."""
+"""Memory of a session in torch on the CPU, where work runs at once. CUDA is in `cuda_memory`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from seko_runtime.format.safetensors_map import MappedTensor
 
 
 class CpuMemory:
-    """`seko_runtime.backends.memory.Memory` on the CPU: work runs immediately, in the caller's order."""
+    """The memory interface `seko_runtime.backends.memory.Memory` on the CPU: work runs at once, in the caller's
+    order."""
 
     captures = False
     warm_up_runs = 0
@@ -125,7 +126,7 @@ class CpuMemory:
 
 
 class HostCopies:
-    """`seko_runtime.backends.memory.Parked` on the host."""
+    """Bytes of tensors on the host (`seko_runtime.backends.memory.Parked`), copied by torch."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = {
@@ -141,7 +142,7 @@ class HostCopies:
 
 
 class HostResults:
-    """Host tensors to which results are copied; `seko_runtime.backends.memory.ResultBlocks`."""
+    """Host tensors to which results are copied (`seko_runtime.backends.memory.ResultBlocks`)."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], depth: int) -> None:
         self._sources, self._depth = dict(tensors), depth

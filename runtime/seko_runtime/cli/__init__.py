@@ -1,1 +1,1 @@
-"""The commands `run`, `verify`, `info` and `unpack`."""
+"""The commands `run`, `verify`, `info` and `unpack` of `seko-run`."""

@@ -1,4 +1,5 @@
-"""The options ``--audio`` and ``--mask`` of `run`: voices, places of the speakers, and the run's length."""
+"""The options ``--audio`` and ``--mask`` of `run`: voices, pictures that show where each speaker is, and the length of
+the run."""
 
 from __future__ import annotations
 
@@ -21,12 +22,13 @@ from seko_runtime.video.manifest import VideoManifest
 
 
 def read_audio(paths: Sequence[Path] | None) -> NDArray[np.float32] | None:
-    """Return the voices of files, float32 [speakers, N] at 16 kHz, with silence after the end of shorter files.
+    """Return the voices that sound files hold, float32 [speakers, N] at 16 kHz, with silence after the end of shorter
+    files.
 
     Raises
     ------
     UsageError, VideoWriterError
-        If `load_sound` refuses a file.
+        If a sound file cannot be read; see `load_sound`.
     """
     if not paths:
         return None
@@ -41,14 +43,14 @@ def fit_audio(
     manifest: VideoManifest,
     files: Mapping[str, NDArray[Any]],
 ) -> None:
-    """Check that the artifact takes these voices as audio. Without ``--chunks`` sets ``options.chunks`` to their
-    length.
+    """Check that the artifact takes these voices as audio. Without ``--chunks`` the length of the voices becomes the
+    number of chunks, ``options.chunks``.
 
     Raises
     ------
     UsageError
         If the artifact takes no audio, or another number of speakers; if it takes audio and neither ``--audio`` nor an
-        input with audio windows is given.
+        input with audio windows is passed.
     """
     windows = AudioWindows.of(manifest)
     if windows is None:
@@ -77,19 +79,19 @@ def fit_audio(
 
 
 def read_masks(paths: Sequence[Path] | None) -> list[NDArray[np.uint8]]:
-    """Return the pictures that ``--mask`` names, as `load_image` reads them."""
+    """Return the mask pictures that ``--mask`` names, as `load_image` reads them."""
     return [load_image(path, "--mask") for path in paths or ()]
 
 
 def mask_inputs(
     masks: Sequence[NDArray[np.uint8]], manifest: VideoManifest, files: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the input that ``--mask`` gives, by name.
+    """Return the model input that the masks of ``--mask`` become, by name.
 
     Raises
     ------
     UsageError
-        If the artifact takes no masks, or masks of another number or form; if ``--input`` gives masks, too.
+        If the artifact takes no masks, or another number or size of masks; if ``--input`` also has masks.
     """
     if not masks:
         return {}
@@ -107,7 +109,7 @@ def as_portrait(asked: Conditioning, options: argparse.Namespace, manifest: Vide
     Raises
     ------
     UsageError
-        If ``--reference`` names a portrait, too.
+        If ``--reference`` also names a portrait.
     """
     if (
         options.image is None

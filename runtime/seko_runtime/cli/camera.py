@@ -29,7 +29,8 @@ def camera_inputs(
     Raises
     ------
     UsageError
-        If the options contradict each other, the artifact has no camera, or a file does not fit.
+        If the options contradict each other, the artifact has no camera, or a file has invalid poses, intrinsics or
+        keys.
     """
     keys, poses = options.keys, options.poses
     if keys is None and poses is None:

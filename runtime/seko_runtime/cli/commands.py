@@ -1,4 +1,4 @@
-"""The commands of the runtime: `run`, `verify`, `info`, `unpack`."""
+"""The commands of `seko-run`: `run`, `verify`, `info`, `unpack`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seko_runtime.host.faults import machine_faults
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code.
+    """Run the command line of `seko-run` and return its exit code.
 
     Exit codes: 2 usage, 4 artifact, 5 environment, 6 numeric; 128 plus the number of a signal that ended the command;
     1 if the reader of the command's output closed the pipe. With ``--json`` a failure is also a JSON object on stdout.
@@ -61,7 +61,7 @@ def _run_command(arguments: Sequence[str], *, as_json: bool) -> int:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Make video or speech, and write it to a file."""
+    """Make video or speech with an artifact, and write it to a file."""
     from seko_runtime.cli import run as video
     from seko_runtime.cli import speech
     from seko_runtime.speech.manifest import SpeechManifest
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def verify(options: argparse.Namespace) -> Report:
-    """Replay the goldens; the report ends with a NumericError if a result differs."""
+    """Replay the recorded results of an artifact; the report ends with a NumericError if a result differs."""
     from seko_runtime.sessions.verdict import verdict
 
     with open_artifact(
@@ -91,7 +91,7 @@ def verify(options: argparse.Namespace) -> Report:
 
 
 def info(options: argparse.Namespace) -> Report:
-    """Print what the manifest says; reads no other file."""
+    """Print the content of an artifact's manifest; no other file is read."""
     from seko_runtime.opening.workloads import workload_of
 
     manifest, digest = read_manifest(options.artifact, trust=options.trust)

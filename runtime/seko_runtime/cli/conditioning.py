@@ -1,4 +1,5 @@
-"""The files and sentences that `run` takes: read, and checked before torch or an engine is loaded."""
+"""The files and sentences that the options of `run` name. They are read and checked before torch or an engine is
+loaded."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ MAX_WORDS_TOLD = 8
 
 @dataclass(frozen=True)
 class PromptAt:
-    """One entry of a prompt schedule.
+    """One entry of a prompt schedule: a prompt, and the time from which it is used.
 
     The entry's prompt is used from the first chunk that begins at ``at_s`` (seconds of video) or later. With
     ``at_frame``, a video frame's number, it is used from the first chunk that begins with this frame's latent frame or
@@ -87,12 +88,13 @@ def fit_conditioning(
 ) -> Conditioning:
     """Check prompts and pictures against the manifest, and resize pictures to the artifact's size.
 
-    Says on stderr how pictures were fitted, and which words of the prompts the tokenizer does not know.
+    The function prints to stderr how pictures were cropped and resized, and which words of the prompts the tokenizer
+    does not know.
 
     Raises
     ------
     UsageError
-        If something does not fit the artifact.
+        If a prompt or picture is not possible for the artifact.
     ArtifactError, EnvironmentLacksError
         If the artifact's tokenizer cannot be used.
     """
@@ -164,7 +166,7 @@ def load_schedule(path: Path) -> list[PromptAt]:
     Raises
     ------
     UsageError
-        If the file is invalid, or its times are not ascending.
+        If the file is invalid, or the times of its entries are not ascending.
     """
     try:
         document = path.read_bytes()

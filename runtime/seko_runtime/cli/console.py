@@ -22,7 +22,7 @@ MANIFEST_FILE = "manifest.json"
 
 
 def main() -> int:
-    """Run the command line; the entry point of `seko-run`."""
+    """Run the command line of `seko-run`; the entry point of the console script."""
     leave_current_directory(
         as_module=False
     )  # Python puts the script's folder first, not the current directory
@@ -64,7 +64,8 @@ def leave_current_directory(*, as_module: bool) -> None:
 
 
 def _planted(folder: str) -> str | None:
-    """Return what in a folder Python could import instead of the runtime's modules; None if there is nothing."""
+    """Return the name of a file in a folder that Python would import instead of a module of the runtime; None if there
+    is none."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:  # it may not be listed; it is out of the path all the same

@@ -1,4 +1,5 @@
-"""The option ``--input NAME=FILE.npy`` of `run`: the caller's inputs, checked before an artifact is opened."""
+"""The option ``--input NAME=FILE.npy`` of `run`: arrays for the model's inputs, checked before an artifact is
+opened."""
 
 from __future__ import annotations
 
@@ -27,16 +28,16 @@ _OPTIONS = {MASKS: "--mask FILE once for each speaker", PORTRAIT: "--image FILE"
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The inputs that ``--input`` gives, by name.
+    """The model inputs that ``--input`` passes, by name.
 
     Parameters
     ----------
     steady : mapping of str to numpy.ndarray
-        Inputs per session or prompt, [rows, *shape].
+        Inputs that are set once for a session or prompt, [rows, *shape].
     changing : mapping of str to sequence of numpy.ndarray
-        Inputs per chunk or pass, [rows, *shape] for each chunk of the run.
+        Inputs that change with each chunk or pass, [rows, *shape] for each chunk of the run.
     voices : numpy.ndarray or None
-        Samples of ``--audio``, float32 [speakers, N]. Such a run uses no input of the golden.
+        Voices of ``--audio``, float32 [speakers, N]. A run with voices uses none of the recorded inputs.
     """
 
     steady: Mapping[str, NDArray[Any]]
@@ -44,7 +45,7 @@ class RunInputs:
     voices: NDArray[np.float32] | None = None
 
     def of_chunk(self, number: int) -> dict[str, NDArray[Any]]:
-        """Return the inputs of chunk ``number`` by name."""
+        """Return the model inputs of chunk ``number`` by name."""
         return {name: arrays[number] for name, arrays in self.changing.items()}
 
 
@@ -54,7 +55,7 @@ def read_inputs(arguments: Sequence[str] | None) -> dict[str, NDArray[Any]]:
     Raises
     ------
     UsageError
-        If an argument has another form, an input is given twice, or a file cannot be read.
+        If an argument is not NAME=FILE.npy, an input is passed twice, or a file cannot be read.
     """
     arrays: dict[str, NDArray[Any]] = {}
     for argument in arguments or ():
@@ -73,14 +74,15 @@ def fit_inputs(
     manifest: VideoManifest,
     voices: NDArray[np.float32] | None = None,
 ) -> RunInputs:
-    """Check the arrays against the manifest. An input without an array gets the golden's values, and stderr says
-    so. In a run with ``voices`` the golden's values are not used, since they are noise.
+    """Check the arrays of inputs against the manifest. An input without an array gets the recorded values of the
+    golden, and a line on stderr says so. In a run with ``voices`` the recorded values are not used, since they are
+    noise.
 
     Raises
     ------
     UsageError
-        If the artifact has no input of a name, an array does not fit, or a required input has neither an array nor a
-        golden's value.
+        If the artifact has no input with this name, an array has a wrong shape, dtype or value, or a required input has
+        neither an array nor a recorded value.
     """
     specs = {spec.name: spec for spec in manifest.caller_inputs}
     for name in arrays:
@@ -116,7 +118,8 @@ def fit_inputs(
 
 
 def _of_chunks(spec: InputSpec, array: NDArray[Any], rows: int, chunks: int) -> list[NDArray[Any]]:
-    """Return [rows, *shape] for each chunk, from one chunk's array or from one with an axis of chunks in front."""
+    """Return an array [rows, *shape] for each chunk, from an array for one chunk or from an array with an axis of
+    chunks in front."""
     if array.shape == spec.shape:
         return [as_rows(spec, array, rows, bits=False)] * chunks
     if array.shape[1:] not in (spec.shape, (rows, *spec.shape)) or len(array) < chunks:

@@ -1,4 +1,4 @@
-"""Output of a command: its report on stdout, as lines or as one JSON object; everything else on stderr."""
+"""Output of a command: its report on stdout, as lines of text or as one JSON object; everything else on stderr."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from seko_runtime.errors import DiskError, SekoRuntimeError
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a command.
+    """The result of a command, as text and as JSON.
 
     Parameters
     ----------
     result : dict
-        The result as a dict, printed with ``--json``.
+        The result as a dict, which is printed with ``--json``.
     lines : tuple of str
-        The result as text, printed without ``--json``.
+        The result as lines of text, which are printed without ``--json``.
     error : SekoRuntimeError, optional
         The error with which the command ends although it ran to its end, such as a failed verification.
     aside : bool
-        Whether stdout carries the video, so that the lines go to stderr.
+        Whether stdout carries the video, so that the lines of text go to stderr.
     """
 
     result: dict[str, object]
@@ -36,7 +36,7 @@ class Report:
 
 
 def note(sentence: str, end: str = "\n") -> None:
-    """Print to stderr; errors are ignored if it is closed or full."""
+    """Print to stderr; errors are ignored if stderr is closed or full."""
     if sys.stderr is not None:  # print() would take stdout in its place
         with contextlib.suppress(OSError):
             print(sentence, end=end, file=sys.stderr, flush=True)
@@ -48,9 +48,9 @@ def show(report: Report, *, as_json: bool) -> None:
     Raises
     ------
     DiskError
-        If stdout cannot be written.
+        If stdout cannot be written, for example because a disk is full.
     BrokenPipeError
-        If the reader has closed the pipe.
+        If the reader of stdout has closed the pipe.
     """
     if as_json:
         print_lines([json.dumps(report.result, sort_keys=True)])
@@ -68,9 +68,11 @@ def show_failure(result: dict[str, object], message: str, code: int) -> None:
 
 @contextlib.contextmanager
 def stdout_for_video() -> Iterator[int]:
-    """Give a descriptor of stdout for the video alone; other output to stdout goes to stderr meanwhile.
+    """Context manager that makes a descriptor of stdout for the video alone; other output to stdout goes to stderr
+    meanwhile.
 
-    This includes output of native libraries, so the descriptor itself is replaced. It is closed at the end.
+    Native libraries may also print to stdout, so the descriptor of stdout itself is replaced. The new descriptor is
+    closed at the end.
     """
     print_lines([])  # what was printed so far
     video, stderr = os.dup(1), sys.stderr
@@ -84,7 +86,7 @@ def stdout_for_video() -> Iterator[int]:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines on stdout and flush it; raises as `show` does."""
+    """Print lines on stdout and flush it; raises the errors of `show`."""
     stdout = sys.stdout
     if stdout is None:  # closed by whoever started this
         return
@@ -101,7 +103,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def _drop(stdout: TextIO) -> None:
-    """Discard what Python still buffers for stdout, which would fail again when the process ends."""
+    """Discard the data that Python still buffers for stdout, which could not be written when the process ends."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:

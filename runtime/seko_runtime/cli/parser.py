@@ -1,4 +1,4 @@
-"""The command line of `seko-run`: commands and options. `commands` implements them."""
+"""The command line of `seko-run`: commands and options. The module `commands` implements them."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ SPEECH_OPTIONS = (ARTIFACT, BOTH, SPEECH, OUTPUT)
 
 @dataclass(frozen=True)
 class Option:
-    """An option or argument of some commands.
+    """An option or argument that some commands of `seko-run` have.
 
     Parameters
     ----------
     group : str
-        The heading above the option in the help: one of `GROUPS`.
+        The heading above the option in the help, one of `GROUPS`.
     commands : tuple of str
         The commands that have the option.
     names : tuple of str
-        Spellings of the option.
+        The ways to spell the option.
     settings : dict
-        Further arguments of `add_argument`.
+        Further arguments of argparse's `add_argument`.
     """
 
     group: str
@@ -285,7 +285,7 @@ class Parser(argparse.ArgumentParser):
     """An argparse parser that raises the runtime's errors."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UsageError instead of ending the process."""
+        """Raise a UsageError, where argparse would end the process."""
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
     def _print_message(self, message: str, file: object = None) -> None:  # noqa: ARG002  argparse gives it
@@ -301,7 +301,7 @@ def parse(arguments: Sequence[str], functions: Mapping[str, Callable[..., Any]])
     arguments : sequence of str
         Command line without the program name.
     functions : dict of str to callable
-        Functions of the commands, one for each of `SUMMARIES`.
+        Functions of the commands, by name: one for each of `SUMMARIES`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Progress of a run: a line that is overwritten on a terminal, otherwise a line every eight seconds."""
+"""Progress display of a run: a line that is overwritten on a terminal, otherwise a line every eight seconds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ EVERY_S = 8.0  # a process starts in up to two seconds, so whoever waits sees a 
 
 
 class Progress:
-    """Shows a run's progress on stderr, for the duration of its ``with`` block.
+    """Shows the progress of a run on stderr, for the duration of its ``with`` block.
 
     Parameters
     ----------
     doing : str
-        Text until the first frame.
+        Text that is shown until the first frame.
     fps : int
         Video frames per second of playback.
     chunks : int
@@ -37,7 +37,7 @@ class Progress:
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
     def opened(self) -> None:
-        """Start the clock for frames per second."""
+        """Start the clock from which frames per second are computed."""
         self._first = time.monotonic()
 
     def show(self, frames: int, chunks: int) -> None:

@@ -1,4 +1,4 @@
-"""The command `run`: makes chunks of one session and writes them as they come."""
+"""The command `run`: makes the chunks of one session and writes each chunk when it is finished."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from seko_runtime.video.together import TOGETHER, RowChunks, Together
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Make chunks, write them, and return the report.
+    """Make the chunks of a run, write them, and return the report.
 
     Raises
     ------
     SekoRuntimeError
-        If the run fails; a subclass names the cause. A failed run leaves no new file.
+        If the run fails; the subclass tells the cause. A failed run leaves no new file.
     KeyboardInterrupt
         If a signal ends the run; finished chunks are kept, see `ChunkWriter`.
     """
@@ -134,7 +134,7 @@ def _run(
 
 @dataclass
 class _Job:
-    """Writes the chunks of some sessions side by side, and records when each came."""
+    """Writes the chunks of some sessions side by side, and records the time of each chunk."""
 
     artifact: VideoArtifact
     sessions: Together
@@ -221,7 +221,7 @@ class _Job:
 
 
 def _mixed(voices: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return all voices as one sound, [N]; quieter where they are too loud together."""
+    """Return all voices mixed to one sound, [N]; the sound is made quieter where the voices together are too loud."""
     sound: NDArray[np.float32] = voices.sum(0)
     return sound / max(1.0, float(np.abs(sound).max()))
 
@@ -235,7 +235,8 @@ def _sessions(
     conditioning: Conditioning,
     inputs: RunInputs,
 ) -> Iterator[Together]:
-    """Open a session for each seed, with what is given, else with what the golden was recorded with."""
+    """Open a session for each seed, with the caller's conditions; the recorded ones of the golden stand in for missing
+    conditions."""
     with ExitStack() as opened:
         sessions = []
         for row, seed in enumerate(seeds):
@@ -268,7 +269,7 @@ def _golden_chunks(artifact: VideoArtifact) -> tuple[int, ...]:
 
 
 def _not_compared(options: argparse.Namespace, artifact: VideoArtifact, seeds: Sequence[int]) -> str:
-    """Say why this run's chunks differ from the recorded ones; empty if they are the same."""
+    """Return the reason for which this run's chunks differ from the recorded chunks; empty if they are the same."""
     golden = artifact.manifest.workload.golden
     if golden is None:
         return "the artifact has no recorded chunks"

@@ -22,12 +22,12 @@ from seko_runtime.speech.session import SpeechSession
 
 
 def run(options: argparse.Namespace, manifest: SpeechManifest) -> Report:
-    """Speak, write the sound, and return the report.
+    """Speak the text, write the sound, and return the report.
 
     Raises
     ------
     SekoRuntimeError
-        If the run fails; a subclass names the cause. A failed run leaves no new file.
+        If the run fails; the subclass tells the cause. A failed run leaves no new file.
     KeyboardInterrupt
         If a signal ends the run; the sound so far is kept, see `SoundWriter`.
     """
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, manifest: SpeechManifest) -> Report:
 
 
 def _lines_of(path: Path) -> Iterator[str]:
-    """Yield the lines of a file that are not empty, each as it is read; ``-`` is stdin."""
+    """Yield the lines of a file that are not empty, each as soon as it is read; ``-`` is stdin."""
     try:
         with sys.stdin if path == STDOUT else path.open(encoding="utf-8") as file:
             for line in file:

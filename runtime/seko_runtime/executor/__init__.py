@@ -1,1 +1,1 @@
-"""Programs of engine calls, checked against their signatures and bound to tensors."""
+"""The executor: lists of engine calls (programs), checked against the engines' signatures and bound to tensors."""

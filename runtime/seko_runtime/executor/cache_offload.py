@@ -1,5 +1,5 @@
-"""Cache offload: layers of a KV cache in host memory, each of which is copied to the device while the layer before it
-runs.
+"""Cache offload: the layers of a KV cache are kept in host memory, and each is copied to the device while the layer
+before it runs.
 
 If the manifest has no offloaded buffers, all methods do nothing.
 """
@@ -23,29 +23,33 @@ Copies = Sequence[tuple[Tensor, Tensor]]  # target, source
 
 @dataclass(frozen=True)
 class BoundVisit:
-    """The copies around one engine call."""
+    """The copies between host and device that are queued before and after one engine call."""
 
     fetches: Copies  # copies to the device that run during this call, for the next one
     stores: Copies  # copies to the host that run after this call
 
 
 class CacheOffload:
-    """The offloaded buffers of one session: layers on the host ("homes"), a few places on the device ("seats").
+    """The offloaded buffers of one pool: layers in host memory (each in its "home"), and a few places for layers on the
+    device ("seats").
 
-    A resident layer has a seat of its own and no home. Each other layer has its valid content in its home, and a seat
-    holds it for one call. Between two runs of a `unit`, the seats of the unit's first call hold its layers. Copies
-    have a queue of their own: a copy runs after all calls that were queued before it, and a call runs after the
-    copies that were queued before the previous call. As a result no seat is overwritten while it is read or before it
-    is stored, and no call waits for the layer that is fetched during it.
+    A resident layer has a seat of its own on the device and no home. The valid content of each other layer is in its
+    home, and a seat holds the layer for one call. Between two runs of a `unit` (programs that run one after another),
+    the seats of the unit's first call hold its layers. Copies have a queue of their own: a copy runs after all calls
+    that were queued before it, and a call runs after the copies that were queued before the previous call. As a result
+    no seat is overwritten while it is read or before it is stored, and no call waits for the layer that is fetched
+    during it.
 
     Parameters
     ----------
     manifest, programs, units
-        The manifest, its programs and the contract's units; see `layer_visits`.
+        The artifact's manifest, its resolved programs and the contract's groups of programs that run one after another;
+        see `layer_visits`.
     buffers : mapping of str to tensor
-        The session's buffers by name. The tensor of an offloaded buffer has its seats, filled with zeros.
+        The pool's tensors by the names of their buffers. The tensor of an offloaded buffer has only the seats, filled
+        with zeros.
     memory : Memory
-        The session's memory.
+        The memory of the pool's tensors.
     """
 
     def __init__(
@@ -70,21 +74,23 @@ class CacheOffload:
         self._unstored: Copies = ()
 
     def index(self, ref: Ref) -> tuple[int, ...]:
-        """Return the index of a reference into its tensor on the device: the seat of an offloaded layer."""
+        """Return the index of a reference into its tensor on the device: for an offloaded layer the index of its
+        seat."""
         spec = self._specs.get(ref.name) if ref.kind == "buffer" else None
         if spec is None:
             return ref.index
         return (device_seat(layer_number(ref.index, spec), spec), *ref.index[spec.row_axis :])
 
     def visits(self, program: str, number: int) -> dict[int, BoundVisit]:
-        """Return the visits of one run of a program, by call number."""
+        """Return the calls of one run of a program that use offloaded layers, by call number."""
         return {
             at: BoundVisit(self._fetched(visit.fetches), [(b, a) for a, b in self._fetched(visit.stores)])
             for at, visit in self._visits.get((program, number), {}).items()
         }
 
     def before(self, visit: BoundVisit) -> None:
-        """Queue the copies around a call: wait for the call's layers, and start to copy those of the next call."""
+        """Queue the copies around an engine call: wait for the call's layers, and start to copy the layers of the next
+        call."""
         self._copies.join()
         with self._copies.forked():
             self._copy(self._unstored)
@@ -93,8 +99,8 @@ class CacheOffload:
 
     @contextmanager
     def unit(self) -> Iterator[None]:
-        """Context in which the programs of a unit, or some of them, run. It can be captured after `arm` was
-        called."""
+        """Context manager in which the programs of a unit, or some of them, run. The unit can be captured as a CUDA
+        graph after `arm` was called."""
         if not self._specs:
             yield
             return
@@ -108,13 +114,13 @@ class CacheOffload:
             self._copies.join()
 
     def arm(self) -> None:
-        """Queue copies of the first call's layers to the seats, if a failed unit left other layers there."""
+        """Queue copies of the layers of a unit's first call to their seats, if a failed run left other layers there."""
         if self._specs and not self._armed:
             self._copy(self._first)
             self._armed = True
 
     def clear(self, buffer: str, row: int | None = None) -> None:
-        """Queue zeros into an offloaded buffer, or into one row's part of it."""
+        """Queue zeros into an offloaded buffer, or into the part of it that belongs to one row of the pool."""
 
         def part(layer: Tensor) -> Tensor:
             return layer if row is None else self._memory.row(layer, 0, row, self._batch)
@@ -136,7 +142,7 @@ class CacheOffload:
         return layers.reshape(*spec.shape[: spec.row_axis], *layers.shape[1:])
 
     def drop(self) -> None:
-        """Release all tensors."""
+        """Release all tensors of the offloaded cache."""
         self.homes.clear()
         self._seats.clear()
         self._first = self._unstored = ()
@@ -145,7 +151,7 @@ class CacheOffload:
         return self._memory.index(self.homes[buffer], (layer - self._specs[buffer].resident_layers,))
 
     def _fetched(self, layers: Sequence[Layer]) -> Copies:
-        """Return the copies of layers from their homes to their seats."""
+        """Return the queued copies of layers from their homes in host memory to their seats on the device."""
         return [
             (
                 self._memory.index(self._seats[name], (device_seat(layer, self._specs[name]),)),

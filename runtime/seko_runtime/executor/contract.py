@@ -1,5 +1,5 @@
-"""The contract of a workload with the executor: the workload's programs, how each runs, and the buffers it may
-write."""
+"""The contract between a workload and the executor: the workload's programs, how each of them runs, and the buffers
+that it may write."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ RANK = "rank"  # host buffer [1] with the rank of this process, if several run e
 
 @dataclass(frozen=True)
 class ProgramRule:
-    """The rule by which one program runs.
+    """The rule by which one program of a workload runs.
 
     Parameters
     ----------
     reads, writes : frozenset of str
-        Roles of the buffers that the program may read, and of those that it may write.
+        Roles of the buffers that the program may read, and roles of the buffers that it may write.
     counts : str
-        Mark in the program's references that a run's number replaces: ``pass`` or ``row``; empty if the program has a
-        single run without a number.
+        The mark in the program's references that stands for the number of a run: ``pass`` or ``row``; empty if the
+        program has a single run without a number.
     numbers : range
-        The numbers of the program's runs, one for each run.
+        The numbers of the program's runs, such as the numbers of its passes.
     bucket : int
         Number of leading entries that the mark ``[bucket]`` selects; 0 if references may not have that mark.
     by_row : bool
         Whether the program may use a buffer only by row, because its runs for single rows are queued at the same time
         as other work.
     required : bool
-        Whether an artifact without this program is refused.
+        Whether an artifact must have this program.
     """
 
     reads: frozenset[str]
@@ -45,24 +45,24 @@ class ProgramRule:
 
 @dataclass(frozen=True)
 class Contract:
-    """The programs of a workload, as one manifest has them.
+    """The programs that a workload's artifact has and may have, and the buffers that they may use.
 
     Parameters
     ----------
     programs : mapping of str to ProgramRule
-        Every program that the workload knows, by name.
+        Every program that the workload knows, by name, with its rule.
     together : tuple of tuple of str
         Groups of programs: an artifact has all programs of a group or none.
     units : tuple of tuple of str
         For each kind of call, the programs that run one after another in it. Only these programs may use an offloaded
         cache, layer after layer.
     fed : frozenset of str
-        Buffers that only the host may write, although programs may write other buffers of the same role.
+        Names of buffers that only the host may write, although programs may write other buffers of the same role.
     anywhere : frozenset of str
-        Buffers that every program may read, whatever its rule says of roles.
+        Names of buffers that every program may read, whatever its rule says of roles.
     check_buffers : callable
-        Takes the buffers by name; raises a ManifestError if a buffer that the host writes, reads or splits into rows
-        has a shape, dtype or role that the workload's code does not expect.
+        Function that takes the buffers by name, and raises a ManifestError if a buffer that the host writes, reads or
+        splits into rows has a shape, dtype or role that the workload's code does not expect.
     """
 
     programs: Mapping[str, ProgramRule]

@@ -1,4 +1,4 @@
-"""The plan of copies for an offloaded cache: which call of a unit needs which layers. Runs nothing."""
+"""The plan of copies for an offloaded KV cache: which engine call needs which layers. This module runs nothing."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Run = tuple[str, int]  # name of a program, and the number of its run
 
 @dataclass(frozen=True)
 class Visit:
-    """A call that uses layers of offloaded buffers.
+    """An engine call that uses layers of offloaded KV cache buffers.
 
     Parameters
     ----------
     takes : tuple of Layer
-        Layers that the call uses, which are in seats on the device while it runs.
+        The layers that the call uses. They are on the device while it runs.
     fetches : tuple of Layer
-        Layers that the next such call uses; after the unit's last call comes its first one again.
+        The layers that the next such call uses; after the unit's last call comes its first call again.
     stores : tuple of Layer
-        Layers that this call writes and no later call of the unit does. Earlier writes need no copy, because a later
-        call writes the same entries before it reads them.
+        The layers that this call writes and no later call of the unit writes. Earlier writes need no copy to the host,
+        because a later call writes the same entries before it reads them.
     """
 
     takes: tuple[Layer, ...]
@@ -35,8 +35,8 @@ class Visit:
 
 
 def layer_number(index: tuple[int, ...], buffer: Buffer) -> int:
-    """Return the number of a layer, counted over all axes in front of the row axis; further entries of ``index`` are
-    ignored."""
+    """Return the number of a cached layer, counted over all axes in front of the row axis; further entries of ``index``
+    are ignored."""
     number = 0
     for size, position in zip(buffer.shape[: buffer.row_axis], index, strict=False):
         number = number * size + position
@@ -44,8 +44,8 @@ def layer_number(index: tuple[int, ...], buffer: Buffer) -> int:
 
 
 def device_seat(layer: int, buffer: Buffer) -> int:
-    """Return the seat of a layer. A resident layer has a seat of its own; offloaded layers take the remaining seats
-    in turn, except that the first and the last offloaded layer never share a seat.
+    """Return the seat (place on the device) of a layer. A resident layer has a seat of its own; offloaded layers take
+    the remaining seats in turn, except that the first and the last offloaded layer never share a seat.
     """
     first = buffer.resident_layers
     if layer < first:
@@ -57,21 +57,21 @@ def device_seat(layer: int, buffer: Buffer) -> int:
 def layer_visits(
     manifest: Manifest, programs: Programs, units: Sequence[Sequence[str]]
 ) -> dict[Run, dict[int, Visit]]:
-    """Return the visits of each run of the units' programs, by call number.
+    """Return the calls of each run of the units' programs that use offloaded layers, by call number.
 
     Parameters
     ----------
     manifest : Manifest
-        The manifest, whose buffers name their offloaded layers.
+        The artifact's manifest, whose buffers name their offloaded layers.
     programs : Programs
-        The programs that `resolve_programs` returned.
+        The resolved programs that `resolve_programs` returned.
     units : sequence of sequence of str
-        `Contract.units`.
+        Programs that run one after another in one kind of call: `Contract.units`.
 
     Raises
     ------
     ManifestError
-        If a buffer cannot be offloaded, or the calls do not use its layers one after another.
+        If a buffer cannot be offloaded, or the calls do not use the buffer's layers one after another.
     """
     offloaded = {buffer.name: buffer for buffer in manifest.buffers if buffer.device_layers}
     for buffer in offloaded.values():
@@ -111,7 +111,7 @@ def layer_visits(
 
 
 def first_visits(visits: Mapping[Run, Mapping[int, Visit]]) -> dict[str, Visit]:
-    """Return the first visit of each program, over all of its runs."""
+    """Return the first call of each program that uses offloaded layers, over all runs of the program."""
     begins: dict[str, Visit] = {}
     for (program, _), of_run in sorted(visits.items()):
         begins.setdefault(program, of_run[min(of_run)])
@@ -121,7 +121,7 @@ def first_visits(visits: Mapping[Run, Mapping[int, Visit]]) -> dict[str, Visit]:
 def _layers_of(
     call: ResolvedCall, offloaded: Mapping[str, Buffer], positions: Sequence[int]
 ) -> Iterator[Layer]:
-    """Return the offloaded layers among a call's inputs at ``positions`` and its outputs, each once."""
+    """Return the offloaded layers among a call's inputs at ``positions`` and the call's outputs, each layer once."""
     refs = [
         ref for ref in (*(call.inputs[n] for n in positions), *call.outputs) if _is_offloaded(ref, offloaded)
     ]
@@ -162,8 +162,8 @@ def _check_buffer(manifest: Manifest, buffer: Buffer) -> None:
 def _check_seats(
     offloaded: Mapping[str, Buffer], takes: Sequence[Layer], fetches: Sequence[Layer], run: Run
 ) -> None:
-    """Check that the layers of a call and of the next call have different seats, because the next call's layers are
-    copied during the call.
+    """Check that the layers of an engine call and of the next call have different seats on the device, because the next
+    call's layers are copied during the call.
     """
     taken_seats = {(name, device_seat(layer, offloaded[name])) for name, layer in takes}
     fetched_seats = {(name, device_seat(layer, offloaded[name])) for name, layer in fetches}

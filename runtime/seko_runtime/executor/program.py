@@ -14,16 +14,16 @@ from seko_runtime.host.faults import engine_fault
 
 
 class BoundProgram:
-    """One run of a program (for example one pass), bound to its tensors.
+    """One run of a program (for example one pass), whose engine calls are bound to their tensors.
 
     Parameters
     ----------
     calls : Sequence[ResolvedCall]
-        The run's calls, from `programs_check.resolve_programs`.
+        The engine calls of the run, from `programs_check.resolve_programs`.
     tensors : BoundTensors
-        Resolves references to tensors.
+        The object that finds the tensor of each reference.
     visits : mapping of int to BoundVisit
-        The copies that `CacheOffload` makes around calls, by call number.
+        The copies between host and device that `CacheOffload` makes around calls, by call number.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class BoundProgram:
         self._checked = False
 
     def run(self) -> None:
-        """Run all calls in order.
+        """Run all engine calls of the program in order.
 
         Raises
         ------
         ArtifactError
-            Only in the first run: if the number, a shape or a dtype of an engine's results differs from the manifest.
+            Only in the first run: if the number, a shape or a dtype of an engine's results differs from the manifest's.
         EngineRunError
-            If an engine fails.
+            If an engine fails while it runs.
         """
         cells, memory = self._cells, self._memory
         memory.program_begins()
@@ -75,7 +75,7 @@ class BoundProgram:
 
 @dataclass(frozen=True)
 class BoundTensors:
-    """Engines, weights and buffers by name. Views are made once and shared."""
+    """The engines, weights and buffers of a pool by name. Views of a tensor are made once and shared."""
 
     engines: Mapping[str, Engine]
     specs: Mapping[str, EngineSpec]

@@ -1,4 +1,5 @@
-"""Checks of programs: references exist, match the engine's signature, and may be written. Runs nothing."""
+"""Checks of programs: each reference names an existing tensor, matches the engine's signature, and may be written. This
+module runs nothing."""
 
 from __future__ import annotations
 
@@ -26,22 +27,22 @@ _Meaning = tuple[Ref, _Form | None]
 
 
 def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
-    """Resolve all programs: fill in pass, row and bucket of every run, and check each call against its engine's
-    signature.
+    """Resolve all programs: insert the pass, row and bucket of every run, and check each call against the signature of
+    its engine.
 
-    AOTInductor accepts wrong shapes silently, so this function must find them.
+    AOTInductor engines accept tensors of wrong shapes without an error, so this function must find them.
 
     Parameters
     ----------
     manifest : Manifest
         The artifact's manifest, whose `files` are not used.
     contract : Contract
-        The workload's contract, for this manifest.
+        The workload's contract for this manifest: the programs and buffers that are allowed.
 
     Returns
     -------
     Mapping[str, tuple[tuple[ResolvedCall, ...], ...]]
-        For each program, the sequence of calls of each of its runs.
+        For each program, a sequence of engine calls for each of its runs.
 
     Raises
     ------
@@ -49,7 +50,7 @@ def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
         If a program or table names something that does not exist or exists twice, or a program writes a buffer that
         it must not write.
     ArtifactError
-        If a shape or dtype differs from the engine's.
+        If the shape or dtype of a tensor differs from the engine's signature.
     """
     tables = _Tables(manifest)
     _check_program_names(manifest, contract)
@@ -66,8 +67,8 @@ def resolve_programs(manifest: Manifest, contract: Contract) -> Programs:
 
 
 def _check_size(manifest: Manifest, contract: Contract) -> None:
-    """Limit the number of references in all runs, before any is resolved. A call without references counts as one
-    reference."""
+    """Limit the number of references in all runs, before any reference is resolved. A call without references counts as
+    one reference."""
     count = sum(
         len(contract.programs[program].numbers)
         * sum(max(1, len(call.inputs) + len(call.outputs)) for call in calls)
@@ -90,7 +91,7 @@ class _Run(NamedTuple):
 
 
 class _Tables:
-    """The manifest's tables by name, and the references that were resolved."""
+    """The manifest's tables by name, and the references that were resolved so far."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.buffers = _by_name(manifest.buffers, "buffers")
@@ -151,7 +152,7 @@ class _Tables:
         return ResolvedCall(engine.name, tuple(inputs), tuple(outputs))
 
     def _meaning(self, run: _Run, text: str, where: str) -> _Meaning:
-        """Resolve a reference in a run. A reference that is equal in all runs is resolved once."""
+        """Resolve a reference in a run. A reference that has the same meaning in all runs is resolved once."""
         marked = any(mark in text for mark in _MARKS)
         key = (text, run.rule.counts, run.number, run.rule.bucket) if marked else text
         if key not in self._meanings:
@@ -209,7 +210,7 @@ class _Tables:
             raise ManifestError(f"{where}: writes buffer {ref.name}, which the host fills")
 
     def _check_role(self, run: _Run, ref: Ref, where: str) -> None:
-        """Check that programs, or runs of one program, that run at the same time share no buffer."""
+        """Check that programs, or runs of one program, share no buffer if they run at the same time."""
         if ref.name in run.contract.anywhere:
             return
         role, rule = self.buffers[ref.name].role, run.rule
@@ -225,7 +226,7 @@ class _Tables:
 
 
 def _form(spec: TensorSpec | None, ref: Ref, where: str) -> _Form:
-    """Return shape and dtype of the part of a tensor that a reference selects."""
+    """Return the shape and dtype of the part of a tensor that a reference selects."""
     if spec is None:
         raise ManifestError(f"{where}: {ref.kind} {ref.name!r} does not exist there")
     shape = spec.shape

@@ -1,4 +1,4 @@
-"""Programs with passes, rows and buckets filled in: which tensors each engine call takes and returns."""
+"""Resolved programs: which tensors each engine call takes and returns, with its pass, row and bucket inserted."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A reference to a tensor of a call: a weight, buffer or value, indexed along its leading axes.
+    """A reference to a tensor of an engine call: a weight, buffer or value, indexed along its leading axes.
 
     Parameters
     ----------
     kind, name, index
-        The tensor, and an index for each of its leading axes.
+        The kind and name of the tensor, and an index for each of its leading axes.
     by_pass, by_row : bool
-        Whether the reference is a table's entry for the pass; whether the reference is a row of a buffer. The cache of
-        a pass does not count as such an entry, because an engine that writes it needs its address as a constant.
+        ``by_pass``: whether the reference is a table's entry for the pass. ``by_row``: whether the reference is a row
+        of a buffer. The KV cache of a pass does not count as an entry for the pass, because an engine that writes it
+        needs its address as a constant.
     leading : int
         If not 0, the reference takes only this many leading entries of the next axis: the part of the largest
         bucket's buffer that a smaller bucket uses.
@@ -32,7 +33,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedCall:
-    """A call with its pass, row and bucket filled in."""
+    """An engine call with its pass, row and bucket inserted."""
 
     engine: str
     inputs: tuple[Ref, ...]

@@ -1,1 +1,1 @@
-"""Artifacts on disk: manifest, files and their hashes, tar, signature."""
+"""The files of an artifact on disk: manifest, other files and their hashes, tar, signature."""

@@ -1,5 +1,5 @@
-"""The files of an artifact's folder: checks which files there are, and returns bytes that were hashed. Loads no
-code."""
+"""The files of an artifact's folder: checks which files are there, and returns bytes whose hash was checked. This
+module loads no code."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ FILE_FLAGS = OPEN_FLAGS | os.O_NONBLOCK  # with O_NONBLOCK, opening a pipe in pl
 
 
 class ArtifactFiles:
-    """An open artifact folder. Every file is opened once, relative to the folder, without following links.
+    """The files of an opened artifact folder. Every file is opened once, relative to the folder, without following
+    links.
 
     Parameters
     ----------
     root : Path
-        The artifact's folder; the folder itself may be a link.
+        Folder of the artifact; the folder itself may be a link.
 
     Raises
     ------
     ArtifactError
-        If ``root`` is no folder.
+        If ``root`` is not a folder.
     """
 
     def __init__(self, root: Path) -> None:
@@ -65,8 +66,8 @@ class ArtifactFiles:
         ManifestError
             If `manifest.json` is missing or too large.
         ArtifactError
-            If `manifest.json` is no regular file; if the folder contains a file that Python would import, listed or
-            not.
+            If `manifest.json` is not a regular file; if the folder contains a file that Python would import, whether or
+            not the manifest lists it.
         """
         with os.scandir(self._root_fd) as entries:
             for entry in entries:
@@ -79,22 +80,22 @@ class ArtifactFiles:
         return document
 
     def read_signature(self) -> bytes | None:
-        """Return the bytes of `manifest.sig`, None if it is not there.
+        """Return the bytes of `manifest.sig`; None if the file does not exist.
 
         Raises
         ------
         ArtifactError
-            If `manifest.sig` is no regular file.
+            If `manifest.sig` is not a regular file.
         """
         return self._read_small(SIGNATURE_FILE, MAX_SIGNATURE_BYTES)
 
     def open_all(self, files: Mapping[str, FileEntry]) -> None:
-        """Open every file of the table, and check that the folder contains no others.
+        """Open every file that the manifest's table lists, and check that the folder contains no others.
 
         Raises
         ------
         ArtifactError
-            If the folder contains something that should not be there; if a listed file is missing or has another size.
+            If the folder contains a file that is not listed; if a listed file is missing or has another size.
         """
         folders = {
             "/".join(parts[:depth])
@@ -115,26 +116,26 @@ class ArtifactFiles:
                 )
 
     def verified(self, files: Mapping[str, FileEntry], held: frozenset[str]) -> dict[str, memoryview]:
-        """Hash every file; return the bytes that were hashed, or a map of the file.
+        """Hash every file; return its bytes that were hashed, or a memory map of the file.
 
         Parameters
         ----------
         files : Mapping[str, FileEntry]
-            The table of files that `open_all` opened.
+            The manifest's table of files, which `open_all` opened.
         held : frozenset[str]
-            Files to read once into private memory and hash there, so that later changes of the file have no effect.
-            All other files, plain data of any size, are hashed in pieces and then mapped.
+            Names of files to read once into private memory and hash there, so that later changes of the file have no
+            effect. All other files, plain data of any size, are hashed in pieces and then mapped.
 
         Returns
         -------
         dict[str, memoryview]
-            Bytes by path. Maps are private: writing to them does not change the file. Reading a map of a file that
-            was truncated meanwhile ends the process with SIGBUS.
+            Contents of the files by path. Maps are private: writing to them does not change the file. Reading a map of
+            a file that was truncated meanwhile ends the process with SIGBUS.
 
         Raises
         ------
         ArtifactError
-            If a file's size changed since it was opened; if a file's SHA-256 is not the manifest's.
+            If a file's size changed since it was opened; if a file's SHA-256 differs from the manifest's.
         """
 
         def verify(path: str) -> memoryview:
@@ -241,14 +242,14 @@ def _map_privately(descriptor: int, size: int, path: str) -> memoryview:
 
 
 def _memory(size: int) -> memoryview:
-    """Return writable memory aligned to pages, as a map's is."""
+    """Return writable memory that is aligned to pages, as the memory of a map is."""
     if size == 0:
         return memoryview(b"")
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def _pieces(descriptor: int, size: int, path: str, content: memoryview | None) -> Iterator[memoryview]:
-    """Read a file once from front to back, into ``content`` if given; yield each piece as it is read."""
+    """Read a file once from front to back, into ``content`` if it is passed; yield each piece when it is read."""
     room = memoryview(bytearray(min(size, READ_BYTES) if content is None else 0))
     offset = 0
     while offset < size:

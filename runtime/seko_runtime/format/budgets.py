@@ -1,6 +1,6 @@
 """Upper limits of a manifest's sizes, so that a small document cannot exhaust the machine that reads it.
 
-The comment at each limit is the number that the largest known artifact needs: Wan 14B with VAE and text encoder, 40
+The comment at each limit has the number that the largest known artifact needs: Wan 14B with VAE and text encoder, 40
 layers, 5 passes, calls of 1, 2, 4 and 8 rows in a pool of 64, a cache for each pass, two layer groups.
 """
 
@@ -32,9 +32,9 @@ class Budget:
     Parameters
     ----------
     most : int
-        The limit.
+        Largest number of items.
     what : str
-        What is limited, for the message.
+        Name of the limited items, for the error message.
     """
 
     def __init__(self, most: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Typed reading of untrusted JSON; every fault raises a ManifestError. Knows no field by name."""
+"""Typed reading of untrusted JSON; every fault raises a ManifestError. This module knows no field by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Fields:
-    """One JSON object that is read field by field; messages name the place in the document.
+    """One JSON object that is read field by field; error messages name the object's place in the document.
 
     Parameters
     ----------
@@ -40,7 +40,8 @@ class Fields:
     Raises
     ------
     ManifestError
-        If ``value`` is no object. Each method raises it for a missing field or one of the wrong type.
+        If ``value`` is not an object. Each method also raises this error for a field that is missing or has the wrong
+        type.
     """
 
     def __init__(self, value: object, where: str) -> None:
@@ -53,34 +54,34 @@ class Fields:
         return key in self._table
 
     def names(self) -> list[str]:
-        """Return the keys as written."""
+        """Return the keys of the object as they are written."""
         return list(self._table)
 
     def value(self, key: str) -> object:
-        """Value of a required field, of any type."""
+        """Return the value of a required field, of any type."""
         if key not in self._table:
             raise ManifestError(f"{self.where} has no field {key!r}, which is required; rebuild the artifact")
         return self._table[key]
 
     def text(self, key: str) -> str:
-        """Value of a required string field."""
+        """Return the value of a required string field."""
         return as_text(self.value(key), f"{self.where}.{key}")
 
     def integer(self, key: str, minimum: int = 0, maximum: int = MAX_INTEGER) -> int:
-        """Value of a required integer field within bounds."""
+        """Return the value of a required integer field, which must be within bounds."""
         return as_integer(self.value(key), f"{self.where}.{key}", minimum, maximum)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Value of an optional true/false field."""
+        """Return the value of an optional true/false field."""
         return as_flag(self._table.get(key, default), f"{self.where}.{key}")
 
     def items(self, key: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
-        """Items of a required array, each read by ``read(item, where)``."""
+        """Return the items of a required array, each read by ``read(item, where)``."""
         return as_items(self.value(key), f"{self.where}.{key}", read)
 
     def entries(self, key: str, read: Callable[[object, str], T]) -> dict[str, T]:
-        """Entries of a required object, each value read by ``read(value, where)``, if their number is within the
-        budget.
+        """Return the entries of a required object, each value read by ``read(value, where)``, if their number is within
+        the budget.
         """
         return as_entries(self.value(key), f"{self.where}.{key}", read)
 
@@ -91,7 +92,7 @@ def parse_json(document: bytes, what: str, max_bytes: int = MAX_JSON_BYTES) -> o
     Raises
     ------
     ManifestError
-        If the document is invalid; the message has ``what`` and the reason.
+        If the document is invalid JSON; the message has ``what`` and the reason.
     """
     if len(document) > max_bytes:
         raise ManifestError(f"{what} has {len(document)} bytes, at most {max_bytes} are read")
@@ -139,7 +140,7 @@ def _finite(digits: str) -> float:
 
 
 def as_text(value: object, where: str) -> str:
-    """Read a string that can be printed and encoded."""
+    """Read a string from JSON that can be printed and encoded."""
     if not isinstance(value, str):
         raise ManifestError(f"{where} is {_kind(value)}, expected a string")
     if len(value) > MAX_TEXT_LETTERS:
@@ -150,14 +151,14 @@ def as_text(value: object, where: str) -> str:
 
 
 def as_flag(value: object, where: str) -> bool:
-    """Read true or false."""
+    """Read true or false from JSON."""
     if not isinstance(value, bool):
         raise ManifestError(f"{where} is {_kind(value)}, expected true or false")
     return value
 
 
 def as_name(value: object, where: str) -> str:
-    """Read an identifier."""
+    """Read an identifier from JSON."""
     text = as_text(value, where)
     if not NAME_PATTERN.fullmatch(text):
         raise ManifestError(f"{where} is {text[:80]!r}, expected a name of letters, digits, '_', '.' and '-'")
@@ -165,7 +166,7 @@ def as_name(value: object, where: str) -> str:
 
 
 def as_integer(value: object, where: str, minimum: int = 0, maximum: int = MAX_INTEGER) -> int:
-    """Read an integer within bounds; true and false are no integers."""
+    """Read an integer within bounds from JSON; true and false do not count as integers."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ManifestError(f"{where} is {_kind(value)}, expected an integer")
     if not minimum <= value <= maximum:
@@ -174,7 +175,7 @@ def as_integer(value: object, where: str, minimum: int = 0, maximum: int = MAX_I
 
 
 def as_number(value: object, where: str) -> float:
-    """Read a finite number."""
+    """Read a finite number from JSON."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ManifestError(f"{where} is {_kind(value)}, expected a number")
     if isinstance(value, int) and abs(value) > MAX_INTEGER:
@@ -187,7 +188,7 @@ def as_number(value: object, where: str) -> float:
 def as_items(
     value: object, where: str, read: Callable[[object, str], T], budget: Budget | None = None
 ) -> tuple[T, ...]:
-    """Read an array, if the number of its items is within the budget."""
+    """Read an array from JSON, if the number of its items is within the budget."""
     if not isinstance(value, list):
         raise ManifestError(f"{where} is {_kind(value)}, expected an array")
     if budget is not None:
@@ -198,7 +199,7 @@ def as_items(
 def as_entries(
     value: object, where: str, read: Callable[[object, str], T], budget: Budget | None = None
 ) -> dict[str, T]:
-    """Read an object with keys of any name, if their number is within the budget."""
+    """Read an object with keys of any name from JSON, if their number is within the budget."""
     table = Fields(value, where)
     names = table.names()
     if budget is not None:

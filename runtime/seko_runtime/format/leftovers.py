@@ -1,5 +1,5 @@
-"""Leftovers of killed processes: files and folders that are being written have random names and a lock, and those
-without a lock are removed.
+"""Removal of unfinished files and folders that killed processes left: such files have random names and a lock while
+they are written, and files without a lock are removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make_held_folder(place: Path, prefix: str, mode: int = 0o777) -> tuple[Path, int]:
-    """Make a folder with a random name in ``place``; return it and the descriptor that holds its lock until closed."""
+    """Make a folder with a random name in ``place``; return the folder and the descriptor that holds its lock until it
+    is closed."""
 
     def make(path: Path) -> int:
         path.mkdir(mode)
@@ -36,14 +37,15 @@ def make_held_folder(place: Path, prefix: str, mode: int = 0o777) -> tuple[Path,
 
 
 def make_held_file(place: Path, prefix: str, mode: int = 0o666) -> tuple[Path, int]:
-    """Make a file with a random name in ``place``; return it and its descriptor for writing, which holds its lock."""
+    """Make a file with a random name in ``place``; return the file and its descriptor for writing, which holds its
+    lock."""
     return _make_held(place, prefix, lambda path: os.open(path, _FILE, mode))
 
 
 def remove_leftovers(
     place: Path, stem: str, claim: Callable[[Path], Path | None] = lambda path: path
 ) -> None:
-    """Remove files that killed processes left, and report it on stderr. Files of living processes stay.
+    """Remove unfinished files that killed processes left, and report it on stderr. Files of living processes stay.
 
     Only the lock decides, because process numbers mean nothing in another container or on another machine. On a file
     system without locks leftovers stay. Empty leftovers are removed without a message: a living process may have made
@@ -52,12 +54,12 @@ def remove_leftovers(
     Parameters
     ----------
     place : Path
-        The folder to look in; nothing happens if it cannot be read.
+        The folder in which to look; nothing happens if it cannot be read.
     stem : str
-        Regular expression for the start of the leftovers' names; the digits of `random_name` follow.
+        Regular expression for the beginning of the names of unfinished files; the digits of `random_name` follow.
     claim : callable
-        Called for each leftover while it is locked. Returns the path to remove, which differs if the function renamed
-        the leftover, or None if the leftover stays.
+        Function that is called for each unfinished file while it is locked. It returns the path to remove, which
+        differs if the function renamed the file, or None if the file stays.
     """
     for path in names_in(place, stem):
         with _unheld(path) as unheld:
@@ -70,10 +72,10 @@ def remove_leftovers(
 
 
 def names_in(place: Path, stem: str) -> list[Path]:
-    """Return the paths whose names have this stem. Fewer digits than ours are accepted, as in names with a process
-    number.
+    """Return the paths whose names begin with this stem. Names with fewer digits than `random_name` makes are included,
+    such as names with a process number.
 
-    Empty if the folder cannot be read.
+    The result is empty if the folder cannot be read.
     """
     name = re.compile(f"(?:{stem})[0-9a-f]{{1,10}}")
     try:
@@ -83,7 +85,7 @@ def names_in(place: Path, stem: str) -> list[Path]:
 
 
 def random_name(prefix: str) -> str:
-    """Return an unpredictable name."""
+    """Return an unpredictable name for an unfinished file."""
     return prefix + os.urandom(5).hex()
 
 
@@ -105,7 +107,7 @@ def _is_empty(path: Path) -> bool:
 def hold(descriptor: int) -> bool:
     """Lock the file or folder of a descriptor until it is closed; return False if another process holds the lock.
 
-    The result is True on a file system without locks, where no process can find it unlocked.
+    The result is True on a file system without locks, where no process can find the file unlocked.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,7 +117,7 @@ def hold(descriptor: int) -> bool:
 
 
 def _make_held(place: Path, prefix: str, make: Callable[[Path], int]) -> tuple[Path, int]:
-    """Make a file or folder and lock it; try again if another process removed it as a leftover in between."""
+    """Make a file or folder and lock it; try again if another process removed it as an unfinished file in between."""
     for _ in range(_TRIES):
         path = place / random_name(prefix)
         try:
@@ -134,7 +136,7 @@ def _make_held(place: Path, prefix: str, make: Callable[[Path], int]) -> tuple[P
 
 @contextlib.contextmanager
 def _unheld(path: Path) -> Iterator[bool]:
-    """Context that locks a file or folder; its value is False if another process holds the lock."""
+    """Context manager that locks a file or folder; its value is False if another process holds the lock."""
     try:
         descriptor = os.open(path, _LOOK)
     except OSError:  # gone; a link; not ours to read

@@ -1,4 +1,5 @@
-"""The manifest as frozen dataclasses: everything an artifact says about itself. `records` reads it by their types."""
+"""The manifest as frozen dataclasses: everything that an artifact says about itself. `records` reads JSON by their
+types."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ UNKNOWN_WORD = "this runtime knows {}; update it"
 
 
 def as_shape(value: object, where: str) -> tuple[int, ...]:
-    """Read a shape: up to 16 positive sizes."""
+    """Read a tensor's shape from JSON: up to 16 positive sizes."""
     if not isinstance(value, list) or len(value) > MAX_RANK:
         raise ManifestError(f"{where} is no shape: expected an array of at most {MAX_RANK} integers")
     # type() excludes bool, which is a subclass of int
@@ -50,7 +51,7 @@ def as_shape(value: object, where: str) -> tuple[int, ...]:
 
 
 def as_device(value: object, where: str) -> str:
-    """Read the name of a kind of device."""
+    """Read the name of a kind of device (CPU or CUDA) from JSON."""
     device = as_text(value, where)
     if device not in ("cpu", "cuda"):
         raise ManifestError(f"{where} is {device[:40]!r}, expected 'cpu' or 'cuda'")
@@ -58,7 +59,7 @@ def as_device(value: object, where: str) -> str:
 
 
 def as_sha256(value: object, where: str) -> str:
-    """Read a SHA-256 in hexadecimal digits."""
+    """Read a SHA-256 in hexadecimal digits from JSON."""
     digits = as_text(value, where)
     if len(digits) != 64 or set(digits) - set("0123456789abcdef"):
         raise ManifestError(f"{where} is {digits[:80]!r}, expected 64 lower-case hexadecimal digits")
@@ -87,7 +88,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor, contiguous."""
+        """Number of bytes of the tensor, contiguous."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
@@ -118,24 +119,24 @@ class Buffer(TensorSpec):
 
     @property
     def layers(self) -> int:
-        """Number of layers; 1 if no axis comes before the rows."""
+        """Number of layers that the buffer holds; 1 if no axis comes before the rows."""
         return math.prod(self.shape[: self.row_axis])
 
     @property
     def resident_layers(self) -> int:
-        """Number of first layers that an offloaded buffer keeps on the device at all times: all seats except
-        three."""
+        """Number of first layers that an offloaded buffer keeps on the device at all times: all places for layers on
+        the device except three."""
         return max(0, self.device_layers - 3)
 
     @property
     def on_host(self) -> Buffer:
-        """The layers of an offloaded buffer that lie on the host, on one axis."""
+        """The layers of an offloaded buffer that are in host memory, on one axis."""
         shape = (self.layers - self.resident_layers, *self.shape[self.row_axis :])
         return replace(self, shape=shape, row_axis=1, device_layers=0)
 
     @property
     def on_device(self) -> Buffer:
-        """The part of the buffer that is on the device; for an offloaded buffer its seats, on one axis."""
+        """The part of the buffer that is on the device; for an offloaded buffer its places for layers, on one axis."""
         if not self.device_layers:
             return self
         shape = (self.device_layers, *self.shape[self.row_axis :])
@@ -144,7 +145,7 @@ class Buffer(TensorSpec):
 
 @dataclass(frozen=True)
 class InputSpec(TensorSpec):
-    """An input of the model that changes while a session runs; ``shape`` is one row's.
+    """An input of the model that changes while a session runs; ``shape`` is the shape for one row.
 
     Parameters
     ----------
@@ -153,7 +154,8 @@ class InputSpec(TensorSpec):
     per : str
         How often the input may change, as a word defined by the workload.
     source : str
-        ``host``: the runtime fills it, as the buffer's name says. ``caller``: the caller of the session supplies it.
+        Who supplies the input. ``host``: the runtime fills it, as the buffer's name says. ``caller``: the caller of the
+        session supplies it.
     default : str
         The value of a row if the caller supplies none: ``zeros``, ``hold`` (the last value supplied; zeros before the
         first), or ``required``: an error.
@@ -188,7 +190,7 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an engine: a reference for each tensor of its signature."""
+    """One call of an engine in a program: a reference for each tensor of the engine's signature."""
 
     engine: Name
     inputs: Annotated[tuple[str, ...], _REFERENCES]
@@ -197,19 +199,19 @@ class Call:
 
 @dataclass(frozen=True)
 class Target:
-    """The machine that the engines were built for.
+    """The kind of machine for which the engines were built.
 
     Parameters
     ----------
     device, arch : str
-        ``cpu`` and the kernel's name of the architecture, or ``cuda`` and ``sm_NN``; several GPUs with a hyphen
-        between two.
+        Kind of device and its architecture: ``cpu`` and the kernel's name of the architecture, or ``cuda`` and
+        ``sm_NN``; several GPUs with a hyphen between two.
     torch, cuda : str
-        Versions.
+        Versions of torch and CUDA with which the engines were built.
     cpu_flags : tuple of str
-        CPU features that compiled host code may use.
+        CPU features that the engines' compiled host code may use.
     host_arch : str or None
-        The kernel's name of the host's architecture; not checked if missing.
+        The kernel's name of the host processor's architecture; not checked if missing.
     """
 
     device: Annotated[str, as_device]
@@ -221,31 +223,32 @@ class Target:
 
     @property
     def archs(self) -> tuple[str, ...]:
-        """The architectures on which the engines run."""
+        """The GPU or CPU architectures on which the engines run."""
         return tuple(self.arch.split(GPU_SEPARATOR))
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows that are separate sessions; a call carries some of them, in any order.
+    """The rows of a pool, each of which is a separate session; a call carries some of them, in any order.
 
     Parameters
     ----------
     buckets : tuple of int
-        Row counts of calls, ascending. Each bucket has its own programs, named ``....{bucket}``. The last of the
-        manifest's ``state_rows`` is the spare row, to which batch indices without a session write.
+        Numbers of rows that a call can have, ascending. Each number (bucket) has its own programs, named
+        ``....{bucket}``. The last of the manifest's ``state_rows`` is the spare row, to which batch indices without a
+        session write.
     """
 
     buckets: Annotated[tuple[int, ...], Limit("MAX_BUCKETS", "buckets")]
 
     def bucket(self, rows: int) -> int:
-        """Return the smallest bucket with at least this many rows."""
+        """Return the smallest number of rows that a call can have, if it is to carry at least this many."""
         return next(bucket for bucket in self.buckets if bucket >= rows)
 
 
 @dataclass(frozen=True)
 class KvPool:
-    """The format of the KV pool, its size, and the size of a bf16 pool."""
+    """The format of the KV caches, their size, and the size that they would have in bf16."""
 
     scheme: Name
     pool_bytes: int
@@ -269,14 +272,14 @@ class Workload:
     Parameters
     ----------
     kind : str
-        The workload's name.
+        Name of the workload, such as ``speech``.
     """
 
     kind: Name
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files of the artifact that the workload reads."""
+        """Paths of the artifact's files that the workload reads."""
         return ()
 
 
@@ -314,17 +317,17 @@ class Manifest:
 
     @property
     def caller_inputs(self) -> tuple[InputSpec, ...]:
-        """The inputs that the caller supplies."""
+        """The model inputs that the caller of a session supplies."""
         return tuple(spec for spec in self.inputs if spec.source == "caller")
 
     @property
     def offloads_cache(self) -> bool:
-        """Whether the cache lies on the host and its layers are copied in every pass."""
+        """Whether the KV cache is in host memory and its layers are copied to the device in every pass."""
         return any(buffer.device_layers for buffer in self.buffers)
 
     @property
     def device_pool_bytes(self) -> int:
-        """Bytes of the KV pool on the device."""
+        """Number of bytes of the KV caches on the device."""
         return sum(buffer.on_device.nbytes for buffer in self.buffers if buffer.role == "cache")
 
     @property
@@ -334,5 +337,5 @@ class Manifest:
 
     @property
     def call_rows(self) -> int:
-        """Rows of the largest call."""
+        """Number of rows of the largest engine call."""
         return self.state_rows if self.pool is None else self.pool.buckets[-1]

@@ -1,4 +1,4 @@
-"""Strict reading of `manifest.json`: types, bounds, names, paths. `programs_check` checks the programs."""
+"""Strict reading of `manifest.json`: types, bounds, names, paths. The programs are checked by `programs_check`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def parse_manifest(
     Parameters
     ----------
     document : bytes
-        Content of `manifest.json`, untrusted.
+        Content of `manifest.json`, which is not trusted.
     kind : type
-        `Manifest`, or a workload's subclass of it. `Manifest` reads the core alone.
+        Class of the result: `Manifest`, or a workload's subclass of it. `Manifest` reads only the tables that every
+        workload has.
     checks : mapping of type to callable, optional
         The workload's own checks; see `Document`.
 

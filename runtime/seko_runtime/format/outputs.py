@@ -18,19 +18,19 @@ PATIENCE_S = 1.0  # seconds to wait for the reader of a pipe, once a signal has 
 
 
 class Output:
-    """An output that a writer opens, writes and closes.
+    """An output file or pipe that a writer opens, writes and closes.
 
     Parameters
     ----------
     path : Path
-        The output: a file, a named pipe or a device. With ``descriptor`` the path is only its name in messages.
+        The output: a file, a named pipe or a device. With ``descriptor`` the path is only a name for error messages.
     descriptor : int, optional
         Descriptor of an open pipe or file, which is written like a pipe and stays open.
 
     Attributes
     ----------
     name : str
-        The output's name in messages.
+        Name of the output in error messages.
     pipe : Pipe or None
         The pipe, once `open` has found that the output is one.
     """
@@ -58,7 +58,7 @@ class Output:
 
     @contextlib.contextmanager
     def disk_errors(self) -> Iterator[None]:
-        """Turn the system's write errors into a DiskError."""
+        """Context manager that turns the system's write errors into a DiskError."""
         try:
             yield
         except BrokenPipeError:
@@ -77,14 +77,14 @@ class Output:
 
 
 def check_place(path: Path) -> None:
-    """Check that an output can be written, before anything is computed for it.
+    """Check that an output can be written, before the work for it begins.
 
     Raises
     ------
     UsageError
-        If ``path`` is something that no file can replace.
+        If ``path`` exists and cannot be replaced by a file, such as a folder.
     DiskError
-        If writing is not permitted.
+        If writing to the folder is not permitted.
     """
     if path == STDOUT:
         return

@@ -48,7 +48,7 @@ def check_no_module(path: str) -> None:
 
 
 def as_path(value: object, where: str) -> str:
-    """Read a file name of the artifact."""
+    """Read the name of a file in the artifact from JSON."""
     if not isinstance(value, str):
         return as_text(value, where)  # raises with the type that was found
     return as_text(check_relative_path(value, where), where)

@@ -14,7 +14,7 @@ READY_BYTES = 512  # bytes that a pipe takes without blocking, if select() repor
 
 
 class Pipe(io.RawIOBase):
-    """Writes to a descriptor and closes it; every write is complete, or raises an OSError.
+    """Writes to the descriptor of a pipe and closes it; every write is complete, or raises an OSError.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Pipe(io.RawIOBase):
         return True
 
     def fileno(self) -> int:
-        """Return the descriptor."""
+        """Return the descriptor of the pipe."""
         return self._descriptor
 
     def write(self, data: Any) -> int:

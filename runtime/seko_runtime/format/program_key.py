@@ -1,4 +1,5 @@
-"""Names of programs. A manifest writes role, fullness, bucket and length as one string; only this file parses it."""
+"""Names of programs. A manifest writes role, full cache, bucket and length of a program as one string, which only this
+module parses."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ _FULL = "_full"
 
 @dataclass(frozen=True)
 class ProgramKey:
-    """Identifies one program of a manifest.
+    """Key of a program: it identifies one program of a manifest.
 
     Parameters
     ----------
     role : str
-        What the program does, in the workload's word.
+        Task of the program, as a word defined by the workload.
     bucket : int or None
         Number of entries of a call (rows of a pool, or tokens) for which the program is made; None without buckets.
     full : bool
@@ -31,7 +32,8 @@ class ProgramKey:
 
     @property
     def name(self) -> str:
-        """The program's name in the manifest: ``step``, ``step_full``, ``step.4``, ``step_full.4``, ``step.4.1024``."""
+        """Name of the program in the manifest: ``step``, ``step_full``, ``step.4``, ``step_full.4``,
+        ``step.4.1024``."""
         stem = f"{self.role}{_FULL}" if self.full else self.role
         return ".".join((stem, *(str(size) for size in (self.bucket, self.length) if size is not None)))
 

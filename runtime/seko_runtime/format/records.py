@@ -1,7 +1,8 @@
-"""Reading of frozen dataclasses from untrusted JSON by the types of their fields. Knows no dataclass by name.
+"""Reading of frozen dataclasses from untrusted JSON by the types of their fields. This module knows no dataclass by
+name.
 
-A field's type says how it is read: ``str``, ``int`` (from 0), ``float``, ``bool``, ``object``, ``tuple[T, ...]``,
-``Mapping[str, T]``, ``T | None`` (may be null), another dataclass, or ``Annotated[T, note, ...]``. A note is a
+The type of a field says how the field is read: ``str``, ``int`` (from 0), ``float``, ``bool``, ``object``, ``tuple[T,
+...]``, ``Mapping[str, T]``, ``T | None`` (may be null), another dataclass, or ``Annotated[T, note, ...]``. A note is a
 function that reads the value, a `Limit` or a `Mark`. A field with a default may be missing.
 """
 
@@ -40,7 +41,7 @@ _PLAIN: Mapping[object, Read] = {
 
 
 class Mark(Enum):
-    """Constraints of a field that its type does not express."""
+    """Constraints of a field that the field's type does not express."""
 
     REQUIRED = "required, although the dataclass has a default"
 
@@ -55,25 +56,25 @@ class Limit:
 
 @dataclass(frozen=True)
 class Within:
-    """Reads an integer within bounds."""
+    """A note of a field's type: reads an integer within bounds."""
 
     minimum: int
     maximum: int
 
     def __call__(self, value: object, where: str) -> int:
-        """Return the integer."""
+        """Return the integer if it is within the bounds."""
         return as_integer(value, where, self.minimum, self.maximum)
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """Reads one of several words."""
+    """A note of a field's type: reads one of several words."""
 
     words: tuple[str, ...]
     complaint: str = "expected one of {}"
 
     def __call__(self, value: object, where: str) -> str:
-        """Return the word."""
+        """Return the word if it is one of the allowed words."""
         text = as_text(value, where)
         if text not in self.words:
             raise ManifestError(f"{where} is {text[:40]!r}, {self.complaint.format(', '.join(self.words))}")
@@ -81,7 +82,7 @@ class OneOf:
 
 
 class Document:
-    """Reads the dataclasses of one document, with its own budgets.
+    """Reads the dataclasses of one JSON document, with budgets for this document.
 
     Parameters
     ----------
@@ -100,18 +101,18 @@ class Document:
         Parameters
         ----------
         kind : type
-            The dataclass.
+            Class of the dataclass.
         value : object
             A value from `json.loads`.
         where : str
-            Place of the value in the document, for messages.
+            Place of the value in the document, for error messages.
         outermost : bool
             Whether the value is the document itself; messages then name its required objects without a path.
 
         Raises
         ------
         ManifestError
-            If a field is missing or does not match its type; the message names its place.
+            If a field is missing or does not match its type; the message names the field's place.
         """
         table, arguments = Fields(value, where), {}
         for field in _plan(kind):  # type: ignore[arg-type]  # a class is hashable
@@ -129,7 +130,7 @@ class Document:
         return record
 
     def budget(self, limit: Limit | None) -> Budget | None:
-        """Return what is left of a limit in this document."""
+        """Return the number of items that a limit still allows in this document."""
         if limit is None:
             return None
         if limit not in self._budgets:
@@ -170,7 +171,7 @@ def _plan(kind: type[Any]) -> tuple[_Field, ...]:
 
 
 def _noted(type_: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Split a type into the type without notes, and the notes."""
+    """Split an annotated type into the type without notes, and the notes."""
     if get_origin(type_) is not Annotated:
         return type_, ()
     return get_args(type_)[0], type_.__metadata__

@@ -1,4 +1,4 @@
-"""Atomic renames: without replacing anything, or exchanging two names, by Linux's `renameat2`."""
+"""Atomic renames of files by Linux's `renameat2`: without replacing an existing file, or by exchanging two names."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _UNKNOWN = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM}
 
 
 def rename_new(source: Path, target: Path) -> None:
-    """Rename; raise FileExistsError if the target exists.
+    """Rename a file; raise FileExistsError if the target exists.
 
-    Without `renameat2` this is a plain rename: the caller has just checked, but a file or empty folder made since is
-    replaced.
+    On a system without `renameat2` this is a plain rename: the caller has just checked the target, but a file or empty
+    folder made since then is replaced.
     """
     if not _renamed(source, target, _NOREPLACE):
         os.rename(source, target)
 
 
 def exchange(path: Path, other: Path) -> bool:
-    """Exchange two names atomically; return False, without doing anything, if the system cannot."""
+    """Exchange the names of two files atomically; return False, without doing anything, if the system cannot."""
     return _renamed(path, other, _EXCHANGE)
 
 

@@ -44,7 +44,7 @@ class MappedTensor:
     nbytes: int
 
     def to_numpy(self) -> NDArray[np.generic]:
-        """Return a copy. bfloat16 becomes float32, which represents all its values.
+        """Return a copy as a numpy array. bfloat16 becomes float32, which represents all its values.
 
         Raises
         ------
@@ -62,14 +62,14 @@ class MappedTensor:
 
 
 def map_safetensors(data: memoryview, file: str) -> dict[str, MappedTensor]:
-    """Read the header of a safetensors file and return its tensors.
+    """Parse the header of a safetensors file and return its tensors.
 
     Parameters
     ----------
     data : memoryview
-        The whole file, as bytes.
+        Content of the whole file, as bytes.
     file : str
-        The file's name, for messages.
+        Name of the file, for error messages.
 
     Returns
     -------

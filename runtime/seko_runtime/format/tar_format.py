@@ -14,7 +14,7 @@ _NAME_BYTES = 100
 
 
 def member_header(path: str, size: int) -> bytes:
-    """Return the header of one member: a POSIX ustar block without owner or time, mode 0644.
+    """Return the tar header of one file: a POSIX ustar block without owner or time, mode 0644.
 
     A name that is not ASCII or longer than 100 bytes, or a size of 8 GiB or more, is stated in a pax header before
     it.
@@ -22,9 +22,9 @@ def member_header(path: str, size: int) -> bytes:
     Parameters
     ----------
     path : str
-        Relative, parts joined by ``/``.
+        Relative path of the file, with parts joined by ``/``.
     size : int
-        Bytes of the content.
+        Size of the file's content in bytes.
     """
     pax = b""
     if not path.isascii() or len(path) > _NAME_BYTES:
@@ -45,7 +45,7 @@ def padding(size: int) -> bytes:
 
 
 def member_bytes(path: str, size: int) -> int:
-    """Size of a member in the tar, in bytes."""
+    """Size of a file in the tar with its header and padding, in bytes."""
     return len(member_header(path, size)) + size + len(padding(size))
 
 
@@ -74,9 +74,7 @@ def _block(name: bytes, size: int, kind: bytes) -> bytes:
 
 
 def _pax_record(key: bytes, value: bytes) -> bytes:
-    """Return ``LENGTH KEY=VALUE
-    ``, where LENGTH includes its own digits.
-    """
+    """Return the tar record ``LENGTH KEY=VALUE ``, where LENGTH includes its own digits."""
     rest = len(key) + len(value) + 3
     length = rest + len(str(rest))
     if rest + len(str(length)) != length:

@@ -1,6 +1,6 @@
-"""A tokenizer's JSON file for the library `tokenizers`, which is imported when the first text is encoded.
+"""The tokenizer's JSON file, for the library `tokenizers`, which is imported when the first text is encoded.
 
-No error quotes a text: texts are private, and errors end up in logs.
+No error message quotes a text: texts are private, and error messages end up in logs.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from seko_runtime.errors import ArtifactError, EnvironmentLacksError
 
 
 def open_tokenizer(document: bytes | memoryview, name: str) -> Any:
-    """Return the library's tokenizer of a file, without its own cutting and padding.
+    """Return the library's tokenizer for a JSON file, without its own cutting and padding.
 
     Parameters
     ----------
     document : bytes or memoryview
-        The file's content.
+        Content of the tokenizer's file.
     name : str
-        The file's name, for messages.
+        Name of the tokenizer's file, for error messages.
 
     Raises
     ------
     EnvironmentLacksError
         If `tokenizers` is not installed.
     ArtifactError
-        If the file is no valid tokenizer.
+        If the file is not a valid tokenizer.
     """
     try:
         import tokenizers
@@ -54,7 +54,7 @@ def cut_text(tokenizer: Any, text: str, name: str, *, marks: bool = True) -> Any
     Raises
     ------
     ArtifactError
-        If the tokenizer fails.
+        If the tokenizer fails on the text.
     """
     try:
         return tokenizer.encode(text) if marks else tokenizer.encode(text, add_special_tokens=False)
@@ -66,8 +66,8 @@ def cut_text(tokenizer: Any, text: str, name: str, *, marks: bool = True) -> Any
 
 
 def _raise_foreign(error: BaseException) -> None:
-    """Re-raise exceptions that do not come from the tokenizer library. Its own have the class Exception, or are
-    panics.
+    """Raise exceptions again that do not come from the tokenizer library, whose own exceptions have the class Exception
+    or are panics.
     """
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error

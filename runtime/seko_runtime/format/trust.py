@@ -1,4 +1,4 @@
-"""Checks a manifest's signature against a trust file."""
+"""Check of a manifest's signature against a trust file (a list of public keys)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Trust:
     Parameters
     ----------
     keys : dict of str to str
-        Names by public key (64 lower-case hexadecimal digits).
+        Names of the trusted keys, by public key (64 lower-case hexadecimal digits).
     not_before : str or None
         Signatures before this time, in the form of `TIME_FORM`, do not count.
     revoked : frozenset of str
@@ -50,7 +50,8 @@ class Trust:
 
 @dataclass(frozen=True)
 class Signature:
-    """One entry of `manifest.sig`: a key, its signature of the digest and, if there is a time, of digest and time.
+    """One entry of `manifest.sig`: a public key, its signature of the digest and, if the entry has a time, its
+    signature of digest and time.
 
     ``time`` and ``timed`` are None in older signatures, which had no time.
     """
@@ -67,9 +68,9 @@ def check_signature(document: bytes, signature: bytes | None, trust: str | Path 
     Parameters
     ----------
     document : bytes
-        The manifest's bytes.
+        Content of the manifest's file.
     signature : bytes or None
-        The bytes of `manifest.sig`, if it exists.
+        Content of `manifest.sig`; None if the file does not exist.
     trust : str or Path, optional
         The trust file. Default: the file that the environment variable ``SEKO_TRUST`` names, if it is set.
 
@@ -79,8 +80,8 @@ def check_signature(document: bytes, signature: bytes | None, trust: str | Path 
         If the trust file cannot be read, has an invalid line, or names no key; if `cryptography` is not installed.
     ArtifactError
         If there is no signature, or it cannot be read; if the trust file revokes the manifest's digest, even if it is
-        signed; if no key of the trust file signed; if a trusted key's signature does not match, even if another one
-        does; if the trust file has a ``not-before``, and no trusted signature is as late.
+        signed; if no key of the trust file has signed the manifest; if a trusted key's signature does not match, even
+        if another one does; if the trust file has a ``not-before`` and every trusted signature is older.
     """
     named = os.environ.get(TRUST_VARIABLE) if trust is None else trust
     if named is None:
@@ -116,7 +117,7 @@ def check_signature(document: bytes, signature: bytes | None, trust: str | Path 
 
 
 def require_library(asking: str) -> None:
-    """Raise a EnvironmentLacksError if `cryptography` is not installed; ``asking`` says what needs it."""
+    """Raise an EnvironmentLacksError if `cryptography` is not installed; ``asking`` names the feature that needs it."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: F401
     except ImportError:
@@ -127,9 +128,7 @@ def require_library(asking: str) -> None:
 
 
 def fits(signature: Signature, document: bytes) -> bool:
-    """Return whether a signature matches a manifest, and also the signature's time if there is one; needs
-    `cryptography`.
-    """
+    """Return whether a signature matches a manifest, and its time, if it has one, as well; needs `cryptography`."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -154,7 +153,7 @@ def timed_bytes(document: bytes, time: str) -> bytes:
 
 
 def read_trust(path: Path) -> Trust:
-    """Read a trust file.
+    """Read a trust file: trusted keys, revoked artifacts and the earliest time of a signature.
 
     A trust file's lines are ``ed25519 KEY NAME``, ``not-before TIME`` (the latest counts) and ``revoked DIGEST``.
     Empty lines and lines that begin with ``#`` are ignored.
@@ -162,7 +161,7 @@ def read_trust(path: Path) -> Trust:
     Raises
     ------
     EnvironmentLacksError
-        If the file cannot be read or has an invalid line, which the message quotes.
+        If the trust file cannot be read or has an invalid line, which the message quotes.
     """
     try:
         with path.open("rb") as file:
@@ -204,12 +203,12 @@ def read_trust(path: Path) -> Trust:
 
 
 def read_signatures(content: bytes) -> list[Signature]:
-    """Read `manifest.sig`, in the file's order.
+    """Read the signatures in `manifest.sig`, in the order of the file.
 
     Raises
     ------
     ArtifactError
-        If the file is no valid signature file.
+        If `manifest.sig` is not a valid signature file.
     """
     try:
         fields = Fields(parse_json(content, SIGNATURE_FILE, MAX_SIGNATURE_BYTES), SIGNATURE_FILE)

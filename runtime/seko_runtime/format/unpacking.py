@@ -1,4 +1,4 @@
-"""Strict unpacking of a packed artifact: its manifest limits all sizes, and the folder appears complete or not at
+"""Strict unpacking of a packed artifact (tar): its manifest limits all sizes, and the folder appears complete or not at
 all.
 """
 
@@ -40,7 +40,8 @@ _LINKS, _NO_FILES = b"12", b"3456"
 
 @dataclass(frozen=True)
 class Unpacked:
-    """The result of unpacking: the folder, its digest, the number of its files and bytes, manifest included."""
+    """The result of unpacking an artifact: the folder, its digest, the number of its files and bytes, manifest
+    included."""
 
     folder: Path
     digest: str
@@ -52,29 +53,29 @@ class Unpacked:
 def unpack_artifact(
     archive: Path, output_path: Path, *, trust: str | Path | None = None, replace: bool = False
 ) -> Unpacked:
-    """Unpack what `seko-export pack` made.
+    """Unpack an artifact from the tar that `seko-export pack` made.
 
-    An artifact has exactly one tar. Once the manifest is read, every byte except the files' contents is known, and
-    the contents are known by their hashes. Any other byte is refused, and no file is left behind.
+    For each artifact there is exactly one valid tar. Once the manifest is read, every byte except the files' contents
+    is known, and the contents are known by their hashes. Any other byte is refused, and no file is left behind.
 
     Parameters
     ----------
     archive : Path
-        The tar; may be a pipe.
+        The tar file, which may be a pipe.
     output_path : Path
-        The artifact's folder.
+        The artifact's new folder.
     trust : str or Path, optional
         A trust file; see `seko_runtime.open_artifact`. The signature is checked before the manifest is parsed.
     replace : bool
-        Whether to replace an existing artifact once the new one is complete. Other files and folders are never
+        Whether to replace an existing artifact once the new artifact is complete. Other files and folders are never
         replaced.
 
     Raises
     ------
     ArtifactError
-        If the tar or the manifest is invalid; a subclass names the cause.
+        If the tar or the manifest is invalid; the subclass tells the cause.
     UsageError
-        If the output path exists.
+        If the output path exists already.
     DiskError
         If the folder cannot be written, or there is less space than the manifest's files need.
     """
@@ -132,8 +133,8 @@ class _Reader:
             )
 
     def first(self, path: str, limit: int, block: bytes | None = None) -> bytes:
-        """Return the content of a member that no table lists; its header gives the size, which must be within
-        ``limit``.
+        """Return the content of a file that the manifest does not list, such as the manifest itself; its header states
+        the size, which must be within ``limit``.
         """
         block = self.take(BLOCK_BYTES) if block is None else block
         if not any(block):
@@ -163,7 +164,8 @@ class _Reader:
     def expect(
         self, block: bytes, path: str, entry: FileEntry, files: Mapping[str, FileEntry], done: set[str]
     ) -> None:
-        """Check that ``block`` (and what follows it) is the header of ``path``; the error says what is wrong."""
+        """Check that ``block`` (and the blocks after it) is the header of ``path``; the error message says what is
+        wrong."""
         wanted = member_header(path, entry.size)
         if block == wanted[:BLOCK_BYTES] and self.take(len(wanted) - BLOCK_BYTES) == wanted[BLOCK_BYTES:]:
             return
@@ -178,7 +180,7 @@ class _Reader:
         self._refuse(block, path)
 
     def expect_end(self, block: bytes, files: Mapping[str, FileEntry], done: set[str]) -> None:
-        """Check that the tar ends here."""
+        """Check that the tar ends after the last file."""
         if any(block):
             self._refuse_name(block, files, done)
             self._refuse(block, "the end")
@@ -186,7 +188,7 @@ class _Reader:
             raise ArtifactError(f"{self._name} goes on behind its end; pack the artifact again")
 
     def _refuse_name(self, block: bytes, files: Mapping[str, FileEntry], done: set[str]) -> None:
-        """Refuse a block because of the kind or the path of what it would create."""
+        """Refuse a tar block because of the kind or the path of the file that it would create."""
         kind, name = block[156:157], _name(block)
         if _has_checksum(block) and kind != PAX_TYPE:
             self._refuse_kind(kind, name)
@@ -205,7 +207,7 @@ class _Reader:
             raise ArtifactError(f"{self._name}: {name!r} is a folder, a pipe or a device, not a file")
 
     def _refuse(self, block: bytes, wanted: str) -> NoReturn:
-        """Refuse a block that differs from `member_header` in some other way."""
+        """Refuse a tar block that differs from `member_header` in some other way."""
         name = _name(block)
         if not _has_checksum(block):
             content = "no header of a tar"
@@ -243,7 +245,7 @@ def _write(reader: _Reader, folder: Path, path: str, entry: FileEntry) -> None:
 
 
 def _check_tree(files: Mapping[str, FileEntry]) -> None:
-    """Check that no path of the table is a parent folder of another."""
+    """Check that no path in the table of files is a parent folder of another path."""
     taken = {*files, MANIFEST_FILE, SIGNATURE_FILE}
     for path in files:
         parts = path.split("/")

@@ -1,5 +1,5 @@
-"""Folders and files that appear complete or not at all: they are written beside the output path, fsynced, then
-renamed."""
+"""Writing of folders and files that appear complete or not at all: they are written beside the output path, fsynced,
+then renamed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TRIES = 100
 
 @contextlib.contextmanager
 def whole_folder(output_path: Path, doing: str, *, replace: bool) -> Iterator[Path]:
-    """Context with an empty folder to fill, which becomes ``output_path`` after a clean exit and is removed
+    """Context manager with an empty folder to fill, which becomes ``output_path`` after a clean exit and is removed
     otherwise.
 
     A process that is killed at any moment leaves either the old artifact or the new one, complete. Other leftovers
@@ -53,7 +53,7 @@ def whole_folder(output_path: Path, doing: str, *, replace: bool) -> Iterator[Pa
     Parameters
     ----------
     output_path : Path
-        The artifact's final path.
+        The final path of the artifact.
     doing : str
         A word for the hidden name: ``building``, ``unpacking``.
     replace : bool
@@ -62,12 +62,12 @@ def whole_folder(output_path: Path, doing: str, *, replace: bool) -> Iterator[Pa
     Yields
     ------
     Path
-        The folder to fill.
+        The hidden folder to fill.
 
     Raises
     ------
     UsageError
-        If the output path exists.
+        If the output path exists already.
     DiskError
         If the disk is full or the folder cannot be written.
     """
@@ -97,23 +97,23 @@ def whole_folder(output_path: Path, doing: str, *, replace: bool) -> Iterator[Pa
 def whole_file(
     output_path: Path, doing: str, *, replace: bool, beside: Path | None = None, mode: int = 0o666
 ) -> Iterator[BinaryIO]:
-    """Context with a file to write, which becomes ``output_path`` after a clean exit and is removed otherwise.
+    """Context manager with a file to write, which becomes ``output_path`` after a clean exit and is removed otherwise.
 
-    After a kill or a power loss the same holds as for `whole_folder`. Two threads or processes that write one path
-    at once write to separate files; with ``replace`` the last one stays.
+    After a kill or a power loss the rules of `whole_folder` hold. Two threads or processes that write one path at once
+    write to separate files; with ``replace`` the last file stays.
 
     Parameters
     ----------
     output_path : Path
-        The file's final path.
+        The final path of the file.
     doing : str
         A word for the hidden name: ``packing``, ``saving``.
     replace : bool
-        Whether to replace a regular file that is already there; nothing else, not even a link, is ever replaced.
+        Whether to replace a regular file that is already there; other things, such as a link, are never replaced.
     beside : Path, optional
-        The file is written in the folder of this path; default: in the output path's folder.
+        A path whose folder contains the file while it is written; default: the output path.
     mode : int
-        Permissions before the umask: 0o600 for files of the owner alone.
+        Permissions of the file before the umask: 0o600 for files of the owner alone.
 
     Yields
     ------
@@ -123,7 +123,7 @@ def whole_file(
     Raises
     ------
     UsageError
-        If the output path exists.
+        If the output path exists already.
     DiskError
         If the disk is full or the file cannot be written.
     """
@@ -153,7 +153,7 @@ def check_file_place(output_path: Path) -> None:
     Raises
     ------
     UsageError
-        If the path exists and is no regular file.
+        If the path exists and is not a regular file.
     DiskError
         If the folder, or its nearest existing parent, cannot be written.
     """
@@ -190,14 +190,15 @@ def check_space(place: Path, needed: int) -> None:
 
 @contextlib.contextmanager
 def disk_faults(place: Path, written: Path | None = None) -> Iterator[None]:
-    """Turn the system's errors of a full or read-only disk into a DiskError with path and numbers.
+    """Context manager that turns the system's errors of a full or read-only disk into a DiskError with path and
+    numbers.
 
     Parameters
     ----------
     place : Path
-        The output_path, for the message.
+        The output path, for the error message.
     written : Path, optional
-        The file written so far, whose size the message states.
+        The file written so far, whose size the error message states.
     """
     try:
         yield
@@ -273,7 +274,8 @@ def _stem(output_path: Path, doing: str) -> str:
 
 
 def _remove_leftovers(output_path: Path) -> None:
-    """Remove leftovers of the same output path from any operation; an artifact that lost its name is kept."""
+    """Remove the unfinished files that any operation left for the same output path; an artifact that lost its name is
+    kept."""
 
     def claim(path: Path) -> Path | None:
         if not path.name.startswith(f".{output_path.name}.{_ASIDE}-"):
@@ -284,7 +286,7 @@ def _remove_leftovers(output_path: Path) -> None:
 
 
 def _out_of_reach(aside: Path, output_path: Path) -> Path | None:
-    """Rename a replaced artifact again, so that no process restores it while it is being removed.
+    """Rename a replaced artifact again, so that no process restores it while this process removes it.
 
     Returns
     -------
@@ -302,8 +304,8 @@ def _out_of_reach(aside: Path, output_path: Path) -> Path | None:
 def _put_back(output_path: Path) -> None:
     """Restore the name of an artifact if a process renamed it and was killed before the new artifact had the name.
 
-    Locks are not checked, so that this works on file systems without locks. A living process notices the change and
-    tries again.
+    Locks are not checked, so that the function works on file systems without locks. A living process notices the change
+    and tries again.
     """
     if os.path.lexists(output_path):
         return
@@ -316,7 +318,8 @@ def _put_back(output_path: Path) -> None:
 
 
 def _make_folder(output_path: Path, doing: str) -> tuple[Path, int, list[Path]]:
-    """Make the hidden folder and its parents; return it, its lock, and the parents made, innermost first."""
+    """Make the hidden folder and its parents; return the folder, its lock, and the parents that were made, innermost
+    first."""
     parents = [parent for parent in output_path.parents if not os.path.lexists(parent)]
     try:
         with disk_faults(output_path.parent):
@@ -338,7 +341,7 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def _name_folder(folder: Path, output_path: Path, *, replace: bool) -> None:
-    """Rename a folder to its output path and fsync; an artifact with that name is replaced and removed."""
+    """Rename a folder to its output path and fsync; an existing artifact with that name is replaced and removed."""
     for tries in range(_TRIES):
         time.sleep(min(tries, 20) / 1000)  # for another process that is between two renames
         check_goal(output_path, replace=replace)  # another process may have taken the name meanwhile
@@ -353,7 +356,7 @@ def _name_folder(folder: Path, output_path: Path, *, replace: bool) -> None:
 
 
 def _replace_folder(folder: Path, output_path: Path) -> bool:
-    """Replace an artifact by a folder; return False if it is no longer an artifact."""
+    """Replace an existing artifact by a folder; return False if it is no longer an artifact."""
     old = os.open(output_path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         hold(old)  # otherwise another process would treat it as a leftover once it has a hidden name
@@ -374,7 +377,8 @@ def _replace_folder(folder: Path, output_path: Path) -> bool:
 
 
 def _rename_both(folder: Path, output_path: Path, aside: Path) -> None:
-    """Rename ``output_path`` away and ``folder`` to it; undo this if it fails or ``output_path`` is no artifact."""
+    """Rename ``output_path`` away and ``folder`` to it; undo both if a rename fails or ``output_path`` is not an
+    artifact."""
     os.rename(output_path, aside)
     try:
         if not _is_artifact(aside):
@@ -402,7 +406,7 @@ def _name_file(hidden: Path, output_path: Path, *, replace: bool) -> None:
 
 @contextlib.contextmanager
 def _unless_raced() -> Iterator[None]:
-    """Ignore errors that arise because a name appeared or vanished since it was checked."""
+    """Context manager that ignores errors caused by a name that appeared or vanished since it was checked."""
     try:
         yield
     except OSError as fault:
@@ -426,7 +430,8 @@ def _discard_aside(aside: Path, output_path: Path) -> None:
 
 
 def _open_to_readers(folder: Path) -> None:
-    """Give every file the permissions of the user's umask; safetensors writes files readable by the owner alone."""
+    """Set the permissions of every file to those of the user's umask, because safetensors writes files readable by the
+    owner alone."""
     mode = stat.S_IMODE(folder.stat().st_mode)
     for path in folder.rglob("*"):
         path.chmod(mode if path.is_dir() else mode & 0o666)

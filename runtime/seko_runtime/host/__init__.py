@@ -1,2 +1,2 @@
-"""The machine under the runtime: its faults and those of libraries as errors of the runtime, and signals that end a
+"""The machine under the runtime: failures of machine and libraries as errors of the runtime, and signals that end a
 command."""

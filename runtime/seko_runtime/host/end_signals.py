@@ -14,7 +14,7 @@ _EXIT_SIGNAL = 128  # exit code of a command that a signal ended: this plus the 
 
 
 class AskedToEnd(KeyboardInterrupt):
-    """A signal of `ENDING` arrived; ``number`` is the signal's number."""
+    """Exception: a signal of `ENDING` arrived; ``number`` is the signal's number."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -27,14 +27,16 @@ def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
     Parameters
     ----------
     command : callable
-        Returns the exit code. If the command runs in the main thread, a signal of `ENDING` raises `AskedToEnd` in it.
+        Function that returns the exit code. If it runs in the main thread, a signal of `ENDING` raises `AskedToEnd` in
+        it.
     tell : callable
-        Called with the sentence: that nothing was left behind, or what was kept (the exception's last note).
+        Function that is called with the sentence, which says that nothing was left behind, or what was kept (the
+        exception's last note).
 
     Returns
     -------
     int
-        The result of ``command``, or 128 plus the signal's number.
+        The result of ``command``, or 128 plus the number of the signal that ended it.
     """
     done = False
 
@@ -57,9 +59,9 @@ def until_ended(command: Callable[[], int], tell: Callable[[str], None]) -> int:
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Delay the signals of `ENDING` until the block ends.
+    """Context manager that delays the signals of `ENDING` until the block ends.
 
-    Signals are held by handlers and not by the thread's signal mask, because another thread may receive the signal,
+    Signals are delayed by handlers and not by the thread's signal mask, because another thread may receive a signal,
     and Python then raises in the main thread.
     """
     came: list[int] = []

@@ -31,15 +31,15 @@ class Recorder(Protocol):
     """An object that can capture device work and launch it again: a `Memory` or a `Lane`."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture ``work`` and return a function that launches it."""
+        """Capture ``work`` as a graph and return a function that launches it."""
         ...
 
 
 @contextmanager
 def machine_faults() -> Iterator[None]:
-    """Context or decorator that turns faults of the machine or the device into the runtime's errors.
+    """Context manager or decorator that turns failures of the machine or the device into the runtime's errors.
 
-    A broken pipe passes unchanged: the command line then ends quietly.
+    A BrokenPipeError is not changed: the command line then ends without a message.
     """
     try:
         yield
@@ -53,8 +53,8 @@ def machine_faults() -> Iterator[None]:
 
 
 def captured(recorder: Recorder, work: Callable[[], None], what: str) -> Callable[[], None]:
-    """Capture engines' work and return a function that launches it. Exceptions of capture and launch are converted as
-    in `engine_fault`.
+    """Capture the work of engines as a graph and return a function that launches it. Exceptions of capture and launch
+    are converted as in `engine_fault`.
     """
     failed: list[SekoRuntimeError] = []
 
@@ -94,7 +94,7 @@ def engine_fault(what: str, fault: Exception) -> SekoRuntimeError:
 
 
 def of_machine(fault: Exception) -> SekoRuntimeError | None:
-    """Return the runtime's error for a fault of the machine or its device; None for any other exception."""
+    """Return the runtime's error for a failure of the machine or its device; None for any other exception."""
     no_memory = isinstance(fault, OSError) and fault.errno == errno.ENOMEM
     if no_memory or isinstance(fault, MemoryError) or _HOST_ALLOCATOR in str(fault):
         return EnvironmentLacksError(
@@ -117,8 +117,8 @@ def of_machine(fault: Exception) -> SekoRuntimeError | None:
 
 @contextmanager
 def told_by_the_system() -> Iterator[None]:
-    """Context for library calls that write files: if the disk is full, raise that OSError instead of the exception
-    that followed it.
+    """Context manager for library calls that write files: if the disk is full, the OSError of the disk is raised
+    instead of the exception that followed it.
 
     ``torch.save`` and ``torch.export.save`` close their archive after any error. On a full disk closing fails, too,
     with a message that does not mention the disk.
@@ -135,7 +135,7 @@ def told_by_the_system() -> Iterator[None]:
 
 
 def _disk_fault_behind(fault: BaseException | None) -> OSError | None:
-    """Return the disk fault that was being handled when an exception was raised, if any."""
+    """Return the disk error that was being handled when an exception was raised, if any."""
     while fault is not None:
         if isinstance(fault, OSError) and fault.errno in _DISK:
             return fault
@@ -144,14 +144,14 @@ def _disk_fault_behind(fault: BaseException | None) -> OSError | None:
 
 
 def lacks(fault: OSError) -> bool:
-    """Return whether an OSError means that the machine lacks something or that a disk has failed, not that a file
+    """Return whether an OSError means that the machine lacks something or a disk has failed, rather than that a file
     name is wrong.
     """
     return fault.errno in _LACKING
 
 
 def told(fault: Exception) -> str:
-    """Return an exception's class and the first line of its message, shortened."""
+    """Return the class of an exception and the first line of its message, shortened."""
     line = next((line.strip() for line in str(fault).splitlines() if line.strip()), "")
     name = type(fault).__name__
     return f"{name}: {line[:TOLD_LETTERS]}" if line else name

@@ -25,8 +25,8 @@ def load_array(path: Path, option: str, *, most_bytes: int = MAX_ARRAY_BYTES) ->
     Raises
     ------
     UsageError
-        If the file cannot be read, is no .npy file, has no numbers, is shorter than its header states, or holds more
-        than ``most_bytes``.
+        If the file cannot be read, is not an .npy file, has no numbers, is shorter than its header states, or holds
+        more than ``most_bytes``.
     """
     what = f"{option} {path}"
     read_head(path, what)
@@ -64,7 +64,7 @@ def load_pictures(path: Path, option: str) -> NDArray[np.uint8]:
     Raises
     ------
     UsageError
-        If `load_array` refuses the file, or the array is no picture.
+        If `load_array` refuses the file, or the array is not a picture.
     """
     array = load_array(path, option, most_bytes=MAX_PIXELS * _CHANNELS)
     if array.dtype != np.uint8 or array.ndim not in (3, 4):

@@ -1,6 +1,6 @@
-"""Opens a media file with PyAV by a closed list of formats, which the file's first bytes decide.
+"""Opening of media files with PyAV: the first bytes of a file decide its format, which must be in a closed list.
 
-FFmpeg is never asked to guess: among its formats are playlists, which name other files and would be followed.
+FFmpeg never guesses a format: among its formats are playlists, which name other files that FFmpeg would open.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _told_by(head: bytes, *tables: Mapping[str, tuple[tuple[int, bytes], ...]]) 
 
 
 def read_head(path: Path, what: str) -> bytes:
-    """Return a file's first bytes; UsageError, which begins with ``what``, if it cannot be read."""
+    """Return the first bytes of a file; UsageError, whose message begins with ``what``, if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(_HEAD_BYTES)
@@ -79,23 +79,23 @@ def read_head(path: Path, what: str) -> bytes:
 
 @contextmanager
 def opened(path: Path, form: str, what: str, without_av: str) -> Iterator[Any]:
-    """Give an open PyAV container; errors of the library inside the context become UsageErrors.
+    """Context manager with an open PyAV container; errors of the library inside the context become UsageErrors.
 
     Parameters
     ----------
     path : Path
-        The file, which exists.
+        The media file, which exists.
     form : str
         FFmpeg's name of the format, from `picture_format` or `sound_format`.
     what : str
-        Beginning of an error's message: the option, the file, and the expected kind of file.
+        Beginning of the error message: the option, the file, and the expected kind of file.
     without_av : str
-        Advice for a machine without PyAV.
+        Advice in the error message for a machine without PyAV.
 
     Raises
     ------
     UsageError
-        If the library refuses the file.
+        If PyAV refuses the file.
     VideoWriterError
         If PyAV is not installed.
     """

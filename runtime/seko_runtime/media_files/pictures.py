@@ -1,4 +1,4 @@
-"""Reads one picture from a file."""
+"""Reader of one picture from a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
     Raises
     ------
     UsageError
-        If the file is no picture, or the picture has more than `MAX_PIXELS` pixels.
+        If the file is not a picture, or the picture has more than `MAX_PIXELS` pixels.
     VideoWriterError
         If reading the file needs PyAV, and PyAV is not installed.
     """

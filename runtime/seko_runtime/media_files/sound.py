@@ -1,4 +1,4 @@
-"""Reads the sound of a file as one voice: the mean of its channels, at the rate that models hear."""
+"""Reader of the sound in a file as one voice: the mean of its channels, at the sample rate that models take."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MIN_FILE_RATE = 4000  # samples a second: of a lower rate a small file would bec
 def load_sound(
     path: Path, option: str = "--audio", max_s: int = MAX_SOUND_S, *, rate: int = RATE
 ) -> NDArray[np.float32]:
-    """Read a voice, float32 [N] in -1..1 at ``rate`` Hz.
+    """Read a voice from a sound file, float32 [N] in -1..1 at ``rate`` Hz.
 
     A wav file with one channel, 16 bits and rate ``rate`` is read with the standard library, any other file with PyAV.
 
     Raises
     ------
     UsageError
-        If the file is missing, empty or no sound, or longer than ``max_s`` seconds.
+        If the file is missing, empty or not sound, or longer than ``max_s`` seconds.
     VideoWriterError
         If reading the file needs PyAV, and PyAV is not installed.
     """
@@ -51,7 +51,7 @@ def _too_long(what: str, max_s: int) -> UsageError:
 
 
 def _plain_wav(path: Path, what: str, max_s: int, rate: int) -> NDArray[np.float32] | None:
-    """Return the samples of a wav file that needs no conversion; None of any other file."""
+    """Return the samples of a wav file that needs no conversion; None for any other file."""
     try:
         with wave.open(str(path), "rb") as file:
             if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, rate):

@@ -1,4 +1,4 @@
-"""Writes sound as it comes: to a file that appears complete or not at all, or to a pipe."""
+"""Writer of sound while it is made: to a file that appears complete or not at all, or to a pipe."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ _HEADER_BYTES = 44
 
 
 class SoundWriter:
-    """Writes one channel of sound in 16 bits.
+    """Writes one channel of sound with 16 bits a sample.
 
-    A file appears when the ``with`` block ends without an error. If a signal ends the block (`KeyboardInterrupt`) after
-    sound was written, the file appears with the sound so far, and the exception gets a note that says so. After any
-    other exception there is no new file, and an existing one is kept. A pipe gets the sound as it comes.
+    The file appears when the ``with`` block ends without an error. If a signal ends the block (`KeyboardInterrupt`)
+    after sound was written, the file appears with the sound so far, and the exception gets a note that says so. After
+    any other exception there is no new file, and an existing file is kept. A pipe gets the sound when it is written.
 
     Parameters
     ----------
     path : Path
-        The output: a file, a named pipe or a device. With ``descriptor`` it is only the name in messages.
+        The output: a file, a named pipe or a device. With ``descriptor`` the path is only a name for error messages.
     rate : int
-        Samples a second.
+        Number of sound samples in a second.
     form : str, optional
-        One of `SOUND_FORMS`; default: see `sound_form`.
+        Format of the output, one of `SOUND_FORMS`; default: see `sound_form`.
     descriptor : int, optional
-        An open pipe or file that is written like a pipe; it stays open.
+        Descriptor of a pipe or file that is already open. It is written like a pipe and stays open.
 
     Attributes
     ----------
     samples : int
-        Samples written so far.
+        Number of samples written so far.
 
     Raises
     ------
     UsageError
-        If the format is unknown; on entry if ``path`` is something that cannot be written to.
+        If the sound format is unknown; on entry if ``path`` cannot be written to.
     VideoWriterError
-        If the encoder is missing.
+        If the encoder of the sound format is missing.
     DiskError
         If the disk is full or the file cannot be written.
     BrokenPipeError
@@ -68,8 +68,8 @@ class SoundWriter:
         self._rate, self._output = rate, Output(path, descriptor)
 
     def write(self, samples: NDArray[np.float32]) -> None:
-        """Append samples [n] in -1..1; values outside this range are clipped. Signals are delayed until the samples
-        are in the file.
+        """Append sound samples [n] in -1..1; values outside this range are clipped. Signals are delayed until the
+        samples are in the file.
         """
         whole = np.rint(np.clip(samples, -1.0, 1.0) * 32767).astype("<i2")
         with self._output.signals(), self._output.disk_errors():
@@ -109,12 +109,13 @@ class SoundWriter:
 
 
 def sound_form(path: Path, asked: str | None = None) -> str:
-    """Return the format of an output, one of `SOUND_FORMS`: the requested one, else by suffix; raw for a pipe.
+    """Return the format of a sound output, one of `SOUND_FORMS`: the requested format, otherwise the format of the
+    path's suffix; raw for a pipe.
 
     Raises
     ------
     UsageError
-        If neither the option nor the suffix names a format.
+        If neither the option nor the path's suffix names a format.
     """
     known = ", ".join(SOUND_FORMS)
     if asked is not None:
@@ -132,7 +133,8 @@ def sound_form(path: Path, asked: str | None = None) -> str:
 
 
 def check_sound_output(path: Path, asked: str | None = None) -> None:
-    """Check format, path and encoder of an output before any sound is made; raises as `SoundWriter`."""
+    """Check the format, path and encoder of a sound output before any sound is made; raises the errors of
+    `SoundWriter`."""
     form = sound_form(path, asked)
     check_place(path)
     if form in _CODECS:
@@ -146,7 +148,7 @@ class _Sink(Protocol):
 
 
 class _RawSink:
-    """Samples alone, little endian."""
+    """Writer of sound samples without a header, little endian."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -159,7 +161,8 @@ class _RawSink:
 
 
 class _WavSink(_RawSink):
-    """A wav, whose header gets its sizes at the end; in a pipe they stay unknown, which players take for no end."""
+    """Writer of wav files, whose header gets its sizes at the end; in a pipe the sizes stay unknown, which players take
+    for an endless sound."""
 
     def __init__(self, file: BinaryIO, rate: int) -> None:
         super().__init__(file)
@@ -180,7 +183,7 @@ class _WavSink(_RawSink):
 
 
 class _AvSink:
-    """A compressed format, through PyAV."""
+    """Writer of sound in a compressed format, through PyAV."""
 
     def __init__(self, form: str, file: BinaryIO, rate: int) -> None:
         self._av, self._form, self._rate, self._written = _import_av(form), form, rate, 0

@@ -1,5 +1,5 @@
-"""Opening of an artifact: all checks in order, then weights and engines, in this process or in a process for each
-rank."""
+"""Opening of an artifact: all checks in order, then weights and engines, in this process or in a process for each rank
+(GPU)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def open_rank(
     copy_weights: bool = False,
     rank: int = 0,
 ) -> OpenArtifact[Any]:
-    """Check an artifact and load it in this process, as one of its ranks; parameters as `open_artifact`."""
+    """Check an artifact and load it in this process, as one of the ranks (GPUs) that run it together; parameters are
+    those of `open_artifact`."""
     checked = check_artifact(path, device, trust=trust, copy_weights=copy_weights)
     manifest, workload = checked.manifest, checked.workload
     place = _place(workload, manifest, rank)
@@ -91,7 +92,7 @@ def open_rank(
 
 
 def _place(workload: RuntimeWorkload[Any], manifest: Manifest, rank: int) -> RankPlace:
-    """Return the `RankPlace` of this process, which has joined the process group."""
+    """Join the process group of the ranks, and return the `RankPlace` of this process."""
     if manifest.ranks == 1:
         return ALONE
     # imported here, because it imports torch's process groups
@@ -118,7 +119,7 @@ def _loaded(backend: Backend, checked: CheckedArtifact, spared: Collection[str])
 
 
 def check_ranks(manifest: Manifest, ranks: int | None) -> None:
-    """Refuse a number of ranks that an artifact was not built for.
+    """Refuse a number of ranks (GPUs) for which an artifact was not built.
 
     Raises
     ------

@@ -60,7 +60,7 @@ def read_file(path: str | Path, manifest: Manifest, name: str) -> memoryview:
     Raises
     ------
     ArtifactError
-        If a check fails; a subclass names the cause.
+        If a check of the artifact fails; the subclass tells the cause.
     """
     files = ArtifactFiles(path_of(path, "path"))
     try:
@@ -83,7 +83,7 @@ def check_artifact(
     """Run every check that loads no native code of the artifact, cheapest first; see `open_artifact`.
 
     Without ``fits_here`` the artifact may be for another machine. With ``may_be_unsigned``, which the signing tool
-    uses, signatures are not checked. ``copy_weights`` is as in `open_artifact`.
+    uses, signatures are not checked. ``copy_weights`` is the parameter of `open_artifact`.
     """
     folder = ArtifactFiles(path_of(path, "path"))
     try:

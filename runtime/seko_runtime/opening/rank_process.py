@@ -1,6 +1,7 @@
-"""The program of one rank's process: opens the artifact as that rank, and answers the caller's commands.
+"""The program of one rank's process (one process for each GPU): it opens the artifact as that rank, and answers the
+caller's commands.
 
-python -m seko_runtime.opening.rank_process DESCRIPTOR
+Usage: python -m seko_runtime.opening.rank_process DESCRIPTOR
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ JOIN_S = 300.0  # seconds for all processes to open the artifact and join the pr
 
 
 def begin(rank: int, facts: _Facts) -> tuple[Handler, _Facts]:
-    """Join the process group and open the artifact; return the command handler, and facts that must be equal in all
+    """Join the process group and open the artifact; return the handler of commands, and facts that must be equal in all
     ranks."""
     artifact, begun = joined(rank, facts)
     answer = commands_of(rank, artifact)
@@ -38,7 +39,7 @@ def begin(rank: int, facts: _Facts) -> tuple[Handler, _Facts]:
 
 
 def joined(rank: int, facts: _Facts) -> tuple[OpenArtifact[Any], _Facts]:
-    """Open the artifact as this rank; return it with the facts that must be equal in all ranks. ``facts`` are those
+    """Open the artifact as this rank; return it with the facts that must be equal in all ranks. ``facts`` is the result
     of `rank_facts`."""
     from seko_runtime.backends.rank_group import join_ranks
 
@@ -52,7 +53,7 @@ def joined(rank: int, facts: _Facts) -> tuple[OpenArtifact[Any], _Facts]:
 
 
 def commands_of(rank: int, artifact: OpenArtifact[Any]) -> RankCommands:
-    """Return the command handler of a rank's open artifact."""
+    """Return the handler of commands for a rank's open artifact."""
     workload = workload_of(artifact.manifest.workload.kind)
     return RankCommands(
         rank, artifact.manifest, artifact.engines.open_rows, workload.rank_commands, artifact.engines.stats

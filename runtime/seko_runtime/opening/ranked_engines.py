@@ -1,6 +1,6 @@
 """The engines of an artifact that several processes replay together: the calling process's side.
 
-The processes run `rank_process`.
+The processes run the module `rank_process`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def open_ranked(
     trust: str | Path | None,
     copy_weights: bool,
 ) -> OpenArtifact[Any]:
-    """Open an artifact of several ranks, in a process for each rank. Under torchrun the processes of ranks other than
-    0 do not return from this function.
+    """Open an artifact of several ranks, in one process for each rank (GPU). Under torchrun the processes of ranks
+    other than 0 do not return from this function.
 
     Parameters
     ----------
@@ -46,16 +46,16 @@ def open_ranked(
     path, trust, copy_weights
         The arguments of `open_artifact` with these names.
     manifest, digest
-        The artifact's manifest and digest; every process must find the same digest.
+        The artifact's manifest and its digest. Every process must find the same digest.
     device : str
-        ``cuda:N`` is the device of rank 0; rank i has device N + i.
+        Device of rank 0, such as ``cuda:N``; rank i then has device N + i.
 
     Raises
     ------
     RankLostError
-        If a process is lost, or finds another artifact.
+        If the process of a rank is lost, or finds another artifact.
     EnvironmentLacksError
-        If there are too few GPUs.
+        If the machine has too few GPUs.
     SystemExit
         Under torchrun, in the processes of ranks other than 0, when rank 0's process has closed the artifact.
     """
@@ -81,9 +81,10 @@ def open_ranked(
 
 
 class RankedEngines:
-    """`Engines` in the processes of a `RankGroup`.
+    """The engines of an open artifact in the processes of several ranks, with the interface `Engines`.
 
-    Only one session or pool can be open at a time: with two, ranks might start their collectives in different orders.
+    Only one session or pool can be open at a time: with two of them, ranks might start their collectives in different
+    orders.
 
     Parameters
     ----------
@@ -99,11 +100,11 @@ class RankedEngines:
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """The ids of the processes, by rank."""
+        """Ids of the ranks' processes, in the order of the ranks."""
         return self._group.processes
 
     def open_rows(self, options: Mapping[str, Any]) -> Rows[Any, Any]:
-        """Open the artifact's rows in all processes; UsageError if a session or pool is open already."""
+        """Open the rows of a pool in all processes; UsageError if a session or pool is open already."""
         if self._last is not None and not self._last.closed:
             raise UsageError(
                 "an artifact of several ranks has one session or pool at a time: close the open one"
@@ -112,12 +113,12 @@ class RankedEngines:
         return self._last
 
     def wrap(self, wrap: Wrap) -> NoReturn:
-        """Raise a UsageError: engines and graphs are in other processes."""
+        """Raise a UsageError, because engines and graphs are in other processes."""
         del wrap
         self._refuse()
 
     def without_capture(self) -> NoReturn:
-        """Raise a UsageError: engines and graphs are in other processes."""
+        """Raise a UsageError, because engines and graphs are in other processes."""
         self._refuse()
 
     def stats(self) -> Mapping[str, int]:
@@ -126,7 +127,7 @@ class RankedEngines:
         return counters
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes of all ranks."""
         self._group.close()
 
     def _refuse(self) -> NoReturn:

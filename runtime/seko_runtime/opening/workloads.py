@@ -1,4 +1,4 @@
-"""The registry of workloads: built-in ones, those of installed distributions, and those registered in this
+"""The registry of workloads: built-in workloads, workloads of installed distributions, and workloads registered in this
 process."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def register_workload(workload: RuntimeWorkload[Any]) -> None:
     Raises
     ------
     UsageError
-        If the argument is no workload, or has the kind of a built-in one.
+        If the argument is not a workload, or has the kind of a built-in workload.
     """
     if not isinstance(workload, RuntimeWorkload):
         raise UsageError(f"workload is a {type(workload).__name__}, expected a RuntimeWorkload")
@@ -38,7 +38,7 @@ def register_workload(workload: RuntimeWorkload[Any]) -> None:
 
 
 def workload_of(kind: str) -> RuntimeWorkload[Any]:
-    """Return the workload of a kind.
+    """Return the workload with this kind, such as ``video``.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def workload_of(kind: str) -> RuntimeWorkload[Any]:
 
 
 def workload_of_document(document: bytes) -> RuntimeWorkload[Any]:
-    """Return the workload that an untrusted manifest names; ManifestError if it names none that is known."""
+    """Return the workload that an untrusted manifest names; ManifestError if it names no known workload."""
     return workload_of(parse_manifest(document, Manifest).workload.kind)
 
 

@@ -1,1 +1,2 @@
-"""The processes that replay one artifact together: how they are started, messaged and ended. Knows no workload."""
+"""The processes (one for each GPU) that replay one artifact together: how they are started, messaged and ended. This
+package knows no workload."""

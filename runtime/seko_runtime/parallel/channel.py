@@ -38,14 +38,14 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, message: Mapping[str, Any] | Packed) -> None:
-        """Send a message, given as a `Packed` or as an argument of `pack`.
+        """Send a message to the other process, given as a `Packed` or as an argument of `pack`.
 
         Raises
         ------
         UsageError
             If the message cannot be packed; nothing is sent.
         OSError
-            If the other end is gone.
+            If the other process has closed its end.
         """
         packed = message if isinstance(message, Packed) else pack(message)
         with self._sending:
@@ -56,7 +56,8 @@ class Channel:
                     remaining = remaining[os.write(self.connection.fileno(), remaining) :]
 
     def send_at_once(self, message: Mapping[str, Any]) -> bool:
-        """Send a short message without arrays if that is possible without waiting; return whether it was sent."""
+        """Send a short message without arrays to the other process if that is possible without waiting; return whether
+        it was sent."""
         if not self._sending.acquire(blocking=False):
             return False
         try:
@@ -70,12 +71,12 @@ class Channel:
             self._sending.release()
 
     def receive(self) -> dict[str, Any]:
-        """Wait for the next message and return it.
+        """Wait for the next message from the other process and return it.
 
         Raises
         ------
         EOFError, OSError
-            If the other end is gone.
+            If the other process has closed its end.
         """
         read = json.loads(self.connection.recv_bytes())
         arrays = []
@@ -96,7 +97,7 @@ class Channel:
             return peer_of(own)[0]
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end of the connection."""
         self.connection.close()
 
 
@@ -110,7 +111,7 @@ class Packed:
     def with_more(self, message: Mapping[str, Any], *, within: str) -> Packed:
         """Return a new message with one entry, ``within``: this message with further entries.
 
-        Parts that are packed already are not packed again.
+        Entries that are packed already are not packed again.
         """
         packer = _Packer(list(self.arrays))
         more = packer.part(message, within, 0)
@@ -184,7 +185,7 @@ class _Packer:
 
 
 def _head(packed: Packed) -> bytes:
-    """Return the JSON text of a message, which is sent before its arrays."""
+    """Return the JSON text of a message, which is sent before the message's arrays."""
     table = [[array.dtype.str, list(array.shape)] for array in packed.arrays]
     return json.dumps({"message": packed.parts, "arrays": table}).encode()
 
@@ -199,7 +200,7 @@ def _unpacked(part: Any, arrays: Sequence[NDArray[Any]]) -> Any:
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
-    """Return the memory of a contiguous array, without a copy."""
+    """Return the memory of a contiguous array as bytes, without a copy."""
     return array.reshape(-1).view(np.uint8).data
 
 

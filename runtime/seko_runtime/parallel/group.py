@@ -46,7 +46,7 @@ class Answers:
     patient : bool
         Whether processes may be idle for a while, for example while they load libraries.
     results, faults : dict
-        For each rank that has answered, the answer, or the class and message of the rank's error.
+        For each rank that has answered, its answer, or the class and message of its error.
     first_fault_s : float or None
         Time at which the first rank failed.
     """
@@ -59,12 +59,12 @@ class Answers:
 
     @property
     def missing(self) -> frozenset[int]:
-        """The ranks that have not answered yet."""
+        """Numbers of the ranks that have not answered yet."""
         return self.ranks - {*self.results, *self.faults}
 
 
 class RankGroup:
-    """The processes of one open artifact, one for each rank.
+    """The processes of one open artifact: one process for each rank (GPU).
 
     Parameters
     ----------
@@ -75,16 +75,15 @@ class RankGroup:
     facts : mapping
         Facts that each process needs to begin, as a JSON value.
     seconds : float
-        The most seconds that the processes may take to begin.
+        Largest number of seconds that the processes may take to begin.
     meeting : Meeting, optional
-        The place where the processes of the other ranks, which torchrun started, connect to rank 0's; default: this
-        call starts all processes.
+        The place where the processes of the other ranks, which torchrun started, connect to rank 0's process; default:
+        this call starts all processes.
 
     Raises
     ------
     SekoRuntimeError
-        If all processes raised the same error when they began, this error; otherwise a RankLostError if a process did
-        not begin.
+        If all processes raised the same error when they began: this error. If a process did not begin: a RankLostError.
     """
 
     def __init__(
@@ -136,12 +135,12 @@ class RankGroup:
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """Process ids of the ranks, by rank."""
+        """Ids of the ranks' processes, in the order of the ranks."""
         return tuple(member.pid for member in self._members)
 
     @property
     def over(self) -> bool:
-        """Whether the group has ended."""
+        """Whether the group of processes has ended."""
         return self._over is not None
 
     def call(
@@ -154,20 +153,20 @@ class RankGroup:
         seconds: float,
         patient: bool = False,
     ) -> Answers:
-        """Send a command to ranks and wait for their answers.
+        """Send a command to some ranks and wait for their answers.
 
         Parameters
         ----------
         command : str
-            Name of a command of the processes' handler.
+            Name of a command that the processes' handler knows.
         facts : mapping, optional
             Arguments of the command, as `Channel.send` takes them.
         own : sequence of mapping, optional
-            Further arguments for each rank.
+            Further arguments of the command, different for each rank.
         ranks : sequence of int, optional
-            The ranks that get the command; default: all.
+            Numbers of the ranks that get the command; default: all ranks.
         seconds : float
-            Seconds that the answers may take.
+            Largest number of seconds that the answers may take.
         patient : bool
             Whether a process may be idle for a while, for example while it loads libraries or waits for a disk. A
             stopped process is lost in any case.
@@ -177,7 +176,7 @@ class RankGroup:
         UsageError
             If an argument cannot be sent; no rank has received the command.
         SekoRuntimeError
-            If every rank that got the command raised the same error, this error. The group stays usable.
+            If every rank that got the command raised the same error: this error. The group stays usable.
         RankLostError
             If a rank died, hung, or failed alone; the group has ended.
         """
@@ -217,7 +216,7 @@ class RankGroup:
         return answers
 
     def close(self) -> None:
-        """Ask the processes to end, and kill those that do not."""
+        """Ask the processes to end, and kill those that do not end."""
         with self._lock:
             first = self._over is None
             if first:
@@ -292,7 +291,7 @@ class RankGroup:
             raise self._over.with_traceback(None)
 
     def _lose(self, error: SekoRuntimeError) -> None:
-        """End the group because of an error, which every later call raises."""
+        """End the group of processes because of an error, which every later call raises."""
         with self._lock:
             if self._over is None:
                 self._over = error
@@ -305,7 +304,7 @@ class RankGroup:
             self._lock.notify_all()
 
     def _look(self) -> bool:
-        """End the group if a process hangs; return False once the group has ended."""
+        """End the group of processes if one of them hangs; return False once the group has ended."""
         now = time.monotonic()
         with self._lock:
             # this process itself was stopped, so missing heartbeats mean nothing
@@ -327,8 +326,8 @@ class RankGroup:
         return self._over is None
 
     def _hung(self, quiet: Sequence[int], due: set[int]) -> int | None:
-        """Return a rank that hangs, among ranks without recent heartbeats; None if all of them may be working or
-        waiting.
+        """Return the number of a rank that hangs, among ranks without recent heartbeats; None if all of them may be
+        working or waiting.
 
         A compiled engine holds Python's interpreter lock, so a process sends no heartbeats while an engine runs or
         waits for another rank. A process counts as hanging if it is stopped, or if none of the ranks in ``due``,
@@ -357,7 +356,7 @@ class RankGroup:
             self._lock.notify_all()
 
     def _is_gone(self, rank: int) -> None:
-        """End the group because a process has closed its channel."""
+        """End the group of processes because one of them has closed its channel."""
         if self._over is None:
             self._lose(RankLostError(self._how_it_ended(rank)))
 
@@ -378,14 +377,14 @@ class RankGroup:
 
 
 def _watch(group: weakref.ref[RankGroup], ended: threading.Event) -> None:
-    """Watch a group until it has ended or is garbage-collected."""
+    """Watch a group of processes until it has ended or is garbage-collected."""
     while (alive := group()) is not None and alive._look():
         del alive
         ended.wait(_LOOK_S)
 
 
 def _listen(group: weakref.ref[RankGroup], rank: int, channel: Channel) -> None:
-    """Receive messages of one process until the group has ended or is garbage-collected."""
+    """Receive the messages of one process until its group has ended or is garbage-collected."""
     while (alive := group()) is not None and not alive.over:
         del alive
         message: Mapping[str, Any] | None
@@ -434,7 +433,7 @@ def _last_words(file: IO[bytes]) -> str:
 
 
 def _error(kind: str, message: str) -> SekoRuntimeError:
-    """Return an error of the runtime, by the name of its class."""
+    """Return an error of the runtime, made by the name of its class."""
     error_class = getattr(errors, kind, None)
     known = isinstance(error_class, type) and issubclass(error_class, SekoRuntimeError)
     return error_class(message) if known else RankLostError(message)  # type: ignore[misc]

@@ -29,8 +29,8 @@ def started_at(process: int) -> int | None:
 
 
 def _stat(process: int) -> list[str]:
-    """Return the fields of /proc/PID/stat beginning with the state, the third field in proc(5); only "X" if the
-    process is gone."""
+    """Return the fields of /proc/PID/stat beginning with the state, the third field in proc(5); only "X" if the process
+    has ended."""
     try:
         text = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -1,4 +1,5 @@
-"""Ranks whose processes torchrun started: rank 0's process is the caller, and the others connect to it.
+"""Ranks (one process for each GPU) whose processes torchrun started: rank 0's process is the caller, and the others
+connect to it.
 
 All processes meet at a Unix socket in a private folder, whose name they derive from torchrun's environment variables.
 """
@@ -33,9 +34,9 @@ _met: set[Path] = set()  # meeting folders in which this process was rank 0
 
 @dataclass(frozen=True)
 class Joined:
-    """Another rank's process, which torchrun started and waits for, with the interface of `subprocess.Popen`.
+    """The process of another rank, which torchrun started and waits for, with the interface of `subprocess.Popen`.
 
-    The process lives as long as the other end of ``channel`` is open; ``pid`` is its id until then.
+    The process counts as alive while the other end of ``channel`` is open; ``pid`` is its id until then.
     """
 
     pid: int
@@ -51,7 +52,7 @@ class Joined:
             raise subprocess.TimeoutExpired("rank", timeout)
 
     def kill(self) -> None:
-        """Kill the process, unless it has ended."""
+        """Kill the process of the rank, unless it has ended."""
         try:
             self.wait(0)
         except subprocess.TimeoutExpired:
@@ -67,8 +68,8 @@ class Meeting:
     folder: Path
 
     def gather(self, seconds: float) -> list[Joined]:
-        """Return the processes of the other ranks in order; RankLostError if a process is late, UsageError at a
-        second call."""
+        """Return the processes of the other ranks in order; RankLostError if a process is late, UsageError at a second
+        call."""
         if self.folder in _met:
             raise UsageError("under torchrun an artifact of several ranks is opened once")
         with suppress(FileNotFoundError), _private(self.folder):  # left by a killed job of the same name
@@ -107,7 +108,7 @@ class Meeting:
         return [joined[rank] for rank in range(1, self.ranks)]
 
     def connect(self, seconds: float) -> Channel:
-        """Return the channel to rank 0; RankLostError if rank 0 is late."""
+        """Return the channel to rank 0's process; RankLostError if that process is late."""
         deadline = time.monotonic() + seconds
         while True:
             with (
@@ -146,7 +147,7 @@ def meeting_of_torchrun(ranks: int) -> Meeting | None:
 
 
 def _number(name: str) -> int:
-    """Return the number in one of torchrun's environment variables; UsageError if it holds none."""
+    """Return the number in one of torchrun's environment variables; UsageError if the variable holds no number."""
     text = os.environ[name]
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise UsageError(
@@ -156,7 +157,7 @@ def _number(name: str) -> int:
 
 
 def _said_rank(member: socket.socket) -> int | None:
-    """Read the rank that a connected process sends; None if it sends something else."""
+    """Read the rank that a connected process sends; None if the process sends something else."""
     try:
         hello = member.recv(_HELLO.size)  # read no more than this: the following bytes belong to the channel
     except OSError:

@@ -1,6 +1,6 @@
-"""The side of one rank's process: answers the caller's commands in order, and sends a heartbeat twice a second.
+"""The side of one rank's process: it answers the caller's commands in order, and sends a heartbeat twice a second.
 
-The process ends when its caller does. Normally the closed channel shows that at once. If a child of the caller
+The process ends when its caller ends. Normally the closed channel shows that at once. If a child of the caller
 inherited the channel and lives on, the caller's entry in /proc shows it.
 """
 
@@ -25,15 +25,16 @@ Handler = Callable[[str, Mapping[str, Any]], object]
 
 
 def serve(channel: Channel, begin: Callable[[int, Mapping[str, Any]], tuple[Handler, object]]) -> None:
-    """Answer commands until the caller says ``end``, then close the channel. If the caller is gone, the process ends.
+    """Answer the caller's commands until the command ``end``, then close the channel. If the caller has ended, the
+    process ends.
 
     Parameters
     ----------
     channel : Channel
         This process's end of the connection to the caller.
     begin : callable
-        Takes the rank and the arguments of the first command; returns the handler of all later commands, and the
-        answer to the first.
+        Function that takes the rank and the arguments of the first command; it returns the handler of all later
+        commands, and the answer to the first.
     """
     caller = _Caller(channel)
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -75,12 +76,13 @@ def _answered(channel: Channel, answer: Callable[[], object], number: int) -> No
 
 
 class _Caller:
-    """The calling process, as a rank's process sees it.
+    """The process that started this rank's process and sends it commands.
 
     Attributes
     ----------
     folder : Path or None
-        The group's folder, once it is known. The caller removes it; if the caller is gone, its processes do.
+        Folder of the group of processes, once it is known. The caller removes the folder; if the caller has ended, the
+        ranks' processes do.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -89,18 +91,18 @@ class _Caller:
         self.folder: Path | None = None
 
     def lives(self) -> bool:
-        """Return whether the caller still lives; a later process with the same id does not count."""
+        """Return whether the calling process still runs; a later process with the same id does not count."""
         return started_at(self._process) == self._born
 
     def is_gone(self) -> NoReturn:
-        """End this process at once, whatever it is doing."""
+        """End this process at once, whatever it is doing, because the calling process has ended."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(0)
 
 
 def _read(channel: Channel, waiting: queue.SimpleQueue[dict[str, Any]], caller: _Caller) -> None:
-    """Queue messages up to the last; end this process when the caller is gone."""
+    """Put received messages in the queue, up to the last one; end this process when the calling process has ended."""
     command = None
     while command != "end":
         try:

@@ -1,1 +1,1 @@
-"""Sessions of an artifact, for every workload: rows, pools, snapshots, and the order of calls."""
+"""Sessions of an artifact, for every workload: rows of a pool, pools, snapshots, and the order of engine calls."""

@@ -1,4 +1,4 @@
-"""An open artifact: opens sessions and pools, and closes them. Each workload derives its own class of open
+"""An open artifact, which opens and closes sessions and pools. Each workload derives its own class of open
 artifacts."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from seko_runtime.sessions.verdict import GoldenError
 
 
 class Closable(Protocol):
-    """A session or pool."""
+    """A session or pool, which an open artifact closes."""
 
     @property
     def closed(self) -> bool:
@@ -30,7 +30,7 @@ class Closable(Protocol):
 
 @dataclass(frozen=True)
 class OpenedFiles(Generic[ManifestT]):
-    """The manifest, digest, device and recorded tensors that an open artifact keeps after its files are loaded.
+    """The files of an open artifact as far as they are needed later: manifest, digest, device and recorded tensors.
 
     Parameters
     ----------
@@ -41,7 +41,8 @@ class OpenedFiles(Generic[ManifestT]):
     device : str
         The device on which the artifact was opened, such as ``cuda:0``.
     golden : mapping of str to MappedTensor
-        Recorded tensors of the golden file, by name; empty if the artifact has no golden file.
+        The recorded tensors of the golden file, with which `verify` compares, by name; empty if the artifact has no
+        golden file.
     """
 
     manifest: ManifestT
@@ -53,13 +54,13 @@ class OpenedFiles(Generic[ManifestT]):
 class OpenArtifact(Closing, Generic[ManifestT]):
     """An artifact with loaded engines and weights on the device; its sessions share both.
 
-    Made by `open_artifact`. Use it as a context manager, or call `close()`. Any thread may call it: opening and
-    closing wait for each other.
+    `open_artifact` returns an open artifact. Use it as a context manager, or call `close()`. Any thread may call its
+    methods: opening and closing wait for each other.
 
     Parameters
     ----------
     files : OpenedFiles
-        The artifact's files.
+        Manifest, digest, device and recorded tensors of the artifact.
     engines : Engines
         The artifact's engines; closing the artifact closes them.
     """
@@ -72,30 +73,30 @@ class OpenArtifact(Closing, Generic[ManifestT]):
         self._call_lock = CallLock("the artifact is closed; open it again with open_artifact()")
 
     def open_session(self, *arguments: Any, **named: Any) -> Any:
-        """Open a session, which lives until its own `close()` or the artifact's; arguments are the workload's."""
+        """Open a session, which lives until its own `close()` or the artifact's; the workload defines the arguments."""
         raise NotImplementedError
 
     def open_pool(self, *arguments: Any, **named: Any) -> Any:
-        """Open a pool, which lives until its own `close()` or the artifact's; arguments are the workload's."""
+        """Open a pool, which lives until its own `close()` or the artifact's; the workload defines the arguments."""
         raise NotImplementedError
 
     def verify(self) -> Sequence[GoldenError]:
-        """Replay the results in the golden file and compare; return the numeric error of each."""
+        """Replay the results in the golden file and compare; return the numeric error of each result."""
         raise NotImplementedError
 
     def wrap_engines(self, wrap: Wrap) -> None:
-        """Wrap each engine, for all sessions that are opened from now on; used by profilers.
+        """Wrap each engine, for all sessions that are opened from now on. Profilers use this method.
 
         Parameters
         ----------
         wrap : callable
-            Takes an engine's name and the engine; returns a replacement.
+            Function that takes an engine's name and the engine, and returns a replacement.
         """
         self.engines.wrap(wrap)
 
     def without_capture(self) -> AbstractContextManager[None]:
-        """Return a context in which sessions are opened without captured CUDA graphs, for profilers: each engine is
-        called by the host.
+        """Return a context manager in which sessions are opened without captured CUDA graphs, for profilers: the host
+        calls each engine.
         """
         context: AbstractContextManager[None] = self.engines.without_capture()
         return context
@@ -107,11 +108,11 @@ class OpenArtifact(Closing, Generic[ManifestT]):
 
     @property
     def stats(self) -> Mapping[str, int]:
-        """Counters of the backend, such as recompiles."""
+        """Counters of the backend that runs the engines, such as recompiles."""
         return self.engines.stats()
 
     def _keep(self, opened: Closable) -> None:
-        """Note a session or pool, so that `close` closes it, too."""
+        """Note an opened session or pool, so that `close` closes it, too."""
         self._opened = [other for other in self._opened if not other.closed] + [opened]
 
     @machine_faults()

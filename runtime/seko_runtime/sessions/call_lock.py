@@ -1,4 +1,5 @@
-"""The lock of a pool or artifact: one call at a time, and only in the process that opened it."""
+"""The lock of a pool or artifact: one method runs at a time, and only in the process that opened the pool or
+artifact."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class CallLock:
     Parameters
     ----------
     closed : str
-        Message of the SessionClosedError that calls after `last` raise.
+        Message of the SessionClosedError that is raised by calls after `last`.
     """
 
     def __init__(self, closed: str) -> None:
@@ -31,7 +32,7 @@ class CallLock:
         self._process = os.getpid()
 
     def take(self) -> AbstractContextManager[object]:
-        """Return the lock, to be held during a call; it is reentrant.
+        """Return the lock, to be held during a call. The thread that holds the lock may take it again.
 
         The lock itself is returned, so that nothing can come between acquiring it and the ``with`` that releases it.
 
@@ -41,7 +42,7 @@ class CallLock:
             In a forked process: the lock may be held by a thread that does not exist there, and the device must not
             be used.
         SessionClosedError
-            If `last` was called before.
+            If the pool or artifact was closed, that is, `last` was called before.
         """
         self.check_process()
         self.check_open()
@@ -54,12 +55,12 @@ class CallLock:
         return self.lock
 
     def check_open(self) -> None:
-        """Raise a SessionClosedError if `last` was called."""
+        """Raise a SessionClosedError if the pool or artifact was closed, that is, `last` was called."""
         if self._ending:
             raise SessionClosedError(self._closed)
 
     def check_process(self) -> None:
-        """Raise a ForkedProcessError in a process that was forked from the one that made this lock."""
+        """Raise a ForkedProcessError in a process that was forked from the process that made this lock."""
         if self.forked:
             raise ForkedProcessError(
                 f"process {os.getpid()} was forked from process {self._process}, which opened this: sessions and CUDA "
@@ -68,7 +69,7 @@ class CallLock:
 
     @property
     def forked(self) -> bool:
-        """Whether this is not the process that made the lock."""
+        """Whether this process is not the one that made the lock."""
         return os.getpid() != self._process
 
 
@@ -82,7 +83,7 @@ Holder = TypeVar("Holder", bound=_HasCallLock)
 def under_lock(
     method: Callable[Concatenate[Holder, Arguments], Result],
 ) -> Callable[Concatenate[Holder, Arguments], Result]:
-    """Decorator for methods of an object with ``_call_lock``: the lock is held during the call."""
+    """Decorator for methods of an object with ``_call_lock``: the lock is held while the method runs."""
 
     @wraps(method)
     def locked(self: Holder, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:

@@ -1,4 +1,4 @@
-"""Measured durations of a pool's calls, by launch variant and bucket. The caller measures them."""
+"""Measured durations of a pool's engine calls, by launch variant and bucket. The caller measures them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ KEPT = 5  # newest durations, for each variant and bucket
 
 
 class CallTimes:
-    """Measured durations of a pool's calls, in seconds.
+    """Measured durations of a pool's engine calls, in seconds.
 
     Parameters
     ----------
     buckets : sequence of int
-        Rows of each bucket.
+        Numbers of rows that an engine call can carry, one for each bucket.
     proportional : bool
         Whether the expected time of a bucket that has not run grows with its number of rows. Otherwise the expected
         time equals that of the nearest smaller bucket that has run, so that each bucket is tried.
@@ -27,11 +27,11 @@ class CallTimes:
         )
 
     def record(self, variant: Hashable, bucket: int, seconds: float) -> None:
-        """Record the duration of one call; any thread may call this."""
+        """Record the duration of one engine call; any thread may call this method."""
         self._measured[variant, bucket].append(seconds)
 
     def measured(self, variant: Hashable = None) -> dict[int, float]:
-        """Return, for each bucket that has run, the seconds that the longest of the bucket's last `KEPT` calls took."""
+        """Return, for each bucket that has run, the duration in seconds of the longest of its last `KEPT` calls."""
         return {
             bucket: max(self._measured[variant, bucket])
             for bucket in self._buckets
@@ -39,10 +39,10 @@ class CallTimes:
         }
 
     def expected(self, variant: Hashable = None) -> Mapping[int, float]:
-        """Return the seconds that a call of each bucket should take.
+        """Return the seconds that an engine call is expected to take, for each bucket.
 
         For a bucket that has not run, the time of the largest measured bucket is scaled by the number of rows, if calls
-        are ``proportional``. For a variant that has not run, the times of the slowest measured variant are taken.
+        are ``proportional``. For a launch variant that has not run, the times of the slowest measured variant are used.
         Before the first call all expected times are 0 s.
         """
         variants = {known for known, _ in list(self._measured)}
@@ -57,8 +57,8 @@ class CallTimes:
         return {bucket: known.get(bucket, known[largest] * bucket / largest) for bucket in self._buckets}
 
     def slowest(self, *, but: Collection[Hashable] = ()) -> dict[int, float]:
-        """Return the expected seconds of each bucket in the slowest measured variant that is not in ``but``; empty if
-        no such variant has run.
+        """Return the expected seconds of each bucket in the slowest measured launch variant that is not in ``but``;
+        empty if no such variant has run.
         """
         variants = {known for known, _ in list(self._measured) if known not in but}
         expected = [self.expected(variant) for variant in variants]

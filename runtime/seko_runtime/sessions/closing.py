@@ -1,4 +1,4 @@
-"""The base class of artifacts, pools and sessions: context managers that close themselves."""
+"""The base class of artifacts, pools and sessions: context managers that close themselves at the end."""
 
 from __future__ import annotations
 

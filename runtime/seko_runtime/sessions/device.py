@@ -1,4 +1,4 @@
-"""The device side of a pool's rows: buffers, bound programs, captured calls."""
+"""The device side of a pool's rows: their buffers, bound programs and captured calls."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from seko_runtime.sessions.loaded import Loaded
 
 
 class Device:
-    """The buffers of an artifact's rows and the programs bound to them; released as a whole.
+    """The buffers of a pool's rows and the programs bound to them; they are released all together.
 
     Each workload derives its own subclass of `Device`. The constructor must be called inside the memory's `ordered`.
 
     Parameters
     ----------
     loaded : Loaded
-        The artifact.
+        The opened artifact with its engines.
     memory : Memory
-        The rows' memory.
+        The memory of the pool's tensors.
     units : sequence of sequence of str
-        `Contract.units` of the artifact.
+        Programs that run one after another in one kind of call: `Contract.units` of the artifact.
 
     Attributes
     ----------
     host : HostBlock
-        The buffers that the host fills before a call.
+        The buffers that the host fills before an engine call.
     specs, buffers : mapping
         The manifest's buffers and their tensors, by name.
     programs : mapping of str to list of BoundProgram
         The bound programs of this process, by the program's name: one for each of its runs.
     replays : dict
-        Captured graphs, by the key that the workload gave to `capture`.
+        Captured CUDA graphs, by the key that the workload passed to `capture`.
     """
 
     def __init__(self, loaded: Loaded[Any], memory: Memory, units: Sequence[Sequence[str]]) -> None:
@@ -63,42 +63,42 @@ class Device:
         self.replays: dict[Hashable, Callable[[], None]] = {}
 
     def tensors(self, row: int) -> Mapping[str, Tensor]:
-        """Return views of all device tensors of a row, by name; these tensors and the host's state of the row are the
-        row's whole state.
+        """Return views of all device tensors of a row, by name. These tensors and the host's state of the row are the
+        whole state of its session.
         """
         raise NotImplementedError
 
     def join(self) -> None:
-        """Make later device work wait for work that runs at the same time as the calls. The base class has no such
-        work; a workload that has some overrides the method.
+        """Make later work on the device wait for work that runs at the same time as the calls. The base class has no
+        such work; a workload that has some overrides the method.
         """
 
     def row_of(self, buffer: str, row: int) -> Tensor:
-        """Return a view of a row's part of a buffer. An axis of layers stays in front."""
+        """Return a view of the part of a buffer that belongs to a row. An axis of layers stays in front."""
         spec = self.specs[buffer]
         return self._memory.row(self.buffers[buffer], spec.row_axis, row, self._state_rows)
 
     def has_rows(self, buffer: str) -> bool:
-        """Return whether a buffer can be split into rows."""
+        """Return whether a buffer has a part for each row."""
         spec = self.specs[buffer]
         axis = spec.row_axis
         return len(spec.shape) > axis and not spec.shape[axis] % self._state_rows
 
     def run_all(self, programs: Sequence[BoundProgram]) -> None:
-        """Queue programs of one call on the device, in order."""
+        """Queue the programs of one call on the device, in order."""
         with self.layers.unit():
             for program in programs:
                 program.run()
 
     def capture(self, key: Hashable, programs: Sequence[BoundProgram], what: str) -> None:
-        """Capture the programs of a call, which have run before; `launch` replays them.
+        """Capture the programs of a call as a CUDA graph. They must have run before; `launch` replays the graph.
 
         Parameters
         ----------
         key : hashable
-            Key of the call; `launch` takes the same key.
+            Key of the call, which `launch` takes, too.
         programs : sequence of BoundProgram
-            The call's programs, in the order in which they run.
+            The programs of the call, in the order in which they run.
         what : str
             Description of the call for error messages.
         """
@@ -115,7 +115,7 @@ class Device:
         return 0
 
     def drop(self) -> None:
-        """Release graphs first, then the tensors that they use."""
+        """Release the captured graphs first, then the tensors that the graphs use."""
         self.replays.clear()
         self.programs.clear()
         self.buffers.clear()

@@ -1,4 +1,5 @@
-"""The loaded engines of an open artifact, in this process; `opening.ranked_engines` has those of a rank group."""
+"""The loaded engines of an open artifact in this process. The module `opening.ranked_engines` has the engines of
+several ranks."""
 
 from __future__ import annotations
 
@@ -21,37 +22,37 @@ class Engines(Protocol):
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """The ids of the ranks' processes; empty if the engines are in this one."""
+        """Process ids of the ranks; empty if the engines are in this process."""
 
     def open_rows(self, options: Mapping[str, Any]) -> Rows[Any, Any]:
-        """Open the artifact's rows with the workload's options."""
+        """Open the rows of a pool with the workload's options."""
 
     def wrap(self, wrap: Wrap) -> None:
-        """Replace each engine by ``wrap(name, engine)``, for rows that are opened later."""
+        """Replace each engine by ``wrap(name, engine)``, for pools that are opened later."""
 
     def without_capture(self) -> Any:
-        """Return a context in which rows are opened without captured graphs."""
+        """Return a context manager in which pools are opened without captured CUDA graphs."""
 
     def stats(self) -> Mapping[str, int]:
-        """Return the backend's counters."""
+        """Return the counters of the backend that runs the engines."""
 
     def close(self) -> None:
-        """Release engines and weights."""
+        """Release the engines and weights of the artifact."""
 
 
 class LocalEngines:
-    """Engines and weights in this process.
+    """The engines and weights of an artifact, loaded in this process.
 
     Parameters
     ----------
     loaded : Loaded
-        The artifact; its memory is made by the backend.
+        The loaded artifact, whose memory the backend makes.
     backend : Backend
-        The backend that loaded the engines; closing the engines closes it.
+        The backend that loaded the engines; `close` closes the backend, too.
     weights_memory : Memory
         The memory in which the weights are allocated.
     open_rows : callable
-        `RuntimeWorkload.open_rows`.
+        Function that opens the rows of a pool: `RuntimeWorkload.open_rows`.
     """
 
     processes: tuple[int, ...] = ()
@@ -64,19 +65,19 @@ class LocalEngines:
         self.loaded: Loaded[Any] | None = replace(loaded, memory=self._new_memory)
 
     def open_rows(self, options: Mapping[str, Any]) -> Rows[Any, Any]:
-        """Open the artifact's rows."""
+        """Open the rows of a pool."""
         assert self.loaded is not None, "the artifact that holds these engines is closed"
         return self._open_rows(self.loaded, options)
 
     def wrap(self, wrap: Wrap) -> None:
-        """Replace each engine by ``wrap(name, engine)``, for rows that are opened later."""
+        """Replace each engine by ``wrap(name, engine)``, for pools that are opened later."""
         assert self.loaded is not None, "the artifact that holds these engines is closed"
         wrapped = {name: wrap(name, engine) for name, engine in self.loaded.engines.items()}
         self.loaded = replace(self.loaded, engines=wrapped)
 
     @contextmanager
     def without_capture(self) -> Iterator[None]:
-        """Context in which rows are opened without captured graphs."""
+        """Context manager in which pools are opened without captured CUDA graphs."""
         self._captures = False
         try:
             yield
@@ -84,11 +85,11 @@ class LocalEngines:
             self._captures = True
 
     def stats(self) -> Mapping[str, int]:
-        """Return the backend's counters."""
+        """Return the counters of the backend that runs the engines."""
         return self.backend.stats()
 
     def close(self) -> None:
-        """Release engines and weights."""
+        """Release the engines and weights of the artifact."""
         self.loaded = None
         self.backend.close()
         self._weights_memory.close()

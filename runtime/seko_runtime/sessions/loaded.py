@@ -27,26 +27,26 @@ class TokenIds(Protocol):
 
 @dataclass(frozen=True)
 class Loaded(Generic[ManifestT]):
-    """A loaded artifact: manifest, engines and weights, from which rows are made.
+    """A loaded artifact: manifest, engines and weights, from which pools are made.
 
     Parameters
     ----------
     manifest : Manifest
-        The artifact's manifest; the table of files in it is not used.
+        The artifact's manifest; its table of files is not used.
     programs : Programs
-        The manifest's programs, resolved.
+        The manifest's programs, with every reference to a tensor resolved.
     engines : Mapping[str, Engine]
         The engines by name: callables ``list[tensor] -> list[tensor]``.
     weights : Mapping[str, tensor]
         The weights by name, as tensors on the device.
     memory : callable
-        Returns a new `Memory`, which the caller owns and closes.
+        Function that returns a new `Memory`, which the caller owns and closes.
     tokens : TokenIds, optional
         The artifact's tokenizer.
     digest : str
-        The artifact's digest.
+        SHA-256 of the manifest's file, hexadecimal.
     rank : RankPlace
-        The rank of this process among those that run each call together.
+        The number of this process among the ranks that run each call together.
     """
 
     manifest: ManifestT

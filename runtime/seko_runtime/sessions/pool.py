@@ -1,7 +1,8 @@
-"""A pool: sessions of one row each that come and go; each call carries some of them.
+"""A pool: sessions that come and go, each with one row of the pool's memory. An engine call carries some of the
+sessions.
 
-A session ends by its `close`, when its lease runs out, or when it is garbage-collected. A session may miss any number
-of calls.
+A session ends by its `close`, when its lease runs out, or when it is garbage-collected. A session may take part in as
+few engine calls as it wants.
 
 The number of a session's row is stored in one place, `RowSession._place`, and changed by one assignment. The pool
 computes its free rows from its sessions, so that an error or Ctrl-C between two lines cannot make a row both free and
@@ -44,20 +45,20 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class QueuedCall(Generic[SessionT, ResultT]):
-    """A call that is queued and may still run.
+    """An engine call that is queued and may still run.
 
     Parameters
     ----------
     results : list of (session, result)
-        The sessions that the call carries, sorted by due time, and their results.
+        The sessions that the call carries, sorted by due time, each with its result.
     wait : callable
-        Waits for the call to end; any thread may call this function, without the pool's lock.
+        Function that waits for the end of the engine call; any thread may call this function, without the pool's lock.
     variant : hashable
-        Launch variant of the call's rows.
+        Launch variant of the call's rows; only rows of one variant share a launch.
     bucket : int
-        The call's bucket: the number of rows that its engines compute.
+        Number of rows that the engines compute in this call.
     began : float
-        When the call was queued, in seconds of the pool's clock.
+        Time at which the call was queued, in seconds of the pool's clock.
     """
 
     results: list[tuple[SessionT, ResultT]]
@@ -68,31 +69,31 @@ class QueuedCall(Generic[SessionT, ResultT]):
 
 
 class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
-    """A pool: the rows of an artifact, each for one session. Each workload derives its own class of pools.
+    """A pool: memory for a fixed number of sessions, one row each. Each workload derives its own class of pools.
 
-    If the artifact was built with ``--sessions``, a call carries some of the sessions; otherwise each call carries
-    all rows.
+    If the artifact was built with ``--sessions``, an engine call carries some of the sessions; otherwise each call
+    carries all rows.
 
     All methods of a pool and its sessions may be called from any thread: one call runs at a time, and the others wait.
-    In a process forked from the one that opened the pool they raise a ForkedProcessError.
+    In a process forked from the process that opened the pool they raise a ForkedProcessError.
 
     Parameters
     ----------
     rows : Rows
-        The artifact's rows, prepared. The pool owns them.
+        The rows of the pool, ready to run. The pool owns them.
     kind : type
         Class of the sessions that the pool opens.
     digests : sequence of str
-        The artifact's digest and its `content_digest`, which snapshots name.
+        The artifact's digest and its `content_digest`, which snapshots contain.
     clock : callable
-        Returns seconds, for leases.
+        Function that returns the time in seconds, used for leases and due times.
     snapshot_key : bytes, optional
         Key of the snapshots that sessions save and the pool restores: a secret of at least 32 bytes.
 
     Attributes
     ----------
     call_times : CallTimes
-        Measured times of the calls that `serve_next` made.
+        Measured times of the engine calls that `serve_next` made.
     """
 
     def __init__(
@@ -121,22 +122,22 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
     def _open(
         self, begin: Callable[[int], None], name: str, lease_s: float | None, tenant: str | None
     ) -> SessionT:
-        """Open a session on a free row, which is cleared of its last session's state.
+        """Open a session on a free row of the pool, which is cleared of its last session's state.
 
         Parameters
         ----------
         begin : callable
-            Takes the number of the cleared row and sets what its session begins with. If it fails, the row stays
-            free.
+            Function that takes the number of the cleared row and sets the state with which its session begins. If the
+            function fails, the row stays free.
         name, lease_s, tenant
-            Name in messages, lease in seconds and owner of the session; see `RowSession`.
+            Name of the session in error messages, its lease in seconds and its owner; see `RowSession`.
 
         Raises
         ------
         PoolFullError
-            If every row is taken.
+            If every row of the pool belongs to a session.
         UsageError
-            If an argument does not fit.
+            If an argument of the session is invalid.
         SessionClosedError
             If the pool is closed.
         """
@@ -156,8 +157,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         lease_s: float | None = None,
         tenant: str | None = None,
     ) -> SessionT:
-        """Open a session from a snapshot file. The session's next result has the same bytes as that of the saved
-        session.
+        """Open a session from a snapshot file. The session's next result has the same bytes as the next result of the
+        saved session.
 
         Other sessions of the pool continue while the snapshot is read. A snapshot names no tenant: the session
         belongs to ``tenant``.
@@ -167,17 +168,17 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         path : path or bytes-like
             The snapshot file, or the file's content: the joined pieces of `Snapshot.blocks`.
         name, lease_s, tenant
-            Name in messages, lease in seconds and owner of the session; see `RowSession`.
+            Name of the session in error messages, its lease in seconds and its owner; see `RowSession`.
 
         Raises
         ------
         SnapshotError
-            If ``path`` is no regular file, or the snapshot is damaged, of another artifact, or not written with the
+            If ``path`` is not a regular file, or the snapshot is damaged, of another artifact, or not written with the
             pool's key.
         PoolFullError
-            If every row is taken.
+            If every row of the pool belongs to a session.
         UsageError
-            If ``lease_s`` is no finite number above 0, or ``tenant`` no name.
+            If ``lease_s`` is not a finite number above 0, or ``tenant`` is not a name.
         """
         source = path if isinstance(path, Content) else path_of(path, "path")
         name, lease_s, tenant = checked_name(name), checked_lease(lease_s), checked_tenant(tenant)
@@ -193,21 +194,21 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             return self._opened_on(row, name, lease_s, tenant)
 
     def _run(self, sessions: Sequence[SessionT], given: Sequence[GivenT] | None) -> list[ResultT]:
-        """Run one call of several sessions; return the result of each session. If the call fails, no session has
-        advanced.
+        """Run one engine call for several sessions; return the result of each session. If the call fails, no session
+        has advanced.
 
         Parameters
         ----------
         sessions : sequence of RowSession
-            Distinct sessions of this pool, at most as many as the largest bucket has rows; if the artifact was built
-            without ``--sessions``, the sessions of all rows.
+            Distinct sessions of this pool, at most as many as the largest engine call carries; if the artifact was
+            built without ``--sessions``, the sessions of all rows.
         given : sequence or None
-            The caller's inputs of each session; None for none, which not every workload accepts.
+            The inputs that the caller supplies for each session; None for no inputs, which some workloads refuse.
 
         Raises
         ------
         UsageError
-            If the sessions do not fit into one call.
+            If there are too many sessions, or other sessions than those of all rows where every call carries all rows.
         SessionClosedError
             If one of the sessions has ended.
         """
@@ -229,7 +230,7 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             return results
 
     def _run_all(self, rows: Sequence[int], given: Sequence[GivenT] | None) -> list[ResultT]:
-        """Run a call of an artifact whose calls carry all rows; return the results in the order of ``rows``."""
+        """Run an engine call of an artifact whose calls carry all rows; return the results in the order of ``rows``."""
         if len(rows) < self._buckets[-1]:
             raise UsageError(
                 f"a call of {len(rows)} sessions; this artifact was built with --batch {self._buckets[-1]} and without "
@@ -248,35 +249,36 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         among: Collection[RowSession] | None = None,
         in_one: bool = False,
     ) -> list[tuple[SessionT, ResultT]]:
-        """Run the call that the scheduler chooses among the sessions that have asked for a result, and wait for it.
+        """Run the engine call that the scheduler chooses among the sessions that have requested a result, and wait for
+        it.
 
         The pool is unlocked while the device works, so that other threads can open and close sessions and request
-        results. The call's duration goes into `call_times`, which the scheduler uses. If the call fails, no session
-        has advanced and all requests stay.
+        results. The call's duration is recorded in `call_times`, which the scheduler uses. If the call fails, no
+        session has advanced and all requests stay.
 
         Parameters
         ----------
         now : float, optional
-            Seconds of the pool's clock.
+            Present time in seconds of the pool's clock.
         among : collection of sessions, optional
-            The sessions to choose from; default: all that have asked.
+            The sessions among which the scheduler chooses; default: all that have requested a result.
         in_one : bool
-            Whether one call carries all sessions of ``among``, whatever their due times; used to measure how long a
-            bucket takes.
+            Whether one call carries all sessions of ``among``, whatever their due times. This is used to measure how
+            long a call of so many rows takes.
 
         Returns
         -------
         list of (session, result)
-            The sessions that the call carried, sorted by due time, and their results. Empty if no running session has
-            requested a result; for an artifact without ``--sessions``, empty until the sessions of all rows have
+            The sessions that the call carried, sorted by due time, and their results. The list is empty if no running
+            session has requested a result; for an artifact without ``--sessions``, until the sessions of all rows have
             requested one.
 
         Raises
         ------
         UsageError
-            If ``in_one`` is set and one call cannot carry all these sessions.
+            If ``in_one`` is true and one engine call cannot carry all these sessions.
         SekoRuntimeError
-            If the call that the scheduler chose fails, the error that this call raised. If a single session is refused,
+            If the call that the scheduler chose fails: the error that this call raised. If a single session is refused,
             for example because its row is inconsistent, the message names that session and the session's request is
             dropped, so that the next call serves the others.
         """
@@ -292,8 +294,9 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         among: Collection[RowSession] | None = None,
         in_one: bool = False,
     ) -> QueuedCall[SessionT, ResultT] | None:
-        """Queue the call that `serve_next` runs, without waiting for it; None if there is none, or if it failed and
-        whoever waits for its sessions is told. Parameters and errors as `serve_next` has them."""
+        """Queue the engine call that `serve_next` runs, without waiting for it. The result is None if there is no call
+        to run, or if the call failed and the threads that wait for its sessions get the error. Parameters and errors
+        are those of `serve_next`."""
         with self._call_lock.take():
             self.reap()
             self._rows.check_open()
@@ -342,15 +345,16 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
             return QueuedCall(served, self._rows.calls_done(), variants[call.sessions[0]], call.bucket, began)
 
     def _await(self, queued: QueuedCall[SessionT, ResultT], ended: float = -math.inf) -> float:
-        """Wait for a call and record its time, from when it was queued or the call before it ``ended``; return when
-        it ended, on the pool's clock."""
+        """Wait for an engine call and record its duration; return the time at which it ended, on the pool's clock. The
+        duration counts from when the call was queued, or from ``ended``, the end of the call before it."""
         queued.wait()
         now = self._clock()
         self.call_times.record(queued.variant, queued.bucket, now - max(queued.began, ended))
         return now
 
     def _one_call(self, variants: Sequence[Hashable]) -> NextCall:
-        """Return the call that carries all sessions of these variants; UsageError if none does."""
+        """Return the engine call that carries all sessions of these launch variants; UsageError if no single call
+        can."""
         buckets = [rows for rows in self._buckets if rows >= len(variants)]
         if not buckets or len(set(variants)) > 1:
             raise UsageError(
@@ -360,22 +364,23 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         return NextCall(tuple(range(len(variants))), buckets[0])
 
     def _eligible(self, asked: list[tuple[int, SessionT, Request]]) -> list[tuple[int, SessionT, Request]]:
-        """Return the sessions with their rows, of all that have asked, of which the next call may carry some."""
+        """Return the sessions that the next engine call may carry, with their rows."""
         return asked
 
     def _served(self, session: SessionT, result: ResultT) -> None:
-        """Note that a call with a session is queued: its request is met, unless the workload says otherwise."""
+        """Note that an engine call with a session is queued: this fulfils the session's request, unless the workload
+        says otherwise."""
         del result
         session._request = None
 
     def _told(self, sessions: Sequence[SessionT], error: SekoRuntimeError) -> bool:
-        """Return whether a failed call's error reaches the threads that wait for its sessions in another way."""
+        """Return whether the threads that wait for a failed call's sessions get the call's error in another way."""
         del sessions, error
         return False
 
     def _check_request(self, row: int, session: SessionT, request: Request) -> None:
-        """Check a request again before its call; if the row refuses it, drop the request and raise an error that
-        names the session."""
+        """Check a session's request again before its call. If the row refuses it, drop the request and raise an error
+        that names the session."""
         try:
             self._rows.check([row], [request.given])
         except SekoRuntimeError as error:
@@ -386,7 +391,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         """End the running and paused sessions whose lease has run out; return their names and those of leaked
         sessions.
 
-        A leaked session was garbage-collected without `close`, which freed its row; it is reported here.
+        A leaked session is one that was garbage-collected without `close`; its row is free already, and this method
+        reports it.
         """
         with self._call_lock.take():
             names = [self._lost.popleft() for _ in range(len(self._lost))]
@@ -402,23 +408,23 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
 
     @property
     def sessions(self) -> list[SessionT]:
-        """Open sessions that are not paused, by row."""
+        """The open sessions of the pool that are not paused, by row number."""
         rows = self._sessions_by_row()
         return [rows[row] for row in sorted(rows)]
 
     @property
     def capacity(self) -> int:
-        """Number of sessions that can hold a row at a time."""
+        """Number of sessions that can run in the pool at a time."""
         return self._rows.manifest.rows
 
     @property
     def free(self) -> int:
-        """Number of free rows."""
+        """Number of rows of the pool that belong to no session."""
         return self.capacity - len(self._sessions_by_row())
 
     @property
     def session_bytes(self) -> int:
-        """Bytes that one session's state takes on the device."""
+        """Size in bytes of one session's state on the device."""
         with self._call_lock.take():
             return self._rows.layout().nbytes
 
@@ -431,8 +437,8 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         """End all sessions and free all memory; sessions that are still open are reported. A second call does
         nothing.
 
-        `close` waits for the running call; calls that wait for the lock raise a SessionClosedError. `close` does
-        nothing in a process that was forked after the pool was opened.
+        `close` waits for the running call; calls that wait for the lock raise a SessionClosedError. In a process that
+        was forked after the pool was opened `close` does nothing.
         """
         if self._call_lock.forked:
             return
@@ -448,14 +454,14 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
                 warnings.warn(f"session {session.name!r} was never closed", SessionLeakWarning, stacklevel=2)
 
     def _sessions_by_row(self) -> dict[int, SessionT]:
-        """Return the session of each taken row."""
+        """Return the session of each row that belongs to one."""
         known = [session for member in list(self._members) if (session := member()) is not None]
         placed = [(session._row, session) for session in known]
         return {row: session for row, session in placed if row is not None}
 
     def _vacant_row(self) -> int:
-        """Return the number of a free row, or raise a PoolFullError, whose message names no other session or
-        tenant."""
+        """Return the number of a free row of the pool, or raise a PoolFullError, whose message names no other session
+        or tenant."""
         self._rows.check_open()
         taken_rows = self._sessions_by_row()
         row = next((row for row in range(self.capacity) if row not in taken_rows), None)
@@ -468,15 +474,15 @@ class RowPool(Closing, Generic[SessionT, GivenT, ResultT]):
         return row
 
     def _free_row(self, tenant: str | None) -> int:
-        """Clear a free row, prepare it for a tenant and return its number. The row counts as free until a session
-        takes it."""
+        """Clear a free row of the pool, prepare it for a tenant and return its number. The row counts as free until a
+        session takes it."""
         row = self._vacant_row()
         self._rows.reserve(row)
         self._rows.begin_owner(row, tenant)
         return row
 
     def _opened_on(self, row: int, name: str, lease_s: float | None, tenant: str | None) -> SessionT:
-        """Return a new session on a prepared row. If this fails, the row stays free."""
+        """Return a new session on a prepared row. If the session cannot be made, the row stays free."""
         self._named += 1
         session = self._kind(self, name or f"session-{self._named}", lease_s, tenant)
         session.renew()

@@ -1,4 +1,4 @@
-"""The rank of this process, and the programs that rank 0 alone runs."""
+"""The rank of this process (one process runs on each GPU), and the programs that rank 0 alone runs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from seko_runtime.executor.resolved import Programs
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The rank of a process, and how it shares results with the other ranks.
+    """The rank of a process, and the function by which it shares results with the other ranks.
 
     Parameters
     ----------
     number : int
-        The rank of the process, from 0.
+        Number of the rank, from 0.
     share : callable, optional
-        Queues a broadcast: the copy of a contiguous tensor of rank 0 into the same tensor of all other ranks. Every
-        rank calls it. None if there is only one rank.
+        Function that queues a broadcast: the copy of a contiguous tensor of rank 0 into the same tensor of all other
+        ranks. Every rank calls it. None if there is only one rank.
     first_alone : collection of str
-        Programs that rank 0 alone runs, such as encoders; it broadcasts their results.
+        Names of programs that rank 0 alone runs, such as encoders. Rank 0 broadcasts the results of these programs.
     """
 
     number: int = 0
@@ -31,11 +31,12 @@ class RankPlace:
     first_alone: Collection[str] = ()
 
     def runs(self, program: str) -> bool:
-        """Return whether this process runs a program."""
+        """Return whether this rank runs a program."""
         return not self.number or self.share is None or program not in self.first_alone
 
     def spared(self, programs: Programs) -> tuple[set[str], set[str]]:
-        """Return the names of engines and weights that no program of this rank uses."""
+        """Return the names of engines and weights that no program of this rank uses, so that they need not be
+        loaded."""
 
         def used(ours: bool) -> tuple[set[str], set[str]]:
             runs = [runs for name, runs in programs.items() if self.runs(name) == ours]
@@ -53,8 +54,8 @@ class RankPlace:
         bound: Mapping[str, Sequence[BoundProgram]],
         buffers: Mapping[str, Tensor],
     ) -> dict[str, BoundProgram | FirstRanksProgram]:
-        """Return those of the named programs that the artifact has. Rank 0 runs each program and broadcasts the
-        program's results.
+        """Return the named programs, as far as the artifact has them. Rank 0 runs each of them and broadcasts the
+        results to the other ranks.
 
         Parameters
         ----------
@@ -63,9 +64,9 @@ class RankPlace:
         programs : Programs
             The artifact's programs.
         bound : mapping of str to sequence of BoundProgram
-            The bound programs of this process.
+            The bound programs of this process, by name.
         buffers : mapping of str to tensor
-            The artifact's buffers, by name.
+            The tensors of the pool, by the names of their buffers.
         """
         shared: dict[str, BoundProgram | FirstRanksProgram] = {}
         for name in names:
@@ -102,7 +103,7 @@ class FirstRanksProgram:
     share: Callable[[Tensor], None]
 
     def run(self) -> None:
-        """Run the program on rank 0 and broadcast its results.
+        """Run the program on rank 0 and broadcast its results to the other ranks.
 
         Raises
         ------

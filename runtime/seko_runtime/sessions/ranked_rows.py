@@ -1,4 +1,4 @@
-"""Rows of several ranks: the caller's side over a rank group, and the commands that each rank answers.
+"""The rows of an artifact of several ranks: the caller's side, and the commands that each rank's process answers.
 
 Every rank holds all rows and gets the same commands in the same order, so that the host's state of the rows is equal
 in all ranks. Results are read from rank 0. Tensors that are split across ranks (`split_axes`) are read from every
@@ -33,11 +33,11 @@ Command = Callable[[Any, Facts], object]  # takes a rank's rows and the command'
 
 
 class Group(Protocol):
-    """The part of `RankGroup` that ranked rows use."""
+    """The interface of a group of rank processes, as far as ranked rows use it."""
 
     @property
     def over(self) -> bool:
-        """Whether the group has lost a rank and ended."""
+        """Whether the group has ended because a rank was lost."""
 
     def call(
         self,
@@ -60,11 +60,11 @@ class RankedRows(Generic[ManifestT]):
     manifest : Manifest
         The artifact's manifest.
     group : Group
-        The processes of the ranks.
+        The processes of the ranks, one for each GPU.
     form : StateForm
-        Form of the rows' states, given by the workload.
+        How a row's state is written to files and messages, as the workload defines it.
     options : mapping
-        Options of the rows, by name, which each rank's process gets.
+        Options of the pool, by name, which are sent to each rank's process.
     """
 
     def __init__(self, manifest: ManifestT, group: Group, form: StateForm, options: Facts) -> None:
@@ -75,24 +75,25 @@ class RankedRows(Generic[ManifestT]):
         self.asked("open", {"options": dict(options)}, patient=True)
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """Set the owner of a row. If a rank was lost, do nothing, so that sessions can still be closed."""
+        """Set the owner of a row. If a rank was lost, this method does nothing, so that sessions can still be
+        closed."""
         if not self._open_group().over:
             self.asked("begin_owner", {"row": row, "tenant": tenant})
 
     def reserve(self, row: int) -> None:
-        """Allocate what the host needs for a row."""
+        """Allocate the host memory that a row needs."""
         self.asked("reserve", {"row": row})
 
     def forget(self, row: int) -> None:
-        """Queue zeros into all tensors of a row."""
+        """Queue zeros into all tensors of a row of the pool."""
         self.asked("forget", {"row": row})
 
     def free_bytes(self) -> int:
-        """Return the free memory of rank 0's device."""
+        """Return the free memory of rank 0's device in bytes."""
         return int(self.asked("free_bytes")[0])
 
     def layout(self) -> RowLayout:
-        """Return name, shape and dtype of each tensor of a row's state, joined over all ranks."""
+        """Return the name, shape and dtype of each tensor of a row's state, joined over all ranks."""
         if self._layout is None:
             layout, axes = self.asked("layout")[0], split_axes(self.manifest)
             parts: dict[str, dict[str, TensorSpec]] = {"tensors": {}, "arrays": {}}
@@ -106,7 +107,7 @@ class RankedRows(Generic[ManifestT]):
         return self._layout
 
     def store(self, row: int) -> RowState:
-        """Copy a row's state to the host, joined over all ranks."""
+        """Copy the state of a row to the host, with the parts of all ranks joined."""
         layout = self.layout()
         parts = self.asked("store", {"row": row}, patient=True)
         whole = parts[0]
@@ -130,22 +131,22 @@ class RankedRows(Generic[ManifestT]):
         self.asked("load", {"row": row, "state": same}, own=own, patient=True)
 
     def check(self, rows: Sequence[int], given: Sequence[Any]) -> None:
-        """Raise the error that `run` would raise for these rows before it starts, if any."""
+        """Raise the error with which `run` would refuse these rows, if any."""
         self.asked("check", {"rows": rows, "given": given}, ranks=(0,))
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
-        """Return the launch variant of each row's next call."""
+        """Return the launch variant of each row's next call; only rows of one variant share a launch."""
         return list(self.asked("variants", {"rows": rows}, ranks=(0,))[0])
 
     def calls_done(self) -> Callable[[], None]:
-        """Wait for the calls queued so far, since the processes answer one command at a time; return a function that
-        does nothing.
+        """Wait for the engine calls queued so far, because each rank's process answers one command at a time; return a
+        function that does nothing.
         """
         self.asked("finish")
         return lambda: None
 
     def check_open(self) -> None:
-        """Raise a SessionClosedError after `close`."""
+        """Raise a SessionClosedError if `close` was called."""
         self._open_group()
 
     @property
@@ -154,7 +155,7 @@ class RankedRows(Generic[ManifestT]):
         return self._group is None
 
     def close(self) -> None:
-        """Free the memory of all ranks; a second call does nothing."""
+        """End the pool and free its memory on all ranks; a second call does nothing."""
         if self._group is None:
             return
         with suppress(SekoRuntimeError):  # the processes are gone, and earlier calls have raised that error
@@ -170,8 +171,8 @@ class RankedRows(Generic[ManifestT]):
         ranks: Sequence[int] | None = None,
         patient: bool = False,
     ) -> list[Any]:
-        """Send a command to ranks, by default to all; return their answers in the order of the ranks. See
-        `RankGroup.call`."""
+        """Send a command to the processes of some ranks, by default of all; return their answers in the order of the
+        ranks. See `RankGroup.call`."""
         answers = self._open_group().call(
             command, facts, own=own, ranks=ranks, seconds=CALL_S, patient=patient
         )
@@ -205,7 +206,7 @@ COMMANDS: Mapping[str, Command] = {
 
 
 class RankCommands:
-    """Answers the commands of `RankedRows` in one rank's process.
+    """Answers the commands of `RankedRows` in the process of one rank.
 
     Parameters
     ----------
@@ -214,11 +215,11 @@ class RankCommands:
     manifest : Manifest
         The artifact's manifest.
     open_rows : callable
-        Takes options; returns this rank's rows, prepared.
+        Function that takes options and returns this rank's part of the rows, ready to run.
     commands : mapping of str to callable
-        The workload's own commands, in addition to `COMMANDS`.
+        Functions for the workload's own commands, by name, in addition to `COMMANDS`.
     stats : callable
-        Returns the backend's counters.
+        Function that returns the counters of the backend.
     """
 
     def __init__(
@@ -241,13 +242,13 @@ class RankCommands:
         }
 
     def __call__(self, command: str, facts: Facts) -> object:
-        """Answer one command."""
+        """Run one command and return its answer."""
         if command in self._own:
             return self._own[command](facts)
         return self._of_rows[command](self._opened, facts)
 
     def close(self) -> None:
-        """Close the rows, if there are any."""
+        """Close the rows, if they have been opened."""
         if self._rows is not None:
             self._rows.close()
         self._rows = None
@@ -293,7 +294,7 @@ def state_to_message(
 
 
 def state_of_message(message: Facts, further: Mapping[str, NDArray[np.uint8]], form: StateForm) -> RowState:
-    """Return the row's state in a message of `state_to_message`, with ``further`` tensors added."""
+    """Return the state of a row from a message that `state_to_message` made, with ``further`` tensors added."""
     numbers = form.read_numbers(Fields(message["numbers"], "numbers"))
     beside = None if message["beside"] is None else form.unpack(message["beside"])
     return RowState(numbers, HostBytes({**message["tensors"], **further}), message["arrays"], beside)

@@ -1,4 +1,4 @@
-"""Copies of rows between device and host that run at the same time as calls."""
+"""Copies of the state of rows between device and host, which run at the same time as engine calls."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from seko_runtime.backends.memory import Memory, Parked, Tensor
 
 
 class RowMoves:
-    """Copies of rows between device and host, queued beside the calls of other rows. All methods must be called inside
-    the memory's `ordered`.
+    """Copies of the state of rows between device and host, queued beside the engine calls of other rows. All methods
+    must be called inside the memory's `ordered`.
 
     Parameters
     ----------
     memory : Memory
-        The rows' memory.
+        The memory of the pool's tensors.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -23,26 +23,26 @@ class RowMoves:
         self._ends: dict[int, object] = {}  # by row
 
     def settle(self, rows: Sequence[int]) -> None:
-        """Make later device work wait for the copies of these rows."""
+        """Make later work on the device wait for the copies of these rows."""
         for row in rows:
             if row in self._ends:
                 self._memory.after(self._ends[row])
                 del self._ends[row]
 
     def park(self, row: int, tensors: Mapping[str, Tensor]) -> Parked:
-        """Queue copies of a row's tensors to the host."""
+        """Queue copies of a row's tensors to the host, where they stay while its session is paused or saved."""
         with self._all_or_waited():
             parked, self._ends[row] = self._memory.park(tensors)
         return parked
 
     def unpark(self, row: int, parked: Parked, tensors: Mapping[str, Tensor]) -> None:
-        """Queue copies back into a row's tensors."""
+        """Queue copies of stored tensors back into a row's tensors on the device."""
         with self._all_or_waited():
             self._ends[row] = self._memory.unpark(parked, tensors)
 
     @contextmanager
     def _all_or_waited(self) -> Iterator[None]:
-        """Wait for the device if an error came when only a part of the copies was queued: no event marks the end of
+        """Wait for the device if an error came when only a part of a row's copies was queued: no event marks the end of
         such a part.
         """
         try:

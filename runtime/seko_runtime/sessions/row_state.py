@@ -1,4 +1,4 @@
-"""The whole state of one row, on the host."""
+"""The whole state of one row of a pool, on the host."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from seko_runtime.format.manifest import TensorSpec
 
 @dataclass(frozen=True)
 class RowState:
-    """The whole state of a row, on the host. A row into which it is loaded makes the same further results, byte for
-    byte.
+    """The whole state of a row of a pool, on the host. A row into which this state is loaded makes the same further
+    results, byte for byte.
 
     Parameters
     ----------
     numbers : dataclass
         The numbers that the host keeps for the row, in a frozen dataclass of the workload. Files hold them as JSON.
     tensors : Parked
-        Bytes of the row's part of each tensor on the device, by name.
+        Bytes of the row's part of each device tensor, by name.
     arrays : mapping of str to numpy.ndarray
         Bytes, uint8 [n], of the arrays that the host keeps for the row, by name.
     beside : object
-        Further state on the host, which messages to other processes hold and snapshot files do not.
+        Further state on the host that messages to other processes contain and snapshot files do not.
     """
 
     numbers: Any
@@ -39,14 +39,16 @@ class RowState:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Name, shape and dtype of all device tensors and host arrays of a row's state.
+    """Name, shape and dtype of all device tensors and host arrays in the state of a row.
 
     Parameters
     ----------
     tensors, arrays : mapping of str to TensorSpec
-        Name, shape and dtype of each device tensor and host array; those of the largest state if rows differ in size.
+        Name, shape and dtype of each device tensor and host array; those of the largest state, if states differ in
+        size.
     sized : callable, optional
-        Takes a row's `RowState.numbers` and returns the layout of that row's state; only if rows differ in size.
+        Function that takes a row's `RowState.numbers` and returns the layout of that row's state; only if states differ
+        in size.
     """
 
     tensors: Mapping[str, TensorSpec]
@@ -54,30 +56,30 @@ class RowLayout:
     sized: Callable[[Any], RowLayout] | None = None
 
     def of(self, numbers: Any) -> RowLayout:
-        """Return the layout of a state with these numbers."""
+        """Return the layout of the state of a row that has these numbers."""
         return self if self.sized is None else self.sized(numbers)
 
     @property
     def everything(self) -> dict[str, TensorSpec]:
-        """Tensors and arrays by name."""
+        """All tensors and arrays of a row's state, by name."""
         return {**self.tensors, **self.arrays}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one row's state."""
+        """Size in bytes of one row's state."""
         return sum(spec.nbytes for spec in self.everything.values())
 
 
 @dataclass(frozen=True)
 class StateForm:
-    """The form of a workload's part of a row's state.
+    """How a workload writes the state of a row to files and messages.
 
     Parameters
     ----------
     read_numbers : callable
-        Returns `RowState.numbers` from JSON, untrusted; raises a SnapshotError or ManifestError.
+        Function that parses `RowState.numbers` from untrusted JSON; raises a SnapshotError or ManifestError.
     pack, unpack : callable
-        Convert `RowState.beside` to a value that a message to another process can hold, and back.
+        Functions that convert `RowState.beside` to a value that a message to another process can hold, and back.
     """
 
     read_numbers: Callable[[Fields], Any]

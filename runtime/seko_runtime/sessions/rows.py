@@ -1,6 +1,7 @@
-"""The rows of an artifact: what a pool needs of them, and their base class in one process.
+"""The rows of a pool: their interface, and the base class of rows in one process.
 
-A row holds the state of one session. A call carries some of the rows. Which session owns a row is the pool's concern.
+A row holds the state of one session, and an engine call carries some of the rows. The pool decides which session owns a
+row.
 """
 
 from __future__ import annotations
@@ -30,15 +31,14 @@ DeviceT = TypeVar("DeviceT", bound=Device)
 
 
 class Rows(Protocol[GivenT, ResultT]):
-    """The rows of an artifact, in this process or in several ranks. Callers hold `call_lock` while they call its
-    methods.
+    """The rows of a pool, in this process or over several ranks. Callers hold `call_lock` while they call the methods.
 
     Attributes
     ----------
     call_lock : CallLock
-        Lock of the pool and its sessions.
+        Lock of the pool and its sessions: one method runs at a time.
     form : StateForm
-        How the rows' states are written to files and messages.
+        How the state of a row is written to files and messages.
     """
 
     call_lock: CallLock
@@ -53,47 +53,49 @@ class Rows(Protocol[GivenT, ResultT]):
         """Whether `close` was called."""
 
     def run(self, rows: Sequence[int], given: Sequence[GivenT] | None) -> list[ResultT]:
-        """Run one call of some rows; return the result of each row, which the device may still be computing."""
+        """Run one engine call for some rows; return the result of each row, which the device may still be computing."""
 
     def check(self, rows: Sequence[int], given: Sequence[GivenT]) -> None:
-        """Raise the error that `run` would raise for these rows before it starts, if any."""
+        """Raise the error with which `run` would refuse these rows, if any."""
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
         """Return the launch variant of each row's next call; rows of different variants cannot share a launch."""
 
     def calls_done(self) -> Callable[[], None]:
-        """Return a function that waits for the calls queued so far; any thread may call it, without the lock."""
+        """Return a function that waits for the engine calls queued so far; any thread may call the returned function,
+        without the lock."""
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """Set the owner of a row, or None."""
+        """Set the owner of a row; None for no owner."""
 
     def reserve(self, row: int) -> None:
         """Allocate the host memory that a row needs; this may wait for the device."""
 
     def forget(self, row: int) -> None:
-        """Queue zeros into everything of a row, before another owner's session begins there."""
+        """Queue zeros into all tensors of a row, before another owner's session begins there."""
 
     def store(self, row: int) -> RowState:
         """Queue copies of a row's state to the host; TornStreamError if the row is inconsistent."""
 
     def load(self, row: int, state: RowState) -> None:
-        """Queue copies of a stored state into a row; SnapshotError if the state does not fit."""
+        """Queue copies of a stored state into a row; SnapshotError if the state is not one of this artifact."""
 
     def layout(self) -> RowLayout:
-        """Return names and forms of a row's state."""
+        """Return the name, shape and dtype of each tensor in the state of a row."""
 
     def free_bytes(self) -> int:
-        """Return the device's free memory."""
+        """Return the free memory of the device in bytes."""
 
     def check_open(self) -> None:
-        """Raise a SessionClosedError after `close`."""
+        """Raise a SessionClosedError if `close` was called."""
 
     def close(self) -> None:
-        """Free all memory; a second call does nothing."""
+        """Free the memory of the pool; a second call does nothing."""
 
 
 class LocalRows(Generic[ManifestT, DeviceT]):
-    """Base class of `Rows` in this process: stores, loads and clears rows. The methods are not thread-safe.
+    """Base class of a pool's rows in this process: stores, loads and clears their state. The methods are not
+    thread-safe.
 
     A workload's subclass holds the host's state of the rows, makes a `Device`, and implements the methods whose names
     begin with an underscore.
@@ -101,17 +103,17 @@ class LocalRows(Generic[ManifestT, DeviceT]):
     Parameters
     ----------
     loaded : Loaded
-        The artifact.
+        The opened artifact with its engines.
     memory : Memory
-        A memory from ``loaded.memory()``; the rows own and close it.
+        A memory that ``loaded.memory()`` returned; this object owns and closes it.
     form : StateForm
-        How the rows' states are written to files and messages; defined by the workload.
+        How the state of a row is written to files and messages; the workload defines it.
 
     Attributes
     ----------
     inconsistent : set of int
-        Rows whose host state may not match the device, because Ctrl-C interrupted the code that advances them. Also
-        rows that are being advanced now.
+        Numbers of rows whose state on the host may not match the device, because Ctrl-C interrupted the code that
+        advances them; also of rows that are being advanced now.
     """
 
     def __init__(self, loaded: Loaded[ManifestT], memory: Memory, form: StateForm) -> None:
@@ -123,30 +125,30 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @abstractmethod
     def _begin(self, row: int) -> None:
-        """Set the host's state of a row to the beginning."""
+        """Set the host's state of a row to the beginning of a session."""
 
     @abstractmethod
     def _save(self, row: int) -> tuple[Any, Mapping[str, NDArray[np.uint8]], Any]:
-        """Return ``numbers``, ``arrays`` and ``beside`` of a `RowState`; raise an error if the row cannot be stored
-        now."""
+        """Return ``numbers``, ``arrays`` and ``beside`` of a `RowState`; raise an error if the state of the row cannot
+        be stored now."""
 
     @abstractmethod
     def _check_load(self, state: RowState) -> None:
-        """Raise a SnapshotError if a state is impossible for a row of this artifact."""
+        """Raise a SnapshotError if a stored state is impossible for this artifact."""
 
     @abstractmethod
     def _load(self, row: int, state: RowState) -> None:
-        """Set the host's state of a row to one that `_save` returned."""
+        """Set the host's state of a row to a state that `_save` returned."""
 
     def _let_go(self, rows: Sequence[int]) -> None:
-        """Note that the last results of these rows will be overwritten."""
+        """Note that the last results of these rows are about to be overwritten."""
 
     def _arrays(self) -> Mapping[str, TensorSpec]:
-        """Return name, shape and dtype of the arrays that `_save` returns."""
+        """Return the name, shape and dtype of the arrays that `_save` returns."""
         return {}
 
     def _open(self, make: Callable[[], DeviceT]) -> None:
-        """Make the device side of the rows; if that fails, close the memory."""
+        """Make the device side of the rows; if it cannot be made, close the memory."""
         try:
             with self.memory.ordered():
                 self._device = make()
@@ -155,17 +157,17 @@ class LocalRows(Generic[ManifestT, DeviceT]):
             raise
 
     def device(self) -> DeviceT:
-        """Return the device side of the rows; SessionClosedError after `close`."""
+        """Return the device side of the rows; SessionClosedError if `close` was called."""
         if self._device is None:
             raise SessionClosedError(CLOSED)
         return self._device
 
     def check_open(self) -> None:
-        """Raise a SessionClosedError after `close`."""
+        """Raise a SessionClosedError if `close` was called."""
         self.device()
 
     def check_whole(self, rows: Sequence[int]) -> None:
-        """Raise a TornStreamError if one of the rows is inconsistent."""
+        """Raise a TornStreamError if the state of one of the rows is inconsistent."""
         inconsistent = sorted(self.inconsistent.intersection(rows))
         if inconsistent:
             raise TornStreamError(
@@ -175,8 +177,8 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @contextmanager
     def counted(self, rows: Sequence[int]) -> Iterator[None]:
-        """Context in which the host's state of rows is advanced. Rows are marked inconsistent inside the context, and
-        stay so if Ctrl-C ends it."""
+        """Context manager in which the host's state of some rows is advanced. The rows are marked inconsistent inside
+        the context, and stay so if Ctrl-C ends it."""
         self.inconsistent.update(rows)
         yield
         self.inconsistent.difference_update(rows)
@@ -188,14 +190,14 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @contextmanager
     def settled(self, rows: Sequence[int]) -> Iterator[None]:
-        """Context of the memory's `ordered`, in which device work waits for the copies of these rows."""
+        """Context manager of the memory's `ordered`, in which device work waits for the copies of these rows."""
         with self.memory.ordered():
             self._moves.settle(rows)
             yield
 
     @machine_faults()
     def forget(self, row: int) -> None:
-        """Queue zeros into everything of a row, before another owner's session begins there."""
+        """Queue zeros into all tensors of a row, before another owner's session begins there."""
         device = self.device()
         self._let_go([row])
         with self.settled([row]):
@@ -207,9 +209,9 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @machine_faults()
     def store(self, row: int) -> RowState:
-        """Queue copies of a row's state to the host, at the same time as calls of other rows.
+        """Queue copies of a row's state to the host, at the same time as engine calls of other rows.
 
-        Raises TornStreamError if the row is inconsistent.
+        Raises a TornStreamError if the state of the row is inconsistent.
         """
         device = self.device()
         self.check_whole([row])
@@ -221,7 +223,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @machine_faults()
     def load(self, row: int, state: RowState) -> None:
-        """Queue copies of a stored state into a row; SnapshotError if the state does not fit."""
+        """Queue copies of a stored state into a row; SnapshotError if the state is not one of this artifact."""
         device = self.device()
         self._check_load(state)
         self._let_go([row])
@@ -233,8 +235,8 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         self.inconsistent.discard(row)
 
     def check(self, rows: Sequence[int], given: Sequence[Any]) -> None:
-        """Raise the error with which `run` would refuse these rows, if any. The base class checks only the rows' state,
-        not ``given``.
+        """Raise the error with which `run` would refuse these rows, if any. The base class checks only that the rows
+        are consistent, and not ``given``.
         """
         del given
         self.check_whole(rows)
@@ -245,7 +247,8 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @machine_faults()
     def calls_done(self) -> Callable[[], None]:
-        """Return a function that waits for the calls queued so far; any thread may call it, without the lock."""
+        """Return a function that waits for the engine calls queued so far; any thread may call the returned function,
+        without the lock."""
         device = self.device()
         smallest = min(device.specs.values(), key=lambda spec: spec.nbytes).name
         # the smallest buffer, copied after the calls: when the copy is there, the calls are done
@@ -257,16 +260,17 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         return wait
 
     def layout(self) -> RowLayout:
-        """Return names and forms of a row's state."""
+        """Return the name, shape and dtype of each tensor in the state of a row."""
         described = {name: self.memory.describe(tensor) for name, tensor in self.device().tensors(0).items()}
         tensors = {name: TensorSpec(name, shape, dtype) for name, (shape, dtype) in described.items()}
         return RowLayout(tensors, self._arrays())
 
     @machine_faults()
     def read_later(self, tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, NDArray[np.uint8]]]:
-        """Queue copies of tensors to the host; return a function that waits for them and returns their bytes.
+        """Queue copies of tensors to the host; return a function that waits for the copies and returns their bytes.
 
-        Work that is queued later may overwrite the tensors. Any thread may call the function, without `call_lock`.
+        Work that is queued later may overwrite the tensors. Any thread may call the returned function, without
+        `call_lock`.
         """
         with self.memory.ordered():
             parked, end = self.memory.park(tensors)
@@ -274,7 +278,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         return lambda: dict(parked.arrays())
 
     def free_bytes(self) -> int:
-        """Return the device's free memory."""
+        """Return the free memory of the device in bytes."""
         return self.memory.free_bytes()
 
     @property
@@ -284,7 +288,7 @@ class LocalRows(Generic[ManifestT, DeviceT]):
 
     @machine_faults()
     def close(self) -> None:
-        """Wait for the device and free all memory; a second call does nothing."""
+        """Wait for the device and free the memory of the pool; a second call does nothing."""
         device, self._device = self._device, None
         if device is None:
             return
@@ -294,17 +298,16 @@ class LocalRows(Generic[ManifestT, DeviceT]):
         self.memory.close()
 
     def _drop(self) -> None:
-        """Release the device tensors that the host's state of the rows refers to."""
+        """Release the device tensors to which the host's state of the rows refers."""
 
 
 def check_room(manifest: Manifest, memory: Memory) -> None:
-    """Refuse a pool whose buffers do not fit into the device's free memory. Engines need further memory while they
-    run.
+    """Refuse a pool whose buffers are larger than the device's free memory. Engines need further memory while they run.
 
     Raises
     ------
     DeviceMemoryError
-        If the pool's buffers do not fit.
+        If the pool's buffers are larger than the free memory.
     """
     needed = sum(buffer.nbytes for buffer in manifest.buffers)
     free = memory.free_bytes()

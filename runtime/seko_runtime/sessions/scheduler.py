@@ -1,4 +1,5 @@
-"""The scheduler: which waiting sessions share the next call, and in which bucket. A pure function of due times.
+"""The scheduler: which waiting sessions share the next engine call, and how many rows the call has. A pure function of
+due times.
 
 Model
 -----
@@ -49,12 +50,12 @@ NANOSECONDS = 10**9  # nanoseconds in a second; integers, because their sums do 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A session that waits for its next call.
+    """A session that waits for its next engine call.
 
     Parameters
     ----------
     due : float
-        Time in seconds by which the call should have ended.
+        Time in seconds by which the session's call should have ended.
     variant : hashable
         The launch variant of the session's row. Rows with equal variants can share one launch.
     """
@@ -65,14 +66,14 @@ class Waiting:
 
 @dataclass(frozen=True)
 class NextCall:
-    """The next call.
+    """The engine call that the scheduler chose.
 
     Parameters
     ----------
     sessions : tuple of int
         Indices of the waiting sessions that share the call, earliest due first. All have the same variant.
     bucket : int
-        Number of rows of the smallest bucket that holds them.
+        Number of rows of the call: the smallest bucket that holds the sessions.
     """
 
     sessions: tuple[int, ...]
@@ -89,19 +90,21 @@ _States = list[tuple[int, _Calls]]
 def next_call(
     waiting: Sequence[Waiting], call_times: Mapping[Hashable, Mapping[int, float]], now: float
 ) -> NextCall | None:
-    """Return the next call, or None if no session waits.
+    """Return the engine call that should run next, or None if no session waits.
 
-    Times are rounded to nanoseconds. The cost grows with the product of the variants' numbers of waiting sessions.
+    Times are rounded to nanoseconds. The cost of the search grows with the product of the variants' numbers of waiting
+    sessions.
 
     Parameters
     ----------
     waiting : sequence of Waiting
-        The waiting sessions. Of sessions with equal due times, the earlier in the sequence is served first.
+        The waiting sessions. Of sessions with equal due times, the session that is earlier in the sequence is served
+        first.
     call_times : mapping of hashable to (mapping of int to float)
-        For each variant, the seconds that a call takes, by the rows of its bucket. A bucket that is faster than a
-        smaller one counts as equally fast.
+        For each launch variant, the seconds that a call takes, by its number of rows. A bucket that is faster than a
+        smaller bucket counts as equally fast.
     now : float
-        When the call begins, on the clock of the due times.
+        Time at which the call begins, on the clock of the due times.
 
     Raises
     ------
@@ -126,7 +129,7 @@ def next_call(
 
 
 def _buckets(times: Mapping[int, float] | None, variant: Hashable) -> list[tuple[int, int]]:
-    """Return the rows and the nanoseconds of each bucket, both ascending."""
+    """Return the number of rows and the nanoseconds of each bucket, both ascending."""
     if not times:
         raise UsageError(f"variant {variant!r} has no call times, expected one for each bucket")
     sizes = sorted(times)
@@ -139,7 +142,7 @@ def _buckets(times: Mapping[int, float] | None, variant: Hashable) -> list[tuple
 
 
 def _states(queues: list[list[int]], buckets: list[list[tuple[int, int]]], dues: list[int]) -> _States:
-    """Return all states but the last, by number."""
+    """Return the states of the search (numbers of sessions served in each variant) except the last, by number."""
     strides = [*accumulate((len(queue) + 1 for queue in queues[:0:-1]), int.__mul__, initial=1)][::-1]
     calls = [
         [_possible_calls(len(queue) - served, sizes, stride) for served in range(len(queue))]
@@ -156,8 +159,8 @@ def _states(queues: list[list[int]], buckets: list[list[tuple[int, int]]], dues:
 
 
 def _possible_calls(left: int, buckets: list[tuple[int, int]], stride: int) -> _Calls:
-    """Return the possible calls for one variant with ``left`` waiting sessions: one call for each bucket, as full as
-    possible."""
+    """Return the possible calls for one launch variant with ``left`` waiting sessions: one call for each bucket, as
+    full as possible."""
     needed = sum(size < left for size, _ in buckets) + 1
     return [(min(size, left), time, min(size, left) * stride) for size, time in buckets[:needed]]
 

@@ -1,4 +1,4 @@
-"""A session of a pool: one row, its owner, its lease. Each workload derives its own class of sessions."""
+"""A session of a pool: its row, its owner and its lease. Each workload derives its own class of sessions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Request:
     turn : int
         Number of the request, counted over the pool.
     given : object
-        The caller's inputs of the call, in the workload's own form.
+        The inputs that the caller supplies for the call, in the workload's own form.
     """
 
     due: float
@@ -45,7 +45,7 @@ class Request:
 
 
 class SharedRows(Protocol):
-    """The part of a pool that a session uses: rows, lock and clock."""
+    """The interface of a pool, as far as a session uses it: rows, lock and clock."""
 
     _rows: Rows[Any, Any]
     _call_lock: CallLock
@@ -56,28 +56,29 @@ class SharedRows(Protocol):
     _turns: Iterator[int]
 
     def reap(self) -> list[str]:
-        """End the sessions whose lease has run out; return their names."""
+        """End the sessions of the pool whose lease has run out; return their names."""
 
     def close(self) -> None:
-        """End all sessions and free all memory."""
+        """End all sessions of the pool and free its memory."""
 
     def _free_row(self, tenant: str | None) -> int:
-        """Return a free row, prepared for a tenant; PoolFullError if there is none."""
+        """Return the number of a free row, prepared for a tenant; PoolFullError if every row belongs to a session."""
 
 
 class RowSession(Closing):
-    """A session of a pool. A running session holds one row; a paused one holds its state on the host instead.
+    """A session of a pool. A running session has one row of the pool; a paused session has its state on the host
+    instead.
 
-    Any thread may call its methods: one call of the pool runs at a time, and the others wait.
+    Any thread may call the methods of a session: one call of the pool runs at a time, and the others wait.
 
     Parameters
     ----------
     pool : SharedRows
         The pool to which the session belongs.
     name : str
-        Name in messages.
+        Name of the session in error messages.
     lease_s : float or None
-        Seconds after which the session ends if it is not run or renewed.
+        Seconds after which the session ends if it is neither run nor renewed.
     tenant : str or None
         Name of the session's owner.
     """
@@ -95,7 +96,7 @@ class RowSession(Closing):
         self._request: Request | None = None
 
     def _check_idle(self) -> None:
-        """Raise a UsageError if a result that was queued ahead has not been taken."""
+        """Raise a UsageError if a result of the session was queued ahead and has not been taken."""
 
     def _ended(self) -> None:
         """Drop everything that the session holds besides its row; a hook for subclasses."""
@@ -117,12 +118,13 @@ class RowSession(Closing):
             self._place = state
 
     def resume(self) -> None:
-        """Load the session's state into a free row. The next result has the same bytes as without the pause.
+        """Load the session's state into a free row of the pool. The next result has the same bytes as without the
+        pause.
 
         Raises
         ------
         PoolFullError
-            If every row is taken; the session stays paused.
+            If every row of the pool belongs to a session; this session stays paused.
         UsageError
             If the session is not paused, or its lease ran out during the pause.
         """
@@ -145,7 +147,7 @@ class RowSession(Closing):
         Raises
         ------
         UsageError
-            If the path exists and is not a regular file.
+            If the path of the snapshot exists and is not a regular file.
         DiskError
             If the file cannot be written.
         """
@@ -161,14 +163,14 @@ class RowSession(Closing):
         return Snapshot(state, self._pool._digests, self._pool._snapshot_key)
 
     def _ask(self, due: float, given: Any) -> None:
-        """Ask for the next result by a due time; `RowPool.serve_next` makes it.
+        """Request the session's next result by a due time; `RowPool.serve_next` makes the result.
 
         Parameters
         ----------
         due : float
-            Seconds of the pool's clock.
+            Time by which the result should be ready, in seconds of the pool's clock.
         given : object
-            The caller's inputs of the next call.
+            The inputs that the caller supplies for the next call.
         """
         due = real_number(due, "due")
         with self._pool._call_lock.take():
@@ -177,12 +179,12 @@ class RowSession(Closing):
 
     @property
     def due(self) -> float | None:
-        """The due time of the requested result; None if no result is requested or the requested one is ready."""
+        """The due time of the requested result; None if no result is requested or the requested result is ready."""
         request = self._request
         return None if request is None else request.due
 
     def renew(self) -> None:
-        """Restart the lease; no effect on a session that has ended."""
+        """Restart the session's lease; no effect on a session that has ended."""
         if self._lease_s is not None:
             self.expires = self._pool._clock() + self._lease_s
 
@@ -199,7 +201,7 @@ class RowSession(Closing):
     def close(self) -> None:
         """End the session and free its row, or its state on the host; a second call does nothing.
 
-        `close` waits for the running call. It does nothing in a process that was forked after the pool was opened.
+        `close` waits for the running call. In a process that was forked after the pool was opened `close` does nothing.
         """
         if not self._pool._call_lock.forked:
             with self._pool._call_lock.lock:

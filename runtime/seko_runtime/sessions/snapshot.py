@@ -1,4 +1,4 @@
-"""Snapshots: a row's state as a safetensors file with a SHA-256 hash or, if there is a key, an HMAC."""
+"""Snapshots: the state of a session as a safetensors file with a SHA-256 hash or, if there is a key, an HMAC."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Snapshot:
     Parameters
     ----------
     state : RowState
-        The saved row's state.
+        The saved state of the session's row.
     digests : sequence of str
         The artifact's digest and its `content_digest`.
     key : bytes, optional
-        If given, the file ends in the HMAC-SHA256 of its content, and only this key can read it.
+        A secret. If it is set, the file ends in the HMAC-SHA256 of its content, and only this key can read it.
     """
 
     def __init__(self, state: RowState, digests: Sequence[str], key: bytes | None = None) -> None:
@@ -62,7 +62,7 @@ class Snapshot:
         Parameters
         ----------
         path : path
-            The file to write. An existing regular file is replaced.
+            The snapshot file. An existing regular file is replaced.
 
         Raises
         ------
@@ -78,7 +78,7 @@ class Snapshot:
 
     @machine_faults()
     def blocks(self) -> list[memoryview]:
-        """Wait for the copies, and return the file's content in pieces, which are not copied.
+        """Wait for the copies to the host, and return the snapshot file's content in pieces, which are not copied.
 
         `RowPool.restore` accepts the joined pieces in place of a file.
         """
@@ -120,21 +120,21 @@ def read_snapshot(
     form: StateForm,
     key: bytes | None = None,
 ) -> RowState:
-    """Read a row's state.
+    """Read the state of a session's row from a snapshot.
 
     Parameters
     ----------
     source : Path or bytes-like
-        The file, which is not trusted, or its content, which the state then refers to. Links, pipes and files larger
-        than a state of this layout can be are refused.
+        The snapshot file, which is not trusted, or its content, to which the returned state then refers. Links, pipes
+        and files larger than a state of this layout can be are refused.
     digests : sequence of str
         The artifact's digest and its `content_digest`. The file must name one of the two.
     layout : RowLayout
-        Name, shape and dtype of all tensors and arrays of a row's state.
+        Name, shape and dtype of all tensors and arrays in the state of a row.
     form : StateForm
-        Form of the rows' states, given by the workload.
+        How the state of a row is written to files, as the workload defines it.
     key : bytes, optional
-        If given, only files written with the same key are read; otherwise only files without a key.
+        A secret. If it is set, only files written with the same key are read; otherwise only files without a key.
 
     Returns
     -------
@@ -181,13 +181,13 @@ def read_snapshot(
 
 
 def content_digest(manifest: Manifest, facts: Sequence[object]) -> str:
-    """Return a SHA-256 over the weights and the workload's facts on which a state depends. The digest is equal for
-    builds of the same model with other numbers of ranks or sessions, and "" if the manifest has no hashes.
+    """Return a SHA-256 over the weights and the workload's facts on which the state of a session depends. The digest is
+    equal for builds of the same model with other numbers of ranks or sessions, and "" if the manifest has no hashes.
 
     Parameters
     ----------
     manifest : Manifest
-        The manifest, whose weights and model count.
+        The artifact's manifest, of which weights and model enter the digest.
     facts : sequence
         The workload's own facts on which a state depends, such as the layout of its stream. JSON must be able to hold
         them.
@@ -201,7 +201,7 @@ def content_digest(manifest: Manifest, facts: Sequence[object]) -> str:
 
 
 def checked_key(key: object) -> bytes | None:
-    """Return a snapshot key, or None; UsageError if it is not bytes, or too short to be safe."""
+    """Return a snapshot key, or None; UsageError if the key is not bytes, or is too short to be safe."""
     if key is None or (isinstance(key, bytes) and len(key) >= LEAST_KEY_BYTES):
         return key
     description = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
@@ -235,7 +235,7 @@ def _content(path: Path, layout: RowLayout) -> NDArray[np.uint8]:
 
 
 def _open_regular(path: Path) -> int:
-    """Open a file that is neither a link nor a pipe, without blocking."""
+    """Open a file that is neither a link nor a pipe. Opening never waits."""
     descriptor = os.open(path, FILE_FLAGS)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -244,8 +244,8 @@ def _open_regular(path: Path) -> int:
 
 
 def _check_mac(content: NDArray[np.uint8], key: bytes, name: str) -> None:
-    """Raise a SnapshotError unless the file ends in the HMAC of its content with this key. This reads no other part
-    of it."""
+    """Raise a SnapshotError unless the file ends in the HMAC of its content with this key. Nothing in the file is
+    interpreted before this check."""
     mac = hmac.new(key, content[:-MAC_BYTES].data, hashlib.sha256).digest()
     if not hmac.compare_digest(content[-MAC_BYTES:].tobytes(), mac):
         raise SnapshotError(
@@ -279,7 +279,7 @@ def _parts(content: NDArray[np.uint8], name: str, *, keyed: bool) -> dict[str, N
 
 
 def _hash(parts: Mapping[str, NDArray[np.uint8]]) -> bytes:
-    """Return the SHA-256 of all tensors: name, size and bytes of each, sorted by name."""
+    """Return the SHA-256 of all tensors: the name, size and bytes of each, sorted by name."""
     running = hashlib.sha256()
     for name, array in sorted(parts.items()):
         running.update(f"{name}\0{array.size}\0".encode())

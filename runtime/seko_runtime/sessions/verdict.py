@@ -1,4 +1,4 @@
-"""The outcome of a verification: the errors of replayed results against the golden file's."""
+"""The outcome of a verification: the errors of replayed results against the recorded results in the golden file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class GoldenError(Protocol):
 
     @property
     def within(self) -> bool:
-        """Whether the error is within its bounds."""
+        """Whether the error of a replayed result is within its bounds."""
 
     @property
     def size(self) -> float:
-        """The error by which results are compared; infinite if a number is NaN."""
+        """The error of a replayed result as one number, for comparison; infinite if a number is NaN."""
 
     def row(self) -> dict[str, object]:
         """Return the error as a dict for JSON, which has no NaN and no infinity."""

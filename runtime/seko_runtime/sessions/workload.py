@@ -1,4 +1,4 @@
-"""The interface of a workload: everything that the runtime must know of one kind of model."""
+"""The interface of a workload: everything that the runtime must know of one kind of model, such as speech."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Tensors = Mapping[str, MappedTensor]
 
 
 class RuntimeWorkload(ABC, Generic[ManifestT]):
-    """A kind of model. An artifact names its workload in its manifest's ``workload.kind``.
+    """A kind of model. The manifest of an artifact names its workload in ``workload.kind``.
 
     Attributes
     ----------
     kind : str
         Name of the workload in manifests.
     first_rank_programs : collection of str
-        Programs that rank 0 alone runs; see `RankPlace`.
+        Names of programs that rank 0 alone runs; see `RankPlace`.
     rank_commands : mapping of str to callable
         Functions for further commands that a rank's process answers, by name, besides `ranked_rows.COMMANDS`.
     """
@@ -44,7 +44,7 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
 
     @abstractmethod
     def golden_file(self, manifest: ManifestT) -> str | None:
-        """Return the artifact's golden file, or None."""
+        """Return the path of the artifact's file of recorded results, or None."""
 
     @abstractmethod
     def check_golden(self, manifest: ManifestT, golden: Tensors) -> None:
@@ -59,12 +59,12 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
 
     @abstractmethod
     def open_rows(self, loaded: Loaded[ManifestT], options: Mapping[str, Any]) -> Rows[Any, Any]:
-        """Return the rows of an artifact in this process, prepared.
+        """Return the rows of a pool in this process, ready to run.
 
         Parameters
         ----------
         loaded : Loaded
-            The artifact.
+            The opened artifact with its engines.
         options : mapping
             Options of the pool, by name.
         """
@@ -72,13 +72,14 @@ class RuntimeWorkload(ABC, Generic[ManifestT]):
     def open_ranked_rows(
         self, manifest: ManifestT, group: Group, options: Mapping[str, Any]
     ) -> Rows[Any, Any]:
-        """Return the rows of an artifact of several ranks. Called only if the workload's contract allows ranks."""
+        """Return the rows of a pool over several ranks. Called only if the workload's contract allows ranks."""
         raise NotImplementedError
 
     @abstractmethod
     def artifact(self, files: OpenedFiles[ManifestT], engines: Engines) -> OpenArtifact[ManifestT]:
-        """Return the workload's `OpenArtifact` with these files and engines."""
+        """Return the workload's own `OpenArtifact`, made of these files and engines."""
 
     @abstractmethod
     def described(self, manifest: ManifestT) -> tuple[Sequence[str], Mapping[str, object]]:
-        """Return what the command ``info`` shows of this workload, as lines of text and as JSON."""
+        """Return the lines of text and the JSON with which the command ``info`` describes an artifact of this
+        workload."""

@@ -1,1 +1,2 @@
-"""Speech: text to token ids, and the prompts of a model that decodes patch by patch."""
+"""The speech workload: text to token ids, and prompts of a model that makes speech in patches (short pieces of
+sound)."""

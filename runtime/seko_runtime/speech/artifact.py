@@ -1,4 +1,4 @@
-"""An open speech artifact: opens sessions and pools, and verifies goldens."""
+"""An open speech artifact, which opens sessions and pools and verifies recorded results."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from seko_runtime.speech.session import SpeechSession
 class SpeechArtifact(OpenArtifact[SpeechManifest]):
     """A speech artifact with loaded engines and weights on the device; its sessions share both.
 
-    Made by `open_artifact`. Use it as a context manager, or call `close()`. Any thread may call it: opening and closing
-    wait for each other.
+    `open_artifact` returns a `SpeechArtifact`. Use it as a context manager, or call `close()`. Any thread may call its
+    methods: opening and closing wait for each other.
 
     Parameters
     ----------
     files, engines
-        The artifact's files and engines; see `OpenArtifact`.
+        The files and engines of the opened artifact; see `OpenArtifact`.
     """
 
     def __init__(self, files: OpenedFiles[SpeechManifest], engines: Engines) -> None:
@@ -38,12 +38,12 @@ class SpeechArtifact(OpenArtifact[SpeechManifest]):
     def open_session(
         self, *, seed: int = 0, guidance: float | None = None, temperature: float | None = None
     ) -> SpeechSession:
-        """Open a session with a pool of its own, which has all positions of the artifact. It lives until its own
-        `close()` or the artifact's. For several sessions use `open_pool`: the sessions of one pool share memory and
-        calls.
+        """Open a session with a pool of its own, whose cache has all positions of the artifact. The session lives until
+        its own `close()` or the artifact's. For several sessions use `open_pool`: the sessions of one pool share memory
+        and engine calls.
 
-        Parameters and errors are those of `SpeechPool.open_session`. To give the session a voice, assign the result of
-        `SpeechSession.encode_voice` to the session's ``voice``.
+        Parameters and errors are those of `SpeechPool.open_session`. To choose a session's voice, assign the result of
+        `SpeechSession.encode_voice` to its ``voice``.
         """
         pool = self._open_pool(None)
         try:
@@ -63,7 +63,8 @@ class SpeechArtifact(OpenArtifact[SpeechManifest]):
     @machine_faults()
     @under_lock
     def open_pool(self, *, snapshot_key: bytes | None = None) -> SpeechPool:
-        """Open the rows of the artifact, each for a session. The pool lives until its `close` or the artifact's.
+        """Open a pool, whose sessions share the memory and engine calls of the artifact. The pool lives until its
+        `close` or the artifact's.
 
         Parameters
         ----------
@@ -74,7 +75,7 @@ class SpeechArtifact(OpenArtifact[SpeechManifest]):
         Raises
         ------
         UsageError
-            If ``snapshot_key`` does not fit.
+            If ``snapshot_key`` is shorter than 32 bytes or not bytes.
         DeviceMemoryError
             If the pool does not fit on the device; nothing was allocated.
         SessionClosedError
@@ -89,7 +90,7 @@ class SpeechArtifact(OpenArtifact[SpeechManifest]):
         return SpeechPool(rows, digest=self.digest, snapshot_key=key)
 
     def verify(self) -> list[StepError]:
-        """Replay the golden's prefill, steps and voice, and compare.
+        """Replay the recorded prefill, steps and voice of the golden, and compare the results.
 
         Raises
         ------

@@ -1,8 +1,8 @@
 """The contract of the speech workload: its programs and buffers, and when the host writes and reads each buffer.
 
 Axes: B rows of a call, R rows of the pool including the spare row, L positions that a call can read, S places of a
-cache, P latents and C channels of a patch. Numbers are int64 unless another dtype is named; "model's dtype" is bfloat16
-on a GPU.
+cache, P latents and C channels of a patch (a short piece of sound). Numbers are int64 unless another dtype is named;
+"model's dtype" is bfloat16 on a GPU.
 
 **A row.** On the device it has its state (`BASE_STATE` [R, d], `RESIDUAL_STATE` [R, d], `LAST_PATCH` [R, P, C]), the
 decoder's convolution states (`VAE_STATES` [R, s] float32), and consecutive places of every cache. All are buffers of
@@ -94,7 +94,7 @@ _OF_A_PREFILL = (PREFILL_ROWS, PREFILL_STARTS, PREFILL_FIRST, PREFILL_COUNT)
 
 
 def empty_numbers(manifest: SpeechManifest) -> dict[str, float]:
-    """Return the numbers that the host writes for a batch index without a session, by buffer."""
+    """Return the numbers that the host writes for a batch index without a session, by the name of their buffer."""
     return {
         **dict.fromkeys(_OF_A_STEP, 0),
         ROWS: manifest.state_rows - 1,
@@ -105,8 +105,8 @@ def empty_numbers(manifest: SpeechManifest) -> dict[str, float]:
 
 @cache
 def step_programs(batch: int, length: int) -> tuple[str, str, str, str]:
-    """Return the names of a step's programs, in order. The second program, ``solve``, runs once for each moving step of
-    the solver.
+    """Return the names of the programs of a step, in order. The second program, ``solve``, runs once for each moving
+    step of the solver.
     """
     return (
         ProgramKey("begin", batch).name,
@@ -118,7 +118,7 @@ def step_programs(batch: int, length: int) -> tuple[str, str, str, str]:
 
 @cache
 def prefill_program(tokens: int, length: int) -> str:
-    """Return the name of the program of a prefill call."""
+    """Return the name of the program for a prefill call of a given number of tokens and positions."""
     return ProgramKey("prefill", tokens, length=length).name
 
 
@@ -128,7 +128,7 @@ def resolve_speech(manifest: SpeechManifest) -> Programs:
 
 
 def speech_contract(manifest: SpeechManifest) -> Contract:
-    """Return the contract of a speech artifact; the module's text describes it.
+    """Return the contract of a speech artifact, as the text at the top of this module describes it.
 
     Raises
     ------
@@ -238,7 +238,7 @@ def _has_places(buffer: Buffer) -> bool:
 
 
 def _check_cache(manifest: SpeechManifest, buffer: Buffer) -> None:
-    """Check that a row's part of a buffer can be found: its entry, or its places."""
+    """Check that the part of a cache buffer that belongs to a session can be found: its entry, or its places."""
     size = {0: manifest.state_rows, PLACES_AXIS: manifest.workload.places}.get(buffer.row_axis)
     if size is None or buffer.shape[buffer.row_axis : buffer.row_axis + 1] != (size,):
         raise ManifestError(
@@ -250,7 +250,7 @@ def _check_cache(manifest: SpeechManifest, buffer: Buffer) -> None:
 
 
 def _check_vocabulary(manifest: SpeechManifest) -> None:
-    """Check that no id below the vocabulary is beyond the table that a prefill looks it up in."""
+    """Check that every token id below the vocabulary is inside the table from which a prefill reads embeddings."""
     specs = {engine.name: engine.inputs for engine in manifest.engines}
     for program, calls in manifest.programs.items():
         for call in calls:

@@ -1,4 +1,5 @@
-"""The device side of rows of speech: the tensors of each row, and the programs of a prefill, a step and a voice."""
+"""The device side of a pool of speech sessions: the tensors of each row, and the programs of a prefill, a step and a
+voice."""
 
 from __future__ import annotations
 
@@ -21,17 +22,18 @@ Number = int | float
 
 
 class SpeechDevice(Device):
-    """The tensors and programs of an artifact's rows. Must be made inside the memory's `ordered`.
+    """The tensors and programs of a pool of speech sessions. The constructor must be called inside the memory's
+    `ordered`.
 
     Parameters
     ----------
     loaded : Loaded
-        The artifact.
+        The opened artifact with its engines.
     memory : Memory
-        The rows' memory.
+        The memory of the pool's tensors.
     filled : callable
-        Takes a row; returns the row's first place in the caches and the number of places filled, or None for a row
-        without a session.
+        Function that takes a row number; returns the row's first place in the caches and the number of places filled,
+        or None for a row without a session.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class SpeechDevice(Device):
         }
 
     def forms(self, filled: int) -> dict[str, TensorSpec]:
-        """Return names, shapes and dtypes of the tensors of a row with ``filled`` positions."""
+        """Return the names, shapes and dtypes of the tensors of a session with ``filled`` positions in the cache."""
         forms = {}
         for name, spec in self.of_rows.items():
             sizes = {0: 1} if spec.row_axis != contract.PLACES_AXIS else {contract.PLACES_AXIS: filled}
@@ -89,7 +91,7 @@ class SpeechDevice(Device):
 
     def begin(self, row: int, context: Floats) -> int:
         """Queue the work before a text's prompt: zero the decoder's states, then run the decoder over ``context``, the
-        last patches [n, P, C] of the voice that the text continues. Return the number of graphs launched.
+        last patches [n, P, C] of the voice that the text continues. Return the number of CUDA graphs launched.
         """
         self._memory.zero(self.row_of(contract.VAE_STATES, row))
         launches = 0
@@ -100,7 +102,8 @@ class SpeechDevice(Device):
         return launches
 
     def prefill(self, row: int, start: int, first: int, part: SpeechPrompt) -> int:
-        """Queue a prefill of a row's tokens from position ``first`` on; return the number of graphs launched."""
+        """Queue a prefill: run the language models over tokens of a session's prompt, from position ``first`` on.
+        Return the number of CUDA graphs launched."""
         workload, count = self._manifest.workload, len(part.ids)
         size = workload.prefill_size(count)
         padding = (0, size - count)
@@ -123,10 +126,11 @@ class SpeechDevice(Device):
         return self._call((contract.prefill_program(size, length),))
 
     def step(self, numbers: Mapping[str, Sequence[Number]]) -> tuple[int, Mapping[str, Tensor]]:
-        """Queue a step of some rows; return the number of graphs launched, and the buffers of the step's samples and
-        stop flags.
+        """Queue a step, which makes the next patch of some sessions; return the number of CUDA graphs launched, and the
+        buffers of the step's samples and stop flags.
 
-        ``numbers`` has the numbers of the rows, by host buffer. The next call overwrites the returned buffers.
+        ``numbers`` has the numbers of the sessions, by the name of the buffer that the host fills. The next call
+        overwrites the returned buffers.
         """
         rows, first = numbers[contract.ROWS], numbers[contract.FIRST]
         pool = self._manifest.pool
@@ -137,12 +141,12 @@ class SpeechDevice(Device):
         return launches, self.results(bucket, contract.SAMPLES, contract.STOP)
 
     def results(self, rows: int, *names: str) -> Mapping[str, Tensor]:
-        """Return views of the last step's results for the first ``rows`` batch indices."""
+        """Return views of the last step's results (patch, samples, stop flag) for the first ``rows`` batch indices."""
         return {name: self._memory.leading(self.buffers[name], rows) for name in names}
 
     def encode(self, stretch: Floats, *, first: bool) -> tuple[int, Mapping[str, Tensor]]:
-        """Queue the encoding of the next stretch [n] of a voice; return the number of graphs launched, and the
-        stretch's latents.
+        """Queue the encoding of the next stretch [n] of a voice recording; return the number of CUDA graphs launched,
+        and the stretch's latents.
         """
         if first:
             self._memory.zero(self.buffers[contract.VOICE_STATES])
@@ -152,22 +156,24 @@ class SpeechDevice(Device):
         return launches, {contract.VOICE_LATENTS: self.buffers[contract.VOICE_LATENTS]}
 
     def set_state(self, row: int, state: Mapping[str, Floats]) -> None:
-        """Write the states of `contract.STATES` from which a row's next step begins; used to replay goldens."""
+        """Write the model states from which a session's next step begins (`contract.STATES`); the replay of recorded
+        steps does so."""
         for name, array in state.items():
             self._memory.write(self.row_of(name, row), array[None])
 
     def state(self, row: int) -> Mapping[str, NDArray[np.float32]]:
-        """Return the states of `contract.STATES` from which a row's next step begins; waits for the device."""
+        """Return the model states from which a session's next step begins (`contract.STATES`); waits for the device."""
         return {name: self._memory.read(self.row_of(name, row))[0] for name in contract.STATES}
 
     def drop(self) -> None:
-        """Release graphs first, then the tensors that they use."""
+        """Release the captured graphs first, then the tensors that the graphs use."""
         self.replays.clear()
         self.calls.clear()
         super().drop()
 
     def _fill(self, numbers: Mapping[str, Sequence[Number]]) -> None:
-        """Send the small tensors of a call; what is left out is that of batch indices without a session."""
+        """Send the small tensors of a call to the device. A number that is left out has its value for a batch index
+        without a session."""
         empty = self._empty
         of_prefill = {
             contract.PREFILL_ROWS: empty[contract.ROWS],

@@ -1,4 +1,4 @@
-"""Replays recorded steps of speech, and measures how much they differ."""
+"""Replays recorded steps of speech, and measures how far the new results differ."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StepError:
     what : str
         Name of the compared result: ``prefill``, ``step 0``, ``voice 0``.
     errors : mapping of str to float
-        For each kind of result, the largest difference of a number over the largest recorded magnitude.
+        For each kind of result, the largest absolute difference of a number, divided by the largest recorded magnitude.
     bounds : mapping of str to float
         For each kind of result, the largest error that passes.
     """
@@ -45,12 +45,12 @@ class StepError:
 
     @property
     def within(self) -> bool:
-        """Whether all errors are within their bounds; False if a number is NaN."""
+        """Whether all errors of the replayed step are within their bounds; False if a number is NaN."""
         return all(error <= self.bounds[name] for name, error in self.errors.items())
 
     @property
     def size(self) -> float:
-        """The largest error; infinite if a number is NaN."""
+        """The largest error of the replayed step; infinite if a number is NaN."""
         return max(math.inf if math.isnan(error) else error for error in self.errors.values())
 
     def row(self) -> dict[str, object]:
@@ -94,16 +94,16 @@ def check_golden(manifest: SpeechManifest, golden: Mapping[str, MappedTensor]) -
 
 
 def replay(pool: SpeechPool, golden: Golden, recorded: Mapping[str, MappedTensor]) -> Iterator[StepError]:
-    """Yield the errors of the prefill, of each step, and of each stretch of the voice.
+    """Yield the errors of the replayed prefill, of each step, and of each stretch of the voice.
 
-    Each step begins with recorded states, so that a rounding does not grow from step to step.
+    Each step begins with recorded states, so that rounding errors do not grow from step to step.
 
     Parameters
     ----------
     pool : SpeechPool
         A pool without open sessions.
     golden : Golden
-        The manifest's table.
+        The manifest's description of the recorded steps.
     recorded : mapping of str to MappedTensor
         The golden file's tensors, by name.
     """

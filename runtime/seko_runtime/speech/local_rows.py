@@ -1,4 +1,5 @@
-"""The rows of a speech artifact in this process: each row's places in the caches, its present text and its progress."""
+"""The rows of a pool of speech sessions in this process: each row's places in the caches, its present text and how far
+the text is spoken."""
 
 from __future__ import annotations
 
@@ -29,15 +30,15 @@ _PENDING = ("pending.ids", "pending.is_audio", "pending.patches")  # arrays of a
 
 
 class Ending:
-    """The answer to whether a text ended with a certain patch. The stop flag is copied from the device only when the
-    answer is needed.
+    """The answer to the question whether a text ended with a certain patch. The model's stop flag is copied from the
+    device only when the answer is needed.
 
     Parameters
     ----------
     read : callable
-        Waits for the patch's stop flag and returns it.
+        Function that waits for the patch's stop flag and returns it.
     before : Ending or None
-        The `Ending` of the previous patch; None if there is no previous patch or its flag was read.
+        The `Ending` of the previous patch; None if there is no previous patch or its stop flag was read.
     """
 
     def __init__(self, read: Callable[[], bool], before: Ending | None = None) -> None:
@@ -46,18 +47,18 @@ class Ending:
 
     @property
     def known(self) -> bool:
-        """Whether the text is known to have ended; this does not wait."""
+        """Whether the text is known to have ended; reading this never waits."""
         before = self.before
         return self._answer or (before is not None and before.known)
 
     @property
     def before(self) -> Ending | None:
-        """The `Ending` of the previous patch, if that patch's flag was not read yet."""
+        """The `Ending` of the previous patch, if that patch's stop flag was not read yet."""
         unread = self._unread
         return None if unread is None else unread[1]
 
     def __call__(self) -> bool:
-        """Return whether the text ended with this patch or one before; any thread may ask."""
+        """Return whether the text ended with this patch or an earlier one; any thread may ask."""
         unread = self._unread
         if unread is not None:
             read, before = unread
@@ -68,19 +69,20 @@ class Ending:
 
 @dataclass(frozen=True)
 class Patch:
-    """A patch of a text's sound. The device may still be computing the patch; any thread may read the patch.
+    """A patch: the short piece of sound that one step makes. The device may still be computing the patch; any thread
+    may read it.
 
     Parameters
     ----------
     number : int
         The patch's number in the text, from 0.
     samples : callable
-        Waits for the patch and returns its samples, float32 [n].
+        Function that waits for the patch and returns its sound samples, float32 [n].
     ends : callable
-        Waits for the patch and returns whether the patch is the text's last.
+        Function that waits for the patch and returns whether the patch is the text's last.
     surplus : callable
-        Waits for the previous patch and returns whether that patch was the text's last; if so, this patch must be
-        dropped.
+        Function that waits for the previous patch and returns whether that patch was the text's last; if so, this patch
+        is surplus and must be dropped.
     """
 
     number: int
@@ -91,7 +93,7 @@ class Patch:
 
 @dataclass
 class SpeechRow:
-    """The host's state of a row; `RowNumbers` describes the numbers."""
+    """The host's state of one speech session; `RowNumbers` describes its numbers."""
 
     start: int
     positions: int
@@ -106,23 +108,23 @@ class SpeechRow:
 
     @property
     def speaks(self) -> bool:
-        """Whether patches of the row's text are still to come; this waits for the row's last queued patch."""
+        """Whether patches of the session's text are still to come; this waits for the session's last queued patch."""
         return self.patches < self.limit and not self.stopped
 
     @property
     def may_speak(self) -> bool:
-        """Whether patches of the row's text may still be to come; this does not wait for the device."""
+        """Whether patches of the session's text may still be to come; this does not wait for the device."""
         return self.patches < self.limit and not (self.ending is not None and self.ending.known)
 
     @property
     def stopped(self) -> bool:
-        """Whether the model has ended the row's text; this waits for the row's last queued patch."""
+        """Whether the model has ended the session's text; this waits for the session's last queued patch."""
         return self.ending is not None and self.ending()
 
 
 @dataclass(frozen=True)
 class RowSettings:
-    """The numbers with which a session's row begins; `RowNumbers` describes them."""
+    """The numbers with which a session begins (seed, guidance, temperature, positions); `RowNumbers` describes them."""
 
     positions: int
     seed: int
@@ -131,23 +133,23 @@ class RowSettings:
 
 
 class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
-    """The rows of a speech artifact in this process; call `prepare` before the first text.
+    """The rows of a pool of speech sessions in this process. Call `prepare` before the first text.
 
     Parameters
     ----------
     loaded : Loaded
-        The artifact.
+        The opened artifact with its engines.
     memory : Memory
-        The rows' memory, which the rows own and close.
+        The memory of the pool's tensors, which this object owns and closes.
 
     Attributes
     ----------
     tokens : TokenIds or None
         The artifact's tokenizer.
     prefilled_last : bool
-        Whether the last call was a prefill.
+        Whether the last engine call was a prefill.
     launches : int
-        Captured graphs launched so far.
+        Number of captured CUDA graphs launched so far.
     """
 
     @machine_faults()
@@ -161,42 +163,43 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
 
     @machine_faults()
     def prepare(self) -> None:
-        """Load every engine's kernels, and capture the calls if the memory can."""
+        """Load every engine's kernels; on a GPU also capture the calls as CUDA graphs."""
         self.device().prepare()
 
     def keep(self, rows: Collection[int]) -> None:
-        """Free the cache places of all rows except ``rows``, which sessions hold."""
+        """Free the cache places of all rows except ``rows``, to which sessions belong."""
         for row in [row for row in self._held if row not in rows]:
             del self._held[row]
 
     @property
     def free_positions(self) -> int:
-        """The most positions that the next session can have: the longest run of consecutive places that no row has."""
+        """Largest number of positions that the next session can have: the longest run of consecutive cache places that
+        are free."""
         workload = self.manifest.workload
         longest = max((count for _, count in gaps(self._taken(), workload.places - 1)), default=0)
         return min(workload.positions, longest)
 
     def begin(self, row: int, settings: RowSettings) -> None:
-        """Give a row consecutive cache places for its positions; PoolFullError if too few are free."""
+        """Reserve consecutive cache places for the positions of a row; PoolFullError if too few are free."""
         self._held[row] = SpeechRow(self._start(settings.positions), **vars(settings))
 
     @machine_faults()
     def begin_text(self, row: int, prompt: SpeechPrompt, limit: int) -> None:
-        """Begin to speak a text; the row's previous text is ended.
+        """Begin to speak a text on a row; the row's previous text is ended.
 
         Parameters
         ----------
         row : int
-            A row with a session.
+            Number of a row that belongs to a session.
         prompt : SpeechPrompt
-            The text and its voice.
+            The text and its voice, as tokens and patches.
         limit : int
-            The most patches of the text.
+            Largest number of patches of the text.
 
         Raises
         ------
         UsageError
-            If the row has too few positions for the prompt and a patch.
+            If the row has too few positions for the prompt and one patch.
         """
         device, held, count = self.device(), self._held[row], len(prompt.ids)
         if count >= held.positions:
@@ -213,21 +216,21 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         self.inconsistent.discard(row)
 
     def end_text(self, row: int) -> None:
-        """End a row's present text."""
+        """End the present text of a session's row."""
         held = self._held[row]
         held.pending, held.ending = None, None
         held.filled = held.patches = held.limit = 0
 
     def row(self, row: int) -> SpeechRow:
-        """Return the state of a row with a session."""
+        """Return the host's state of a row that belongs to a session."""
         return self._held[row]
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
-        """Return for each row whether its next call is a prefill or a step."""
+        """Return for each row whether its session's next call is a prefill or a step."""
         return [STEP if self._held[row].pending is None else PREFILL for row in rows]
 
     def check(self, rows: Sequence[int], given: Sequence[None]) -> None:
-        """Raise the error with which `run` would refuse these rows."""
+        """Raise the error with which `run` would refuse these rows, if any."""
         del given
         self.check_whole(rows)
         for row in rows:
@@ -241,32 +244,33 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
 
     @machine_faults()
     def run(self, rows: Sequence[int], given: Sequence[None] | None = None) -> list[Patch | None]:
-        """Make the next patch of some rows, or fill in the next part of one row's prompt.
+        """Make the next patch of some sessions, or run the model over the next part of one session's prompt.
 
-        A patch's stop flag is read when it is needed, at the latest before the row's step after the next. So a text may
-        be followed by one surplus patch. An error in a step leaves its rows inconsistent: a decoder's state is moved on
-        in place.
+        A patch's stop flag is read when it is needed, at the latest before the session's second step after that patch.
+        So a text may be followed by one surplus patch. An error in a step leaves the sessions' rows inconsistent: the
+        state of a decoder is changed in place.
 
         Parameters
         ----------
         rows : sequence of int
-            Distinct rows, at most as many as the largest call carries; or a single row whose prompt is not filled in.
+            Distinct row numbers, at most as many as the largest call carries; or a single row, if the model has not yet
+            run over its whole prompt.
         given : sequence of None, optional
             Not used: a call of speech has no inputs from the caller.
 
         Returns
         -------
         list of Patch or None
-            A patch for each row; None for a row of which a part of the prompt was filled in.
+            A patch for each row; None for a row whose call ran over a part of its prompt.
 
         Raises
         ------
         UsageError
-            If a row has nothing to speak.
+            If a row has no text to speak.
         TornStreamError
             If an earlier error left a row's state unknown; beginning another text resets the row.
         SessionClosedError
-            After `close`.
+            If `close` was called.
         """
         self.check(rows, given or ())
         self.prefilled_last = any(self._held[row].pending is not None for row in rows)
@@ -281,9 +285,10 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
 
     @machine_faults()
     def encode(self, stretch: Floats, *, first: bool) -> Callable[[], Floats]:
-        """Queue the next stretch [n] of a voice; return a function that waits for its latents [l, C] and returns them.
+        """Queue the encoding of the next stretch [n] of a voice recording; return a function that waits for the latents
+        [l, C] and returns them.
 
-        The stretches of a voice follow each other, with no other voice's between them.
+        The stretches of a voice must be encoded one after another, without stretches of another voice between them.
         """
         device, voice, patch = self.device(), self.manifest.workload.voice, self.manifest.workload.patch
         with self.memory.ordered():
@@ -294,14 +299,14 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         return lambda: read()[contract.VOICE_LATENTS].view(np.float32).reshape(shape).copy()
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """Do nothing: rows share nothing."""
+        """Do nothing: sessions of speech have no state that an owner shares."""
 
     def reserve(self, row: int) -> None:
-        """Do nothing."""
+        """Do nothing: a row of speech needs no further host memory."""
 
     def layout(self) -> RowLayout:
-        """Return name, shape and dtype of each tensor of the largest row's state; `RowLayout.of` has those of a smaller
-        row's.
+        """Return the name, shape and dtype of each tensor in the largest state of a row; `RowLayout.of` returns those
+        of a smaller state.
         """
         most = self.manifest.workload.positions
         forms, patch = self.device().forms, self.manifest.workload.patch.shape
@@ -312,14 +317,14 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
         return replace(RowLayout(forms(most), _pending_forms(most, patch)), sized=sized)
 
     def load(self, row: int, state: RowState) -> None:
-        """Queue copies of a stored state into a row, after giving the row cache places for the state.
+        """Reserve cache places for a stored state in a row, and queue copies of the state into it.
 
         Raises
         ------
         SnapshotError
-            If the state does not fit this artifact.
+            If the state is not a possible state of this artifact.
         PoolFullError
-            If there are too few consecutive places.
+            If too few consecutive cache places are free.
         """
         self._check_load(state)
         numbers = state.numbers
@@ -347,7 +352,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
             return [self._made(row, place, read) for place, row in enumerate(held)]
 
     def _made(self, held: SpeechRow, place: int, read: Read) -> Patch:
-        """Count a row's patch, which lies at one place of a call's results."""
+        """Count a new patch of a session, and return the `Patch` at one batch index of a call's results."""
         workload, number, before = self.manifest.workload, held.patches, held.ending
         last = number + 1 == held.limit
 
@@ -428,7 +433,7 @@ class LocalSpeechRows(LocalRows[SpeechManifest, SpeechDevice]):
 
 
 def _pending_forms(tokens: int, patch: tuple[int, int]) -> dict[str, TensorSpec]:
-    """Return the arrays of a snapshot that hold so many tokens of a prompt."""
+    """Return the name, shape and dtype of the arrays in a snapshot that hold the rest of a prompt of so many tokens."""
     if not tokens:
         return {}
     shapes = ((tokens,), (tokens,), (tokens, *patch))
@@ -440,12 +445,12 @@ def _pending_forms(tokens: int, patch: tuple[int, int]) -> dict[str, TensorSpec]
 
 
 def open_speech_rows(loaded: Loaded[SpeechManifest]) -> LocalSpeechRows:
-    """Return the rows of an artifact in this process, prepared.
+    """Return the rows of a pool of speech sessions in this process, ready to run.
 
     Raises
     ------
     DeviceMemoryError
-        If the rows do not fit on the device; nothing was allocated.
+        If the tensors of the pool do not fit on the device; nothing was allocated.
     """
     memory = loaded.memory()
     try:

@@ -1,4 +1,5 @@
-"""The manifest of a speech artifact: the core's tables, and ``workload`` with sizes, defaults, limits and goldens."""
+"""The manifest of a speech artifact: the tables of every manifest, and ``workload`` with sizes, defaults, limits and
+recorded steps."""
 
 from __future__ import annotations
 
@@ -28,16 +29,16 @@ _LENGTHS = Limit("MAX_BUCKETS", "lengths")
 
 @dataclass(frozen=True)
 class Patch:
-    """A patch: what one step makes.
+    """A patch: the short piece of sound that one step of the model makes.
 
     Parameters
     ----------
     latents, channels : int
-        Its latents, and their channels.
+        Number of latents in a patch, and number of channels of a latent.
     samples : int
-        Samples that it decodes to.
+        Number of sound samples to which a patch is decoded.
     sample_rate : int
-        Samples a second of the sound that comes out.
+        Sample rate of the generated sound, in samples a second.
     """
 
     latents: Count
@@ -47,27 +48,27 @@ class Patch:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Latents and channels."""
+        """Numbers of latents and of channels in a patch."""
         return (self.latents, self.channels)
 
     @property
     def seconds(self) -> float:
-        """How long it sounds."""
+        """Duration of a patch in seconds."""
         return self.samples / self.sample_rate
 
 
 @dataclass(frozen=True)
 class VoiceEncoder:
-    """The encoder of voices, which takes stretches of equal length one after another.
+    """The encoder of voices, which takes stretches of a recording, of equal length, one after another.
 
     Parameters
     ----------
     patches : int
-        Patches that one call makes.
+        Number of patches that one call of the encoder makes.
     patch_samples : int
-        Samples of a patch at ``sample_rate``; a voice is filled up to whole patches, then to whole calls.
+        Number of samples of a patch, at ``sample_rate``. A voice is padded to whole patches, then to whole calls.
     sample_rate : int
-        Samples a second of the sound that goes in.
+        Sample rate of the recorded voice, in samples a second.
     """
 
     patches: Count
@@ -76,24 +77,25 @@ class VoiceEncoder:
 
     @property
     def samples(self) -> int:
-        """Samples of a call."""
+        """Number of samples that one call of the encoder takes."""
         return self.patches * self.patch_samples
 
 
 @dataclass(frozen=True)
 class Solver:
-    """The solver of a patch. ``steps`` are fixed by the artifact; a session may choose the other two.
+    """The solver of the differential equation that turns noise into a patch. ``steps`` are fixed by the artifact; a
+    session may choose guidance and temperature.
 
     Parameters
     ----------
     steps : int
-        Solver steps, of which the first have no velocity and run nothing.
+        Number of solver steps. The first of them have no velocity and run no engine.
     moving_steps : int
-        The others: runs of the program `solve`.
+        Number of solver steps that have a velocity: runs of the program `solve`.
     guidance : float
-        Default of how far the velocity is moved away from the one without a condition.
+        Default strength of classifier-free guidance.
     temperature : float
-        Default standard deviation of the noise that a patch begins with.
+        Default standard deviation of the noise from which a patch is made.
     """
 
     steps: Annotated[int, Within(2, 1024)]
@@ -104,15 +106,15 @@ class Solver:
 
 @dataclass(frozen=True)
 class SpeechLimits:
-    """The bounds of a sentence's patches, as the original has them.
+    """The bounds of the number of patches of a sentence, as the model's authors set them.
 
     Parameters
     ----------
     least_patches : int
-        The stop flag of an earlier patch is ignored.
+        Number of patches before which a stop flag of the model is ignored.
     patches_a_token, further_patches, most_patches : int
         A text of n tokens ends after ``patches_a_token * n + further_patches`` patches, and at most after
-        ``most_patches``, whatever the model says.
+        ``most_patches``, even if the model has not ended it.
     """
 
     least_patches: int = 4
@@ -121,13 +123,14 @@ class SpeechLimits:
     most_patches: Count = 2000
 
     def patches(self, text_tokens: int) -> int:
-        """Return after how many patches a text of so many tokens ends, whatever the model says."""
+        """Return the number of patches after which a text of so many tokens ends, even if the model has not ended
+        it."""
         return min(self.patches_a_token * text_tokens + self.further_patches, self.most_patches)
 
 
 @dataclass(frozen=True)
 class GoldenBounds:
-    """Largest errors of recorded numbers, relative to their largest magnitude."""
+    """Largest errors of replayed steps that pass, relative to the largest recorded magnitude."""
 
     states: float
     patches: float
@@ -138,9 +141,11 @@ class GoldenBounds:
 
 @dataclass(frozen=True)
 class Golden:
-    """Recorded steps of one call with a row for each seed, teacher-forced: each step begins with recorded states.
+    """The golden: recorded steps of one call with a row for each seed. They are teacher-forced: each step begins with
+    recorded states.
 
-    Its file holds, with T tokens, N steps, B seeds, P latents and C channels of a patch, d numbers of a hidden state:
+    The golden's file contains these tensors, with T tokens, N steps, B seeds, P latents and C channels of a patch, d
+    numbers of a hidden state:
 
     ``prompt.ids`` [T] int64, ``prompt.is_audio`` [T] uint8, ``prompt.patches`` [T, P, C] float32: every row's prompt;
     ``state.base``, ``state.residual`` [N + 1, B, d] and ``state.patch`` [N + 1, B, P, C] float32: the states before
@@ -151,13 +156,13 @@ class Golden:
     Parameters
     ----------
     file : str
-        The safetensors file.
+        Path of the safetensors file in the artifact.
     seeds : tuple of int
-        A row's seed. At most as many as rows of the largest call.
+        Seed of each row: at most as many seeds as the largest call has rows.
     steps : int
-        N.
+        Number N of recorded steps.
     bounds : GoldenBounds
-        How far an engine may be from them.
+        Largest errors of an engine's results that pass.
     """
 
     file: FilePath
@@ -173,30 +178,31 @@ class SpeechWorkload(Workload):
     Parameters
     ----------
     positions : int
-        Positions of one session at most, prompt and patches together.
+        Largest number of positions of one session: tokens of the prompt and patches together.
     places : int
-        Places of each cache. A session has as many consecutive ones as its positions; the last place is nobody's, and
-        padding is written there.
+        Number of places in each cache. A session has as many consecutive places as it has positions; the last place
+        belongs to no session, and padding is written there.
     read_lengths : tuple of int
-        Positions that a prefill can read, ascending; the last is ``positions``.
+        Numbers of positions that a prefill can read, ascending; the last is ``positions``.
     step_lengths : tuple of int
-        The same of a step. Layers that read what a row holds where it lies have one length.
+        Numbers of positions that a step can read, ascending. Layers that read a session's positions directly from the
+        cache have only one such number.
     prefill_tokens : tuple of int
-        Tokens that a prefill call can take, ascending.
+        Numbers of tokens that a prefill call can take, ascending.
     vocabulary : int
-        Token ids are below it.
+        Number of token ids: every id is below it.
     patch, voice, solver
-        Sizes and defaults.
+        Sizes of a patch, of the voice encoder and of the solver, with default settings.
     kv : KvPool
-        Format and size of the caches.
+        Format and size of the KV caches.
     marks : SpeechMarks
         Token ids that separate the parts of a prompt.
     limits : SpeechLimits
-        The bounds of a sentence.
+        The bounds of the number of patches of a sentence.
     tokenizer : str or None
-        A JSON file of the library `tokenizers`, in the artifact; without it a caller gives token ids.
+        Path of a JSON file of the library `tokenizers` in the artifact; if None, callers pass token ids.
     golden : Golden or None
-        What `verify` compares with.
+        The recorded steps with which `verify` compares; None if nothing was recorded.
     """
 
     kind: Annotated[str, OneOf((KIND,), complaint=UNKNOWN_WORD)]
@@ -217,20 +223,21 @@ class SpeechWorkload(Workload):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The golden's file and the tokenizer."""
+        """Paths of the workload's own files in the artifact: recorded steps and tokenizer."""
         golden = () if self.golden is None else (self.golden.file,)
         return golden if self.tokenizer is None else (*golden, self.tokenizer)
 
     def read_length(self, positions: int) -> int:
-        """Return the shortest length of a prefill that reaches so many positions."""
+        """Return the smallest number of positions a prefill can read that is at least ``positions``."""
         return next(length for length in self.read_lengths if length >= positions)
 
     def step_length(self, positions: int) -> int:
-        """Return the shortest length of a step that reaches so many positions."""
+        """Return the smallest number of positions a step can read that is at least ``positions``."""
         return next(length for length in self.step_lengths if length >= positions)
 
     def prefill_size(self, tokens: int) -> int:
-        """Return the smallest prefill that takes so many tokens; the largest if none does."""
+        """Return the size in tokens of the smallest prefill call that takes so many tokens; of the largest call if none
+        does."""
         return next((size for size in self.prefill_tokens if size >= tokens), self.prefill_tokens[-1])
 
 
@@ -242,7 +249,7 @@ class SpeechManifest(Manifest):
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """Rows of its steps, ascending; rows of speech are always separate sessions."""
+        """Numbers of rows that a step can have, ascending. Every row is a separate session."""
         if self.pool is None:
             raise ManifestError("a speech artifact needs the table pool, which is not there; rebuild it")
         return self.pool.buckets
@@ -254,7 +261,7 @@ def parse_speech_manifest(document: bytes) -> SpeechManifest:
 
 
 def speech_manifest(manifest: Manifest) -> SpeechManifest:
-    """Return a manifest as that of a speech artifact; UsageError if its workload is another."""
+    """Return a manifest typed as a `SpeechManifest`; UsageError if its workload is not speech."""
     if not isinstance(manifest, SpeechManifest):
         raise UsageError(f"the artifact's workload is {manifest.workload.kind!r}, expected {KIND!r}")
     return manifest

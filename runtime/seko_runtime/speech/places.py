@@ -1,4 +1,4 @@
-"""Places of a cache that all rows share: each row has consecutive places, as many as its session asked for."""
+"""Places in a cache that all sessions of a pool share: each session has consecutive places, as many as it asked for."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 
 
 def gaps(taken: Iterable[tuple[int, int]], places: int) -> Iterator[tuple[int, int]]:
-    """Yield the first place and the count of each stretch of free places, in order.
+    """Yield the first place and the number of places of each free stretch of a cache, in order.
 
     Parameters
     ----------
     taken : iterable of (int, int)
-        First place and count of each taken stretch of places; stretches do not overlap.
+        First place and number of places of each stretch that belongs to a session; the stretches do not overlap.
     places : int
-        Number of all places, free and taken.
+        Number of all places in the cache, free and taken.
     """
     end = 0
     for start, count in [*sorted(taken), (places, 0)]:
@@ -23,7 +23,7 @@ def gaps(taken: Iterable[tuple[int, int]], places: int) -> Iterator[tuple[int, i
 
 
 def free_start(taken: Iterable[tuple[int, int]], count: int, places: int) -> int | None:
-    """Return the first place of the first gap that has at least ``count`` places; None if there is no such gap. The
+    """Return the first place of the first free stretch that has at least ``count`` places; None if there is none. The
     other parameters are those of `gaps`.
     """
     return next((start for start, room in gaps(taken, places) if room >= count), None)

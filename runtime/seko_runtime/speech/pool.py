@@ -1,4 +1,4 @@
-"""A pool of speech: sessions that speak, each in a row of its own, and share calls."""
+"""A pool of speech sessions, which speak at the same time and share engine calls."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ MAX_VOICE_S = 600
 
 
 class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
-    """The rows of a speech artifact, each for a session.
+    """A pool of a speech artifact: memory for a fixed number of sessions, which share engine calls.
 
     All methods of a pool and its sessions may be called from any thread: one call is queued at a time, and the others
-    wait. In a process forked from the one that opened the pool they raise a ForkedProcessError.
+    wait. In a process forked from the process that opened the pool they raise a ForkedProcessError.
 
     Parameters
     ----------
     rows : LocalSpeechRows
-        The artifact's rows, prepared. The pool owns them.
+        The rows of the pool, ready to run. The pool owns them.
     digest : str
-        The artifact's digest, which snapshots name.
+        SHA-256 of the artifact. Snapshots contain it.
     clock : callable
-        Returns seconds, for leases and due times.
+        Function that returns the time in seconds, used for leases and due times.
     snapshot_key : bytes, optional
         Key of the snapshots that sessions save and the pool restores; see `SpeechArtifact.open_pool`.
     """
@@ -79,31 +79,32 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         lease_s: float | None = None,
         tenant: str | None = None,
     ) -> SpeechSession:
-        """Open a session on a free row.
+        """Open a session of speech on a free row of the pool.
 
         Parameters
         ----------
         voice : Voice
-            From `encode_voice`; default: the model chooses a voice by text and seed.
+            The voice of the session, from `encode_voice`; default: the model chooses a voice by text and seed.
         seed : int
             Seed of the noise, 0 to 2**62 - 1. A text spoken again with the same seed sounds the same.
         guidance : float, optional
-            Strength of classifier-free guidance towards text and voice; default: the artifact's.
+            Strength of classifier-free guidance towards text and voice; default: the artifact's setting.
         temperature : float, optional
-            Standard deviation of the noise, at least 0; default: the artifact's.
+            Standard deviation of the noise, at least 0; default: the artifact's setting.
         positions : int, optional
-            The most tokens of a text, patches of its voice and patches that are made, together; default: an equal share
-            of the cache's places. A session with fewer positions leaves more places to other sessions.
+            Largest number of positions of the session: tokens of a text, patches of its voice and generated patches
+            together; default: an equal share of the cache's places. A session with fewer positions leaves more places
+            to other sessions.
         name, lease_s, tenant
-            Name in messages; seconds after which the session ends if it is not run or renewed; name of the session's
-            owner.
+            Name of the session in error messages; seconds after which the session ends if it is neither run nor
+            renewed; name of the session's owner.
 
         Raises
         ------
         PoolFullError
-            If every row is taken, or too few consecutive cache places are free.
+            If every row of the pool belongs to a session, or too few consecutive cache places are free.
         UsageError
-            If an argument does not fit.
+            If an argument of the session is invalid.
         SessionClosedError
             If the pool is closed.
         """
@@ -128,23 +129,24 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         return session
 
     def encode_voice(self, reference: object = None, *, continued: object = None, text: str = "") -> Voice:
-        """Return a voice to speak with; other sessions' calls run between its stretches.
+        """Return a voice for sessions to speak with. Engine calls of other sessions run between the parts of the
+        recording.
 
         Parameters
         ----------
         reference : array, optional
-            [n] float32 in -1..1, at `VoiceEncoder.sample_rate` of the manifest: a voice to sound like.
+            A recording [n] of the voice to imitate: float32 in -1..1, at `VoiceEncoder.sample_rate` of the manifest.
         continued : array, optional
-            [n], of the same form: a recording after which the new text is spoken as its continuation; ``text`` has the
-            recording's words.
+            A recording [n] in the same format, which the spoken text continues; ``text`` has the words of the
+            recording.
         text : str
-            The words of ``continued``.
+            The words that are spoken in ``continued``.
 
         Raises
         ------
         UsageError
-            If a recording has another shape or dtype, is empty, or is longer than `MAX_VOICE_S` seconds; if only one of
-            ``continued`` and ``text`` is given.
+            If a recording has a wrong shape or dtype, is empty, or is longer than `MAX_VOICE_S` seconds; if only one of
+            ``continued`` and ``text`` is passed.
         SessionClosedError
             If the pool is closed.
         """
@@ -161,22 +163,23 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
             )
 
     def step(self, sessions: Sequence[SpeechSession]) -> list[Floats | None]:
-        """Make the next patch of some sessions in one call, and wait for it. Prompts that are not filled in come first.
+        """Make the next patch of some sessions in one engine call, and wait for it. First the model runs over prompts
+        that are not yet in the cache.
 
         Parameters
         ----------
         sessions : sequence of SpeechSession
-            Distinct sessions of this pool, at most as many as the largest call carries, each with a text.
+            Distinct sessions of this pool, at most as many as the largest call carries, each with a text to speak.
 
         Returns
         -------
         list of array or None
-            [n] float32 for each session; None if its text has ended with the patch before.
+            Sound samples [n] float32 for each session; None if the session's text ended with the previous patch.
 
         Raises
         ------
         UsageError
-            If the sessions do not fit into one call, or a session has no text to speak.
+            If there are too many sessions for one engine call, or a session has no text to speak.
         SessionClosedError
             If a session is paused or has ended.
         """
@@ -193,27 +196,29 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         among: Collection[RowSession] | None = None,
         in_one: bool = False,
     ) -> list[tuple[SpeechSession, Patch | None]]:
-        """Run the call that the scheduler chooses among the sessions that have asked for a patch, and wait for it.
+        """Run the engine call that the scheduler chooses among the sessions that have requested a patch, and wait for
+        it.
 
-        The call is a step of the sessions that are due, or fills in a part of one session's prompt. After a part of a
-        prompt comes a step, if a session waits for a step. A session whose prompt was filled in further still waits for
-        its patch.
+        The call either makes a patch for the sessions that are due, or runs the model over a part of one session's
+        prompt. After a part of a prompt comes a step, if a session waits for a step. A session whose prompt has
+        advanced still waits for its patch.
 
         Parameters and errors are those of `RowPool.serve_next`.
 
         Returns
         -------
         list of (session, Patch or None)
-            The sessions that the call carried, sorted by due time, and their patches; None for a session of which a
-            part of the prompt was filled in. Empty if no session waits, or if the call failed and a thread iterates
-            over each of its sessions: these threads then get the error.
+            The sessions that the call carried, sorted by due time, and their patches; None for a session whose call ran
+            over a part of its prompt. The list is empty if no session waits, or if the call failed and threads are
+            iterating over the sound of its sessions: these threads then get the error.
         """
         served = super().serve_next(now, among=among, in_one=in_one)
         _read_flags([patch for _, patch in served])
         return served
 
     def serve(self, session: SpeechSession) -> None:
-        """If ``session`` needs a patch, queue the next call for all sessions that wait, and wait for the previous call.
+        """If ``session`` needs a patch, queue the next engine call for all sessions that wait, and wait for the
+        previous call.
 
         The device thus always has a call to run while sound is read, and stop flags are read one step late. One thread
         queues calls for all sessions; the other threads find their patches ready.
@@ -235,13 +240,13 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
 
     @property
     def free_positions(self) -> int:
-        """The most positions that a new session can have now."""
+        """Largest number of positions that a new session can have now."""
         with self._call_lock.take():
             self._rows.keep(self._sessions_by_row())
             return self._rows.free_positions
 
     def _fills(self, session: SpeechSession) -> bool:
-        """Return whether a session's next call is a part of its prompt."""
+        """Return whether a session's next engine call runs over a part of its prompt."""
         with self._call_lock.take():
             row = session._running_row(cast(SharedRows, self))
             return self._rows.variants([row]) == [PREFILL]
@@ -249,8 +254,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
     def _eligible(
         self, asked: list[tuple[int, SpeechSession, Request]]
     ) -> list[tuple[int, SpeechSession, Request]]:
-        """Return the sessions of whom the next call takes some: those that wait for a step, or the one whose prompt is
-        due first.
+        """Return the sessions among which the next engine call is chosen: those that wait for a step, or the one whose
+        prompt is due first.
         """
         waiting = [entry for entry in asked if self._may_go_on(*entry[:2])]
         kinds = self._rows.variants([row for row, _, _ in waiting])
@@ -265,8 +270,8 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         return steps
 
     def _may_go_on(self, row: int, session: SpeechSession) -> bool:
-        """Return whether a session that has asked can be served; drop the request of one whose text is over, or who can
-        be told why not.
+        """Return whether a session that has requested a patch can be served. Drop the request if the session's text is
+        over, or if its error can be passed to a waiting thread.
         """
         if not self._rows.row(row).may_speak:
             session._request = None
@@ -290,7 +295,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
         return super()._free_row(tenant)
 
     def _encoded(self, sound: object, what: str, *, continued: bool) -> Floats:
-        """Return the patches [n, P, C] of a voice."""
+        """Return the encoded patches [n, P, C] of a voice recording."""
         spec, patch = self.manifest.workload.voice, self.manifest.workload.patch
         samples = _checked_sound(sound, what, spec.sample_rate)
         whole = pad_voice(samples, spec.patch_samples, continued=continued)
@@ -309,7 +314,7 @@ class SpeechPool(RowPool[SpeechSession, None, Patch | None]):
 
 
 def _read_flags(patches: Sequence[Patch | None]) -> None:
-    """Read the stop flags of patches whose call has run, so that sessions know whether their texts are over."""
+    """Read the stop flags of patches whose engine call has run, so that sessions know whether their texts are over."""
     for patch in patches:
         if patch is not None:
             patch.ends()
@@ -326,7 +331,7 @@ def speech_content(manifest: SpeechManifest) -> str:
 
 
 def _checked_sound(sound: Any, what: str, rate: int) -> Floats:
-    """Return the samples of a voice; UsageError if they are none."""
+    """Return the sound samples of a voice recording; UsageError if the array does not hold sound samples."""
     samples = np.asarray(sound) if isinstance(sound, np.ndarray | list | tuple) else np.zeros(0)
     if samples.ndim != 1 or not len(samples) or samples.dtype.kind not in "f":
         raise UsageError(

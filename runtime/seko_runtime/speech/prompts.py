@@ -1,4 +1,4 @@
-"""Prompts of speech: text and voices as one sequence of tokens, of which some are patches of latents.
+"""Prompts of speech: text and voices as one sequence of tokens, some of which are patches of latents.
 
 A patch is a few latents [P, C]; T counts tokens. The four kinds of prompts:
 
@@ -33,16 +33,16 @@ class SpeechMarks:
 
 @dataclass(frozen=True)
 class SpeechPrompt:
-    """A prompt as arrays.
+    """The prompt of a text, as arrays: its tokens, some of which are patches of a voice.
 
     Parameters
     ----------
     ids : array
         Token ids, int64 [T]; 0 where a token is a patch.
     is_audio : array
-        [T] bool, whether a token is a patch.
+        Whether each token is a patch, bool [T].
     patches : array
-        [T, P, C] float32; zeros where a token is text.
+        Patches of the voice, float32 [T, P, C]; zeros where a token is text.
     """
 
     ids: NDArray[np.int64]
@@ -51,11 +51,11 @@ class SpeechPrompt:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.bool_], Floats]:
-        """The arrays ``ids``, ``is_audio`` and ``patches``."""
+        """The prompt's arrays ``ids``, ``is_audio`` and ``patches``, by name."""
         return self.ids, self.is_audio, self.patches
 
     def split(self, tokens: int) -> tuple[SpeechPrompt, SpeechPrompt]:
-        """Return two prompts: the first ``tokens`` tokens, and the rest."""
+        """Return two prompts: the first ``tokens`` tokens of the prompt, and the rest."""
         return (
             SpeechPrompt(*(array[:tokens] for array in self.arrays)),  # type: ignore[arg-type]
             SpeechPrompt(*(array[tokens:] for array in self.arrays)),  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ def assemble(
     text_ids : array
         Token ids of the text, int64 [n]; with a continued voice, those of the voice's words and the new text together.
     patch_shape : tuple of int
-        P and C.
+        Number P of latents in a patch, and number C of channels.
     reference, continued : array, optional
         [n, P, C] float32: patches of the voice to imitate, and of the voice to continue.
     marks : SpeechMarks, optional
@@ -95,7 +95,7 @@ def assemble(
     Raises
     ------
     UsageError
-        If there is no text, or patches have another shape than [n, P, C].
+        If there is no text, or an array of patches has another shape than [n, P, C].
     """
     marks = marks or SpeechMarks()
     text_ids = np.asarray(text_ids, np.int64)
@@ -123,7 +123,8 @@ def assemble(
 
 
 def pad_voice(samples: Floats, patch_samples: int, *, continued: bool) -> Floats:
-    """Return samples [n] filled up with zeros to whole patches: a reference at its end, a continued voice before it."""
+    """Return voice samples [n] padded with zeros to whole patches: a voice to imitate at its end, a voice to continue
+    at its beginning."""
     missing = -len(samples) % patch_samples
     return np.pad(samples, (missing, 0) if continued else (0, missing))
 

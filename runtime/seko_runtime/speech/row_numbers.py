@@ -1,4 +1,4 @@
-"""The numbers of a row of speech that the host keeps, as JSON in snapshots."""
+"""The numbers of a speech session that the host keeps, as JSON in snapshots."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from seko_runtime.speech.manifest import MAX_SEED, SpeechManifest
 
 @dataclass(frozen=True)
 class RowNumbers:
-    """The numbers of a row.
+    """The numbers of a speech session that the host keeps.
 
     Parameters
     ----------
     positions : int
-        Number of places that the row has in each cache.
+        Number of places that the session has in each cache.
     filled : int
-        Number of filled places, which is the row's next position.
+        Number of filled places, which is the session's next position.
     pending : int
-        Number of tokens of the row's prompt that are not filled in yet.
+        Number of tokens of the session's prompt over which the model has not run yet.
     patches : int
-        Number of patches made of the present text.
+        Number of patches that were made of the present text.
     limit : int
         Number of patches after which the text ends even if the model has not ended it; 0 without a text.
     stopped : bool
         Whether the model has said that the last patch is the text's last.
     seed : int
-        Seed of the noise.
+        Seed of the session's random noise.
     guidance, temperature : float
-        Guidance strength and noise's standard deviation; see `Solver`.
+        Strength of classifier-free guidance, and standard deviation of the noise; see `Solver`.
     """
 
     positions: int
@@ -46,7 +46,7 @@ class RowNumbers:
 
 
 def read_numbers(fields: Fields) -> RowNumbers:
-    """Parse the numbers of a row from JSON; ManifestError if they are invalid."""
+    """Parse the saved numbers of a speech session from JSON; ManifestError if they are invalid."""
     return RowNumbers(
         **{name: fields.integer(name) for name in ("positions", "filled", "pending", "patches", "limit")},
         stopped=fields.flag("stopped", default=False),
@@ -57,7 +57,7 @@ def read_numbers(fields: Fields) -> RowNumbers:
 
 
 def check_numbers(numbers: RowNumbers, manifest: SpeechManifest) -> None:
-    """Raise a SnapshotError if no row of this artifact can have such numbers."""
+    """Raise a SnapshotError if saved numbers are impossible for a session of this artifact."""
     workload = manifest.workload
     left = max(0, numbers.limit - numbers.patches)
     if (

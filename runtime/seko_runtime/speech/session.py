@@ -1,4 +1,4 @@
-"""A session of speech: a voice and a row, which speaks one text after another."""
+"""A session of speech: a voice, and a row of the pool, which speaks one text after another."""
 
 from __future__ import annotations
 
@@ -18,41 +18,42 @@ AHEAD = 4  # patches that are made before they are taken
 
 
 class SharedSpeech(SharedRows, Protocol):
-    """The part of a pool that a session uses."""
+    """The interface of a speech pool, as far as a session uses it."""
 
     _rows: LocalSpeechRows
 
     def encode_voice(self, reference: object = None, *, continued: object = None, text: str = "") -> Voice:
-        """Return a voice to speak with."""
+        """Return a voice for sessions to speak with; see `SpeechPool.encode_voice`."""
 
     def serve(self, session: SpeechSession) -> None:
-        """Queue the next call, if the session needs a patch."""
+        """Queue the next engine call, if the session needs a patch."""
 
 
 class SpeechSession(RowSession):
-    """A session that speaks. Made by `SpeechArtifact.open_session`, with a pool of its own, or by
-    `SpeechPool.open_session`.
+    """A session that speaks. `SpeechArtifact.open_session` returns a session with a pool of its own,
+    `SpeechPool.open_session` a session of a shared pool.
 
-    Use it as a context manager, or call `close`. Any thread may call it. Threads that speak in sessions of one pool
-    share its calls: each call carries all sessions that wait for a patch.
+    Use a session as a context manager, or call `close`. Any thread may call its methods. Threads that speak in sessions
+    of one pool share engine calls: each call carries all sessions that wait for a patch.
 
-    A text ends when the model says so, with `finish`, at its limit, with the session's lease, or with `close`.
+    A text ends when the model ends it, with `finish`, at its limit of patches, with the session's lease, or with
+    `close`.
 
     Parameters
     ----------
     pool : SpeechPool
         The pool to which the session belongs.
     name : str
-        Name in messages.
+        Name of the session in error messages.
     lease_s : float or None
-        Seconds after which the session ends if it is not run or renewed.
+        Seconds after which the session ends if it is neither run nor renewed.
     tenant : str or None
         Name of the session's owner.
 
     Attributes
     ----------
     voice : Voice
-        The voice of the texts that begin from now on. A snapshot does not hold it.
+        The voice of the texts that begin from now on. A snapshot does not contain it.
     """
 
     _pool: SharedSpeech
@@ -71,15 +72,16 @@ class SpeechSession(RowSession):
     def speak(
         self, text: str | Iterable[str], *, patches: int | None = None, ahead: int = AHEAD
     ) -> Iterator[Floats]:
-        """Yield the sound of a text, patch by patch as they are made.
+        """Yield the sound of a text, patch by patch, as soon as each patch is made.
 
         Parameters
         ----------
         text : str or iterable of str
-            A text, or an iterable of its sentences. Each sentence is spoken by itself, and the iterable is asked for
-            the next sentence when the previous one has been spoken, so that sentences may still be written meanwhile.
+            A text, or an iterable of its sentences. Each sentence is spoken separately, and the iterable is asked for
+            the next sentence when the previous sentence has been spoken, so that sentences may still be written
+            meanwhile.
         patches : int, optional
-            The most patches of each sentence; default: the model's limit for its length.
+            Largest number of patches of each sentence; default: the model's limit for the sentence's length.
         ahead : int
             Number of patches that may be made before the caller takes them. With 0 the device waits while a patch is
             read, and no patch is left over when the session is saved.
@@ -93,7 +95,7 @@ class SpeechSession(RowSession):
         Raises
         ------
         UsageError
-            If ``text`` is no text, or text and voice together are too long for the session's positions.
+            If ``text`` is not a text, or text and voice together are too long for the session's positions.
         SessionClosedError
             If the session is paused or has ended.
         """
@@ -110,7 +112,7 @@ class SpeechSession(RowSession):
     def begin(self, text: str, *, patches: int | None = None) -> None:
         """Begin to speak a text; patches of the previous text that were not spoken are dropped.
 
-        The sound is read by `sound`, or patch by patch by `request_patch` and `SpeechPool.serve_next`, or by
+        To get the sound, use `sound`, or `request_patch` and `SpeechPool.serve_next` for each patch, or
         `SpeechPool.step`. Parameters and errors are those of `speak`.
         """
         manifest, tokens = self.manifest, self._pool._rows.tokens
@@ -134,7 +136,7 @@ class SpeechSession(RowSession):
         self.begin_prompt(prompt, limit)
 
     def begin_prompt(self, prompt: SpeechPrompt, limit: int) -> None:
-        """Begin to speak a prompt, of at most ``limit`` patches; see `begin`."""
+        """Begin to speak a prompt that is already tokenised, with at most ``limit`` patches; see `begin`."""
         with self._pool._call_lock.take():
             row = self._running_row()
             self._pool._rows.begin_text(row, prompt, limit)
@@ -163,7 +165,7 @@ class SpeechSession(RowSession):
                 self.finish()
 
     def finish(self) -> None:
-        """End the present text: patches that were not taken are dropped. The session may speak again.
+        """End the present text: patches that were not taken are dropped. The session may speak another text.
 
         Raises
         ------
@@ -176,8 +178,8 @@ class SpeechSession(RowSession):
             self._pool._rows.end_text(row)
 
     def request_patch(self, due: float) -> None:
-        """Ask for the next patch of the present text by a due time. `SpeechPool.serve_next` makes the patch, after the
-        calls that fill in the text's prompt. Asking again replaces the due time.
+        """Request the next patch of the present text by a due time. `SpeechPool.serve_next` makes the patch, after the
+        calls that run over the text's prompt. A second request replaces the due time.
 
         Parameters
         ----------
@@ -187,7 +189,7 @@ class SpeechSession(RowSession):
         Raises
         ------
         UsageError
-            If there is no text, or the text has been spoken.
+            If the session has no text, or its text has been spoken.
         SessionClosedError
             If the session is paused or has ended.
         """
@@ -225,7 +227,7 @@ class SpeechSession(RowSession):
         Raises
         ------
         UsageError
-            If patches were made and not taken; take them, or call `speak` with ``ahead`` 0.
+            If patches were made and not taken; take the patches, or call `speak` with ``ahead`` 0.
         """
         with self._pool._call_lock.take():
             if self._ready:
@@ -251,11 +253,11 @@ class SpeechSession(RowSession):
 
     @property
     def needs(self) -> bool:
-        """Whether the session has asked for a patch and none is ready; False while the session is paused."""
+        """Whether the session has requested a patch and no patch is ready; False while the session is paused."""
         return self._request is not None and self._row is not None and not self._ready
 
     def _next(self, text: int) -> Patch | None:
-        """Return the next patch, which is made if necessary; None behind the last one."""
+        """Return the next patch, which is made if necessary; None after the text's last patch."""
         while True:
             with self._pool._call_lock.take():
                 row = self._running_row()
@@ -277,7 +279,7 @@ class SpeechSession(RowSession):
                 return None if patch.surplus() else patch
 
     def take(self, patch: Patch) -> None:
-        """Take a patch whose call is queued; called by the pool, under the pool's lock."""
+        """Take a patch whose engine call is queued; the pool calls this method under its lock."""
         self._request = None
         if self._ahead is not None and self._row is not None:
             self._ready[patch.number] = patch
@@ -293,7 +295,7 @@ class SpeechSession(RowSession):
         return self._ahead is not None
 
     def _ask_for_more(self, row: int) -> None:
-        """Ask for the next patch, unless the text is over, as far as is known."""
+        """Request the next patch, unless the text is known to be over."""
         held = self._pool._rows.row(row)
         if self._request is None and held.may_speak:
             due = self._began + held.patches * self.manifest.workload.patch.seconds

@@ -23,9 +23,9 @@ class SpeechTokenizer:
     document : bytes or memoryview
         The tokenizer's JSON file.
     name : str
-        Name of the tokenizer's file, for messages.
+        Name of the tokenizer's file, for error messages.
     vocabulary : int, optional
-        Number of ids that the model can look up; None: not checked.
+        Number of token ids that the model can look up; None: not checked.
     """
 
     def __init__(self, document: bytes | memoryview, name: str, vocabulary: int | None = None) -> None:
@@ -33,16 +33,16 @@ class SpeechTokenizer:
         self._tokenizer: Any = None
 
     def ids(self, text: str) -> NDArray[np.int64]:
-        """Return the token ids [n] of a text, without a mark for its begin or end.
+        """Return the token ids [n] of a text, without special tokens for begin and end.
 
         Raises
         ------
         EnvironmentLacksError
             If `tokenizers` is not installed.
         ArtifactError
-            If the file is no valid tokenizer, or gives an id that the model does not know.
+            If the artifact's file is no valid tokenizer, or the tokenizer returns an id that the model does not know.
         UsageError
-            If the text is no string, or too long.
+            If the text is not a string, or is too long.
         """
         if not isinstance(text, str) or len(text) > MAX_LETTERS:
             description = f"{len(text)} characters" if isinstance(text, str) else f"a {type(text).__name__}"
@@ -57,7 +57,7 @@ class SpeechTokenizer:
         return np.array(ids, np.int64)
 
     def _split(self, piece: str) -> list[str]:
-        """Return the characters of a piece that is a Chinese word of the vocabulary, else the piece."""
+        """Return the characters of a token that is a Chinese word of the vocabulary; otherwise the token alone."""
         word = piece.replace(_WORD, "")
         first, last = _CHINESE
         several = len(word) > 1 and all(first <= letter <= last for letter in word)

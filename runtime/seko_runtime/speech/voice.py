@@ -1,4 +1,4 @@
-"""A voice to speak with, as patches of latents."""
+"""A voice for sessions to speak with, as patches of latents."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Voice:
     Parameters
     ----------
     reference : array or None
-        [n, P, C] float32: n patches, each of P latents and C channels, of the voice to imitate.
+        The voice to imitate, float32 [n, P, C]: n patches, each of P latents and C channels.
     continued : array or None
-        [n, P, C] float32: n patches of a recording, which the spoken text continues.
+        A recording that the spoken text continues, float32 [n, P, C]: n patches.
     text : str
-        The words of ``continued``.
+        The words that are spoken in ``continued``.
     """
 
     reference: Floats | None = None

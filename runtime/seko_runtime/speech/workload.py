@@ -1,4 +1,4 @@
-"""The speech workload: models that speak a text, patch by patch."""
+"""The speech workload: models that speak a text, in patches (short pieces of sound)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seko_runtime.speech.tokens import SpeechTokenizer
 
 
 class SpeechWorkloadKind(RuntimeWorkload[SpeechManifest]):
-    """The speech workload, as the runtime knows it."""
+    """The speech workload (the code for models that speak) as the runtime uses it."""
 
     kind = KIND
 
@@ -30,11 +30,11 @@ class SpeechWorkloadKind(RuntimeWorkload[SpeechManifest]):
         return parse_speech_manifest(document)
 
     def contract(self, manifest: SpeechManifest) -> Contract:
-        """Return the programs and buffers that the manifest must have."""
+        """Return the contract: the programs and buffers that the manifest of a speech artifact must have."""
         return speech_contract(manifest)
 
     def golden_file(self, manifest: SpeechManifest) -> str | None:
-        """Return the file of recorded steps."""
+        """Return the path of the artifact's file of recorded steps."""
         golden = manifest.workload.golden
         return None if golden is None else golden.file
 
@@ -48,15 +48,15 @@ class SpeechWorkloadKind(RuntimeWorkload[SpeechManifest]):
         return None if name is None else SpeechTokenizer(files[name], name, manifest.workload.vocabulary)
 
     def open_rows(self, loaded: Loaded[SpeechManifest], options: Mapping[str, Any]) -> LocalSpeechRows:
-        """Return the artifact's rows in this process; speech has no options of rows."""
+        """Return the rows of a pool of speech sessions in this process. A speech pool has no options."""
         return open_speech_rows(loaded, **options)
 
     def artifact(self, files: OpenedFiles[SpeechManifest], engines: Engines) -> SpeechArtifact:
-        """Return the open artifact."""
+        """Return the artifact as a `SpeechArtifact`, with opened engines."""
         return SpeechArtifact(files, engines)
 
     def described(self, manifest: SpeechManifest) -> tuple[Sequence[str], Mapping[str, object]]:
-        """Return sound, length, cache and solver of an artifact."""
+        """Return a description of an artifact's sound, length, cache and solver."""
         workload = manifest.workload
         patch, kv, solver = workload.patch, workload.kv, workload.solver
         lines = [

@@ -1,1 +1,2 @@
-"""Streams of video: cache slots, rows, sessions, pools, snapshots, prompts, decoded frames."""
+"""The video workload: endless video streams, their pools and sessions, cache slots, prompts, snapshots and decoded
+frames."""

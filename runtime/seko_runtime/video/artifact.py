@@ -33,13 +33,13 @@ from seko_runtime.video.together import TOGETHER, Together
 class VideoArtifact(OpenArtifact[VideoManifest]):
     """A video artifact with loaded engines and weights on the device; its sessions share both.
 
-    Made by `open_artifact`. Use it as a context manager, or call `close()`. Any thread may call it: opening and
-    closing wait for each other.
+    `open_artifact` returns a `VideoArtifact`. Use the artifact as a context manager, or call `close()`. Any thread may
+    call its methods: opening and closing wait for each other.
 
     Parameters
     ----------
     files, engines
-        The artifact's files and engines; see `OpenArtifact`.
+        The files and engines of the opened artifact; see `OpenArtifact`.
     """
 
     def __init__(self, files: OpenedFiles[VideoManifest], engines: Engines) -> None:
@@ -64,45 +64,47 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         prompt_cache: int = PROMPT_CACHE,
         overlap: bool = True,
     ) -> Session:
-        """Open a session with a pool of its own. It lives until its own `close()` or the artifact's.
+        """Open a session with a pool of its own. The session lives until its own `close()` or the artifact's.
 
-        Several sessions should share the memory and calls of one pool: see `open_pool`.
+        For several sessions that share the memory and the calls of one pool, use `open_pool`.
 
         Parameters
         ----------
         seed : int
-            Seed of the noise.
+            Seed of the random noise from which the video is made.
         text : array or tensor, optional
-            [1, tokens, text_dim], the text encoder's output; default without ``prompt``: the text of the recorded
-            (golden) chunks.
+            [1, tokens, text_dim], the text encoder's output; default without ``prompt``: the text with which the
+            artifact's golden (its recorded chunks) was made.
         prompt : str, optional
-            The prompt, a sentence.
+            The prompt of the video, a sentence.
         steps : int, optional
-            Denoise passes of this session; default: the artifact's.
+            Number of denoise passes for each chunk; default: the number that the artifact was built with.
         shift : float, optional
-            Warp of the timesteps; default: the artifact's.
+            Warp of the timesteps (see `warped_timesteps`); default: the warp that the artifact was built with.
         image : array, optional
-            uint8 [H, W, 3]: the stream begins with this picture.
+            Start picture, uint8 [H, W, 3]: the first frame of the stream.
         conditioning_latents : array, optional
-            Latents of the first n latent frames, instead of ``image``: float32 [C, n, h, w], n up to F.
+            Latents of the first n latent frames, instead of ``image``: float32 [C, n, h, w], with n at most the number
+            F of latent frames in a chunk.
         reference : array, optional
-            Reference frames, if the artifact has some (see `reference_frames.set_reference`); default: the golden's
-            reference frames.
+            Reference frames, for an artifact built with reference frames (see `reference_frames.set_reference`);
+            default: the recorded reference frames of the golden.
         inputs : mapping of str to array, optional
-            The caller's inputs per session or prompt; default: the golden's inputs, except an input that is computed
-            from ``image``.
+            Model inputs that the caller supplies once for each session or prompt, by name; default: the recorded inputs
+            of the golden, except an input that is computed from ``image``.
         prompt_cache : int
-            Number of prompts that the prompt cache holds.
+            Largest number of encoded prompts that the pool keeps for reuse.
         overlap : bool
             Whether decoding runs at the same time as the chunks, if the device can.
 
         Raises
         ------
         UsageError
-            If an argument does not fit, there is neither text nor a golden text, or each call of the artifact carries
-            several rows.
+            If an argument is invalid, if there is neither a prompt nor a recorded text, or if each call of the artifact
+            carries several sessions.
         EnvironmentLacksError, ArtifactError
-            If ``prompt`` cannot be tokenised.
+            If ``prompt`` cannot be tokenised: the library `tokenizers` is missing, or the artifact's tokenizer file is
+            invalid.
         SessionClosedError
             If the artifact is closed.
         """
@@ -134,20 +136,20 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         reference: object = None,
         inputs: Inputs | None = None,
     ) -> dict[str, Any]:
-        """Return text, prompt, reference and inputs of a new session as `Pool.open_session` takes them, with defaults
-        from the golden.
+        """Return text, prompt, reference frames and inputs of a new session as `Pool.open_session` takes them; the
+        golden's recorded values stand in for missing ones.
 
         Parameters
         ----------
         row : int
-            Row of the golden from which missing arguments are taken.
+            Number of the recorded stream in the golden from which missing arguments are taken.
         text, prompt, image, reference, inputs
             The arguments of `open_session` with these names.
 
         Raises
         ------
         UsageError
-            If there is neither text nor a golden text.
+            If neither a text is passed nor one was recorded.
         """
         manifest, recording, row = self.manifest, self._recording, self._recorded_row(row)
         takes_text = any(buffer.name == TEXT_BUFFER for buffer in manifest.buffers)
@@ -166,13 +168,13 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
     def open_together(
         self, *, prompt: str | None = None, image: NDArray[np.uint8] | None = None
     ) -> Iterator[Together]:
-        """Context with as many sessions as the artifact's largest call carries, in a pool of their own.
+        """Context manager that opens as many sessions as the artifact's largest call carries, in a pool of their own.
 
         Parameters
         ----------
         prompt, image
-            Prompt and start picture of all sessions. All other arguments have the values with which the session's row
-            of the golden was recorded; without a recorded seed the row's number is the seed.
+            Prompt and start picture of all sessions. Every other argument has the value with which the stream of the
+            same number was recorded in the golden; without a recorded seed the number itself is the seed.
         """
         golden = self.manifest.workload.golden
         seeds = range(self.manifest.call_rows) if golden is None else golden.seeds
@@ -196,11 +198,11 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         overlap: bool = True,
         snapshot_key: bytes | None = None,
     ) -> Pool:
-        """Open a pool of the artifact's rows, one for each session. The pool lives until its `close` or the
-        artifact's.
+        """Open a pool: the memory and programs of several sessions that share engine calls. The pool lives until its
+        `close` or the artifact's.
 
-        If the artifact was built with ``--sessions``, a call carries some of the sessions; otherwise each call
-        carries all rows.
+        If the artifact was built with ``--sessions``, an engine call makes the next chunk of some of the pool's
+        sessions; otherwise each call makes a chunk for every session.
 
         Parameters
         ----------
@@ -213,7 +215,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         Raises
         ------
         UsageError
-            If ``steps``, ``shift`` or ``snapshot_key`` do not fit.
+            If ``steps`` or ``shift`` is impossible for this artifact, or ``snapshot_key`` is shorter than 32 bytes.
         DeviceMemoryError
             If the pool does not fit on the device; nothing was allocated.
         SessionClosedError
@@ -230,7 +232,7 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
 
     @machine_faults()
     def golden_text(self, row: int = 0) -> NDArray[np.generic]:
-        """Text embeddings [1, tokens, text_dim] with which a row of the golden was recorded.
+        """Text embeddings [1, tokens, text_dim] with which a stream of the golden was recorded.
 
         Raises
         ------
@@ -240,11 +242,12 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         return self._recording.text(self._recorded_row(row))
 
     def golden_inputs(self, chunk: int | None, row: int | None = 0) -> dict[str, NDArray[np.generic]]:
-        """Return the recorded values of the caller's inputs, by name; empty without such inputs.
+        """Return the recorded values of the inputs that the caller supplies, by name; empty for a model without such
+        inputs.
 
-        With ``chunk`` None these are the inputs per session or prompt, otherwise the inputs of that chunk per chunk
-        or pass. Chunks after the last recorded one take the recorded inputs again, from the first chunk on. With
-        ``row`` None each array is [B, *shape], for all rows.
+        With ``chunk`` None the result has the inputs that are set once for a session or prompt, otherwise the inputs of
+        the numbered chunk. Chunks after the last recorded one take the recorded inputs again, from the first chunk on.
+        With ``row`` None each array is [B, *shape], for all recorded streams.
         """
         number = None if chunk is None else whole_number(chunk, "chunk", 0)
         return self._recording.inputs(number, None if row is None else self._recorded_row(row))
@@ -253,12 +256,12 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         return whole_number(row, "row", 0, self.manifest.call_rows - 1)
 
     def verify(self) -> list[ChunkError]:
-        """Replay the golden's chunks and compare.
+        """Replay the chunks that were recorded at build (the golden) and measure how far the new results differ.
 
         Returns
         -------
         list[ChunkError]
-            The numeric error of each recorded chunk; the caller checks `within`.
+            The numeric error of each recorded chunk. The caller checks `ChunkError.within`.
 
         Raises
         ------
@@ -288,18 +291,19 @@ class VideoArtifact(OpenArtifact[VideoManifest]):
         cache: Mapping[str, NDArray[np.float32]] | None = None,
         video: NDArray[np.uint8] | None = None,
     ) -> ChunkError:
-        """Compare a chunk that was made with the golden's seeds and text with the recorded one of the same number.
+        """Return the difference between a newly made chunk and the recorded chunk of the same number; both must have
+        the same seeds and text.
 
         Parameters
         ----------
         number : int
-            The chunk's number.
+            Number of the chunk in its stream, from 0.
         latents : numpy.ndarray
-            float32 [B, C, F, h, w]: `Chunk.to_host` of the sessions of `open_together`, stacked.
+            Latents of the chunk, float32 [B, C, F, h, w]: `Chunk.to_host` of the sessions of `open_together`, stacked.
         cache : mapping of str to numpy.ndarray, optional
-            Result of `Pool.cache_sample` after the chunk was made.
+            Sampled tokens of the KV cache: the result of `Pool.cache_sample` after the chunk was made.
         video : numpy.ndarray, optional
-            uint8 [B, T, H, W, 3]: `Chunk.video` of the sessions, stacked.
+            Video frames of the chunk, uint8 [B, T, H, W, 3]: `Chunk.video` of the sessions, stacked.
 
         Raises
         ------

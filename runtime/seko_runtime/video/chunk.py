@@ -1,4 +1,4 @@
-"""A finished chunk, which a session returns, and its counters. `VideoRows` makes the chunks."""
+"""A finished chunk of video, as a session returns it, and the counters of a pool."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from seko_runtime.sessions.call_lock import CallLock
 
 
 class FrameReader(Protocol):
-    """A reader of decoded video frames; see `Decoder`."""
+    """A reader of decoded video frames, such as `Decoder`."""
 
     overlaps: bool
 
     def finished(self, row: int, number: int) -> Callable[[], None]:
-        """Return a function that waits for a row's video frames of one chunk; see `Decoder.finished`."""
+        """Return a function that waits until the video frames of one chunk of a session are on the host; see
+        `Decoder.finished`."""
 
     def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
-        """Return a row's video frames of one chunk; see `Decoder.video_frames`."""
+        """Return the video frames of one chunk of a session, once they are on the host; see `Decoder.video_frames`."""
 
 
 class ChunkMaker(Protocol):
@@ -38,36 +39,37 @@ class ChunkMaker(Protocol):
         it."""
 
     def decoder(self) -> FrameReader:
-        """Return the decoder; UsageError if the artifact makes no video."""
+        """Return the decoder of video frames; UsageError if the artifact has no VAE."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk of a session: finished, or on CUDA queued.
+    """One chunk of a session's video: finished on a CPU, queued on the GPU with CUDA.
 
-    A chunk can be read until its session makes the next chunk; other sessions do not affect it. Any thread may read
-    it, under the rules for calls of the session.
+    A chunk can be read until its session makes the next chunk; other sessions do not affect it. Any thread may read a
+    chunk, also while other threads call the session.
 
     Parameters
     ----------
     index : int
-        Number of the chunk in its session.
+        Number of the chunk in its session, from 0.
     frames : numpy.ndarray
-        int64 [1, F], absolute latent-frame numbers.
+        Absolute numbers of the chunk's latent frames, int64 [1, F].
     latents : tensor
-        float32 [1, C, F, h, w] on the device: the session's own buffer, valid until its next chunk begins and written
-        in stream order. None for an artifact of several ranks, whose tensors are in other processes: use `to_host`.
+        Latents, float32 [1, C, F, h, w], on the device: the session's own buffer, which the session's next chunk
+        overwrites in the order of the CUDA stream. None for an artifact of several ranks, whose tensors are in other
+        processes: use `to_host`.
     maker : ChunkMaker
-        The rows that made the chunk.
+        The object that made the chunk and reads its latents and frames.
     serial : int
-        The number of the call that made the chunk.
+        Number of the engine call that made the chunk, counted in the pool.
     row : int
-        Number of the row whose session made the chunk.
+        Number of the session's row in the pool.
     picture : int or None
-        Number of the decoded chunk, counted over all streams of its row; None without a VAE.
+        Number of the decoded chunk, counted over all streams that the session's row had; None without a VAE.
     heard_at : float, optional
-        Time, by `time.monotonic`, at which the last audio sample that the chunk depends on was pushed; None without
-        `push_audio`.
+        Time, by `time.monotonic`, at which the last audio sample that the chunk depends on was pushed; None if no audio
+        was pushed.
     """
 
     index: int
@@ -80,21 +82,22 @@ class Chunk:
     heard_at: float | None = None
 
     def late_s(self) -> float | None:
-        """Return the seconds since the last audio sample that the chunk depends on was pushed, or None without
-        `push_audio`.
+        """Return the seconds since the last audio sample that the chunk depends on was pushed; None if no audio was
+        pushed.
 
-        Called as soon as the chunk's frames are ready, this is the delay from speech to picture.
+        If the method is called as soon as the chunk's frames are ready, the result is the delay from speech to picture.
         """
         return None if self.heard_at is None else time.monotonic() - self.heard_at
 
     @machine_faults()
     def to_host(self) -> NDArray[np.float32]:
-        """Return a float32 copy [1, C, F, h, w]; waits for the chunk.
+        """Return a float32 copy [1, C, F, h, w] of the chunk's latents on the host; waits until the chunk is finished.
 
         Raises
         ------
         StaleChunkError
-            If the session has begun another chunk since, or its row now belongs to another session.
+            If the session has begun another chunk since, or the session has ended and another session has taken its
+            row.
         SessionClosedError
             If the session is closed.
         """
@@ -104,14 +107,14 @@ class Chunk:
 
     @machine_faults()
     def video(self) -> NDArray[np.uint8]:
-        """Return the chunk's video frames, a uint8 copy [1, T, H, W, 3]; waits until they are on the host.
+        """Return the chunk's video frames, a uint8 copy [1, T, H, W, 3]; waits until the frames are on the host.
 
         Raises
         ------
         StaleChunkError
             If later chunks have overwritten these frames.
         UsageError
-            If the artifact makes no video.
+            If the artifact makes no video frames, only latents.
         SessionClosedError
             If the session is closed.
         """
@@ -130,18 +133,18 @@ class Chunk:
 
 
 class Readable:
-    """Record of the chunks whose latents can still be read: the last chunk of each row."""
+    """Record of the chunks whose latents can still be read: the last chunk of each session."""
 
     def __init__(self) -> None:
         # by row: the serial of its last chunk, while that chunk's latents are not overwritten
         self._kept: dict[int, int] = {}
 
     def made(self, rows: Sequence[int], serial: int) -> None:
-        """Record that the call with number ``serial`` made a chunk for each of these rows."""
+        """Record that the engine call with number ``serial`` made a chunk for each of these rows of the pool."""
         self._kept.update(dict.fromkeys(rows, serial))
 
     def let_go(self, rows: Sequence[int]) -> None:
-        """Record that the latents of these rows' last chunks will be overwritten."""
+        """Record that the latents of these sessions' last chunks are about to be overwritten."""
         for row in rows:
             self._kept.pop(row, None)
 
@@ -155,7 +158,7 @@ class Readable:
 
 @dataclass(frozen=True)
 class SessionStats:
-    """Counters of a pool.
+    """Counters of a pool: chunks, graph launches, prompts found in the cache or not.
 
     ``graph_launches`` counts launches of captured chunks. With a backend that captures, it equals ``chunks``, except
     that a call with full and filling caches may take two launches. Launches of captured decoding are not counted.

@@ -21,10 +21,10 @@ class ChunkPrograms:
     begin : BoundProgram
         The program that draws the chunk's initial noise.
     denoise : tuple of BoundProgram
-        A program for each denoise pass, in order.
+        The denoise programs, one for each denoise pass, in order.
     context : BoundProgram or None
-        The clean pass after the denoise passes, which writes the cache; None if each denoise pass writes a cache of
-        its own.
+        The context pass after the denoise passes: a run of the model over the clean chunk, which writes the KV cache.
+        None if each denoise pass writes a cache of its own.
     """
 
     begin: BoundProgram
@@ -33,12 +33,12 @@ class ChunkPrograms:
 
     @property
     def in_order(self) -> list[BoundProgram]:
-        """All programs in the order of a chunk."""
+        """All programs of a chunk in the order in which they run."""
         return [self.begin, *self.denoise, *(() if self.context is None else (self.context,))]
 
     @property
     def cache_writers(self) -> Sequence[BoundProgram]:
-        """The programs that write the cache."""
+        """The programs of a chunk that write the KV cache."""
         return self.denoise if self.context is None else (self.context,)
 
     @property

@@ -1,5 +1,5 @@
-"""Clocks of each row: its frame, its cache slot, and the chunks whose latents are kept to rebuild the cache. No
-tensors."""
+"""The positions of each stream: its next frame, its next cache slot, and the chunks whose latents are kept to rebuild
+the cache. No tensors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from seko_runtime.video.ring import Ring
 
 @dataclass(frozen=True)
 class KeptChunk:
-    """A chunk with kept latents that is written into a row's rebuilt cache.
+    """A chunk whose latents were kept, to be written into a rebuilt KV cache.
 
     Parameters
     ----------
     kept_slot : int or None
-        The slot that keeps the chunk's latents; None for a row that has made no chunk yet.
+        Number of the buffer slot that keeps the chunk's latents; None for a stream that has made no chunk yet.
     first_frame : int
         Absolute number of the chunk's first latent frame.
     slot_first : int
-        Number of frames that are written into the rebuilt cache before the chunk.
+        Number of latent frames that are written into the rebuilt cache before the chunk.
     """
 
     kept_slot: int | None
@@ -35,16 +35,16 @@ class KeptChunk:
 
 @dataclass(frozen=True)
 class RowClock:
-    """The clocks of one row.
+    """The positions of one stream.
 
     Parameters
     ----------
     first, slot_first : int
-        The row's two frame counts; see `RowClocks`.
+        The stream's two frame counts: since its beginning, and since its cache was last emptied; see `RowClocks`.
     made : int
-        Number of chunks since the row's stream began.
+        Number of chunks made since the stream began.
     first_frames : tuple of int
-        Absolute number of the first frame of the chunk in each kept slot.
+        Absolute number of the first frame of the chunk in each slot of kept latents.
     """
 
     first: int
@@ -54,20 +54,21 @@ class RowClock:
 
 
 class RowClocks:
-    """Two clocks for each row, and the order of the chunks whose latents are kept.
+    """Two frame counts for each stream of a pool, and the order of the chunks whose latents are kept.
 
-    ``first`` counts the frames of the row's video stream; RoPE and noise use it. ``slot_first`` counts the frames
-    written since the row's cache was last emptied; cache slots use it. The two differ after a cache was rebuilt.
+    ``first`` counts the frames of the video stream; RoPE and noise use it. ``slot_first`` counts the frames written
+    since the stream's cache was last emptied; cache slots use it. The two counts differ after a cache was rebuilt.
 
-    A row keeps the chunks that hold the sink's frames and the last whole chunks that fit into the ring. Their slots
-    follow the formula of `Ring`, with chunks instead of frames.
+    To rebuild its cache a stream keeps the latents of the chunks that hold the sink's frames, and of the last whole
+    chunks that fit into the ring. The slots of these latents follow the formula of `Ring`, with chunks instead of
+    frames.
 
     Parameters
     ----------
     ring : Ring
-        Slots of a row's cache.
+        The cache slots of a stream.
     batch : int
-        Number of rows.
+        Number of streams (rows of the pool).
     """
 
     def __init__(self, ring: Ring, batch: int) -> None:
@@ -85,30 +86,31 @@ class RowClocks:
 
     @property
     def kept_slots(self) -> int:
-        """Number of chunks whose latents a row keeps to rebuild its cache."""
+        """Number of chunks whose latents a stream keeps to rebuild its cache."""
         return self._kept_ring.cache_frames
 
     def next_frames(self, rows: Sequence[int]) -> NDArray[np.int64]:
-        """Absolute frames of the rows' next chunks, [k, F]."""
+        """Absolute numbers of the latent frames in the next chunks of k streams, [k, F]."""
         return self.first[list(rows), None] + np.arange(self.ring.chunk_frames)
 
     def next_kept_slot(self, row: int) -> int:
-        """Return the slot that will keep the latents of a row's next chunk."""
+        """Return the buffer slot that will keep the latents of a stream's next chunk."""
         return self._kept_ring.slot(self._chunks_made[row])
 
     def last_kept_slot(self, row: int) -> int:
-        """Return the slot that keeps the latents of a row's last chunk; the next chunk never overwrites it."""
+        """Return the buffer slot that keeps the latents of a stream's last chunk; the next chunk never overwrites this
+        slot."""
         return self._kept_ring.slot(self._chunks_made[row] - 1)
 
     def begin_chunk(self, rows: Sequence[int]) -> None:
-        """Record that the rows' next chunks are being written to each row's `next_kept_slot`. A chunk evicts cached
+        """Record that the streams' next chunks are being written, each to its `next_kept_slot`. A chunk evicts cached
         frames even if the chunk fails.
         """
         for row in rows:
             self._first_frames[row][self.next_kept_slot(row)] = int(self.first[row])
 
     def chunk_made(self, rows: Sequence[int]) -> None:
-        """Advance rows by one chunk."""
+        """Advance the positions of some streams by one finished chunk."""
         self.begin_chunk(rows)
         for row in rows:
             self._chunks_made[row] += 1
@@ -116,11 +118,11 @@ class RowClocks:
             self.slot_first[row] += self.ring.chunk_frames
 
     def made(self, row: int) -> int:
-        """Chunks that a row has made since its stream began."""
+        """Number of chunks that a stream has made since its beginning."""
         return self._chunks_made[row]
 
     def restart(self, row: int) -> None:
-        """Set a row to the beginning of a stream."""
+        """Set the positions of a row to the beginning of a stream."""
         self.first[row] = self.slot_first[row] = 0
         self._chunks_made[row] = 0
         self._first_frames[row] = [0] * self.kept_slots
@@ -129,9 +131,9 @@ class RowClocks:
         """Return the number of the earliest chunk to which a row can be rewound; the layers with the smallest ring
         decide.
 
-        While no frame was evicted, the result is 0. Afterwards the result is the last chunk that was ever begun, even
-        if that chunk failed or was undone: the chunk's frames took slots that it does not read itself. The result is
-        None once the cache was rebuilt without frames that had been evicted.
+        While no frame was evicted from the cache, the result is 0. Afterwards the result is the last chunk that was
+        ever begun, even if that chunk failed or was undone: the chunk's frames took slots that the chunk itself does
+        not read. The result is None once the cache was rebuilt without frames that had been evicted.
         """
         if int(self.slot_first[row]) != int(self.first[row]):
             return self._chunks_made[row]
@@ -139,39 +141,39 @@ class RowClocks:
         return 0 if ever * self.ring.chunk_frames <= self.ring.sink_frames + ring_frames else ever - 1
 
     def keeps_all(self, row: int) -> bool:
-        """Return whether a row still keeps every chunk that it has made."""
+        """Return whether the latents of every chunk of a stream are still kept."""
         return self._ever_begun(row) <= self.kept_slots
 
     def _ever_begun(self, row: int) -> int:
-        """Number of chunks begun since a row's stream began, including chunks that were undone or failed."""
+        """Number of chunks that a stream has begun, including chunks that were undone or failed."""
         return max(self._first_frames[row]) // self.ring.chunk_frames + 1
 
     def rewind(self, row: int, chunk: int) -> None:
-        """Set a row's clocks back to their values before it made a chunk; `earliest` is the limit."""
+        """Set a stream's positions back to their values before it made a chunk, which must not be before `earliest`."""
         self.first[row] = self.slot_first[row] = chunk * self.ring.chunk_frames
         self._chunks_made[row] = chunk
 
     def kept_slots_before(self, chunk: int) -> list[int]:
-        """Return the slots that keep the latents of all chunks before ``chunk``; no such slot may have been
+        """Return the buffer slots that keep the latents of all chunks before ``chunk``; no such slot may have been
         overwritten.
         """
         return [self._kept_ring.slot(earlier) for earlier in range(chunk)]
 
     def state(self, row: int) -> RowClock:
-        """Return the clocks of a row."""
+        """Return the positions of a stream, for a snapshot."""
         frames = tuple(self._first_frames[row])
         return RowClock(int(self.first[row]), int(self.slot_first[row]), self._chunks_made[row], frames)
 
     def load(self, row: int, clock: RowClock) -> None:
-        """Set a row's clocks to values that `state` returned; SnapshotError if the values contradict each other or the
-        ring.
+        """Set a stream's positions to values that `state` returned; SnapshotError if the values contradict each other
+        or the ring.
         """
         self.check(clock)
         self.first[row], self.slot_first[row] = clock.first, clock.slot_first
         self._chunks_made[row], self._first_frames[row] = clock.made, list(clock.first_frames)
 
     def check(self, clock: RowClock) -> None:
-        """Raise a SnapshotError if the clocks of a row contradict each other or this ring."""
+        """Raise a SnapshotError if saved positions of a stream contradict each other or this ring."""
         frames, kept_chunks = self.ring.chunk_frames, self._kept(clock.made)
         if (
             len(clock.first_frames) != self.kept_slots
@@ -186,9 +188,10 @@ class RowClocks:
             )
 
     def rebuild(self, rows: Sequence[int]) -> list[list[KeptChunk]]:
-        """Return the steps that write the rows' kept chunks into new caches, oldest first: one entry for each row.
+        """Return the steps that rebuild the caches of some streams from their kept chunks, oldest first; a step has one
+        chunk of each stream.
 
-        A row with fewer chunks than another row repeats its last chunk: writing the same latents into the same slots
+        A stream with fewer chunks than another repeats its last chunk: writing the same latents into the same slots
         again changes no byte.
         """
         orders = [self._order(self._chunks_made[row]) for row in rows]
@@ -208,21 +211,22 @@ class RowClocks:
         return steps
 
     def rebuilt(self, rows: Sequence[int]) -> list[int]:
-        """Set the rows' slot clocks to their values after the steps of `rebuild`; return the rows without a chunk."""
+        """Set the streams' slot counts to their values after the steps of `rebuild`; return the rows that have no
+        chunk."""
         for row in rows:
             self.slot_first[row] = len(self._order(self._chunks_made[row])) * self.ring.chunk_frames
         return [row for row in rows if not self._chunks_made[row]]
 
     def full(self, row: int) -> bool:
-        """Return whether a row's cache is full once its next chunk is written."""
+        """Return whether a stream's cache is full once its next chunk is written."""
         return self.ring.valid_frames(int(self.slot_first[row])) == self.ring.cache_frames
 
     def _order(self, chunks_made: int) -> list[int]:
-        """Kept slots of a row that has made ``chunks_made`` chunks, oldest chunk first."""
+        """Slots of kept latents of a stream that has made ``chunks_made`` chunks, oldest chunk first."""
         return [self._kept_ring.slot(chunk) for chunk in self._kept(chunks_made)]
 
     def _kept(self, chunks_made: int) -> list[int]:
-        """Numbers of the chunks that a row keeps after ``chunks_made`` chunks, oldest first."""
+        """Numbers of the chunks whose latents a stream keeps after ``chunks_made`` chunks, oldest first."""
         sink, last = (
             self._kept_ring.sink_frames,
             max(self._kept_ring.sink_frames, chunks_made - self._last_chunks),
@@ -231,7 +235,7 @@ class RowClocks:
 
 
 def checked_seeds(seeds: Sequence[int], rows: int) -> NDArray[np.int64]:
-    """Return the seeds as int64 [rows]; UsageError unless there is an integer of at most 62 bits for each row."""
+    """Return the seeds as int64 [rows]; UsageError unless there is one integer of at most 62 bits for each stream."""
     each = items_of(seeds, f"seeds are {type(seeds).__name__}, expected a list of {rows}")
     if len(each) != rows:
         raise UsageError(f"{len(each)} seeds given for {rows} rows, expected one each")

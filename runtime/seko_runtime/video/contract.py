@@ -1,4 +1,5 @@
-"""The contract of the video workload: its programs, and the buffers that the host writes, reads or splits into rows."""
+"""The contract of the video workload: the programs that a video artifact has, and the buffers that the host writes,
+reads or splits into rows."""
 
 from __future__ import annotations
 
@@ -38,28 +39,30 @@ _OWN_MEANING = (TEXT_BUFFER, *OF_ONE_PROMPT, CONDITIONING_LATENTS, REFERENCE_LAT
 
 
 def saved_input(name: str) -> str:
-    """Return the name of an input in a stream's saved state. For an input in a kept slot, a dot and the slot's number
-    follow."""
+    """Return the name of a caller's input in the saved state of a stream. For an input that is kept with a chunk, a dot
+    and the number of the chunk's slot follow."""
     return f"saved.{name}"
 
 
 def group_buffer(name: str, group: str) -> str:
-    """Return the host buffer of a layer group; ``""`` is the group with the largest ring. See `Stream.rings`."""
+    """Return the name of the host buffer of a layer group, the layers that share one ring size. ``""`` is the group
+    with the largest ring. See `Stream.rings`."""
     return f"{name}.{group}" if group else name
 
 
 def resolve_video(manifest: VideoManifest) -> Programs:
-    """Return the programs of a video artifact with every reference resolved and checked; see `resolve_programs`."""
+    """Return the programs of a video artifact, with every reference to a buffer or layer resolved and checked; see
+    `resolve_programs`."""
     return resolve_programs(manifest, video_contract(manifest))
 
 
 def video_contract(manifest: VideoManifest) -> Contract:
     """Return the contract of a video artifact.
 
-    A chunk runs the programs begin, denoise and context of its bucket; programs named ``*_full`` are for rows whose
-    caches are full. Without a program context each denoise pass has a cache of its own. Denoise programs are run once
-    for each pass, decode programs once for each row, and the prompt program once for each row if its calls name a
-    row.
+    A chunk runs the programs begin, denoise and context of its bucket (the number of rows that its call carries);
+    programs named ``*_full`` are for streams whose caches are full. Without a program context each denoise pass has a
+    cache of its own. Denoise programs are run once for each pass, decode programs once for each row, and the prompt
+    program once for each row if its calls name a row.
     """
     passes = manifest.workload.schedule.denoise_passes
     buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
@@ -102,7 +105,7 @@ def _check_buffers(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> No
     Parameters
     ----------
     manifest : VideoManifest
-        The manifest; of its programs only the names are used.
+        The artifact's manifest; of its programs only the names are used.
     buffers : Mapping[str, Buffer]
         The manifest's buffers by name.
 
@@ -194,7 +197,8 @@ def _check_chunk_inputs(manifest: VideoManifest, buffers: Mapping[str, Buffer]) 
 def _check_inputs(
     manifest: VideoManifest, buffers: Mapping[str, Buffer], host: Mapping[str, tuple[int, ...]]
 ) -> set[str]:
-    """Check that every input's buffer has a row's shape for each row; return the buffers of the caller's inputs."""
+    """Check that the buffer of every input has the shape of a row, for each row; return the buffers of the inputs that
+    the caller supplies."""
     caller_buffers: set[str] = set()
     names: set[str] = set()
     for spec in manifest.inputs:
@@ -342,8 +346,8 @@ def picture_input(manifest: VideoManifest) -> InputSpec | None:
 
 
 def made_of(manifest: VideoManifest, image: object) -> str:
-    """Return the name of the input that is computed from a start picture; empty if there is no such input, or no
-    picture."""
+    """Return the name of the input that is computed from the start picture; empty if the model has no such input, or no
+    picture was passed."""
     spec = None if image is None else picture_input(manifest)
     return "" if spec is None else spec.name
 

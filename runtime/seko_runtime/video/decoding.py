@@ -22,18 +22,19 @@ FRAME_BLOCKS = 4
 
 
 class Decoder:
-    """The decode programs of a session, with a set of caches for each row.
+    """The decode programs of a pool, with VAE caches for each row.
 
     Parameters
     ----------
     first, steady : sequence of BoundProgram
-        ``decode_first`` and ``decode`` of each row.
+        The programs ``decode_first`` (first chunk of a stream) and ``decode`` (later chunks), bound to the tensors of
+        each row.
     buffers : Mapping[str, tensor]
-        The session's buffers, by name.
+        The tensors of the pool, by the names of their buffers.
     decode_buffers : sequence of str
         Names of the buffers with role ``decode``.
     memory : Memory
-        The session's memory. The constructor must be called inside its `ordered`.
+        The memory of the pool's tensors. The constructor must be called inside its `ordered`.
     overlap : bool
         Whether decoding runs at the same time as the chunks, if the memory captures.
     """
@@ -89,7 +90,7 @@ class Decoder:
         self._blocks.reserve(row)
 
     def join(self) -> None:
-        """Make all later work of the memory wait for the decoding queued so far."""
+        """Make all later work on the device wait for the decoding that is queued so far."""
         self._lane.join()
 
     def feed(self, rows: Sequence[int], latents: Tensor) -> None:
@@ -99,7 +100,7 @@ class Decoder:
         Raises
         ------
         TornStreamError
-            If a failed try has decoded other latents of a row.
+            If a failed attempt has already decoded other latents as a stream's next chunk.
         """
         if not self._rows_done and list(rows) == list(range(len(self._queued))):
             self._lane.feed(self._latents, latents)
@@ -114,20 +115,20 @@ class Decoder:
                 raise self._ahead(row)
 
     def check(self, row: int) -> None:
-        """Raise a TornStreamError if a failed try has decoded a row's next chunk."""
+        """Raise a TornStreamError if a failed attempt has already decoded a stream's next chunk."""
         if row in self._rows_done:
             raise self._ahead(row)
 
     def decode(self, rows: Sequence[int], begins: Sequence[bool]) -> tuple[int, ...]:
         """Queue the decoding of the latents that `feed` copied last, and the copies of the frames to the host.
 
-        Each row's chunk is decoded only once. If decoding of another row fails and the chunk is made again, rows that
-        were decoded are skipped, because their VAE caches have advanced.
+        Each chunk is decoded only once. If the decoding of another stream fails and the call is made again, streams
+        whose chunk was decoded are skipped, because their VAE caches have advanced.
 
         Parameters
         ----------
         rows : sequence of int
-            The rows of the last call of `feed`.
+            The rows whose latents `feed` copied last.
         begins : sequence of bool
             Whether each row's stream begins with this chunk.
 
@@ -153,10 +154,10 @@ class Decoder:
         return numbers
 
     def rewind(self, row: int, latents: Sequence[Tensor]) -> None:
-        """Restore the VAE's caches of a row by decoding the latents [1, C, F, h, w] of all chunks since its stream
+        """Restore the VAE's caches of a stream by decoding the latents [1, C, F, h, w] of all chunks since the stream
         began.
 
-        The frames of these chunks are dropped.
+        The decoded frames of these chunks are dropped.
         """
         self._rows_done.discard(row)
         for number, chunk_latents in enumerate(latents):
@@ -171,11 +172,12 @@ class Decoder:
                     self._lane.mark_read()
 
     def restart(self, row: int) -> None:
-        """Begin a new stream on a row: forget what a failed try has decoded."""
+        """Begin a new stream on a row: forget which chunk a failed attempt has decoded."""
         self._rows_done.discard(row)
 
     def finished(self, row: int, number: int) -> Callable[[], None]:
-        """Return a function that waits for a row's video frames of one chunk; any thread may call it at any time.
+        """Return a function that waits until the video frames of one chunk of a stream are on the host; any thread may
+        call it at any time.
 
         Raises
         ------

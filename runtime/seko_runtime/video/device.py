@@ -1,4 +1,4 @@
-"""The device side of video rows: their programs, kept latents, decoder."""
+"""The device side of a pool of video streams: their programs, kept latents and decoder."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from seko_runtime.video.positions import Positions
 
 
 class VideoDevice(Device):
-    """The device side of the rows: tensors and programs of the artifact's video streams.
+    """The device side of a pool: tensors and programs of its video streams.
 
     The constructor must be called inside the memory's `ordered`.
 
     Parameters
     ----------
     loaded : Loaded
-        The artifact.
+        The opened artifact with its engines.
     memory : Memory
-        The rows' memory.
+        The memory that holds the tensors of the pool.
     clocks : RowClocks
-        The clocks of the rows.
+        The positions of the pool's streams.
     inputs : CallerInputs
-        The inputs that the callers supply, for all rows.
+        The inputs that the callers supply, for all streams.
     options : VideoOptions
-        Options of the rows, chosen when the pool is opened.
+        Options of the pool, chosen when it is opened.
     """
 
     def __init__(
@@ -93,13 +93,14 @@ class VideoDevice(Device):
 
     @property
     def latents(self) -> Tensor:
-        """The buffer of a finished chunk's latents; axis 0 is the batch index."""
+        """The buffer with the latents of a finished chunk; axis 0 is the batch index in the call."""
         return self.buffers[self._manifest.workload.output]
 
     def prepare(self) -> None:
         """Run every program once, zero the buffers that it wrote, and capture the calls if the memory can.
 
-        This loads each engine's kernels, which is not permitted during a capture, and checks their results.
+        These first runs load each engine's kernels, which is not permitted during a CUDA graph capture, and check the
+        results of the engines.
         """
         memory = self._memory
         if memory.warm_up_runs:
@@ -113,7 +114,8 @@ class VideoDevice(Device):
             self.decoder.prepare()
 
     def set_text(self, rows: Sequence[int], text: object) -> None:
-        """Write the rows' embeddings and run the prompt program; UsageError if the shape does not fit."""
+        """Write the text embeddings of some rows and run the prompt program for them; UsageError if the shape is
+        wrong."""
         spec = self.specs.get(TEXT_BUFFER)
         wanted = None if spec is None else (len(rows), *spec.shape[1:])
         shape = None if text is None else tuple(getattr(text, "shape", ()))
@@ -134,8 +136,8 @@ class VideoDevice(Device):
             self.run_prompt(rows)
 
     def set_inputs(self, rows: Sequence[int], inputs: Mapping[str, object] | None, *, rerun: bool) -> None:
-        """Write the rows' inputs per session or prompt. With ``rerun`` run the prompt program again if an input per
-        prompt was written.
+        """Write the inputs that callers supply once for a session or prompt. If ``rerun`` is true and an input of a
+        prompt was written, also run the prompt program again.
 
         Raises
         ------
@@ -152,8 +154,8 @@ class VideoDevice(Device):
 
     @contextmanager
     def prompting(self, rows: Sequence[int]) -> Iterator[None]:
-        """Context of the memory's `ordered` in which the prompts of rows change; after an error `check_prompts`
-        refuses these rows."""
+        """Context manager of the memory's `ordered` in which the prompts of some rows change; after an error inside,
+        `check_prompts` refuses these rows."""
         with self._memory.ordered():
             self.half_prompted.update(rows)
             yield
@@ -174,7 +176,7 @@ class VideoDevice(Device):
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
         """Copy every ``step``-th token of every cache buffer to the host; waits for the last chunk.
 
-        In a pool the sample covers the first rows, as many as the largest bucket has.
+        In a pool the sample covers as many of the first rows as the largest engine call carries.
         """
         sample = {}
         for spec in self._manifest.buffers:
@@ -189,24 +191,24 @@ class VideoDevice(Device):
         return sample
 
     def run_chunk(self, positions: Positions, inputs: Mapping[str, NDArray[Any]]) -> int:
-        """Queue the next chunk of a call's rows, and copy its latents to their kept slots.
+        """Queue the next chunk of the streams of a call, and copy its latents to the slots that keep them.
 
-        Engines for full caches may round differently from engines with a mask, so the choice of engines for a row
-        must depend on that row alone. A call with both full and filling caches is therefore two launches of its
-        bucket. A row has the same batch index in both launches; in the launch that is not for it, the spare row takes
-        that index.
+        Engines for full caches may round differently from engines with a mask, so the choice of engines for a stream
+        must depend on that stream alone. A call with both full and filling caches is therefore two launches. A stream
+        has the same batch index in both launches; in the launch that is not for the stream, a spare row takes that
+        index.
 
         Parameters
         ----------
         positions : Positions
-            Positions of the call's rows.
+            Positions of the streams of the call.
         inputs : mapping of str to numpy.ndarray
-            The caller's inputs per chunk, from `CallerInputs.of_chunk`.
+            The inputs that the callers supply for this chunk, from `CallerInputs.of_chunk`.
 
         Returns
         -------
         int
-            Number of launches of captured graphs.
+            Number of launches of captured CUDA graphs.
         """
         rows, everyone = positions.rows, list(range(len(positions.rows)))
         by_fill = self._manifest.pool is not None and (self._bucket(rows), True) in self.chunk
@@ -228,9 +230,10 @@ class VideoDevice(Device):
         places: Sequence[int] | None = None,
         inputs: Mapping[str, NDArray[Any]] | None = None,
     ) -> ChunkCall:
-        """Write the host's tensors for a launch of some or all batch indices; return the key of the launch.
+        """Write the host's values (positions, seeds, inputs) for a launch of some or all batch indices; return the key
+        of the launch.
 
-        Without ``inputs`` the caller's inputs are zeros.
+        Without ``inputs`` the inputs that callers supply are zeros.
         """
         ring, bucket = self._clocks.ring, self._bucket(positions.rows)
         places = range(len(positions.rows)) if places is None else places
@@ -247,12 +250,12 @@ class VideoDevice(Device):
         return bucket, (bucket, True) in self.chunk and all(full[at] for at in places)
 
     def rebuild_caches(self, rows: Sequence[int], seeds: NDArray[np.int64]) -> None:
-        """Queue context passes over the rows' kept chunks, oldest first, into empty caches.
+        """Queue context passes over the kept chunks of some streams, oldest first, into empty caches.
 
         Parameters
         ----------
         rows : sequence of int
-            The rows, at most as many as the largest call carries.
+            The rows of the streams, at most as many as the largest call carries.
         seeds : numpy.ndarray
             int64 [rows], the seeds of all rows of the artifact.
         """
@@ -282,13 +285,14 @@ class VideoDevice(Device):
             self.write_references(empty)
 
     def write_references(self, rows: Sequence[int]) -> None:
-        """Queue the passes that write rows' reference frames into their caches; nothing if there are none.
+        """Queue the passes that write reference frames into the caches of some rows; nothing for an artifact without
+        reference frames.
 
         Reference frames form chunks in front of the stream. The last of these chunks is filled up with copies
-        (`Ring.repeats_references`), or with zeros that no row attends to. Their passes run at the context timestep:
+        (`Ring.repeats_references`), or with zeros that no stream attends to. Their passes run at the context timestep:
         in the context pass, or, if each pass has a cache of its own, in each pass as conditioning frames. If a call
-        carries all rows, the other rows write only slots that their next chunk overwrites before it reads them. The
-        caller's inputs per chunk are zeros in these passes.
+        carries all rows, the other rows write only slots that their next chunk overwrites before it reads them. Inputs
+        that callers supply for each chunk are zeros in these passes.
         """
         ring, clocks = self._clocks.ring, self._clocks
         called = self._called(rows)
@@ -308,8 +312,8 @@ class VideoDevice(Device):
         load: Callable[[], None],
         inputs: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
-        """Queue the programs that write the caches of a call at these positions, from latents that ``load`` copies
-        in.
+        """Queue the programs that write the KV caches of a call at these positions; ``load`` copies in the latents that
+        they read.
 
         The program begin runs first, because a pass may read what that program computes from the cache. ``load`` then
         replaces the noise.
@@ -322,10 +326,10 @@ class VideoDevice(Device):
         self.run_all(programs.cache_writers)
 
     def clear_cache(self, row: int) -> None:
-        """Queue zeros into a row's part of every cache.
+        """Queue zeros into the part of every cache buffer that belongs to a row.
 
-        Setting valid_tokens to 0 is not enough: a masked NaN gives 0 * NaN = NaN, and the previous client's keys must
-        not remain in memory.
+        Setting valid_tokens to 0 is not enough: attention computes 0 * NaN = NaN for a masked NaN, and the keys of the
+        previous session must not remain in memory.
         """
         for spec in self._manifest.buffers:
             if spec.device_layers:
@@ -334,9 +338,9 @@ class VideoDevice(Device):
                 self._memory.zero(self.row_of(spec.name, row))
 
     def tensors(self, row: int) -> dict[str, Tensor]:
-        """Return views of all tensors of a row's stream, by name: caches, prompt, conditioning, kept chunks, decoder.
+        """Return views of all tensors of a stream, by name: caches, prompt, conditioning, kept chunks, decoder.
 
-        A row with the same bytes, and the same numbers on the host, continues the same stream.
+        A row with the same bytes in these tensors, and the same numbers on the host, continues the same stream.
         """
         own = {
             TEXT_BUFFER,
@@ -358,19 +362,19 @@ class VideoDevice(Device):
         return state | {f"kept.{place}": self._row(latents, row) for place, latents in enumerate(self._kept)}
 
     def kept_latents(self, row: int, slot: int | None = None) -> Tensor:
-        """Return a view [1, C, F, h, w] of the chunk latents that slot ``slot`` of a row keeps; default: the latents
-        of the row's last chunk.
+        """Return a view [1, C, F, h, w] of the latents in slot ``slot`` of a row's kept chunks; default: the latents of
+        the row's last chunk.
         """
         slot = self._clocks.last_kept_slot(row) if slot is None else slot
         return self._memory.row(self._kept[slot], 0, row, self._manifest.rows)
 
     def join(self) -> None:
-        """Make later work of the memory wait for the decoding so far."""
+        """Make later work on the device wait for the decoding that is queued so far."""
         if self.decoder is not None:
             self.decoder.join()
 
     def drop(self) -> None:
-        """Release graphs first, then the tensors that they use."""
+        """Release the captured graphs first, then the tensors that the graphs use."""
         self.replays.clear()
         self.chunk.clear()
         self.once.clear()
@@ -382,9 +386,10 @@ class VideoDevice(Device):
         super().drop()
 
     def _called(self, rows: Sequence[int]) -> list[int]:
-        """Return the rows that a call for some rows carries: all rows, if the artifact's calls always carry all.
+        """Return the rows that an engine call for some rows carries: all rows, if every call of the artifact carries
+        all.
 
-        The next chunk of each further row counts as begun, since its slots are written.
+        The next chunk of each further row of the call counts as begun, because its cache slots are written.
         """
         if self._manifest.pool is not None:
             return list(rows)
@@ -397,7 +402,7 @@ class VideoDevice(Device):
         return len(rows) if pool is None else pool.bucket(len(rows))
 
     def _keep(self, rows: Sequence[int], places: Sequence[int]) -> None:
-        """Queue copies of the latents at some batch indices to their rows' kept slots."""
+        """Queue copies of the latents at some batch indices of a call to the slots that keep them."""
         slots = [self._clocks.next_kept_slot(row) for row in rows]
         if self._every_row(rows) and len(places) == len(rows) and len(set(slots)) == 1:
             self._memory.copy(self._kept[slots[0]], self.latents)
@@ -418,8 +423,8 @@ class VideoDevice(Device):
                 self._memory.copy(target, self._row(self._kept[entry.kept_slot], row))
 
     def _load_references(self, written: Sequence[tuple[int, int]], first: int) -> None:
-        """Queue copies of the reference frames from frame ``first`` on; ``written`` has pairs of batch index and
-        row."""
+        """Queue copies of the reference frames from frame ``first`` on into the call's latents; ``written`` has pairs
+        of batch index and row."""
         memory, ring = self._memory, self._clocks.ring
         for place, row in written:
             target = self._row(self.latents, place)  # [C, F, h, w]
@@ -436,7 +441,7 @@ class VideoDevice(Device):
         return self._memory.index(tensor, (row,))
 
     def _every_row(self, rows: Sequence[int]) -> bool:
-        """Return whether a call carries all rows in order, so that batch index and row number are equal."""
+        """Return whether an engine call carries all rows in order, so that batch index and row number are equal."""
         return list(rows) == list(range(self._manifest.rows))
 
     def _warm_up(self) -> None:

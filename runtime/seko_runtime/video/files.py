@@ -1,4 +1,4 @@
-"""Output of a run, written chunk by chunk to a pipe, or to a file that appears complete or not at all."""
+"""Output of `seko-run run`, written chunk by chunk to a pipe, or to a file that appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ class ChunkWriter:
 
     The output file appears when the ``with`` block ends without an error. If a signal ends the block
     (`KeyboardInterrupt`) after a chunk was written, the file appears with the chunks so far, and the exception gets a
-    note that says so. After any other exception there is no new file, and an existing one is kept. A pipe gets the
-    chunks as they come.
+    note that says so. After any other exception there is no new file, and an existing file is kept. A pipe gets each
+    chunk when it is written.
 
     Parameters
     ----------
     path : Path
-        The output: a file, a named pipe or a device. With ``descriptor`` the path is only its name in messages.
+        The output: a file, a named pipe or a device. With ``descriptor`` the path is only a name for error messages.
     stream : Stream
-        Layout of the chunks.
+        Layout of the video stream: sizes of its chunks.
     chunks : int
-        Number of chunks that will be written.
+        Number of chunks that will be written to the output.
     video : Video, optional
-        The manifest's table of decoded pictures. Without it a preview of the latents is written instead of frames.
+        The manifest's sizes of decoded pictures. Without them a preview of the latents is written instead of frames.
     rows : int
-        Rows of each chunk.
+        Number of video streams in each chunk, which are written side by side.
     form : str, optional
-        One of `FORMS`; default: see `output_form`.
+        Format of the output, one of `FORMS`; default: see `output_form`.
     sound : numpy.ndarray, optional
         float32 [N] at 16 kHz, the sound of an .mp4; other formats have no sound.
     descriptor : int, optional
-        Descriptor of an open pipe or file, which is written like a pipe and stays open.
+        Descriptor of a pipe or file that is already open. It is written like a pipe and stays open.
 
     Raises
     ------
     UsageError
-        If the format is unknown; at the start of the ``with`` block if ``path`` cannot be written to.
+        If the output format is unknown; at the start of the ``with`` block if ``path`` cannot be written to.
     VideoWriterError
         If the encoder is missing, or refuses the picture size or frame rate.
     DiskError
@@ -86,7 +86,8 @@ class ChunkWriter:
         """Append one chunk: frames uint8 [B, T, H, W, 3] if `takes_frames`, otherwise latents float32 [B, C, F, h,
         w].
 
-        Signals are delayed until the chunk is in the file. For a pipe they are not, because its reader may be slow.
+        Signals are delayed until the chunk is in the file. For a pipe signals are not delayed, because its reader may
+        be slow.
         """
         self._incomplete = self._output.pipe is not None
         with self._output.signals(), self._output.disk_errors():
@@ -143,13 +144,13 @@ class ChunkWriter:
 
 
 def output_form(path: Path, asked: str | None = None) -> str:
-    """Return the format of an output, one of `FORMS`: the requested one, otherwise by the path's suffix; y4m for a
-    pipe.
+    """Return the format of an output file, one of `FORMS`: the requested format, otherwise the format of the path's
+    suffix; y4m for a pipe.
 
     Raises
     ------
     UsageError
-        If neither option nor suffix names a format.
+        If neither the option nor the path's suffix names a format.
     """
     if asked is not None:
         if asked not in FORMS:
@@ -167,12 +168,12 @@ def output_form(path: Path, asked: str | None = None) -> str:
 
 
 def check_output(path: Path, asked: str | None = None) -> None:
-    """Check format, path and encoder of an output before any chunk is made.
+    """Check the format, path and encoder of an output file before any chunk is made.
 
     Raises
     ------
     UsageError, VideoWriterError, DiskError
-        In the cases in which `ChunkWriter` raises these errors.
+        In the same cases as `ChunkWriter`: bad format or path, missing encoder, full disk.
     """
     form = output_form(path, asked)
     check_place(path)
@@ -181,6 +182,6 @@ def check_output(path: Path, asked: str | None = None) -> None:
 
 
 def side_by_side(frames: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
-    """Yield pictures uint8 [H, B * W, 3] from decoded frames [B, T, H, W, 3], the batch's rows side by side."""
+    """Yield pictures uint8 [H, B * W, 3] from decoded frames [B, T, H, W, 3], with the B streams side by side."""
     for pictures in frames.swapaxes(0, 1):
         yield np.concatenate(list(pictures), axis=1)

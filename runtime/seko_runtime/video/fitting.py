@@ -1,4 +1,4 @@
-"""Fitting of pictures to the encoder's size: centre crop, then resize."""
+"""Fitting of pictures to the size that the encoder takes: centre crop, then resize."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Weights = Callable[[int, int], NDArray[np.float32]]
 def fit_pictures(
     pictures: NDArray[np.uint8], height: int, width: int, *, bicubic: bool = False, stretch: int = 0
 ) -> tuple[NDArray[np.uint8], str]:
-    """Return pictures in the wanted size as uint8, and a description of crop and resize.
+    """Return pictures in the requested size as uint8, and a description of crop and resize.
 
     Parameters are those of `fit_levels`. Resized pixel levels are rounded and clipped to 0 to 255.
 
@@ -35,14 +35,14 @@ def fit_pictures(
 def fit_levels(
     pictures: NDArray[Any], height: int, width: int, *, bicubic: bool = False, stretch: int = 0
 ) -> tuple[NDArray[Any], str]:
-    """Return pictures in the wanted size, and a description of crop and resize.
+    """Return pictures in the requested size, and a description of crop and resize.
 
     Parameters
     ----------
     pictures : numpy.ndarray
         uint8 or float32 [..., rows, columns, 3], all of one size.
     height, width : int
-        Wanted size in pixels.
+        Requested size in pixels.
     bicubic : bool
         Whether to resize by cubic convolution over four pixels, as torch's ``interpolate`` does, instead of by a
         triangle filter over all pixels. Some models were trained on start pictures that were resized this way.
@@ -57,7 +57,7 @@ def fit_levels(
         float32, neither rounded nor clipped, and a bicubic resize may leave the range 0 to 255. A picture that needs
         no resize keeps its dtype.
     str
-        A description such as ``640x480: centre crop to 480x480, resized to 96x96``; empty if the size was right.
+        A description such as ``640x480: centre crop to 480x480, resized to 96x96``; empty if the size was right before.
     """
     rows, columns = pictures.shape[-3:-1]
     if (rows, columns) == (height, width):
@@ -81,7 +81,8 @@ def fit_levels(
 
 
 def _triangles(size: int, wanted: int) -> NDArray[np.float32]:
-    """Matrix [wanted, found] of a linear resize from ``found`` to ``wanted`` pixels; each row sums to 1."""
+    """Matrix [wanted, found] of a linear resize from ``found`` to ``wanted`` pixels; each row of the matrix sums to
+    1."""
     scale = size / wanted
     centres = (np.arange(wanted) + 0.5) * scale - 0.5
     weights = np.maximum(0.0, 1.0 - np.abs(np.arange(size)[None] - centres[:, None]) / max(scale, 1.0))

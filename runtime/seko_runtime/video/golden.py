@@ -1,4 +1,4 @@
-"""Numeric errors of a replayed chunk against the golden: in latents, cache and video."""
+"""Numeric errors of a replayed chunk against the recorded chunk (the golden): in latents, cache and video."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ class ChunkError:
     Parameters
     ----------
     chunk : int
-        Number of the chunk.
+        Number of the chunk in its stream.
     golden : float
-        Error ||replayed - recorded|| / ||recorded|| of the latents, against the recording with the same cache format.
+        Error ||replayed - recorded|| / ||recorded|| of the latents, against the recording with the artifact's own KV
+        cache format.
     exact : float or None
-        The same error of the latents, against a recording with an unquantised cache; None without such a recording.
-        Reported, not checked.
+        The same error of the latents, against a recording with an unquantised KV cache; None without such a recording.
+        This error is reported and not checked.
     tolerance : float
-        Largest ``golden`` that passes.
+        Largest ``golden`` error that passes.
     cache : float or None
-        The worst `cache_error` of the chunk, if the cache was recorded and compared.
+        Worst `cache_error` of a KV cache buffer after the chunk, if the cache was recorded and compared.
     cache_tolerance : float
-        Largest ``cache`` that passes.
+        Largest ``cache`` error that passes.
     video : float or None
         `video_error` of the chunk's frames, if they were recorded and compared.
     video_tolerance : float
-        Largest ``video`` that passes.
+        Largest ``video`` error that passes.
     """
 
     chunk: int
@@ -49,7 +50,7 @@ class ChunkError:
 
     @property
     def within(self) -> bool:
-        """Whether all errors are within their tolerances; False if a number is NaN."""
+        """Whether all errors of the chunk are within their tolerances; False if a number is NaN."""
         return (
             self.golden <= self.tolerance
             and (self.cache is None or self.cache <= self.cache_tolerance)
@@ -58,11 +59,11 @@ class ChunkError:
 
     @property
     def size(self) -> float:
-        """The error of the latents; infinite if a number is NaN."""
+        """The error of the chunk's latents; infinite if a number is NaN."""
         return _nan_last(self.golden)
 
     def row(self) -> dict[str, object]:
-        """Return the errors as a dict for JSON, which has no NaN and no infinity."""
+        """Return the chunk's errors as a dict for JSON, which has no NaN and no infinity."""
         return {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()
@@ -76,7 +77,7 @@ class ChunkError:
 
 
 def relative_error(found: NDArray[np.generic], recorded: NDArray[np.generic]) -> float:
-    """Return ||found - recorded|| / ||recorded|| over all numbers, in float64."""
+    """Return the relative error ||found - recorded|| / ||recorded|| over all numbers, in float64."""
     wanted = recorded.astype(np.float64)
     norm = float(np.linalg.norm(wanted))
     difference = float(np.linalg.norm(found.astype(np.float64) - wanted))
@@ -88,7 +89,7 @@ def relative_error(found: NDArray[np.generic], recorded: NDArray[np.generic]) ->
 def cache_error(
     found: NDArray[np.float32], recorded: NDArray[np.float32], dtype: str, *, row_axis: int
 ) -> float:
-    """Return the largest error of a cached token. Tokens are compared by slot and layer, so a token in another slot
+    """Return the largest error of a cached token. Tokens are compared by slot and layer, so a token in the wrong slot
     is an error.
 
     Parameters
@@ -96,7 +97,7 @@ def cache_error(
     found, recorded : numpy.ndarray
         [..., S, ...]: S sampled tokens on axis ``row_axis``, behind passes and layers.
     dtype : str
-        The buffer's dtype. For int8 codes and for dtypes of several bytes the error is ||found - recorded|| of a
+        The cache buffer's dtype. For int8 codes and for dtypes of several bytes the error is ||found - recorded|| of a
         token over the greater of the two norms, so that a token in an empty slot has an error of 1. For uint8, whose
         values are bit patterns, the error is the share of bytes that differ.
     """
@@ -115,11 +116,12 @@ def video_error(frames: NDArray[np.uint8], recorded: NDArray[np.generic], step: 
     Parameters
     ----------
     frames : numpy.ndarray
-        uint8 [B, T, H, W, 3], as `Chunk.video` gives them.
+        Replayed video frames, uint8 [B, T, H, W, 3], as `Chunk.video` returns them.
     recorded : numpy.ndarray
-        uint8 [B, T, ceil(H/step), ceil(W/step), 3]. If the shapes do not match, the error is infinite.
+        Recorded video frames, uint8 [B, T, ceil(H/step), ceil(W/step), 3]. If the shapes do not match, the error is
+        infinite.
     step : int
-        `Golden.video_step`.
+        Distance between recorded pixels: `Golden.video_step`.
     """
     sampled = frames[:, :, ::step, ::step]
     if sampled.shape != recorded.shape:
@@ -133,7 +135,7 @@ def worst_cache_error(
     chunk: int,
     buffers: Iterable[Buffer],
 ) -> float:
-    """Return the worst `cache_error` over the cache buffers after chunk ``chunk``; infinite if a number is NaN."""
+    """Return the worst `cache_error` of all cache buffers after chunk ``chunk``; infinite if a number is NaN."""
     errors = [
         cache_error(
             found[buffer.name],
@@ -148,17 +150,18 @@ def worst_cache_error(
 
 
 def cache_tensor(buffer: str, chunk: int) -> str:
-    """Name of the golden tensor with a cache buffer's sample after a chunk."""
+    """Name of the recorded tensor with a sample of a cache buffer after a chunk."""
     return f"cache.{buffer}.{chunk}"
 
 
 def video_tensor(chunk: int) -> str:
-    """Name of the golden tensor with a chunk's sampled video frames."""
+    """Name of the recorded tensor with a chunk's sampled video frames."""
     return f"video.{chunk}"
 
 
 def input_tensor(name: str, chunk: int | None = None) -> str:
-    """Name of the golden tensor with an input's values, for a chunk if the input is per chunk."""
+    """Name of the recorded tensor with the values of a caller's input; of one chunk, if the input changes with each
+    chunk."""
     return f"input.{name}" if chunk is None else f"input.{name}.{chunk}"
 
 

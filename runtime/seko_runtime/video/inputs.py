@@ -1,4 +1,4 @@
-"""The caller's inputs of a stream, such as a camera: checked, held on the host, and kept with each chunk."""
+"""Model inputs that the caller supplies, such as a camera: checked, held on the host, and kept with each chunk."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ LARGEST = 1e6
 
 
 class CallerInputs:
-    """A manifest's inputs with the source ``caller``, for each row.
+    """The manifest's inputs with the source ``caller``: their last values, for each stream of the pool.
 
-    Inputs per chunk or pass are held on the host: the last supplied values, and the values of each kept chunk,
-    because rebuilding the cache needs them again. Inputs per session or prompt lie in buffers of `VideoDevice`.
+    Inputs that change per chunk or pass are held on the host: the last supplied values, and the values of each kept
+    chunk, because rebuilding the KV cache needs these values again. Inputs that are set per session or prompt are in
+    buffers of `VideoDevice`.
 
     Parameters
     ----------
     manifest : VideoManifest
-        The manifest, whose inputs were checked against its buffers.
+        The manifest, whose inputs were already checked against its buffers.
     kept_slots : int
-        Number of chunks per row whose latents and inputs are kept to rebuild the cache.
+        Number of chunks per stream whose latents and inputs are kept to rebuild the cache.
     """
 
     def __init__(self, manifest: VideoManifest, kept_slots: int) -> None:
@@ -54,29 +55,30 @@ class CallerInputs:
 
     @property
     def buffers(self) -> set[str]:
-        """Names of the buffers of inputs per session or prompt, which are part of each row's state."""
+        """Names of the buffers of inputs per session or prompt, which are part of a stream's state."""
         return {spec.buffer for spec in self._steady.values()}
 
     def of_chunk(self, rows: Rows, inputs: Inputs | None) -> dict[str, Array]:
-        """Return the inputs of the rows' next chunk, by name.
+        """Return the inputs of the next chunk of some streams, by name.
 
         Parameters
         ----------
         rows : sequence of int
-            Numbers of the k rows.
+            Numbers of k rows of the pool, each with one stream.
         inputs : mapping of str to array, optional
-            [*shape] for all of the rows, or [k, *shape], in the input's dtype; float32 for a bfloat16 input, which is
-            rounded.
+            Arrays by input name, [*shape] for all of the streams, or [k, *shape], in the input's dtype; float32 for a
+            bfloat16 input, which is rounded.
 
         Returns
         -------
         dict of str to numpy.ndarray
-            [k, *shape] each, in the input's `host_dtype`.
+            The checked inputs, [k, *shape] each, in the input's `host_dtype`.
 
         Raises
         ------
         UsageError
-            If a required input is missing, a name is unknown or not per chunk, or an array does not fit.
+            If a required input is missing, a name is unknown or not an input per chunk, or an array has a wrong shape,
+            dtype or value.
         """
         arrays = self._checked(rows, inputs, self._specs, "set_inputs() takes it")
         for name, spec in self._specs.items():
@@ -89,7 +91,8 @@ class CallerInputs:
         return arrays
 
     def of_each(self, rows: Rows, inputs: Sequence[Inputs | None]) -> dict[str, Array]:
-        """Return the inputs of the rows' next chunk as `of_chunk` does, from a mapping, or None, for each row."""
+        """Return the inputs of the next chunk of some streams as `of_chunk` does, from a mapping, or None, for each
+        stream."""
         each = [self.of_chunk([row], row_inputs) for row, row_inputs in zip(rows, inputs, strict=True)]
         return {name: np.concatenate([row_inputs[name] for row_inputs in each]) for name in self._specs}
 
@@ -99,7 +102,7 @@ class CallerInputs:
         Raises
         ------
         UsageError
-            If an input's name is unknown, or its array does not fit.
+            If an input's name is unknown, or its array has a wrong shape, dtype or value.
         """
         arrays = self._checked(rows, inputs, self._steady, "run_chunk() takes it", bits=False)
         return [
@@ -110,7 +113,7 @@ class CallerInputs:
 
     def check_opening(self, inputs: Inputs | None, made: str = "") -> None:
         """Raise a UsageError if an input that a session needs at its beginning is missing. The input ``made`` is
-        computed from the start picture: passing both is an error, too.
+        computed from the start picture, so passing both is an error, too.
         """
         by_name = mapping_of(inputs, "inputs")
         if made in by_name:
@@ -120,7 +123,7 @@ class CallerInputs:
                 raise UsageError(f"input {name!r} is required per {spec.per}; {self._known_names()}")
 
     def fill(self, host: Mapping[str, Array], values: Mapping[str, Array]) -> None:
-        """Write the inputs of a call's rows into the arrays that are copied to the device, and zeros at unused batch
+        """Write the inputs of a call's streams into the arrays that are copied to the device, and zeros at unused batch
         indices.
         """
         for name, spec in self._specs.items():
@@ -132,15 +135,15 @@ class CallerInputs:
                 target[: len(values[name])] = values[name]
 
     def chunk_made(self, rows: Rows, kept_slots: Sequence[int], values: Mapping[str, Array]) -> None:
-        """Store the inputs of the chunk that the rows have just finished, twice: as each row's last supplied values,
-        and under the slot that keeps the chunk's latents for a rebuild of the cache.
+        """Store the inputs of the chunk that some streams have just finished, twice: as each stream's last supplied
+        values, and under the slot that keeps the chunk's latents for a rebuild of the cache.
         """
         for name, array in values.items():
             self._latest[name][list(rows)] = array
             self._kept[name][list(kept_slots), list(rows)] = array
 
     def kept(self, rows: Rows, entries: Sequence[KeptChunk]) -> dict[str, Array]:
-        """Return the inputs of the kept chunks in one step of a cache rebuild; zeros for a row without a chunk."""
+        """Return the inputs of the kept chunks in one step of a cache rebuild; zeros for a stream without a chunk."""
         arrays = {}
         for name, by_slot in self._kept.items():
             arrays[name] = np.stack(
@@ -152,25 +155,26 @@ class CallerInputs:
         return arrays
 
     def restart(self, row: int) -> None:
-        """Forget the inputs that a row's chunks were given; keep the row's inputs per session or prompt."""
+        """Forget the inputs of a stream's chunks; keep the inputs that were set for its session or prompt."""
         for latest in self._latest.values():
             latest[row] = 0
         for by_slot in self._kept.values():
             by_slot[:, row] = 0
 
     def rewind(self, row: int, kept_slot: int | None) -> None:
-        """Set a row's last supplied inputs back to those of the chunk whose latents slot ``kept_slot`` keeps; with
-        None, to those of the start of a stream.
+        """Set a stream's last supplied inputs back to the inputs of the chunk whose latents slot ``kept_slot`` keeps;
+        with None, to their values at the start of a stream.
         """
         for name, latest in self._latest.items():
             latest[row] = 0 if kept_slot is None else self._kept[name][kept_slot, row]
 
     def state(self, row: int) -> dict[str, NDArray[np.uint8]]:
-        """Return a row's last supplied inputs and the inputs of its kept chunks as bytes, by name, for a snapshot."""
+        """Return a stream's last supplied inputs and the inputs of its kept chunks as bytes, by name, for a
+        snapshot."""
         return {name: np.frombuffer(array.tobytes(), np.uint8) for name, array in self._views(row).items()}
 
     def load(self, row: int, state: Mapping[str, NDArray[np.uint8]]) -> None:
-        """Set a row's inputs to values that `state` returned."""
+        """Set a stream's inputs to values that `state` returned."""
         for name, view in self._views(row).items():
             view[...] = state[name].view(view.dtype).reshape(view.shape)
 
@@ -195,8 +199,8 @@ class CallerInputs:
         *,
         bits: bool = True,
     ) -> dict[str, Array]:
-        """Return the supplied arrays as [k, *shape]. With ``bits``, dtypes that numpy lacks become integers with the
-        same bits."""
+        """Return the supplied arrays as [k, *shape]. If ``bits`` is true, dtypes that numpy lacks become integers with
+        the same bits."""
         arrays = {}
         for name, value in mapping_of(inputs, "inputs").items():
             if name not in specs:
@@ -207,7 +211,7 @@ class CallerInputs:
         return arrays
 
     def _known_names(self) -> str:
-        """Return the list of inputs for messages."""
+        """Return the names of the artifact's inputs, as text for error messages."""
         each = [
             f"{name} ({spec.dtype} {list(spec.shape)}, per {spec.per}, {spec.default})"
             for name, spec in self._all.items()
@@ -216,7 +220,7 @@ class CallerInputs:
 
 
 def check_call(rows: Rows, inputs: object) -> None:
-    """Raise a UsageError unless a call has one mapping of inputs, or None, for each row."""
+    """Raise a UsageError unless ``inputs`` has one mapping of inputs, or None, for each stream of the call."""
     each = items_of(
         inputs, f"inputs are a {type(inputs).__name__}, expected a list of a mapping for each session"
     )
@@ -259,14 +263,14 @@ def check_magnitude(array: Any, what: str) -> None:
 
 
 def as_rows(spec: InputSpec, value: object, rows: int, *, bits: bool) -> Array:
-    """Return a copy [rows, *shape] of an input's array, [*shape] or [rows, *shape].
+    """Return a copy [rows, *shape] of a caller's array, which is [*shape] (the same for all rows) or [rows, *shape].
 
-    With ``bits`` an input of a dtype that numpy lacks becomes integers with the same bits, ready for the device.
+    If ``bits`` is true, an input of a dtype that numpy lacks becomes integers with the same bits, ready for the device.
 
     Raises
     ------
     UsageError
-        If shape or dtype differ, or a number is not finite.
+        If the array has another shape or dtype, or a number that is not finite.
     """
     wanted = np.dtype(np.float32) if spec.dtype == BFLOAT16 else host_dtype(spec.dtype)
     array = as_array(value, f"input {spec.name!r}")

@@ -1,4 +1,4 @@
-"""The rows of a video artifact in this process: the host's state of each stream and its changes.
+"""The video streams of a pool in this process: the host's state of each stream, and the operations that change it.
 
 Independent of torch: tensors and captured graphs belong to the memory.
 """
@@ -42,26 +42,26 @@ from seko_runtime.video.voices import Voices
 
 
 class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
-    """`VideoRows` in this process; call `prepare` before the first chunk.
+    """The video streams of a pool in this process. Call `prepare` before the first chunk.
 
     Parameters
     ----------
     loaded : Loaded
-        The artifact, with the denoise passes of these rows.
+        The opened artifact, with the number of denoise passes that these streams use.
     options : VideoOptions
-        Options of the rows; ``steps`` and ``shift`` are already in the manifest.
+        Options of the pool; ``steps`` and ``shift`` have already been applied to the manifest.
     memory : Memory
-        The rows' memory, which the rows own and close.
+        The memory of the pool's tensors, which this object owns and closes.
 
     Attributes
     ----------
     rebuild_due : set of int
-        Rows whose cache is rebuilt before their next chunk.
+        Numbers of the rows whose KV caches are rebuilt before their next chunk.
 
     Raises
     ------
     UsageError
-        If an option does not fit.
+        If an option of the pool is impossible for the artifact.
     """
 
     @machine_faults()
@@ -92,39 +92,39 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def prepare(self) -> None:
-        """Load every engine's kernels, and capture the calls if the memory can."""
+        """Load every engine's kernels; on a GPU also capture the calls as CUDA graphs."""
         self.device().prepare()
 
     @machine_faults()
     def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None = None) -> list[Chunk]:
-        """Make the next chunk of each row; if the artifact makes video, also queue its decoding.
+        """Make the next chunk of some streams; if the artifact makes video, also queue the decoding of these chunks.
 
-        The rows advance only when their chunks have run and their decoding is queued. After an error the same call
-        gives the same bytes, because every slot that the failed attempt may have written is written again before it
-        is read.
+        The streams advance only when their chunks have run and their decoding is queued. After an error the same call
+        gives the same bytes, because every slot that the failed attempt may have written is written again before it is
+        read.
 
         Parameters
         ----------
         rows : sequence of int
-            Distinct rows, at most as many as the largest bucket has; if the artifact was built without
+            Distinct row numbers, at most as many as the largest engine call carries; if the artifact was built without
             ``--sessions``, all rows in order.
         given : sequence of mappings, optional
-            The caller's inputs of each row, as in `CallerInputs.of_chunk`.
+            The inputs that the callers supply for each stream's chunk, as in `CallerInputs.of_chunk`.
 
         Returns
         -------
         list of Chunk
-            The chunk of each row, valid until the row's next chunk, with its number in the row's stream. Its latents
-            are a view of the row's kept slot, without a copy.
+            The chunk of each stream, valid until the stream's next chunk, with its number in the stream. Its latents
+            are a view of the buffer that keeps them, without a copy.
 
         Raises
         ------
         UsageError
-            If an input does not fit, or a required one is missing.
+            If an input of a chunk is invalid, or a required input is missing.
         TornStreamError
-            If Ctrl-C came while a row was being advanced.
+            If Ctrl-C came while a stream was being advanced.
         SessionClosedError
-            If the rows are closed.
+            If the pool is closed.
         """
         device, clocks = self.device(), self.clocks
         inputs = self._chunk_inputs(rows, given)
@@ -182,8 +182,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     def _chunk_inputs(
         self, rows: Sequence[int], given: Sequence[Inputs | None] | None
     ) -> Mapping[str, NDArray[Any]]:
-        """Return the inputs of the rows' next chunks, including windows of voices; raise an error if an input is
-        missing."""
+        """Return the inputs of the next chunk of some streams, including windows of voices; raise an error if an input
+        is missing."""
         self.check_whole(rows)
         self.device().check_prompts(rows)
         inputs = [None] * len(rows) if given is None else given
@@ -192,22 +192,22 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         return self.inputs.of_each(rows, heard)
 
     def check(self, rows: Sequence[int], given: Sequence[Inputs | None]) -> None:
-        """Raise the error with which `run` would refuse these rows."""
+        """Raise the error with which `run` would refuse these rows, if any."""
         self._chunk_inputs(rows, given)
 
     def variants(self, rows: Sequence[int]) -> list[Hashable]:
-        """Return for each row whether its next chunk runs on the engines for full caches."""
+        """Return for each stream whether its next chunk runs on the engines for full caches."""
         by_fill = any(full for _, full in self.device().chunk)
         return [by_fill and self.clocks.full(row) for row in rows]
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """Give a row another owner, or none; see `RowPrompts.begin_owner`."""
+        """Give a row of the pool another owner, or none; see `RowPrompts.begin_owner`."""
         if self._prompts is not None:
             self._prompts.begin_owner(row, tenant)
 
     @machine_faults()
     def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
-        """Begin streams on rows that are empty; UsageError if something does not fit."""
+        """Begin streams on empty rows of the pool; UsageError if a condition of a stream is invalid."""
         seeds = checked_seeds(beginning.seeds, len(rows))
         beginning.check()
         image = beginning.image
@@ -225,7 +225,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
-        """Set rows' prompts to a sentence; see `Session.set_prompt`."""
+        """Set the prompts of some streams to a sentence; see `Session.set_prompt`."""
         device = self._device_for(recache=recache)
         if self._prompts is None:
             raise UsageError(NO_TEXT_ENCODER)
@@ -236,7 +236,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
-        """Set rows' prompts to embeddings [k, tokens, text_dim]; see `Session.set_text`."""
+        """Set the prompts of some streams to text embeddings [k, tokens, text_dim]; see `Session.set_text`."""
         device = self._device_for(recache=recache)
         self.settle(rows)
         device.set_text(rows, text)
@@ -245,7 +245,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def set_conditioning(self, rows: Sequence[int], image: object = None, latents: object = None) -> None:
-        """Begin rows' streams with a picture or with latents; see `ConditioningFrames`."""
+        """Make a picture, or latents, the beginning of some streams; see `ConditioningFrames`."""
         device = self.device()
         self.settle(rows)
         if image is not None:
@@ -255,19 +255,19 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
-        """Set rows' inputs per session or prompt, from their next chunks on.
+        """Set the inputs that callers supply once for a session or prompt, from the streams' next chunks on.
 
         Parameters
         ----------
         rows : sequence of int
-            Numbers of k rows.
+            Numbers of k rows of the pool, each with one stream.
         inputs : mapping of str to array
-            [*shape] for all of the rows, or [k, *shape].
+            Arrays by input name, [*shape] for all of the streams, or [k, *shape].
 
         Raises
         ------
         UsageError
-            If an input does not fit.
+            If an input's name is unknown, or its array has a wrong shape, dtype or value.
         """
         self._write_inputs(rows, inputs, rerun=True)
 
@@ -279,17 +279,17 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     def push_audio(
         self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
     ) -> None:
-        """Append samples to rows' voices; see `Session.push_audio`."""
+        """Append audio samples to the voices of some streams; see `Session.push_audio`."""
         self.device()
         self.voices.push(rows, samples, at, last=last)
 
     def audio_needed(self, row: int) -> tuple[int, int]:
-        """Return the range of voice samples that a row's next chunk uses; see `Session.audio_needed`."""
+        """Return the range of voice samples that the next chunk of a stream uses; see `Session.audio_needed`."""
         self.device()
         return self.voices.windows.needed(int(self.clocks.first[row]))
 
     def _set_reference(self, rows: Sequence[int], reference: object) -> None:
-        """Set the reference frames of rows whose streams are beginning; see `reference_frames.set_reference`."""
+        """Set the reference frames of streams that are about to begin; see `reference_frames.set_reference`."""
         self.settle(rows)
         if set_reference(self.device(), self.manifest, self.memory, rows, reference):
             # reference frames are written before the next chunk, with the prompt at that time
@@ -299,7 +299,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
-        """Restart a row at frame 0; see `Session.restart`."""
+        """Restart a stream at frame 0 with an empty cache; see `Session.restart`."""
         device = self.device()
         new_seed = None if seed is None else checked_seeds([seed], 1)[0]
         if reference is not None:
@@ -323,7 +323,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set rows back to their state before they made chunk number ``chunk``; see `Session.rewind`."""
+        """Set streams back to their state before they made chunk number ``chunk``; see `Session.rewind`."""
         device = self.device()
         self.check_whole(rows)
         for row in rows:
@@ -359,7 +359,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @machine_faults()
     def reserve(self, row: int) -> None:
-        """Allocate the host memory that a row needs; this may wait for the device."""
+        """Allocate the host memory that a stream needs; this may wait for the device."""
         decoder = self.device().decoder
         if decoder is not None:
             decoder.reserve(row)
@@ -376,8 +376,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         return lambda: read()["latents"].view(np.float32).reshape(shape).copy()
 
     def latents_of(self, row: int, serial: int, index: int) -> NDArray[np.float32]:
-        """Return a copy of a chunk's latents for a `Chunk` in another process; parameters are the `Chunk`'s
-        attributes."""
+        """Return a copy of a chunk's latents for a `Chunk` in another process; parameters are the attributes of that
+        `Chunk`."""
         none = np.zeros((0, 0), np.int64)
         return self.read_latents(Chunk(index, none, self.device().kept_latents(row), self, serial, row))()
 
@@ -387,7 +387,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         return self.device().cache_sample(step)
 
     def decoder(self) -> Decoder:
-        """Return the decoder; UsageError if the artifact makes no video."""
+        """Return the decoder of video frames; UsageError if the artifact has no VAE."""
         decoder = self.device().decoder
         if decoder is None:
             raise UsageError(NO_VIDEO)
@@ -395,7 +395,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
     @property
     def stats(self) -> SessionStats:
-        """Counters so far."""
+        """Counters of the pool so far: chunks, launches, prompts found in the cache or not."""
         device, cache = self._device, None if self._prompts is None else self._prompts.cache
         return SessionStats(
             chunks=self._chunks,
@@ -413,7 +413,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         return decoder is not None and decoder.overlaps
 
     def _device_for(self, *, recache: bool) -> VideoDevice:
-        """Return the device side; UsageError if ``recache`` is asked and the artifact cannot rebuild caches."""
+        """Return the device side of the streams; UsageError if ``recache`` is true and the artifact cannot rebuild
+        caches."""
         device = self.device()
         if flag(recache, "recache") and not self.manifest.has_context:
             raise UsageError(
@@ -423,13 +424,13 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         return device
 
     def _recache(self, rows: Sequence[int]) -> None:
-        """Rebuild the caches of rows with their current prompts."""
+        """Rebuild the KV caches of some streams with their current prompts."""
         self.rebuild_due.update(rows)  # due until the rebuild is done: a chunk must not run on half a cache
         with self.memory.ordered():
             self._rebuild_caches(rows)
 
     def _rebuild_caches(self, rows: Sequence[int]) -> None:
-        """Rebuild the caches of rows that are due; called inside the memory's `ordered`."""
+        """Rebuild the KV caches of the streams that are due; called inside the memory's `ordered`."""
         # The rows of a pool are rebuilt one by one, so that the bucket, and with it the rounding, does not depend on
         # other sessions.
         most = 1 if self.manifest.pool is not None else self.manifest.call_rows
@@ -446,7 +447,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         self._restart(row)
 
     def _restart(self, row: int) -> None:
-        """Set the host's state of a row to the beginning of a stream. Its conditioning frames must have been set."""
+        """Set the host's state of a row to the beginning of a stream, whose conditioning frames must have been set
+        before."""
         self.clocks.restart(row)
         self.inputs.restart(row)
         self.voices.put(row, None)
@@ -508,14 +510,14 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
 
 
 def open_video_rows(loaded: Loaded[VideoManifest], options: VideoOptions) -> LocalVideoRows:
-    """Return the rows of an artifact in this process, prepared.
+    """Return the streams of a pool in this process, ready to run.
 
     Raises
     ------
     UsageError
-        If an option does not fit.
+        If an option of the pool is impossible for the artifact.
     DeviceMemoryError
-        If the rows of a pool do not fit on the device; nothing was allocated.
+        If the pool's tensors do not fit on the device; nothing was allocated.
     """
     memory = loaded.memory()
     try:
@@ -551,7 +553,7 @@ def _resolved_anew(manifest: VideoManifest) -> Programs:
 def _uploaded(
     manifest: VideoManifest, tables: Mapping[str, NDArray[np.generic]], memory: Memory
 ) -> dict[str, Tensor]:
-    """Upload the tables that replace weights."""
+    """Upload to the device the tables that replace weights."""
     with memory.ordered():
         tensors = {
             weight.name: memory.allocate(weight) for weight in manifest.weights if weight.name in tables

@@ -33,7 +33,7 @@ MAX_SEED = (1 << 62) - 1  # largest seed of a session
 
 
 def as_latent_shape(value: object, where: str) -> tuple[int, ...]:
-    """Read channels, rows and columns."""
+    """Parse channels, rows and columns of a latent frame."""
     shape = as_shape(value, where)
     if len(shape) != 3:
         raise ManifestError(f"{where} has {len(shape)} sizes, expected channels, rows, columns")
@@ -42,7 +42,7 @@ def as_latent_shape(value: object, where: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Stream:
-    """Layout of the stream that the artifact makes; ``latent_shape`` is (channels, rows, columns).
+    """Layout of the video stream that the artifact makes; ``latent_shape`` is (channels, rows, columns).
 
     ``rings`` has the ring size of each layer group with a ring smaller than ``ring_frames``, by the group's name.
     ``reference_frames`` lie in the cache before the sink, are never evicted, and are not part of the video.
@@ -68,9 +68,10 @@ class Stream:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The denoise passes of a chunk, for people and tools. Engines read timesteps and noise levels from weights.
+    """The denoise passes of a chunk, described for people and tools. Engines read timesteps and noise levels from
+    weights.
 
-    ``shift`` is the warp of the timesteps, if any, which a session's own ``steps`` use, too.
+    ``shift`` is the warp of the timesteps, if any. A session with its own number of steps uses the same warp.
     """
 
     denoise_passes: Annotated[int, Within(1, 1024)]
@@ -83,20 +84,20 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Text:
-    """The tokenizer whose ids the program ``text`` takes, and its limits.
+    """The tokenizer whose token ids the program ``text`` takes, and its limits.
 
     Parameters
     ----------
     tokenizer : str
         Path in the artifact of a JSON file of the library `tokenizers`.
     tokens : int
-        Number of token ids, to which shorter prompts are padded with ``pad_id``.
+        Number of token ids that the text encoder takes; shorter prompts are padded with ``pad_id``.
     pad_id : int
-        The id of the padding token.
+        Token id of padding.
     truncate : bool
         Whether a prompt with more tokens is cut, keeping its last id (the end mark); otherwise it is refused.
     cleaning : str
-        One of `CLEANINGS`.
+        How a prompt is cleaned before it is tokenised, one of `CLEANINGS`.
     """
 
     tokenizer: FilePath
@@ -118,7 +119,8 @@ class Video:
 
 @dataclass(frozen=True)
 class GoldenBound:
-    """Bounds for the errors of a chunk: ``latents`` and ``cache`` relative, ``video`` in levels of 255."""
+    """Bounds for the errors of a replayed chunk: ``latents`` and ``cache`` relative, ``video`` in pixel levels of 0 to
+    255."""
 
     latents: float
     cache: Annotated[float, Mark.REQUIRED] = 0.0
@@ -127,7 +129,8 @@ class GoldenBound:
 
 @dataclass(frozen=True)
 class Golden:
-    """Recorded chunks: tensors ``latents.{chunk}``, optionally ``exact.{chunk}``, and the text input.
+    """The golden: recorded chunks for comparison, as tensors ``latents.{chunk}`` and optionally ``exact.{chunk}``, with
+    their text input.
 
     With ``cache_step`` there are also tensors ``cache.{buffer}.{chunk}``: every ``cache_step``-th entry of the row
     axis of each cache buffer, after the chunk. With ``video_step`` there are also tensors ``video.{chunk}``, uint8:
@@ -149,13 +152,13 @@ class Golden:
     reference: Name | None = None
 
     def bound(self, chunk: int) -> GoldenBound:
-        """Return the bound of a recorded chunk."""
+        """Return the error bound of a recorded chunk."""
         return self.bounds[self.chunks.index(chunk)] if self.bounds else GoldenBound(self.tolerance)
 
 
 @dataclass(frozen=True)
 class VideoWorkload(Workload):
-    """The video workload's part of a manifest. ``output`` names the buffer of a chunk's latents."""
+    """The video workload's part of a manifest. ``output`` names the buffer with a chunk's latents."""
 
     kind: Annotated[str, OneOf((KIND,), complaint=UNKNOWN_WORD)]
     stream: Stream
@@ -168,7 +171,7 @@ class VideoWorkload(Workload):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Paths of the golden file and the tokenizer."""
+        """Paths of the workload's own files in the artifact: recorded chunks and tokenizer."""
         golden = () if self.golden is None else (self.golden.file,)
         return golden if self.text is None else (*golden, self.text.tokenizer)
 
@@ -181,12 +184,13 @@ class VideoManifest(Manifest):
 
     @property
     def has_context(self) -> bool:
-        """Whether each chunk ends with a context pass. If not, each denoise pass has a cache of its own."""
+        """Whether each chunk ends with a context pass, which writes the KV cache. If not, each denoise pass has a cache
+        of its own."""
         return any(ProgramKey.parse(name).role == "context" for name in self.programs)
 
     @property
     def shares_decoding(self) -> bool:
-        """Whether each of several ranks decodes some pixel rows of every picture. If not, a rank decodes whole
+        """Whether each rank (process of a GPU) decodes some pixel rows of every picture. If not, one rank decodes whole
         pictures."""
         return any(buffer.rank_axis and buffer.role == "lane" for buffer in self.buffers)
 

@@ -1,4 +1,4 @@
-"""Advice for a build whose session needs more memory than the device has."""
+"""Advice about build options for a session that needs more memory than the device has."""
 
 from __future__ import annotations
 

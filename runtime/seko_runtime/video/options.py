@@ -1,4 +1,4 @@
-"""Options of a session or pool, for all of its rows."""
+"""Options of a pool of video sessions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ PROMPT_CACHE = 8  # prompts in the cache; a prompt of Wan 1.3B takes 90 MiB on t
 
 @dataclass(frozen=True)
 class VideoOptions:
-    """Options of the rows of a video artifact.
+    """Options of a pool of video sessions, chosen when the pool is opened.
 
     Parameters
     ----------
     steps : int, optional
-        Denoise passes; default: the artifact's.
+        Number of denoise passes for each chunk; default: the number that the artifact was built with.
     shift : float, optional
-        Warp of the timesteps; default: the artifact's.
+        Warp of the timesteps (see `warped_timesteps`); default: the warp that the artifact was built with.
     prompt_cache : int
-        Number of prompts that the prompt cache holds.
+        Largest number of encoded prompts that the pool keeps for reuse.
     overlap : bool
         Whether decoding runs at the same time as the chunks, if the device can.
 

@@ -1,4 +1,4 @@
-"""A pool of video streams; each engine call carries some of them."""
+"""A pool of video streams; each engine call makes the next chunk of some of the streams."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ MAX_STEP = 1 << 31  # a cache sample takes every so many-th token
 
 
 class Pool(RowPool[Session, Inputs | None, Chunk]):
-    """A pool of a video artifact: its rows, each for one session.
+    """A pool of a video artifact: memory for a fixed number of sessions, which share engine calls.
 
-    If the artifact was built with ``--sessions``, a call carries some of the sessions; otherwise each call carries
-    all rows.
+    If the artifact was built with ``--sessions``, an engine call makes the next chunk of some of the sessions;
+    otherwise each call makes a chunk for every session.
 
-    All methods of a pool, its sessions and their chunks may be called from any thread: one call runs at a time, and
-    the others wait. In a process forked from the one that opened the pool they raise a ForkedProcessError.
+    All methods of a pool, its sessions and their chunks may be called from any thread: one call runs at a time, and the
+    others wait. In a process forked from the process that opened the pool they raise a ForkedProcessError.
 
     Parameters
     ----------
     rows : VideoRows
-        The artifact's rows, prepared. The pool owns them.
+        The streams of the pool, ready to run. The pool owns them.
     digest : str
-        The artifact's digest, which snapshots name.
+        SHA-256 of the artifact. Snapshots contain it.
     clock : callable
-        Returns seconds, for leases.
+        Function that returns the time in seconds, used for leases and due times.
     snapshot_key : bytes, optional
         Key of the snapshots that sessions save and the pool restores; see `VideoArtifact.open_pool`.
     """
@@ -72,26 +72,27 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         lease_s: float | None = None,
         tenant: str | None = None,
     ) -> Session:
-        """Open a session on a free row; nothing of the row's last session remains.
+        """Open a session on a free row of the pool; nothing of the row's last session remains.
 
         Parameters
         ----------
         seed : int
-            Seed of the noise.
+            Seed of the random noise from which the video is made.
         prompt, text
-            The prompt, as a sentence or as embeddings [1, tokens, text_dim]. An artifact that takes text needs one of
-            the two.
+            The prompt, as a sentence or as text embeddings [1, tokens, text_dim]. An artifact that takes text needs one
+            of the two.
         image, conditioning_latents
-            A picture uint8 [H, W, 3], or latents [C, n, h, w], that the stream begins with.
+            A picture uint8 [H, W, 3], or latents [C, n, h, w], with which the stream begins.
         reference
-            The reference frames, required if the artifact has some; see `reference_frames.set_reference`.
+            The reference frames, required if the artifact was built with reference frames; see
+            `reference_frames.set_reference`.
         inputs
-            The caller's inputs per session or prompt; see `Session.set_inputs`.
+            Model inputs that the caller supplies once for a session or prompt; see `Session.set_inputs`.
         name : str
-            Name in messages; default: a number.
+            Name of the session in error messages; default: a number.
         lease_s : float, optional
-            Lease in seconds, finite and above 0. The session ends if it is not run or renewed for that time, paused or
-            not.
+            Lease of the session in seconds, finite and above 0. The session ends if it is not run or renewed for that
+            time, paused or not.
         tenant : str, optional
             Name of the session's owner. Sessions of one tenant share cached prompts, which other tenants never see. A
             session without a tenant uses only its own cached prompts.
@@ -99,9 +100,9 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         Raises
         ------
         PoolFullError
-            If every row is taken.
+            If every row of the pool belongs to a session.
         UsageError
-            If an argument does not fit; the row stays free.
+            If an argument is invalid; the row stays free.
         SessionClosedError
             If the pool is closed.
         """
@@ -113,33 +114,34 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         """Make the next chunk of several sessions in one call.
 
         The sessions may differ in prompt, in the number of their chunk and in how full their caches are. If the
-        artifact has separate engines for full caches, a call with full and filling caches takes two launches,
-        otherwise one. If the call fails, no session has advanced, and the same call again gives the same bytes.
+        artifact has separate engines for full caches, a call with full and filling caches takes two launches, otherwise
+        one launch. If the call fails, no session has advanced, and the same call again gives the same bytes.
 
         Parameters
         ----------
         sessions : sequence of Session
-            Distinct sessions of this pool, at most as many as the largest bucket has rows; if the artifact was built
-            without ``--sessions``, the sessions of all rows.
+            Distinct sessions of this pool, at most as many as the largest engine call carries; if the artifact was
+            built without ``--sessions``, all sessions of the pool.
         inputs : sequence of mappings, optional
-            The inputs of each session, in the order of ``sessions``; see `Session.run_chunk`.
+            Inputs that the caller supplies for the chunk of each session, in the order of ``sessions``; see
+            `Session.run_chunk`.
 
         Returns
         -------
         list of Chunk
-            A chunk for each session, valid until the session's next chunk.
+            The new chunk of each session, valid until the session's next chunk.
 
         Raises
         ------
         UsageError
-            If the sessions do not fit into one call, or an input does not fit.
+            If there are too many sessions for one engine call, or an input is invalid.
         SessionClosedError
             If one of the sessions has ended.
         """
         return self._run(sessions, inputs)
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
-        """Copy every ``step``-th token of the cache buffers to the host; waits for the last call.
+        """Copy every ``step``-th token of the KV cache buffers to the host; waits for the last call.
 
         Parameters
         ----------
@@ -149,8 +151,8 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
         Returns
         -------
         dict of str to numpy.ndarray
-            The sample of each cache buffer: float32, or integers for one-byte codes. It covers as many of the first
-            rows as the largest bucket has.
+            The sample of each KV cache buffer: float32, or integers for one-byte codes. The sample covers as many of
+            the first rows as the largest engine call carries.
 
         Raises
         ------
@@ -165,5 +167,5 @@ class Pool(RowPool[Session, Inputs | None, Chunk]):
 
     @property
     def stats(self) -> SessionStats:
-        """Counters of all sessions together."""
+        """Counters of all sessions of the pool together."""
         return self._rows.stats

@@ -1,5 +1,5 @@
-"""The rows of one engine call: their seeds, frames and slots, the launches they need, and the values that the host
-writes before each launch. No tensors."""
+"""The streams of one engine call: their seeds, frames and cache slots, the launches that they need, and the values that
+the host writes before each launch. No tensors."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from seko_runtime.video.ring import Ring
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions of a call's rows in their streams. A row's index in each sequence is its batch index.
+    """The positions of the streams of an engine call. A stream's index in each sequence is its batch index.
 
     Parameters
     ----------
     rows : sequence of int
-        Numbers of the k distinct rows.
+        Numbers of k distinct rows of the pool.
     seeds : numpy.ndarray
-        Seed of the noise of each row, int64 [k].
+        Seed of each stream's noise, int64 [k].
     frames : numpy.ndarray
-        Absolute numbers of the F latent frames of each row's chunk, int64 [k, F].
+        Absolute numbers of the F latent frames of each stream's chunk, int64 [k, F].
     slot_firsts : sequence of int
-        Number of frames written to each row's cache before this chunk, including evicted ones.
+        Number of frames that were written to each stream's cache before this chunk, including evicted frames.
     conditioning_frames : numpy.ndarray, optional
-        int64 [k], number of leading frames of the chunk that are conditioning frames; default: none.
+        Number of leading frames of each stream's chunk that are conditioning frames, int64 [k]; default: none.
     """
 
     rows: Sequence[int]
@@ -41,12 +41,12 @@ class Positions:
     conditioning_frames: NDArray[np.int64] | None = None
 
     def full(self, ring: Ring) -> list[bool]:
-        """Return for each row whether its cache is full once the chunk is written."""
+        """Return for each stream whether its KV cache is full once the chunk is written."""
         return [ring.valid_frames(first) == ring.cache_frames for first in self.slot_firsts]
 
     def launches(self, ring: Ring) -> list[list[int]]:
-        """Split the batch indices into launches: first the rows with a full cache, which have their own engines, then
-        the others."""
+        """Split the batch indices into launches: first the streams with a full cache, which have their own engines,
+        then the others."""
         full = self.full(ring)
         parts = [[at for at, is_full in enumerate(full) if is_full == wanted] for wanted in (True, False)]
         return [part for part in parts if part]
@@ -54,8 +54,8 @@ class Positions:
     def values(
         self, ring: Ring, stream: Stream, bucket: int, batch_indices: Sequence[int], spare: int
     ) -> dict[str, NDArray[np.int64]]:
-        """Return the values of the host's buffers for a launch of ``bucket`` rows. Batch indices that are not named
-        get the row ``spare``."""
+        """Return the values of the host's buffers for a launch that carries ``bucket`` rows. Batch indices that are not
+        named get the row ``spare``."""
         own = list(batch_indices)
 
         def filled(values: Sequence[Any] | NDArray[np.int64], empty: Any) -> NDArray[np.int64]:

@@ -15,20 +15,20 @@ CONTRAST = 0.22
 
 
 def preview_frames(latents: NDArray[np.float32], stream: Stream) -> Iterator[NDArray[np.uint8]]:
-    """Turn latents into pictures by a fixed linear map from their channels to RGB, which is no replacement for a
-    decoder.
+    """Turn latents into preview pictures by a fixed linear map from their channels to RGB. A preview is no replacement
+    for a decoder.
 
     Parameters
     ----------
     latents : numpy.ndarray
-        float32 [B, C, F, h, w], about N(0, 1).
+        Latents, float32 [B, C, F, h, w], distributed about as N(0, 1).
     stream : Stream
-        The stream: picture size, and how often each latent frame is repeated.
+        Layout of the video stream: picture size, and how often each latent frame is repeated.
 
     Yields
     ------
     numpy.ndarray
-        uint8 [height, B * width, 3], rows of the batch side by side.
+        Pictures, uint8 [height, B * width, 3], with the B streams side by side.
     """
     _, channels, frames, latent_rows, latent_columns = latents.shape
     angle = np.arange(channels)[:, None] * np.arange(1, 4)[None] / channels + np.arange(3)[None] / 3

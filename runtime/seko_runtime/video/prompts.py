@@ -1,4 +1,5 @@
-"""Prompts of rows: each prompt is encoded once, then copied from a bounded cache. `text` makes the token ids."""
+"""Prompts of a pool's streams: each prompt is encoded once, then copied from a bounded cache. The module `text` makes
+the token ids."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from seko_runtime.video.text import clean_prompt, prompt_key
 
 
 class PromptKey(NamedTuple):
-    """Key of an entry of the prompt cache. The key includes the owner, so that no other owner finds the entry."""
+    """Key of an entry of the prompt cache. The key includes the owner of the session, so that no other owner finds the
+    entry."""
 
     owner: str
     prompt: str  # SHA-256 of the prompt; see `prompt_key`
@@ -31,7 +33,7 @@ class PromptCache:
     Parameters
     ----------
     capacity : int
-        Most entries of all owners together; 0 disables the cache.
+        Largest number of entries of all owners together; 0 disables the cache.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -43,7 +45,7 @@ class PromptCache:
         return len(self._entries)
 
     def get(self, key: PromptKey) -> list[Tensor] | None:
-        """Return the entry of a key, and count a hit or a miss."""
+        """Return the prompt cache's entry of a key, and count a hit or a miss."""
         entry = self._entries.get(key)
         if entry is None:
             self.misses += 1
@@ -53,7 +55,7 @@ class PromptCache:
         return entry
 
     def put(self, key: PromptKey, entry: list[Tensor]) -> None:
-        """Add an entry."""
+        """Add an encoded prompt to the cache."""
         self._entries[key] = entry
         while len(self._entries) > self._capacity:
             counts = Counter(entry.owner for entry in self._entries)
@@ -61,29 +63,29 @@ class PromptCache:
             del self._entries[next(entry for entry in self._entries if counts[entry.owner] == most)]
 
     def forget(self, owner: str) -> None:
-        """Drop an owner's entries."""
+        """Drop the cached prompts of an owner."""
         for key in [key for key in self._entries if key.owner == owner]:
             del self._entries[key]
 
     def clear(self) -> None:
-        """Drop all entries; the counts of hits and misses stay."""
+        """Drop all cached prompts; the counts of hits and misses stay."""
         self._entries.clear()
 
 
 class RowPrompts:
-    """Setter of the rows' prompts: of their parts of ``text.embeddings`` and of all buffers that the program
+    """Sets the prompts of a pool's streams: their parts of ``text.embeddings`` and of all buffers that the program
     ``prompt`` writes.
 
     Parameters
     ----------
     memory : Memory
-        The session's memory.
+        The memory of the pool's tensors.
     ids : TokenIds
         The artifact's tokenizer.
     digest : str
-        The artifact's digest; may be empty.
+        SHA-256 of the artifact; may be empty.
     capacity : int
-        The most entries of the prompt cache.
+        Largest number of entries of the prompt cache.
     """
 
     def __init__(self, memory: Memory, ids: TokenIds, digest: str, capacity: int) -> None:
@@ -93,8 +95,8 @@ class RowPrompts:
         self._owners: dict[int, str] = {}  # owner of each row; rows that are missing here share one owner
 
     def begin_owner(self, row: int, tenant: str | None) -> None:
-        """Set the tenant of a row: from now on the row shares cached prompts with other rows of the tenant. Without a
-        tenant a row uses only its own cached prompts.
+        """Set the tenant (owner of sessions) of a row: from now on the row shares cached prompts with other rows of the
+        tenant. Without a tenant a row uses only its own cached prompts.
 
         If the row's last session had no tenant, its cached prompts are dropped.
         """
@@ -103,18 +105,18 @@ class RowPrompts:
         self._owners[row] = alone if tenant is None else f"tenant {tenant}"
 
     def set(self, device: VideoDevice, rows: Sequence[int], prompts: Sequence[str]) -> None:
-        """Set a prompt for each row: encode new prompts, copy cached ones.
+        """Set a prompt for each of some rows: encode new prompts, copy cached ones.
 
-        No row changes until all prompts are encoded.
+        No row of the pool changes until all prompts are encoded.
 
         Parameters
         ----------
         device : VideoDevice
-            The session's device.
+            The device side of the pool.
         rows : sequence of int
-            All rows, unless the prompt program runs for single rows.
+            Numbers of rows; all rows, unless the prompt program runs for single rows.
         prompts : sequence of str
-            A prompt for each row.
+            The prompt of each row, a sentence.
         """
         cleaned = [clean_prompt(prompt) for prompt in prompts]
         keys = [
@@ -160,11 +162,11 @@ class RowPrompts:
         return own
 
     def _results(self, device: VideoDevice) -> list[str]:
-        """Return the names of the buffers that depend on the prompt alone, embeddings first; none if a buffer cannot
-        be split into rows.
+        """Return the names of the buffers that depend on the prompt alone, embeddings first; no name if one of the
+        buffers cannot be split into rows.
 
-        If the prompt program also reads an input of the caller, such as a picture, its results do not depend on the
-        prompt alone.
+        If the prompt program also reads an input that the caller supplies, such as a picture, its results do not depend
+        on the prompt alone.
         """
         if device.prompt_takes_inputs:
             return [TEXT_BUFFER] if device.has_rows(TEXT_BUFFER) else []

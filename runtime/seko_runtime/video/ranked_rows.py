@@ -1,4 +1,5 @@
-"""The rows of a video artifact of several ranks: the caller's side, and the commands that each rank answers."""
+"""The streams of a video artifact of several ranks (one process for each GPU): the caller's side, and the commands that
+each rank answers."""
 
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ from seko_runtime.video.schedule import rescheduled
 
 
 class RankedVideoRows(RankedRows[VideoManifest]):
-    """`VideoRows` of several ranks. Every call may raise a RankLostError.
+    """The video streams of a pool whose artifact has several ranks. Every call may raise a RankLostError.
 
     Parameters
     ----------
     manifest : VideoManifest
         The artifact's manifest.
     group : Group
-        The processes of the ranks.
+        The processes of the ranks, one for each GPU.
     options : VideoOptions
-        Options of the rows, chosen when the pool is opened.
+        Options of the pool, chosen when it is opened.
     """
 
     def __init__(self, manifest: VideoManifest, group: Group, options: VideoOptions) -> None:
@@ -49,15 +50,15 @@ class RankedVideoRows(RankedRows[VideoManifest]):
 
     @property
     def stats(self) -> SessionStats:
-        """Counters so far. After `close` these are the last counters."""
+        """Counters of the pool so far; after `close`, their last values."""
         return self._last_stats if self.closed else SessionStats(**self.asked("stats")[0])
 
     def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
-        """Begin streams on rows that are empty."""
+        """Begin streams on empty rows of the pool."""
         self.asked("begin", {"rows": rows, "beginning": vars(beginning)}, patient=True)
 
     def run(self, rows: Sequence[int], given: Sequence[Inputs | None] | None = None) -> list[Chunk]:
-        """Make and return the next chunk of each row."""
+        """Make and return the next chunk of each of some streams."""
         answers = self.asked("run", {"rows": rows, "given": given})[0]
         return [
             Chunk(index, frames, None, self, serial, row, picture, heard_at)
@@ -65,36 +66,36 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         ]
 
     def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
-        """Set rows' prompts to a sentence."""
+        """Set the prompts of some streams to a sentence."""
         self.asked("set_prompt", {"rows": rows, "prompt": prompt, "recache": recache})
 
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
-        """Set rows' prompts to embeddings."""
+        """Set the prompts of some streams to text embeddings."""
         self.asked("set_text", {"rows": rows, "text": text, "recache": recache})
 
     def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
-        """Set rows' inputs per session or prompt."""
+        """Set the inputs that callers supply once for a session or prompt."""
         self.asked("set_inputs", {"rows": rows, "inputs": inputs})
 
     def push_audio(
         self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
     ) -> None:
-        """Append samples to rows' voices."""
+        """Append audio samples to the voices of some streams."""
         self.asked("push_audio", {"rows": rows, "samples": samples, "at": at, "last": last})
 
     def audio_needed(self, row: int) -> tuple[int, int]:
-        """Return the range of voice samples that a row's next chunk uses."""
+        """Return the range of voice samples that the next chunk of a stream uses."""
         first, end = self.asked("audio_needed", {"row": row})[0]
         return first, end
 
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
-        """Restart a row."""
+        """Restart a stream at frame 0 with an empty cache."""
         self.asked("restart", {"row": row, "seed": seed, "image": image, "reference": reference})
 
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set rows back to their state before they made chunk number ``chunk``."""
+        """Set streams back to their state before they made chunk number ``chunk``."""
         self.asked("rewind", {"rows": rows, "chunk": chunk})
 
     def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
@@ -117,14 +118,15 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         return lambda: None
 
     def video_frames(self, row: int, number: int) -> NDArray[np.uint8]:
-        """Return a row's video frames of one chunk; see `Decoder.video_frames`."""
+        """Return a row's video frames of one chunk, copied from rank 0's process; see `Decoder.video_frames`."""
         facts = {"row": row, "number": number}
         parts = self.asked("video_frames", facts, ranks=None if self.manifest.shares_decoding else (0,))
         frames: NDArray[np.uint8] = parts[0]
         return np.concatenate(parts, PICTURE_AXIS - 1) if self.manifest.shares_decoding else frames
 
     def cache_sample(self, step: int) -> dict[str, NDArray[np.float32]]:
-        """Copy every ``step``-th token of every cache buffer to the host, joined over the heads of all ranks."""
+        """Copy every ``step``-th token of every KV cache buffer to the host, with the attention heads of all ranks
+        joined."""
         whole, *others = self.asked("cache_sample", {"step": step})
         for name, axis in split_axes(self.manifest).items():
             if name in whole:
@@ -132,7 +134,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
         return dict(whole)
 
     def close(self) -> None:
-        """Free the memory of all ranks; a second call does nothing."""
+        """End the pool and free its memory on all ranks; a second call does nothing."""
         if not self.closed:
             # the processes are gone, and earlier calls have raised that error
             with suppress(SekoRuntimeError):
@@ -141,7 +143,7 @@ class RankedVideoRows(RankedRows[VideoManifest]):
 
 
 def _chunk_fields(chunk: Chunk) -> list[object]:
-    """Return a chunk as a message, without its tensors."""
+    """Return a chunk as a message between processes, without its tensors."""
     return [chunk.index, chunk.frames, chunk.serial, chunk.row, chunk.picture, chunk.heard_at]
 
 

@@ -1,4 +1,4 @@
-"""The golden of a video artifact: recorded inputs as defaults, and recorded chunks to compare with."""
+"""The golden of a video artifact: recorded inputs that serve as defaults, and recorded chunks for comparison."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from seko_runtime.video.manifest import VideoManifest
 
 @dataclass(frozen=True)
 class Recording:
-    """The recorded inputs and chunks of an artifact; empty if it has none.
+    """The recorded inputs and chunks of an artifact; empty if nothing was recorded.
 
     Parameters
     ----------
     manifest : VideoManifest
         The artifact's manifest.
     tensors : mapping of str to MappedTensor
-        The golden's file.
+        The tensors of the golden's file, by name.
     """
 
     manifest: VideoManifest
@@ -40,12 +40,12 @@ class Recording:
 
     @property
     def prompt(self) -> str | None:
-        """The recorded sentence, if the golden has a sentence and no text embeddings."""
+        """The sentence with which the golden was recorded, if the golden has no text embeddings."""
         golden = self.manifest.workload.golden
         return golden.prompt if golden is not None and golden.text is None else None
 
     def text(self, row: int) -> NDArray[np.generic]:
-        """Text embeddings of a row, [1, tokens, text_dim]; UsageError if there are none."""
+        """Recorded text embeddings of a stream, [1, tokens, text_dim]; UsageError if there are none."""
         golden = self.manifest.workload.golden
         if golden is None or golden.text is None:
             raise UsageError(
@@ -54,7 +54,7 @@ class Recording:
         return self.tensors[golden.text].to_numpy()[row : row + 1]
 
     def reference(self, row: int) -> NDArray[np.generic] | None:
-        """Recorded latents [C, R, h, w] of a row's R reference frames; None if the golden has none."""
+        """Recorded latents [C, R, h, w] of the R reference frames of a stream; None if the golden has none."""
         golden = self.manifest.workload.golden
         if golden is None or golden.reference is None:
             return None
@@ -62,7 +62,7 @@ class Recording:
         return latents
 
     def inputs(self, chunk: int | None, row: int | None) -> dict[str, NDArray[np.generic]]:
-        """Return recorded values of the caller's inputs, for one row or all rows; see
+        """Return recorded values of the inputs that the caller supplies, for one stream or all streams; see
         `VideoArtifact.golden_inputs`."""
         golden = self.manifest.workload.golden
         recorded = 0 if golden is None or chunk is None else chunk % (golden.chunks[-1] + 1)
@@ -82,7 +82,8 @@ class Recording:
         cache: Mapping[str, NDArray[np.float32]] | None,
         video: NDArray[np.uint8] | None,
     ) -> ChunkError:
-        """Return the numeric error of a chunk against the recorded one; UsageError if the chunk was not recorded."""
+        """Return the numeric error of a new chunk against the recorded chunk; UsageError if the chunk was not
+        recorded."""
         golden, tensors = self.manifest.workload.golden, self.tensors
         number = whole_number(number, "number", 0)
         if golden is None or number not in golden.chunks:

@@ -1,5 +1,5 @@
-"""Reference frames: latents or pictures that a row's cache holds in addition to the frames of the row's stream.
-`VideoDevice` runs their passes.
+"""Reference frames: latents or pictures that a stream's KV cache holds in addition to the frames of the stream.
+`VideoDevice` runs the passes that write them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PORTRAIT = "portrait"  # kind of the input that defaults to the first reference 
 
 
 def with_portrait(manifest: VideoManifest, inputs: Inputs | None, reference: object) -> Inputs:
-    """Return the caller's inputs; if the portrait is missing and the reference frames are pictures, add the first as
-    the portrait."""
+    """Return the caller's inputs; if the portrait is missing and the reference frames are pictures, the first of these
+    becomes the portrait."""
     array, by_name = as_array(reference, "reference"), mapping_of(inputs, "inputs")
     name = next((spec.name for spec in manifest.caller_inputs if spec.kind == PORTRAIT), None)
     if name is None or name in by_name or array.dtype != np.uint8 or array.ndim < 3:
@@ -34,14 +34,14 @@ def with_portrait(manifest: VideoManifest, inputs: Inputs | None, reference: obj
 def set_reference(
     device: VideoDevice, manifest: VideoManifest, memory: Memory, rows: Sequence[int], reference: object
 ) -> bool:
-    """Store rows' reference frames in the buffer from which their caches are written.
+    """Store the reference frames of some streams in the buffer from which their KV caches are written.
 
     Parameters
     ----------
     device, manifest, memory
-        Device side, manifest and memory of the session's rows.
+        Device side, manifest and memory of the pool.
     rows : sequence of int
-        Numbers of k rows.
+        Numbers of k rows of the pool, each with one stream.
     reference : array or None
         float32 latents [C, R, h, w] or [k, C, R, h, w]; or uint8 pictures [R, H, W, 3] or [k, R, H, W, 3], each
         encoded separately; for R = 1 also [H, W, 3].
@@ -54,7 +54,7 @@ def set_reference(
     Raises
     ------
     UsageError
-        If the reference frames are missing or too many, or their shape, dtype or numbers do not fit.
+        If the reference frames are missing or too many, or have a wrong shape, dtype or value.
     """
     count = manifest.workload.stream.reference_frames
     if reference is None and not count:
@@ -80,7 +80,7 @@ def check_reference(
     Raises
     ------
     UsageError
-        In the cases in which `set_reference` raises it.
+        In the same cases as `set_reference`: frames missing, too many, or of a wrong shape, dtype or value.
     """
     count = manifest.workload.stream.reference_frames
     if not count:

@@ -1,4 +1,4 @@
-"""Cache slots of latent frames: slots of reference and sink frames are permanent, slots of the ring are reused."""
+"""Slots of latent frames in the KV cache: reference and sink frames keep their slots, slots of the ring are reused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ring:
-    """The cache slots of a stream: a formula from the absolute frame number to the slot.
+    """The KV cache slots of a stream: a formula from the absolute frame number to the slot.
 
     Cached frames are never moved, since attention does not depend on the order of its keys. Reference frames have the
     numbers -1, -2 and so on, and take the first slots.
@@ -15,18 +15,19 @@ class Ring:
     Parameters
     ----------
     sink_frames : int
-        Frames at the start of the stream that are never evicted.
+        Number of frames at the start of the stream that are never evicted.
     ring_frames : int
-        Reusable slots behind the sink.
+        Number of reusable slots behind the sink's slots.
     chunk_frames : int
-        Frames written together, at most ``ring_frames``: otherwise two frames of a chunk would share a slot.
+        Number of frames that are written together, at most ``ring_frames``: otherwise two frames of a chunk would share
+        a slot.
     reference_frames : int
-        Frames that are written before the stream begins, are never evicted, and are not part of the video.
+        Number of frames that are written before the stream begins, are never evicted, and are not part of the video.
 
     Raises
     ------
     ValueError
-        If the sizes contradict each other.
+        If the sizes of sink, ring and chunk contradict each other.
     """
 
     sink_frames: int
@@ -45,7 +46,7 @@ class Ring:
 
     @property
     def cache_frames(self) -> int:
-        """Number of slots."""
+        """Number of latent frames that the KV cache holds: one slot for each."""
         return self.reference_frames + self.sink_frames + self.ring_frames
 
     def slot(self, frame: int) -> int:
@@ -59,7 +60,7 @@ class Ring:
         Returns
         -------
         int
-            Slot in ``[0, cache_frames)``.
+            Slot number in ``[0, cache_frames)``.
 
         Raises
         ------
@@ -74,7 +75,7 @@ class Ring:
         return pinned + (frame - self.sink_frames) % self.ring_frames
 
     def write_slots(self, first_frame: int) -> list[int]:
-        """Return the slots to which the chunk starting at ``first_frame`` is written, one for each frame."""
+        """Return the cache slots to which the chunk starting at ``first_frame`` is written, one slot for each frame."""
         return [self.slot(first_frame + offset) for offset in range(self.chunk_frames)]
 
     @property
@@ -86,16 +87,17 @@ class Ring:
         return 0 < references < chunk and chunk % references == 0
 
     def latent_frames(self, first_frame: int) -> list[int]:
-        """Return the frames of the chunk starting at ``first_frame``."""
+        """Return the absolute frame numbers of the chunk starting at ``first_frame``."""
         count = range(self.chunk_frames)
         if first_frame < 0 and self.repeats_references:
             return [first_frame + offset % self.reference_frames for offset in count]
         return [first_frame + offset for offset in count]
 
     def valid_frames(self, first_frame: int) -> int:
-        """Return the number of slots that hold a frame once the chunk starting at ``first_frame`` is written.
+        """Return the number of cache slots that hold a frame once the chunk starting at ``first_frame`` is written.
 
-        Padding of a chunk of reference frames (frames from 0 on) does not count, but copies of reference frames do.
+        Frames that only fill up a chunk of reference frames (frames from 0 on) do not count, but copies of reference
+        frames do.
         """
         end = first_frame + self.chunk_frames
         if first_frame < 0 and self.repeats_references:

@@ -1,4 +1,4 @@
-"""The numbers of a video row that the host keeps, as JSON in snapshots and messages."""
+"""The numbers of a video stream that the host keeps, as JSON in snapshots and messages."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from seko_runtime.video.manifest import VideoManifest
 
 @dataclass(frozen=True)
 class RowNumbers:
-    """The numbers of a stream that the host keeps.
+    """The numbers of a video stream that the host keeps: seed, conditioning frames, positions.
 
     Parameters
     ----------
     seed : int
-        Seed of the stream's noise.
+        Seed of the stream's random noise.
     conditioning_frames : int
         Number of conditioning frames with which the stream began.
     rebuild_due : bool
-        Whether the row's cache must be rebuilt before its next chunk.
+        Whether the stream's KV cache must be rebuilt before its next chunk.
     clock : RowClock
-        The row's clocks.
+        The stream's two frame counts and its kept chunks.
     """
 
     seed: int
@@ -37,7 +37,7 @@ class RowNumbers:
 
 
 def read_numbers(fields: Fields) -> RowNumbers:
-    """Parse the numbers of a stream from JSON; SnapshotError or ManifestError if they are invalid."""
+    """Parse the saved numbers of a stream from JSON; SnapshotError or ManifestError if they are invalid."""
     clock = Fields(fields.value("clock"), f"{fields.where}.clock")
     seed = fields.value("seed")
     if isinstance(seed, bool) or not isinstance(seed, int) or abs(seed) >= 1 << 62:
@@ -56,8 +56,8 @@ def read_numbers(fields: Fields) -> RowNumbers:
 
 
 def check_numbers(numbers: RowNumbers, manifest: VideoManifest) -> None:
-    """Raise a SnapshotError if the numbers are impossible for a stream of this artifact. `RowClocks` checks the
-    clocks."""
+    """Raise a SnapshotError if the saved numbers are impossible for a stream of this artifact. `RowClocks` checks the
+    frame counts."""
     most = manifest.workload.stream.chunk_frames
     if numbers.conditioning_frames > most:
         raise SnapshotError(
@@ -70,8 +70,9 @@ def check_numbers(numbers: RowNumbers, manifest: VideoManifest) -> None:
 
 
 def stream_content(manifest: VideoManifest) -> str:
-    """Return a SHA-256 over the weights and the stream's layout, on which a snapshot depends. Builds of the same
-    model with other numbers of ranks or sessions have the same digest. It is "" if the manifest has no hashes."""
+    """Return a SHA-256 over the weights and the layout of the stream, on which a snapshot depends. Builds of the same
+    model with other numbers of ranks or sessions have the same digest. The result is "" if the manifest has no
+    hashes."""
     workload = manifest.workload
     return content_digest(manifest, [asdict(workload.stream), asdict(workload.schedule), workload.kv.scheme])
 

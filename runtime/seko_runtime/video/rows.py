@@ -1,4 +1,4 @@
-"""The interface of a video artifact's rows, each with one stream, as sessions and pools use it."""
+"""The interface through which sessions and pools use the rows of a video artifact, each of which holds one stream."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ NO_VIDEO = "this artifact makes no video; read latents with run_chunk().to_host(
 
 @dataclass(frozen=True)
 class Beginning:
-    """The conditions with which the streams of k rows begin.
+    """The conditions with which k video streams begin.
 
     Parameters
     ----------
     seeds : sequence of int
-        Seed of the noise for each of the k rows.
+        Seed of the noise of each of the k streams.
     prompt : str, optional
-        The prompt of all rows, a sentence.
+        The prompt of all k streams, a sentence.
     text : array or tensor, optional
-        [k, tokens, text_dim], the text encoder's output.
+        Text embeddings, [k, tokens, text_dim]: the text encoder's output.
     image : array, optional
-        A picture uint8 [H, W, 3] or [k, H, W, 3].
+        Start picture, uint8 [H, W, 3] for all streams or [k, H, W, 3].
     conditioning_latents : array, optional
-        float32 [C, n, h, w] or [k, C, n, h, w].
+        Latents with which the streams begin, float32 [C, n, h, w] or [k, C, n, h, w].
     reference : array, optional
-        The reference frames; see `reference_frames.set_reference`.
+        The reference frames of the streams; see `reference_frames.set_reference`.
     inputs : mapping of str to array, optional
-        The caller's inputs per session or prompt: [*shape], or [k, *shape].
+        Inputs that the caller supplies once for a session or prompt, by name: [*shape], or [k, *shape].
     """
 
     seeds: Sequence[int]
@@ -57,47 +57,47 @@ class Beginning:
 
 
 class VideoRows(Rows[Inputs | None, Chunk], Protocol):
-    """The interface of rows with video streams: `Rows` whose results are chunks."""
+    """The interface of a pool's rows with video streams: `Rows` whose results are chunks."""
 
     @property
     def manifest(self) -> VideoManifest:
-        """The artifact's manifest, with the denoise passes of these rows."""
+        """The artifact's manifest, with the number of denoise passes that these streams use."""
 
     @property
     def stats(self) -> SessionStats:
-        """Counters so far."""
+        """Counters of the pool so far: chunks, launches, prompts found in the cache or not."""
 
     @property
     def decodes_beside(self) -> bool:
         """Whether a chunk is decoded while the next one is computed."""
 
     def begin(self, rows: Sequence[int], beginning: Beginning) -> None:
-        """Begin streams on rows that are empty; UsageError if something does not fit."""
+        """Begin streams on empty rows of the pool; UsageError if a condition of a stream is invalid."""
 
     def set_prompt(self, rows: Sequence[int], prompt: str, *, recache: bool = False) -> None:
-        """Set rows' prompts to a sentence; see `Session.set_prompt`."""
+        """Set the prompts of some streams to a sentence; see `Session.set_prompt`."""
 
     def set_text(self, rows: Sequence[int], text: object, *, recache: bool = False) -> None:
-        """Set rows' prompts to embeddings [k, tokens, text_dim]; see `Session.set_text`."""
+        """Set the prompts of some streams to text embeddings [k, tokens, text_dim]; see `Session.set_text`."""
 
     def set_inputs(self, rows: Sequence[int], inputs: Inputs | None) -> None:
-        """Set rows' inputs per session or prompt, from their next chunks on."""
+        """Set the inputs that callers supply once for a session or prompt, from the streams' next chunks on."""
 
     def push_audio(
         self, rows: Sequence[int], samples: object, at: int | None = None, *, last: bool = False
     ) -> None:
-        """Append samples to rows' voices; see `Session.push_audio`."""
+        """Append audio samples to the voices of some streams; see `Session.push_audio`."""
 
     def audio_needed(self, row: int) -> tuple[int, int]:
-        """Return the range of voice samples that a row's next chunk uses; see `Session.audio_needed`."""
+        """Return the range of voice samples that the next chunk of a stream uses; see `Session.audio_needed`."""
 
     def restart(
         self, row: int, *, seed: int | None = None, image: object = None, reference: object = None
     ) -> None:
-        """Restart a row; see `Session.restart`."""
+        """Restart a stream at frame 0 with an empty cache; see `Session.restart`."""
 
     def rewind(self, rows: Sequence[int], chunk: int) -> None:
-        """Set rows back to their state before they made a chunk; see `Session.rewind`."""
+        """Set streams back to their state before they made a chunk; see `Session.rewind`."""
 
     def read_latents(self, chunk: Chunk) -> Callable[[], NDArray[np.float32]]:
         """Queue the copy of a chunk's latents to the host; return a function that waits for the copy and returns

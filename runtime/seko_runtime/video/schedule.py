@@ -57,18 +57,19 @@ def schedule_tables(
     sigmas: Sequence[float] = (),
     renoise_sigmas: Sequence[float] = (),
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the constants that the programs index by pass: P denoise passes and the context pass.
+    """Return the schedule's constants, of which each program reads the entry of its pass: P denoise passes and the
+    context pass.
 
     Parameters
     ----------
     timesteps : sequence of float
-        P timesteps in (0, 1000], descending.
+        Timesteps of the P denoise passes, in (0, 1000], descending.
     context_timestep : float
         Timestep of the context pass and of conditioning frames, 0..1000.
     batch, chunk_frames : int
-        Number of rows B and of latent frames in a chunk F.
+        Number B of streams in a call, and number F of latent frames in a chunk.
     sigmas : sequence of float
-        P noise levels; default: `sigmas_of` the timesteps.
+        Noise levels of the P denoise passes; default: `sigmas_of` the timesteps.
     renoise_sigmas : sequence of float
         P - 1 noise levels to which the passes except the last are renoised; default: the noise levels of the next
         passes.
@@ -83,7 +84,7 @@ def schedule_tables(
     Raises
     ------
     UsageError
-        If the timesteps are not descending, or out of range.
+        If the timesteps are not descending, or a timestep is out of range.
     """
     falling = all(a > b for a, b in pairwise(timesteps))
     if not timesteps or not falling or not all(0.0 < time <= LAST_TIME for time in timesteps):
@@ -115,23 +116,24 @@ def sigmas_of(timesteps: Sequence[float]) -> tuple[float, ...]:
 def rescheduled(
     manifest: VideoManifest, steps: int | None, shift: float | None
 ) -> tuple[VideoManifest, dict[str, NDArray[np.generic]]]:
-    """Return a manifest with other denoise passes, and the tables that replace the weights of the same names.
+    """Return a manifest with another number of denoise passes, and the tables that replace the weights of the same
+    names.
 
     Parameters
     ----------
     manifest : VideoManifest
         The artifact's manifest.
     steps : int or None
-        Denoise passes; default: the artifact's.
+        Number of denoise passes; default: the number that the artifact was built with.
     shift : float or None
-        Warp of the timesteps; default: the artifact's.
+        Warp of the timesteps (see `warped_timesteps`); default: the warp that the artifact was built with.
 
     Raises
     ------
     UsageError
-        If ``shift`` is neither given nor in the artifact; if the engines do not read timesteps from a table, or read
-        other tables that were computed for the artifact's timesteps; or if the artifact has a cache for each pass and
-        the number of passes differs.
+        If ``shift`` is neither passed nor in the artifact; if the engines do not read timesteps from a table, or read
+        other tables that were computed for the artifact's timesteps; or if the artifact has a KV cache for each pass
+        and the number of passes differs.
     """
     old = manifest.workload.schedule
     shift = old.shift if shift is None else shift

@@ -1,4 +1,4 @@
-"""A session: one stream of video in a row of a pool."""
+"""A session: one stream of video, which occupies one row of a pool."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ from seko_runtime.video.video_stream import QueuedChunks, VideoStream
 
 
 class SharedStreams(SharedRows, Protocol):
-    """The part of a pool that a session uses."""
+    """The interface of a pool, as far as a session uses it."""
 
     _rows: VideoRows
 
     def run(self, sessions: Sequence[Session], inputs: Sequence[Inputs | None] | None = None) -> list[Chunk]:
-        """Make the next chunk of each of some sessions."""
+        """Make the next chunk of some sessions in one engine call."""
 
 
 class Session(RowSession):
-    """One stream of video. Made by `VideoArtifact.open_session`, with a pool of its own, or by `Pool.open_session`.
+    """One stream of video. `VideoArtifact.open_session` returns a session with a pool of its own, `Pool.open_session` a
+    session of a shared pool.
 
-    Use it as a context manager, or call `close`. Any thread may call it, also at the same time as other calls of its
-    pool: one call runs, the others wait.
+    Use a session as a context manager, or call `close`. Any thread may call it, also at the same time as other calls of
+    its pool: one call runs, the others wait.
 
     Parameters
     ----------
     pool : Pool
         The pool to which the session belongs.
     name : str
-        Name in messages.
+        Name of the session in error messages.
     lease_s : float or None
-        Seconds after which the session ends if it is not run or renewed.
+        Seconds after which the session ends if it is neither run nor renewed.
     tenant : str or None
-        Name of the session's owner; the owner's sessions share cached prompts. With None the session uses only its own
-        cached prompts.
+        Name of the session's owner; all sessions of an owner share cached prompts. With None the session uses only its
+        own cached prompts.
     """
 
     _pool: SharedStreams
@@ -59,40 +60,41 @@ class Session(RowSession):
         Parameters
         ----------
         inputs : mapping of str to array, optional
-            The caller's inputs per chunk, [*shape] in the input's dtype (float32 for bfloat16).
+            Inputs that the caller supplies for this chunk, by name: [*shape] in the input's dtype (float32 for
+            bfloat16).
         camera : Camera, optional
-            A `KeyboardCamera` or `CameraPath`, which gives the chunk's camera inputs.
+            A `KeyboardCamera` or `CameraPath`, which provides the chunk's camera inputs.
 
         Returns
         -------
         Chunk
-            The chunk, whose latents the session's next chunk overwrites.
+            The new chunk, whose latents the session's next chunk overwrites.
 
         Raises
         ------
         UsageError
-            If an input does not fit, or a required one is missing; the message lists the artifact's inputs. Also if
-            each call of the artifact carries several sessions.
+            If an input of the chunk is invalid, or a required input is missing; the message lists the artifact's
+            inputs. Also if each call of the artifact carries several sessions.
         SessionClosedError
             If the session is closed.
         """
         return steered(lambda all_inputs: self._pool.run([self], [all_inputs])[0], inputs, camera)
 
     def request_chunk(self, due: float, inputs: Inputs | None = None) -> None:
-        """Ask for the next chunk by a due time; `Pool.serve_next` makes the chunk. A second request replaces due time
-        and inputs of the first.
+        """Request the next chunk by a due time; `Pool.serve_next` makes the chunk. A second request replaces the due
+        time and the inputs of the first.
 
         Parameters
         ----------
         due : float
             Time by which the chunk should be ready, in seconds of the pool's clock: `time.monotonic` by default.
         inputs : mapping, optional
-            The caller's inputs per chunk; see `run_chunk`.
+            Inputs that the caller supplies for the chunk, by name; see `run_chunk`.
 
         Raises
         ------
         UsageError
-            If the due time is not finite, or an input does not fit or is missing.
+            If the due time is not finite, or an input is invalid or missing.
         SessionClosedError
             If the session is paused or has ended.
         """
@@ -108,31 +110,31 @@ class Session(RowSession):
     ) -> Iterator[NDArray[np.uint8]]:
         """Yield video frames chunk by chunk as they become ready.
 
-        If decoding overlaps the chunks, one chunk is always queued ahead. If the loop is left early, the next call of
-        `stream` yields that chunk first.
+        If decoding runs beside the next chunk, one chunk is always queued ahead. If the loop is left early, the next
+        call of `stream` yields that chunk first.
 
         Parameters
         ----------
         prompt : str, optional
             A new prompt, used from the next queued chunk on; see `set_prompt`.
         chunks : int, optional
-            Number of chunks; default: endless.
+            Number of chunks to make; default: endless.
         recache : bool
-            Whether to recompute cached keys and values; see `set_prompt`.
+            Whether to recompute the cached keys and values with the new prompt; see `set_prompt`.
         inputs : iterable of mappings, optional
-            Inputs of each chunk, as `run_chunk` takes them, read when the chunk is queued, which is one chunk before
-            it is yielded if decoding overlaps. To react to keys at once, call `run_chunk`. The stream ends when the
-            iterable ends.
+            Inputs of each chunk, as `run_chunk` takes them. They are read when the chunk is queued, which is one chunk
+            before it is yielded if decoding runs beside the next chunk. To react to keys at once, call `run_chunk`. The
+            stream ends when the iterable ends.
 
         Yields
         ------
         numpy.ndarray
-            uint8 [1, T, H, W, 3], owned by the caller.
+            Video frames of a chunk, uint8 [1, T, H, W, 3], owned by the caller.
 
         Raises
         ------
         UsageError
-            If the artifact makes no video.
+            If the artifact makes no video frames, only latents.
         SessionClosedError
             If the session is closed.
         """
@@ -157,17 +159,18 @@ class Session(RowSession):
         Parameters
         ----------
         prompt : str
-            The sentence.
+            The new prompt, a sentence.
         recache : bool
-            Recompute the keys and values of the cached frames with the new prompt; otherwise old keys and values stay
-            until they are evicted.
+            Whether to recompute the keys and values of the cached frames with the new prompt; otherwise old keys and
+            values stay until they are evicted.
 
         Raises
         ------
         UsageError
-            If the artifact takes no sentences or cannot rebuild caches, or the sentence is too long.
+            If the artifact takes no sentences or cannot rebuild its KV cache, or the sentence is too long.
         EnvironmentLacksError, ArtifactError
-            If the prompt cannot be tokenised.
+            If the prompt cannot be tokenised: the library `tokenizers` is missing, or the artifact's tokenizer file is
+            invalid.
         SessionClosedError
             If the session is closed.
         """
@@ -175,19 +178,19 @@ class Session(RowSession):
             self._pool._rows.set_prompt([self._running_row()], prompt, recache=recache)
 
     def set_text(self, text: object, *, recache: bool = False) -> None:
-        """Set the prompt to embeddings, from the next chunk on.
+        """Set the prompt to text embeddings, from the next chunk on.
 
         Parameters
         ----------
         text : array or tensor
-            [1, tokens, text_dim], the text encoder's output; converted to the buffer's dtype.
+            Text embeddings, [1, tokens, text_dim]: the text encoder's output, converted to the buffer's dtype.
         recache : bool
-            Whether to recompute cached keys and values; see `set_prompt`.
+            Whether to recompute the cached keys and values with the new prompt; see `set_prompt`.
 
         Raises
         ------
         UsageError
-            If the shape does not fit, or ``recache`` is asked and the artifact cannot rebuild caches.
+            If the embeddings have a wrong shape, or ``recache`` is true and the artifact cannot rebuild its KV cache.
         SessionClosedError
             If the session is closed.
         """
@@ -195,17 +198,18 @@ class Session(RowSession):
             self._pool._rows.set_text([self._running_row()], text, recache=recache)
 
     def set_inputs(self, inputs: Inputs) -> None:
-        """Set the caller's inputs per session or prompt, from the next chunk on.
+        """Set inputs that the caller supplies once for a session or prompt, from the next chunk on.
 
         Parameters
         ----------
         inputs : mapping of str to array
-            Array [*shape] of each input, by name. Inputs that are left out stay.
+            Array [*shape] of each input, by name. Inputs that are left out keep their values.
 
         Raises
         ------
         UsageError
-            If an input does not fit; the message lists the artifact's inputs.
+            If an input is unknown, or its array has a wrong shape, dtype or value; the message lists the artifact's
+            inputs.
         SessionClosedError
             If the session is closed.
         """
@@ -215,10 +219,10 @@ class Session(RowSession):
     def rewind(self, chunk: int) -> None:
         """Go back to the state before a chunk was made: the next chunk replaces it, with the same noise.
 
-        KV cache, held inputs per chunk, the VAE's caches and the voice are restored. Prompt and inputs per session
-        stay as they are now. Until the cache evicts its first frame, any chunk can be reached; afterwards only the
-        last one, and none if a chunk failed, a prompt rebuilt the cache, or video is decoded and not all chunks are
-        kept any more.
+        KV cache, inputs of the chunks, the VAE's caches and the voice are restored. Prompt and inputs per session keep
+        their present values. Until the cache evicts its first frame, any chunk can be reached. Afterwards only the last
+        chunk can be reached; and none if a chunk failed, a prompt rebuilt the cache, or video is decoded and not all
+        chunks are kept any more.
 
         Parameters
         ----------
@@ -228,7 +232,7 @@ class Session(RowSession):
         Raises
         ------
         UsageError
-            If the session cannot go back so far, or `stream` has queued a chunk that was not yielded yet.
+            If the session cannot go back so far, or `stream` has queued a chunk that it has not yielded yet.
         SessionClosedError
             If the session is closed.
         """
@@ -247,7 +251,7 @@ class Session(RowSession):
         Parameters
         ----------
         samples : array
-            [N] at 16 kHz, or with several speakers [speakers, N]: float32 in -1..1, or int16.
+            Audio samples, [N] at 16 kHz, or with several speakers [speakers, N]: float32 in -1..1, or int16.
         at : int, optional
             Number of the first sample, from the start of the stream; samples from there on are replaced. Default:
             append to the pushed samples.
@@ -257,7 +261,7 @@ class Session(RowSession):
         Raises
         ------
         UsageError
-            If the artifact takes no audio, or the samples do not fit.
+            If the artifact takes no audio, or the samples have a wrong shape, dtype or position.
         SessionClosedError
             If the session is closed.
         """
@@ -284,16 +288,16 @@ class Session(RowSession):
         Parameters
         ----------
         seed : int, optional
-            New seed; default: the same seed.
+            New seed of the noise; default: the same seed.
         image : array, optional
-            uint8 [H, W, 3]: a picture that the stream begins with; default: no conditioning frames.
+            Start picture, uint8 [H, W, 3]; default: the stream begins without conditioning frames.
         reference : array, optional
-            New reference frames; default: the same frames.
+            New reference frames; default: the reference frames of before.
 
         Raises
         ------
         UsageError
-            If seed, picture or reference does not fit; the stream is not changed.
+            If the seed, the picture or a reference frame is invalid; the stream is not changed.
         SessionClosedError
             If the session is closed.
         """
@@ -303,7 +307,7 @@ class Session(RowSession):
 
     @property
     def manifest(self) -> VideoManifest:
-        """The artifact's manifest, with the passes of this session."""
+        """The artifact's manifest, with the number of denoise passes that this session uses."""
         return self._pool._rows.manifest
 
     @property

@@ -28,18 +28,18 @@ FRAGMENTS_WITH_SOUND = FRAGMENTS | {"movflags": "frag_keyframe+delay_moov+defaul
 
 
 class Sink(Protocol):
-    """Writes the chunks of a run in one format."""
+    """The interface of a writer of video chunks in one file format."""
 
     def write(self, pictures: Iterable[NDArray[Any]]) -> None:
         """Append a chunk: pictures uint8 [H, W, 3], or latents for `NpySink`."""
         ...
 
     def cut(self) -> None:
-        """Correct the file's header if fewer chunks came than announced; called before `close`."""
+        """Correct the file's header if fewer chunks were written than announced; called before `close`."""
         ...
 
     def close(self, *, whole: bool) -> None:
-        """Write buffered data if the file is to be ``whole``; the file stays open."""
+        """Write buffered data, if the file is to be ``whole``; the file stays open."""
         ...
 
 
@@ -65,7 +65,7 @@ def open_sink(
     video: Video | None,
     sound: NDArray[np.float32] | None = None,
 ) -> Sink:
-    """Return the writer of one of `FORMS` to an open file, which the caller closes. Only mp4 has sound."""
+    """Return the writer of one of the formats `FORMS` to an open file, which the caller closes. Only mp4 has sound."""
     if form == "npy":
         return NpySink(file, stream, rows, chunks)
     size = (stream.height, stream.width) if video is None else (video.height, video.width)
@@ -159,7 +159,7 @@ class RawSink:
 
 
 class Mp4Sink:
-    """Writer of MP4 files with H.264 through PyAV, fragmented, so that a player can read the file while it grows.
+    """Writer of MP4 files with H.264 through PyAV, in fragments, so that a player can read the file while it grows.
 
     ``sound``, float32 [N] at 16 kHz, is written as AAC for the duration of the pictures.
     """

@@ -26,11 +26,11 @@ class PromptIds:
     Parameters
     ----------
     spec : Text
-        The manifest's table.
+        The manifest's table of the tokenizer and its limits.
     document : bytes or memoryview
         The tokenizer's JSON file.
     vocabulary : int, optional
-        Number of ids that the text encoder can look up; None: not checked.
+        Number of token ids that the text encoder can look up; None: not checked.
     """
 
     def __init__(self, spec: Text, document: bytes | memoryview, vocabulary: int | None = None) -> None:
@@ -39,7 +39,7 @@ class PromptIds:
         self._tokenizer: Any = None
 
     def ids(self, cleaned: str) -> NDArray[np.int64]:
-        """Return int64 [1, tokens] of a cleaned prompt: padded, or cut with its last id kept.
+        """Return the token ids of a cleaned prompt, int64 [1, tokens]: padded, or cut with its last id kept.
 
         Raises
         ------
@@ -49,7 +49,7 @@ class PromptIds:
             If the artifact's file is no valid tokenizer, or the tokenizer returns an id that the text encoder does not
             know.
         UsageError
-            If the prompt is too long, and the artifact does not cut prompts.
+            If the prompt is too long, and the artifact was built not to cut prompts.
         """
         spec = self._spec
         token_ids = list(self._encoded(cleaned).ids)
@@ -69,13 +69,13 @@ class PromptIds:
         return out
 
     def length(self, cleaned: str) -> int:
-        """Return the number of tokens of a cleaned prompt before it is cut; raises as `ids`."""
+        """Return the number of tokens of a cleaned prompt before it is cut; raises the errors of `ids`."""
         return len(self._encoded(cleaned).ids)
 
     def unknown_words(self, cleaned: str) -> list[str]:
         """Return the words of a cleaned prompt that contain unknown tokens, each once.
 
-        The result is None if the tokenizer has no unknown token. Raises the same errors as `ids`.
+        The result is None if the tokenizer has no token for unknown words. Raises the same errors as `ids`.
         """
         encoded = self._encoded(cleaned)
         unknown = self._unknown_id()
@@ -118,12 +118,12 @@ def _word_at(text: str, begin: int, end: int) -> str:
 def clean_prompt(prompt: str) -> str:
     """Clean a prompt as in the models' training: HTML unescaped twice, white space collapsed, ends stripped.
 
-    No error quotes a prompt: prompts are private, and errors end up in logs.
+    No error message quotes a prompt: prompts are private, and error messages end up in logs.
 
     Raises
     ------
     UsageError
-        If the prompt is no string, too long, or contains a lone surrogate.
+        If the prompt is not a string, is too long, or contains a lone surrogate.
     """
     if not isinstance(prompt, str):
         raise UsageError(f"a prompt is a text, got {type(prompt).__name__}")
@@ -142,5 +142,5 @@ def clean_prompt(prompt: str) -> str:
 
 
 def prompt_key(cleaned: str, digest: str) -> str:
-    """Return the SHA-256 of a cleaned prompt and the artifact that encodes it."""
+    """Return a SHA-256 over a cleaned prompt and the digest of the artifact that encodes it."""
     return hashlib.sha256(f"{digest}\n{cleaned}".encode()).hexdigest()

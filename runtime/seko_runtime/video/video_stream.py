@@ -18,10 +18,10 @@ _ENDED: Any = object()
 
 
 class QueuedChunks(deque[Chunk]):
-    """Chunks of a session that `stream` has queued and not yielded yet.
+    """Chunks of a session that `Session.stream` has queued and not yielded yet.
 
-    The lock ``turn`` is held while the next chunk is made and read. Each session has its own, so that other sessions
-    of the pool run while this one waits for frames or inputs.
+    The lock ``turn`` is held while the session's next chunk is made and read. Each session has its own lock, so that
+    other sessions of the pool run while this session waits for frames or inputs.
     """
 
     def __init__(self) -> None:
@@ -37,13 +37,13 @@ class VideoStream:
     Parameters
     ----------
     run_chunk : callable
-        Makes the session's next chunk.
+        Function that makes the session's next chunk.
     queued : QueuedChunks
         The session's queued chunks, which are yielded first.
     ahead : int
-        Number of chunks that are made ahead.
+        Number of chunks that are made before they are yielded.
     chunks : int, optional
-        Number of chunks; default: endless.
+        Number of chunks to make; default: endless.
     inputs : iterable of mappings, optional
         Inputs of each chunk; when they end, no more chunks are made.
     """

@@ -1,4 +1,5 @@
-"""Voices of rows: audio samples that are pushed while the streams run, and used by each row's next chunk."""
+"""Voices of a pool's streams: audio samples that are pushed while the streams run, and used by each stream's next
+chunk."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from seko_runtime.video.manifest import VideoManifest
 
 
 class Voices:
-    """The audio pushed for each row; see `Session.push_audio`. For a row without pushed audio, the caller passes the
-    windows as an input.
+    """The audio pushed for each stream; see `Session.push_audio`. For a stream without pushed audio, the caller passes
+    the audio windows as an input.
 
     Parameters
     ----------
     manifest : VideoManifest
-        The manifest, whose inputs tell whether the model takes audio.
+        The manifest, whose inputs say whether the model takes audio.
     """
 
     def __init__(self, manifest: VideoManifest) -> None:
@@ -35,13 +36,13 @@ class Voices:
 
     @property
     def windows(self) -> AudioWindows:
-        """The range of samples that each latent frame uses; UsageError if the model takes no sound."""
+        """The position of each latent frame's window in the audio samples; UsageError if the model takes no sound."""
         if self._windows is None:
             raise UsageError(AudioWindows.missing(self._manifest))
         return self._windows
 
     def push(self, rows: Sequence[int], samples: object, at: int | None, *, last: bool) -> None:
-        """Append samples to the voices of some rows; after an error no voice has changed. See `Voice.push`."""
+        """Append audio samples to the voices of some streams; after an error no voice has changed. See `Voice.push`."""
         windows = self.windows
         voices = {row: self._of_row.get(row) or Voice(windows) for row in rows}
         checked = {row: voice.check_push(samples, at) for row, voice in voices.items()}
@@ -52,12 +53,12 @@ class Voices:
     def beside(
         self, rows: Sequence[int], inputs: Sequence[Inputs | None], first_frames: Sequence[int]
     ) -> list[Inputs]:
-        """Return the inputs of each row's next chunk, with the windows of the row's voice added.
+        """Return the inputs of each stream's next chunk, with the windows of the stream's voice added.
 
         Raises
         ------
         UsageError
-            If samples are missing, or a row has both a voice and windows from the caller.
+            If audio samples are missing, or a stream has both a voice and windows from the caller.
         """
         heard: list[Inputs] = []
         for row, row_inputs, first in zip(rows, inputs, first_frames, strict=True):
@@ -67,32 +68,32 @@ class Voices:
         return heard
 
     def heard_at(self, rows: Sequence[int], first_frames: Sequence[int]) -> float | None:
-        """Return the time at which the last of the samples was pushed that the rows' chunks use; None if no row has a
-        voice.
+        """Return the time at which the last audio sample that these streams' chunks use was pushed; None if no stream
+        has a voice.
         """
         pairs = zip(rows, first_frames, strict=True)
         times = [self._of_row[row].heard_at(first) for row, first in pairs if row in self._of_row]
         return max(times, default=None)
 
     def made(self, rows: Sequence[int], next_frames: Sequence[int]) -> None:
-        """Drop the samples that no later chunk uses; the rows' next chunks begin at these latent frames."""
+        """Drop the audio samples that no later chunk uses; the streams' next chunks begin at these latent frames."""
         for row, frame in zip(rows, next_frames, strict=True):
             if row in self._of_row:
                 self._of_row[row].forget(frame)
 
     def voice(self, row: int) -> Voice | None:
-        """Return a copy of a row's voice; None if no audio was pushed for the row."""
+        """Return a copy of a stream's voice; None if no audio was pushed for the stream."""
         voice = self._of_row.get(row)
         return None if voice is None else voice.copy()
 
     def put(self, row: int, voice: Voice | None) -> None:
-        """Set the voice of a row, or with None remove it."""
+        """Set the voice of a stream, or with None remove it."""
         self._of_row.pop(row, None)
         if voice is not None:
             self._of_row[row] = voice
 
     def _check_heard(self, inputs: Inputs | None, first_frame: int) -> None:
-        """Raise a UsageError if a row has neither pushed audio nor windows from the caller."""
+        """Raise a UsageError if a stream has neither pushed audio nor audio windows from the caller."""
         if self._windows is None or not self._required or self._windows.name in (inputs or {}):
             return
         first, end = self._windows.needed(first_frame)

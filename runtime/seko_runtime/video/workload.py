@@ -27,7 +27,7 @@ Tensors = Mapping[str, MappedTensor]
 
 
 class VideoWorkloadKind(RuntimeWorkload[VideoManifest]):
-    """The video workload, as the runtime knows it."""
+    """The video workload (the code for chunk-wise video models) as the runtime uses it."""
 
     kind = KIND
     first_rank_programs = ENCODER_PROGRAMS
@@ -38,11 +38,11 @@ class VideoWorkloadKind(RuntimeWorkload[VideoManifest]):
         return parse_video_manifest(document)
 
     def contract(self, manifest: VideoManifest) -> Contract:
-        """Return the programs and buffers that the manifest must have."""
+        """Return the contract: the programs and buffers that the manifest of a video artifact must have."""
         return video_contract(manifest)
 
     def golden_file(self, manifest: VideoManifest) -> str | None:
-        """Return the file of recorded chunks."""
+        """Return the path of the artifact's file of recorded chunks."""
         golden = manifest.workload.golden
         return None if golden is None else golden.file
 
@@ -59,21 +59,21 @@ class VideoWorkloadKind(RuntimeWorkload[VideoManifest]):
         return None if spec is None else PromptIds(spec, files[spec.tokenizer], text_vocabulary(manifest))
 
     def open_rows(self, loaded: Loaded[VideoManifest], options: Mapping[str, Any]) -> LocalVideoRows:
-        """Return the artifact's rows in this process."""
+        """Return the streams of a pool in this process."""
         return open_video_rows(loaded, VideoOptions(**options))
 
     def open_ranked_rows(
         self, manifest: VideoManifest, group: Group, options: Mapping[str, Any]
     ) -> RankedVideoRows:
-        """Return the artifact's rows over its ranks."""
+        """Return the streams of a pool over the processes of the artifact's ranks."""
         return RankedVideoRows(manifest, group, VideoOptions(**options))
 
     def artifact(self, files: OpenedFiles[VideoManifest], engines: Engines) -> VideoArtifact:
-        """Return the open artifact."""
+        """Return the artifact as a `VideoArtifact`, with opened engines."""
         return VideoArtifact(files, engines)
 
     def described(self, manifest: VideoManifest) -> tuple[Sequence[str], Mapping[str, object]]:
-        """Return the stream, cache, video and text of an artifact."""
+        """Return a description of an artifact's stream, cache, video and text."""
         workload = manifest.workload
         stream, kv, text, video = workload.stream, workload.kv, workload.text, workload.video
         reference = f"reference {stream.reference_frames}, " if stream.reference_frames else ""

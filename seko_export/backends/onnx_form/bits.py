@@ -1,4 +1,5 @@
-"""The bits of float32 numbers by arithmetic: replaces ``x.view(torch.int32)`` and its inverse in ONNX.
+"""The bits of float32 numbers, computed by arithmetic. In ONNX the functions replace ``x.view(torch.int32)`` and its
+inverse.
 
 The references of the quantised formats read and build floats by their bits. ONNX has an op for that only from opset
 26 on (BitCast), and few runtimes support it. Every step here is exact: comparisons, products with powers of two,
@@ -20,7 +21,7 @@ _HALVINGS = (64, 32, 16, 8, 4, 2, 1)
 def view_as(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``x.view(dtype)`` for float32 and int32; NotImplementedError for any other pair.
 
-    Used instead of ``aten.view.dtype`` when a graph is decomposed.
+    The function is used instead of ``aten.view.dtype`` when a graph is decomposed.
     """
     if x.dtype == dtype:
         return x
@@ -57,7 +58,7 @@ def bits_of_float(x: Tensor) -> Tensor:
 
 
 def float_of_bits(bits: Tensor) -> Tensor:
-    """Return the float32 numbers of bits, int32."""
+    """Return the float32 numbers that have these bits (int32)."""
     # The power of two of each exponent: subnormals have that of the smallest normal numbers, and the last entry is
     # infinity. The table is computed, because a literal tensor inside a decomposition would not give a functional
     # graph.

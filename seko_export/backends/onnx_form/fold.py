@@ -1,7 +1,7 @@
 """Constant folding of a traced graph in torch, and a check for constants that ONNX would round.
 
-The exporter stores a Python number as float32 even where it is multiplied with float64. With torch 2.13 that changed
-the ninth digit of the time embedding's frequencies, an error of 4e-6 in an angle at time 1000.
+Torch's ONNX exporter stores a Python number as float32 even where the number is multiplied with float64. With torch
+2.13 that changed the ninth digit of the time embedding's frequencies, an error of 4e-6 in an angle at time 1000.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def fold_constants(program: ExportedProgram, examples: Sequence[Tensor], name: s
     program : ExportedProgram
         A functional graph, after `run_decompositions`.
     examples : sequence of Tensor
-        Example inputs for tracing it again.
+        Example inputs with which the graph is traced again.
     name : str
-        For messages.
+        Name of the graph, for error messages.
 
     Raises
     ------

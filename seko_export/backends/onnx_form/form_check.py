@@ -1,4 +1,4 @@
-"""Checks of a finished ONNX model: ONNX's own rules, known shapes, op versions, no dangling names."""
+"""Checks of a finished ONNX model: ONNX's own rules, known shapes, versions of ops, no names without a value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def infer_shapes(model: ModelProto) -> ModelProto:
     Raises
     ------
     LoweringError
-        If inference finds a contradiction.
+        If shape inference finds a contradiction.
     """
     try:
         return shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
@@ -25,13 +25,13 @@ def infer_shapes(model: ModelProto) -> ModelProto:
 
 
 def check_form(model: ModelProto, opset: int) -> None:
-    """Run every check on a finished model.
+    """Run every check on a finished ONNX model.
 
     Raises
     ------
     LoweringError
-        If an op is newer than the opset, or the model declares another opset; if ONNX's full check refuses it, or a
-        shape is unknown.
+        If an op is newer than the opset, or the model declares another opset; if ONNX's own check refuses the model, or
+        a shape is unknown.
     """
     name = model.graph.name
     versions = {entry.domain: entry.version for entry in model.opset_import}
@@ -52,7 +52,7 @@ def check_form(model: ModelProto, opset: int) -> None:
 
 
 def check_shapes(model: ModelProto) -> None:
-    """Raise an LoweringError if `open_shapes` finds any."""
+    """Raise a LoweringError if `open_shapes` finds a value without a known shape."""
     missing = [*open_shapes(model)]
     if missing:
         raise LoweringError(
@@ -62,14 +62,14 @@ def check_shapes(model: ModelProto) -> None:
 
 
 def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """Yield the nodes of the graph and of its functions. These graphs have no nested graphs."""
+    """Yield the nodes of an ONNX graph and of its functions. These graphs contain no nested graphs."""
     yield from model.graph.node
     for function in model.functions:
         yield from function.node
 
 
 def open_shapes(model: ModelProto) -> Iterator[str]:
-    """Yield the name of every value whose type is unknown or whose shape is not known in numbers."""
+    """Yield the name of every value whose type or shape is not fully known."""
     graph = model.graph
     known = {initializer.name for initializer in graph.initializer}
     known |= _known((*graph.input, *graph.output, *graph.value_info))

@@ -1,4 +1,5 @@
-"""Engines that write nothing in place: tensors that an engine would write become additional outputs. No ONNX here.
+"""Engines that write nothing in place: the tensors that an engine would write become additional outputs. This module
+does not use ONNX.
 
 Torch's ONNX exporter silently drops in-place writes to inputs.
 """
@@ -15,8 +16,8 @@ from seko_runtime.format.manifest import Call
 
 
 def functional_piece(piece: Piece) -> Piece:
-    """Return the same engine with each tensor that it writes as an additional output, stored back where it came
-    from.
+    """Return the same engine with each tensor that it writes as an additional output, whose value a program stores
+    back.
     """
     written = tuple(a for a in piece.inputs if a.name in piece.mutates)
     return replace(piece, outputs=piece.outputs + written, mutates=())
@@ -46,7 +47,7 @@ class FunctionalModule(nn.Module):
     Parameters
     ----------
     piece : Piece
-        From `make_pieces`. Its outputs come first, then the tensors that it would write.
+        The engine, from `make_pieces`. In the new module its outputs come first, then the tensors that it would write.
     """
 
     def __init__(self, piece: Piece) -> None:

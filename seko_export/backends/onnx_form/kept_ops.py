@@ -1,4 +1,4 @@
-"""Ops that remain one node in the ONNX form: their names, shapes and bodies.
+"""Ops that remain one node in the ONNX form of an engine: their names, shapes and bodies.
 
 A node calls the function ``seko::NAME`` with the op's tensors; TensorRT's builder replaces it by a plugin of that
 name. A function's body is traced from the reference in `seko_kernels` or from the sampler; attention is written out.
@@ -42,18 +42,18 @@ Spec = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class KeptOp:
-    """One call of an op that remains one node.
+    """One call of an op that remains one node in the ONNX form.
 
     Parameters
     ----------
     name : str
-        Name of the function in `DOMAIN`.
+        Name of the op's function in the ONNX domain `DOMAIN`.
     arguments, results : tuple of str
-        Names of its tensors.
+        Names of the tensors that the op takes and returns.
     body : callable
-        The same computation in torch.
+        Function that makes the same computation in torch.
     inputs, outputs : tuple of Spec
-        Shape and dtype of each.
+        Shape and dtype of each tensor that the op takes and returns.
     """
 
     name: str
@@ -65,12 +65,13 @@ class KeptOp:
 
 
 class KeptOps:
-    """A context in which tracing keeps these ops whole; afterwards `found` holds each of them by name.
+    """A context manager in which tracing keeps these ops as one node each; afterwards `found` holds each of them by
+    name.
 
     Parameters
     ----------
     bodiless : collection of str
-        Functions without a body. Nodes of an attention without a body have the attribute ``scale``.
+        Names of functions without a body. Nodes of an attention without a body have the attribute ``scale``.
     """
 
     def __init__(self, bodiless: Collection[str] = ()) -> None:
@@ -100,7 +101,8 @@ class KeptOps:
         self._stack.close()
 
     def _write(self, *tensors: Tensor) -> Sequence[Tensor]:
-        """Keep one write: ``nvfp4_write_keys`` if it subtracts a mean, else ``nvfp4_write``."""
+        """Keep one write to the cache as a node: ``nvfp4_write_keys`` if it subtracts a mean, otherwise
+        ``nvfp4_write``."""
         names = ("x", "token_index", "codes", "scales", "global_scale", "mean")
         results = {"new_codes": _spec(tensors[2]), "new_scales": _spec(tensors[3])}
         by_name = dict(zip(names, tensors, strict=False))
@@ -153,7 +155,8 @@ class KeptOps:
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
     ) -> Tensor:
-        """Keep one call of torch's attention, as ``attention`` with a bias and as ``full_attention`` without."""
+        """Keep one call of torch's attention as a node: ``attention`` with a bias, ``full_attention`` without a
+        bias."""
         tensors = {"q": q, "k": k, "v": v} | ({} if attn_mask is None else {"bias": attn_mask})
         name = "full_attention" if attn_mask is None else "attention"
         results = {"y": ((*q.shape[:-1], v.shape[-1]), q.dtype)}
@@ -224,7 +227,8 @@ def nvfp4_write(
     global_scale: Tensor,
     mean: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return codes and scales of a cache after writing `x` minus `mean`, as `seko_kernels.kv_write` leaves them."""
+    """Return the codes and scales of a cache after writing `x` minus `mean`: the values that `seko_kernels.kv_write`
+    stores."""
     new_codes, new_scales = reference.nvfp4_encode(x, global_scale, mean)
     return codes.index_copy(0, token_index, new_codes), scales.index_copy(0, token_index, new_scales)
 

@@ -1,8 +1,8 @@
-"""A whole program, such as a pass, as one ONNX file: its calls in one graph, weights in the artifact's files.
+"""A whole program, such as a pass, as one ONNX file: all calls in one graph, with the weights in the artifact's files.
 
-Each engine is a function in the domain ``seko.piece``, stored once and called for each layer, so the file does not
-grow with depth. Each layer's cache is an input and an output of its own, so that the whole cache is never copied and
-each output may alias its input.
+Each engine is a function in the ONNX domain ``seko.piece``, stored once and called for each layer, so the file does not
+grow with depth. The cache of each layer is an input and an output of its own, so that the whole cache is never copied
+and each output may alias its input.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ def write_program(folder: Path, manifest: Manifest, calls: Sequence[ResolvedCall
     Parameters
     ----------
     folder : Path
-        The artifact, with engines and weights. The file is written into it, because ONNX permits no paths that lead
-        upwards.
+        Folder of the artifact, with engines and weights. The ONNX file is written into it, because ONNX permits no
+        paths that lead upwards.
     manifest : Manifest
-        Of backend ``onnx``.
+        The manifest of an artifact whose backend is ``onnx``.
     calls : sequence of ResolvedCall
-        One run of the program, such as a pass.
+        The engine calls of one run of the program, such as a pass.
     file : str
-        The file's name.
+        Name of the new ONNX file.
 
     Raises
     ------
     LoweringError
-        If ONNX's checks refuse it.
+        If ONNX's checks refuse the new model.
     """
     path = folder / file
     model = _program_model(folder, manifest, calls, path.stem)
@@ -86,7 +86,8 @@ def _program_model(
 
 
 class _ProgramGraph:
-    """Nodes and names of one pass; every tensor reference of its calls becomes a value of the graph."""
+    """Nodes and names of an ONNX graph for one pass. Every tensor reference of the pass's calls becomes a value of the
+    graph."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.specs = {engine.name: engine for engine in manifest.engines}
@@ -100,7 +101,7 @@ class _ProgramGraph:
         self._current: dict[str, str] = {}  # value -> the name of its last version
 
     def add(self, call: ResolvedCall) -> None:
-        """Add one call."""
+        """Add one engine call to the graph."""
         spec = self.specs[call.engine]
         self.called.add(call.engine)
         inputs = [self._read(ref, tensor) for ref, tensor in zip(call.inputs, spec.inputs, strict=True)]
@@ -133,12 +134,12 @@ class _ProgramGraph:
 
 
 def _input_name(ref: Ref) -> str:
-    """Return the name of a graph input. A table that is indexed by the pass enters as the row of this pass."""
+    """Return the name of a graph input. Of a table that is indexed by the pass, the input is the row of this pass."""
     return ref.name if ref.by_pass else ".".join((ref.name, *map(str, ref.index)))
 
 
 def _add_functions(model: ModelProto, engines: Mapping[str, ModelProto]) -> None:
-    """Add each engine as a function, and the functions that it calls."""
+    """Add each engine as an ONNX function, and the functions that the engine calls."""
     bodies: dict[tuple[str, str], bytes] = {}
     for name, engine in engines.items():
         for function in (*engine.functions, as_function(engine, PIECE_DOMAIN, name)):

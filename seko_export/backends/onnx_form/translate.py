@@ -40,12 +40,12 @@ ONNX_DTYPES = frozenset(
 
 
 def require_onnx() -> None:
-    """Refuse if a package is missing.
+    """Raise an error if a package for ONNX is missing.
 
     Raises
     ------
     MachineError
-        With what to install.
+        If a package is missing; the message says which package to install.
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -61,17 +61,17 @@ def piece_model(piece: Piece, opset: int = OPSET, bodiless: Collection[str] = ()
     Parameters
     ----------
     piece : Piece
-        From `make_pieces`, for the CPU.
+        The engine, from `make_pieces`, for the CPU.
     opset : int
-        Opset of the standard ops.
+        Version of the ONNX opset for the standard ops.
     bodiless : collection of str
-        Functions that are left without bodies, for a builder that has kernels of its own for them.
+        Names of functions that get no body, for a builder that has kernels of its own for them.
 
     Returns
     -------
     ModelProto
-        Outputs are those of `functional_piece`, in order. An output with an input's name is called ``next.NAME``.
-        Seko's ops are functions in the domain ``seko``.
+        The ONNX model. Its outputs are those of `functional_piece`, in order; an output with the name of an input is
+        called ``next.NAME``. Seko's ops are functions in the domain ``seko``.
 
     Raises
     ------
@@ -107,20 +107,20 @@ def translate(
     opset: int,
     name: str,
 ) -> ModelProto:
-    """Translate a traced graph; refuse anything that ONNX would lose or cannot express.
+    """Translate a traced graph to ONNX; refuse a graph with anything that ONNX would lose or cannot express.
 
     Parameters
     ----------
     program : ExportedProgram
-        The graph.
+        The traced graph.
     examples : sequence of Tensor
-        Its inputs.
+        Example inputs of the graph.
     inputs, outputs : sequence of str
-        Names for its inputs and outputs.
+        Names for the inputs and outputs of the graph.
     opset : int
-        Opset of the standard ops.
+        Version of the ONNX opset for the standard ops.
     name : str
-        The graph's name, and for messages.
+        Name of the graph, also for error messages.
 
     Raises
     ------
@@ -160,7 +160,8 @@ def translate(
 
 
 def forget_sources(model: ModelProto) -> None:
-    """Remove the model's source locations that the exporter records: they are paths of the build machine."""
+    """Remove the model's source locations that torch's exporter records, because they are paths of the build
+    machine."""
     del model.metadata_props[:]
     model.doc_string = ""
     for graph in (model.graph, *model.functions):
@@ -175,9 +176,9 @@ def forget_sources(model: ModelProto) -> None:
 
 
 def rename_values(model: ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Name inputs and outputs, and give every other value a name that none of them can have.
+    """Name the inputs and outputs of a graph, and give every other value a name that no input or output can have.
 
-    The exporter's own ``output_names`` may give an output the name of an inner value (torch 2.13).
+    The exporter's own option ``output_names`` may give an output the name of an inner value (torch 2.13).
     """
     graph = model.graph
     names = {old.name: new for old, new in zip(graph.input, inputs, strict=True)}
@@ -201,7 +202,7 @@ def rename_values(model: ModelProto, inputs: Sequence[str], outputs: Sequence[st
 
 
 def as_function(model: ModelProto, domain: str, name: str) -> FunctionProto:
-    """Return a model's graph as a function: constants become nodes, known shapes are kept."""
+    """Return the graph of a model as an ONNX function: constants become nodes, known shapes are kept."""
     from onnx import helper
 
     graph = model.graph
@@ -297,8 +298,8 @@ def _refuse_dtypes(program: ExportedProgram, name: str) -> None:
 
 
 def _shifts() -> dict[Any, Any]:
-    """Translations of bit shifts by a constant. ONNX shifts unsigned numbers only, and the exporter's workaround is
-    long.
+    """Translations of bit shifts by a constant. ONNX shifts unsigned numbers only, and torch's own workaround makes
+    many nodes.
     """
     import onnx_ir
     from onnxscript import opset18
@@ -309,14 +310,14 @@ def _shifts() -> dict[Any, Any]:
         return op.Constant(value=onnx_ir.tensor(value, dtype=like.dtype))
 
     def right(x: Any, places: int) -> Any:
-        """x >> places, sign kept. The dividend is an exact multiple, so the rounding of the division does not
-        matter.
+        """Return x >> places, with the sign kept. The dividend is an exact multiple, so the rounding of the division
+        does not matter.
         """
         power = 1 << places
         return op.Div(op.Sub(x, op.BitwiseAnd(x, number(power - 1, x))), number(power, x))
 
     def left(x: Any, places: int) -> Any:
-        """x << places; bits shifted out are dropped, as in hardware."""
+        """Return x << places; bits that are shifted out are dropped, as in hardware."""
         if x.dtype != onnx_ir.DataType.INT32:
             return op.Mul(x, number(1 << places, x))
         mask = number((1 << (32 - places)) - 1, x)

@@ -1,1 +1,1 @@
-"""TensorRT plans from the ONNX form: Seko's functions become plugins, TensorRT does the rest."""
+"""TensorRT plans, made from the ONNX form of engines: Seko's functions become plugins, TensorRT compiles the rest."""

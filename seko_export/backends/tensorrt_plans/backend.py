@@ -37,7 +37,7 @@ CACHES_KEY = "tensorrt_caches"  # key in the manifest's `extra` that names how c
 
 
 def plan_backend(library: TensorRt) -> ExportBackend:
-    """Return the backend that builds plans with a TensorRT."""
+    """Return the backend that builds plans with one of TensorRT's libraries."""
     from seko_export.backends.tensorrt_plans.plugin_library import PLUGIN_FILE
 
     return ExportBackend(
@@ -70,7 +70,7 @@ def plan_backend(library: TensorRt) -> ExportBackend:
 
 
 def check_can_build(library: TensorRt) -> None:
-    """Refuse a build if a package is missing, or if the plugin's C++ headers are.
+    """Refuse a build if a package or the C++ headers for the plugin are missing.
 
     Raises
     ------
@@ -85,17 +85,19 @@ def check_can_build(library: TensorRt) -> None:
 
 
 def export_form(config: VideoBuild, piece: Piece, path: Path) -> None:  # noqa: ARG001
-    """Translate one piece to its plan form (ONNX).
+    """Translate one engine to the ONNX form from which its TensorRT plan is built.
 
-    Functions that Seko's kernels or TensorRT's attention replace get no bodies, which would take minutes to make.
+    Functions that Seko's kernels or TensorRT's attention replace get no bodies, because making the bodies would take
+    minutes.
     """
     path.write_bytes(form_of(piece).SerializeToString(deterministic=True))
 
 
 def form_of(piece: Piece) -> ModelProto:
-    """Return the plan form of a piece, from which its plan is built.
+    """Return the ONNX form of an engine from which its TensorRT plan is built.
 
-    Only the layers' attention is left to TensorRT, which refuses heads of other widths, such as a VAE's.
+    Only the attention of the transformer layers is left to TensorRT, which refuses heads of other widths, such as a
+    VAE's.
     """
     from seko_export.backends.tensorrt_plans.form import REPLACED
 
@@ -105,30 +107,30 @@ def form_of(piece: Piece) -> ModelProto:
 def build_plans(
     library: TensorRt, config: VideoBuild, forms: Path, engines: Path, progress: Progress
 ) -> dict[str, float]:
-    """Build a plan of every form; one at a time, since a builder may time kernels on the GPU.
+    """Build a plan from every form, one at a time, because a builder may time kernels on the GPU.
 
     Parameters
     ----------
     library : TensorRt
         The TensorRT library that builds the plans.
     config : VideoBuild
-        The build.
+        The configuration of the build.
     forms : Path
-        Folder of the forms; removed at the end.
+        Folder of the ONNX forms, which is removed at the end.
     engines : Path
-        Folder to make, with the plans, the plugin library, and every kernel's PTX.
+        Folder to make, with the plans, the plugin library, and the PTX of every kernel.
     progress : callable
-        Called with the builder's phases.
+        Function that is called with the phases of the builder, to show progress.
 
     Returns
     -------
     dict of str to float
-        Seconds of each plan.
+        Seconds that each plan took, by the engine's name.
 
     Raises
     ------
     LoweringError
-        If TensorRT refuses a form.
+        If TensorRT refuses the form of an engine.
     """
     import onnx
 
@@ -170,7 +172,7 @@ def build_plans(
 
 
 def kv_caches(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
-    """Return, for each piece, the caches of layers that it writes."""
+    """Return, for each engine, the KV caches of layers that it writes."""
     caches = {
         f"buffer:{buffer.name}" for buffer in graph.buffers if buffer.role == "cache" and buffer.row_axis
     }
@@ -183,7 +185,7 @@ def kv_caches(graph: ModelGraph) -> dict[str, tuple[str, ...]]:
 
 
 def cache_rows(config: VideoBuild) -> CacheRows | None:
-    """Return the layout of exact caches if no chunk crosses the end of the ring; None otherwise."""
+    """Return the layout of exact caches if no chunk crosses the end of the ring; otherwise None."""
     from seko_export.backends.tensorrt_plans.exact_caches import CacheRows
 
     stream = config.workload.stream
@@ -194,19 +196,20 @@ def cache_rows(config: VideoBuild) -> CacheRows | None:
 
 
 def cache_writers(config: VideoBuild) -> str:
-    """Return the words for how the caches of a build are written."""
+    """Return words that describe how the engines of a build write their caches."""
     if not config.lossless:
         return "plugins nvfp4_write_keys and nvfp4_write"
     return "plugin cache_write" if cache_rows(config) is None else "TensorRT's cache update layer"
 
 
 def timing_cache_file(library: TensorRt, piece: str, archs: tuple[str, ...]) -> Path:
-    """Return the file of this user's kernel timings for a piece and GPU; each version of TensorRT has its own."""
+    """Return the file with this user's kernel timings for an engine and GPU; each version of TensorRT has a file of its
+    own."""
     return user_cache() / library.backend / f"{library.require()}-{'-'.join(archs)}" / f"{piece}.timing"
 
 
 def local_arch() -> str:
-    """Return ``sm_NN`` of the GPU that plans are built on."""
+    """Return the compute capability ``sm_NN`` of the GPU on which plans are built."""
     return "sm_{}{}".format(*torch.cuda.get_device_capability())
 
 

@@ -1,4 +1,5 @@
-"""Building of a plan from a form: parse, check, configure, build. Only this module calls TensorRT's builder."""
+"""Building of a TensorRT plan from an ONNX form: parse, check, configure, build. Only this module calls TensorRT's
+builder."""
 
 from __future__ import annotations
 
@@ -37,14 +38,14 @@ _DTYPES: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A built engine.
+    """A TensorRT plan that was built.
 
     Parameters
     ----------
     content : bytes
         The serialised plan.
     timing_cache : bytes
-        The builder's measured kernel times, for the next build; empty if it measures none.
+        The kernel times that the builder measured, for the next build; empty if it measures none.
     """
 
     content: bytes
@@ -52,14 +53,14 @@ class Plan:
 
 
 class PlanBuilder:
-    """A builder of plans in this process.
+    """A builder of TensorRT plans in this process.
 
     Parameters
     ----------
     library : TensorRt
         The TensorRT library that builds the plans.
     plugins : Path
-        The C++ plugin, which is loaded here.
+        The library of the C++ plugin, which is loaded into this process.
     """
 
     def __init__(self, library: TensorRt, plugins: Path) -> None:
@@ -87,15 +88,15 @@ class PlanBuilder:
         Parameters
         ----------
         model : ModelProto
-            The plan form with kernels that `with_kernels` returned.
+            The ONNX form with kernels, which `with_kernels` returned.
         aliases : mapping of str to str
-            Outputs that are written in the memory of an input.
+            Names of outputs that are written in the memory of an input, each with the input's name.
         archs : sequence of int
             Target GPUs of the plan. A builder that times kernels builds for the GPU of this machine.
         timing_cache : bytes
-            Kernel times of an earlier build on this GPU by this TensorRT; may be empty.
+            Kernel times of an earlier build on this GPU by this TensorRT version; may be empty.
         progress : callable
-            Called with the builder's phases.
+            Function that is called with the phases of the builder, to show progress.
 
         Returns
         -------
@@ -105,7 +106,8 @@ class PlanBuilder:
         Raises
         ------
         LoweringError
-            If TensorRT refuses the form, reads another signature from it, or fails to build; with TensorRT's message.
+            If TensorRT refuses the form, reads another signature from it, or fails to build a plan; with TensorRT's
+            message.
         """
         if TYPE_CHECKING:
             import tensorrt as trt
@@ -160,12 +162,12 @@ def configure(
 
 
 def check_signature(network: trt.INetworkDefinition, model: ModelProto) -> None:
-    """Compare what TensorRT read with the form: names, order, shapes, dtypes.
+    """Compare the tensors that TensorRT read with those of the form: names, order, shapes, dtypes.
 
     Raises
     ------
     LoweringError
-        At the first difference.
+        If there is a difference; the message names the first.
     """
     inputs = [network.get_input(place) for place in range(network.num_inputs)]
     outputs = [network.get_output(place) for place in range(network.num_outputs)]
@@ -189,7 +191,7 @@ def check_aliases(network: trt.INetworkDefinition, model: ModelProto, aliases: M
     Raises
     ------
     LoweringError
-        At the first output for which this is not true.
+        If this is not true for an output; the message names the first such output.
     """
     layers = [network.get_layer(place) for place in range(network.num_layers)]
     makers = {layer.get_output(place).name: layer for layer in layers for place in range(layer.num_outputs)}
@@ -210,7 +212,7 @@ def check_aliases(network: trt.INetworkDefinition, model: ModelProto, aliases: M
 
 
 def make_logger(trt: Any) -> Any:
-    """Return a logger of TensorRT's kind that keeps errors and warnings; its class needs the library."""
+    """Return an object of TensorRT's logger class that keeps errors and warnings; the class needs the library."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -228,7 +230,7 @@ def make_logger(trt: Any) -> Any:
 
 
 def make_monitor(trt: Any, engine: str, progress: Progress) -> Any:
-    """Return a monitor of TensorRT's kind that tells of the outermost phase; its class needs the library."""
+    """Return an object of TensorRT's monitor class that reports the outermost phase; the class needs the library."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -256,8 +258,8 @@ def make_monitor(trt: Any, engine: str, progress: Progress) -> Any:
 def _make_link(package: str, link: str, file: str) -> None:
     """Make a library loadable under the name with which TensorRT's parser opens it when it finds a plugin.
 
-    Otherwise the process crashes. An empty library with that name, which depends on the real one and is loaded first,
-    is found instead.
+    Without this function the process crashes. TensorRT then finds an empty library with that name, which depends on the
+    real one and is loaded first.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:

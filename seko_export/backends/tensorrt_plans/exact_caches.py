@@ -21,11 +21,11 @@ class CacheRows:
     Parameters
     ----------
     rows : int
-        Streams of a call; each has its own part of the cache.
+        Number of streams in a call; each has its own part of the cache.
     row_tokens : int
-        Tokens of such a part.
+        Number of tokens in the part of one stream.
     chunk_tokens : int
-        Tokens that a call writes to each.
+        Number of tokens that a call writes to each part.
     """
 
     rows: int
@@ -39,15 +39,15 @@ def write_in_place(model: ModelProto, rows: CacheRows | None) -> dict[str, str]:
     Parameters
     ----------
     model : ModelProto
-        A piece's form; changed.
+        The ONNX form of an engine, which the function changes.
     rows : CacheRows or None
-        As `plan_form` has it. With it a cache's input and output become [rows, 1, row_tokens, heads * dim], which is
-        the same memory: TensorRT's layer takes no other shape.
+        The layout of exact caches, as `plan_form` takes it. With it, the input and output of a cache become [rows, 1,
+        row_tokens, heads * dim], which is the same memory: TensorRT's layer takes no other shape.
 
     Returns
     -------
     dict of str to str
-        For each write by TensorRT's own layer: the output's name and the aliased input's.
+        For each write by TensorRT's own layer: the name of the output and the name of the aliased input.
     """
     graph = model.graph
     values = {value.name: value for value in (*graph.input, *graph.output, *graph.value_info)}
@@ -80,7 +80,7 @@ def write_in_place(model: ModelProto, rows: CacheRows | None) -> dict[str, str]:
 def _cache_update(
     model: ModelProto, node: NodeProto, index: str, values: dict[str, ValueInfoProto], rows: CacheRows
 ) -> list[NodeProto]:
-    """Return the nodes that stand for one write; the result is read by others in the shape that it had."""
+    """Return the nodes that replace one write to a cache; the result keeps its shape for other nodes that read it."""
     graph, (cache, _, written), (result,) = model.graph, node.input, node.output
     tensor = values[cache].type.tensor_type
     shape = [axis.dim_value for axis in tensor.shape.dim]

@@ -34,15 +34,15 @@ class PlanForm:
     Parameters
     ----------
     model : ModelProto
-        The model. Nodes of the domain ``seko`` are those that kernels replace, and attention.
+        The ONNX model. Its nodes of the domain ``seko`` are those that kernels replace, and attention.
     plugins : mapping of str to Plugin
-        Plugins by the name of the node that each plugin replaces.
+        Plugins, by the name of the node that each plugin replaces.
     compute : str
-        The dtype that the plugins' ``float`` stands for: ``bfloat16`` or ``float32``.
+        The dtype for which ``float`` stands in the plugins: ``bfloat16`` or ``float32``.
     narrowed : int
-        Values that were float64 and are float32 now: TensorRT has no wider one.
+        Number of values that were float64 and are float32 now, because TensorRT has no wider type.
     aliases : mapping of str to str
-        Outputs of the model that are written in the memory of an input: output to input.
+        Outputs of the model that are written in the memory of an input, each with the input's name.
     """
 
     model: ModelProto
@@ -53,17 +53,17 @@ class PlanForm:
 
 
 def plan_form(source: ModelProto, rows: CacheRows | None = None, kv_caches: Collection[str] = ()) -> PlanForm:
-    """Turn a piece's ONNX form into the plan form that TensorRT parses; `source` is not changed.
+    """Return the form of an engine that TensorRT parses, made from the engine's ONNX form; `source` is not changed.
 
     Parameters
     ----------
     source : ModelProto
-        From `piece_model`; functions of `REPLACED` need no bodies.
+        The engine's ONNX form, from `piece_model`; functions of `REPLACED` need no bodies.
     rows : CacheRows, optional
-        How the rows of exact caches lie, where chunks never cross the end of the ring: they are then written by
-        TensorRT's own layer. Else a plugin writes them.
+        The layout of exact caches, if chunks never cross the end of the ring: TensorRT's own layer then writes them.
+        Otherwise a plugin writes them.
     kv_caches : collection of str
-        The inputs that must be written in place, as they are too large to be copied.
+        Names of the inputs that must be written in place, because they are too large to be copied.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def plan_form(source: ModelProto, rows: CacheRows | None = None, kv_caches: Coll
 
 
 def _plugin_of(node: NodeProto, types: Mapping[str, int], model: ModelProto) -> Plugin | None:
-    """Return the plugin that stands for a function, or None where the function stays."""
+    """Return the plugin that replaces a function; None if the function stays."""
     if node.op_type in ("nvfp4_write", "nvfp4_write_keys", "fp8_expand", "attention_fp8", CACHE_WRITE):
         return getattr(plugins, node.op_type)()  # type: ignore[no-any-return]
     if node.op_type in ("nvfp4_expand", "nvfp4_expand_keys"):
@@ -118,10 +118,10 @@ def _plugin_of(node: NodeProto, types: Mapping[str, int], model: ModelProto) -> 
 
 
 def _expand_behind_writes(model: ModelProto, aliases: Mapping[str, str]) -> None:
-    """Make the expansion of cached frames read the cache that the same call has written, if it writes the cache.
+    """Make the expansion of cached frames read the cache that the same call has written, if the call writes the cache.
 
-    The expansion leaves out the written slots, so its result does not change. If one plugin read a cache that another
-    writes in place, their order would be undefined, and the RTX builder refuses that.
+    The expansion leaves out the slots that are written, so its result does not change. If one plugin read a cache that
+    another writes in place, their order would be undefined, and the RTX builder refuses that.
     """
     graph, written = model.graph, {source: output for output, source in aliases.items()}
     expands = [node for node in graph.node if node.domain == DOMAIN and node.op_type == "fp8_expand"]
@@ -153,9 +153,9 @@ def _own_attention(model: ModelProto) -> None:
 
 
 def _bytes_as_int8(model: ModelProto, used: Mapping[str, Plugin]) -> None:
-    """Declare byte tensors at plugins as int8, because TensorRT's uint8 may only be cast.
+    """Declare the byte tensors of plugins as int8, because TensorRT's uint8 may only be cast.
 
-    The bytes do not change, and only plugins access them.
+    The bytes do not change, and only plugins read or write them.
     """
     touched, others = set[str](), set[str]()
     for node in model.graph.node:
@@ -175,7 +175,7 @@ def _bytes_as_int8(model: ModelProto, used: Mapping[str, Plugin]) -> None:
 def _pictures_as_floats(model: ModelProto) -> None:
     """Convert byte inputs to float32, and back at the outputs, because TensorRT supports no other ops on uint8.
 
-    Every number of a byte is one of float32, so nothing is rounded.
+    float32 holds every value of a byte exactly, so nothing is rounded.
     """
     graph = model.graph
     for value in [*graph.value_info]:
@@ -216,7 +216,7 @@ def _refuse_copied_caches(model: ModelProto, caches: Iterable[str], aliases: Map
 
 
 def _narrow(model: ModelProto) -> int:
-    """Convert all float64 values to float32; return their number."""
+    """Convert all float64 values of a model to float32; return the number of values."""
     narrowed = 0
     for value in [*_values(model), *(value for function in model.functions for value in function.value_info)]:
         tensor = value.type.tensor_type

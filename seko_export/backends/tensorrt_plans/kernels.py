@@ -1,4 +1,5 @@
-"""Seko's kernels in a plan form: PTX, launch and aliases become fields of the C++ plugin."""
+"""Seko's kernels in the form of a TensorRT plan: PTX, launch and aliases of a kernel become fields of the C++
+plugin."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ DTYPE_NUMBERS = {"float32": 0, "int8": 2, "uint8": 2, "float8_e4m3fn": 2, "bfloa
 
 @dataclass(frozen=True)
 class KernelForm:
-    """A form whose plugins carry their kernels.
+    """The ONNX form of a plan, whose plugins contain their kernels.
 
     Parameters
     ----------
     model : ModelProto
         The model for TensorRT's parser.
     ptx : mapping of str to str
-        Every kernel in it, by the name of a file.
+        The PTX of every kernel in the form, by the name of a file.
     """
 
     model: ModelProto
@@ -40,9 +41,9 @@ def with_kernels(form: PlanForm, archs: Sequence[int]) -> KernelForm:
     Parameters
     ----------
     form : PlanForm
-        From `plan_form`; stays as it is.
+        The form without kernels, from `plan_form`; it is not changed.
     archs : sequence of int
-        Compute capabilities, such as 89.
+        Compute capabilities of the target GPUs, such as 89.
 
     Raises
     ------
@@ -113,7 +114,7 @@ def _set_fields(
     aliases: Sequence[int],
     shapes: Sequence[Sequence[int]],
 ) -> None:
-    """Turn a node into one of the C++ plugin; `ptx_kernel.cpp` says what the fields are."""
+    """Turn a node into a node of the C++ plugin; `ptx_kernel.cpp` describes the fields."""
     first = kernels[0]
     if any((kernel.name, kernel.threads) != (first.name, first.threads) for kernel in kernels):
         raise LoweringError(f"plugin {plugin.identifier} is launched differently on {list(archs)}")

@@ -24,13 +24,14 @@ _VERSION_FILE = "NvInferVersion.h"
 
 
 def tensorrt_headers(library: TensorRt) -> Path:
-    """Return the folder of TensorRT's C++ headers: from `HEADERS_VARIABLE`, else those in the package.
+    """Return the folder of TensorRT's C++ headers: the folder that `HEADERS_VARIABLE` names; if it is not set, the
+    folder in the package.
 
     Raises
     ------
     MachineError
-        If there are none, or they are of another major version than plugins for `library` may be compiled with: such
-        a plugin would end the process that loads it.
+        If there are no headers, or they are of another major version than `library` needs: a plugin compiled with them
+        would end the process that loads it.
     """
     named = os.environ.get(HEADERS_VARIABLE)
     spec = importlib.util.find_spec(HEADERS_PACKAGE)
@@ -61,12 +62,12 @@ def tensorrt_headers(library: TensorRt) -> Path:
 
 
 def compile_plugin_library(library: TensorRt, output_path: Path) -> None:
-    """Compile the plugin. It links neither TensorRT nor CUDA; equal sources and compilers give equal bytes.
+    """Compile the C++ plugin. The plugin links neither TensorRT nor CUDA; equal sources and compilers give equal bytes.
 
     Raises
     ------
     MachineError
-        As `tensorrt_headers`; if the compiler is missing or fails.
+        In the cases of `tensorrt_headers`; if the C++ compiler is missing or fails.
     """
     headers = tensorrt_headers(library)
     cuda = Path(triton.__file__).parent / "backends" / "nvidia" / "include"  # cuda_runtime_api.h

@@ -1,1 +1,1 @@
-"""Modules of causal video transformers with a ring cache, shared by all families."""
+"""Modules of causal video transformers whose KV cache is a ring, shared by all model families."""

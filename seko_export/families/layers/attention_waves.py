@@ -1,4 +1,4 @@
-"""Attention that is split along the keys so that its query tiles also fill a GPU's last wave of thread blocks
+"""Attention that is split along the keys, so that its query tiles also fill a GPU's last wave of thread blocks
 (`seko_kernels.waves`).
 
 On Hopper, cuDNN's attention gives each tile of 128 queries of a head to one multiprocessor, which loops over all
@@ -27,8 +27,8 @@ def waves_for(batch: int, heads: int, queries: int, keys: int, slots: int) -> Wa
 
 
 def waves_on(device: torch.device, batch: int, heads: int, queries: int, keys: int) -> Waves | None:
-    """Return the split of `waves_for` for this device; None unless the device is a Hopper GPU, on which cuDNN's tiles
-    were measured.
+    """Return how to split the keys of an attention on this device, as `waves_for` does; None unless the device is a
+    Hopper GPU, on which cuDNN's tiles were measured.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return None

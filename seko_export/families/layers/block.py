@@ -1,7 +1,7 @@
-"""One transformer layer of the causal DiT in plain torch: self-attention over cache and chunk, cross-attention to the
-text, feed-forward.
+"""One transformer layer of the causal DiT in plain torch: self-attention over the KV cache and the chunk,
+cross-attention to the text, feed-forward.
 
-Shapes as in `causal_dit`.
+Shapes use the letters that `causal_dit` defines: B rows, T tokens, d width, H heads, D channels of a head.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class BlockWeights(Ranked):
     Attributes
     ----------
     after_attention, tail : nn.Module or None
-        The family's own modules after self-attention and after the feed-forward. Each maps the hidden state [B, T,
-        d], and the tensors [B, ...] that `LayerChoice` names for the module, to the next hidden state.
+        Modules that a model family adds after self-attention and after the feed-forward. Each maps the hidden state [B,
+        T, d], and the tensors [B, ...] that `LayerChoice` names for the module, to the next hidden state.
     beside_text : tuple of str
         Names of further keys and values, besides the text's, that cross-attention attends to; may be empty.
     """
@@ -65,7 +65,7 @@ class BlockWeights(Ranked):
     def add(
         self, after_attention: nn.Module | None, tail: nn.Module | None, beside_text: tuple[str, ...]
     ) -> None:
-        """Add the family's own modules to the layer."""
+        """Add the modules of a model family to the layer."""
         self.after_attention, self.tail, self.beside_text = after_attention, tail, beside_text
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class BlockWeights(Ranked):
 class Block(BlockWeights):
     """One transformer layer: self-attention over the cache, cross-attention to the text, feed-forward.
 
-    The layer is written in plain torch; `fused_block.FusedBlock` is the same layer in Seko's kernels.
+    The layer is written in plain torch; `fused_block.FusedBlock` is the same layer with Seko's own kernels.
 
     Parameters
     ----------
@@ -138,19 +138,19 @@ class Block(BlockWeights):
         given: Mapping[str, Tensor] | None = None,
         rank: Tensor | None = None,
     ) -> Tensor:
-        """Advance the hidden state by one layer and write this layer's K and V.
+        """Advance the hidden state by one layer, and write this layer's keys and values to the cache.
 
-        If several ranks share a chunk (`split`), hidden state and rotary tables have the rank's tokens only, and caches
-        the rank's heads only.
+        If several ranks (GPUs) share a chunk (`split`), hidden state and rotary tables have the rank's tokens only, and
+        caches the rank's heads only.
 
         Parameters
         ----------
         hidden, modulation, cos, sin, token_index : Tensor
             Results of `Embed` of these names.
         valid_tokens : Tensor
-            [B] int64, number of filled tokens in each row's cache, including this chunk.
+            Number of filled tokens in each row's cache, including this chunk, int64 [B].
         text_k, text_v : Tensor
-            [B, text tokens, H, D], from `PromptKv`.
+            Keys and values of the text, [B, text tokens, H, D], from `PromptKv`.
         caches : Mapping[str, Tensor]
             This layer's cache tensors by their names in the cache format (`kv`), each [B*N, ...] with N cache tokens
             for each of B rows; written in place.
@@ -160,18 +160,18 @@ class Block(BlockWeights):
             The rotary tables ``slot_rotary`` and ``patch_rotary`` from `Embed` if the cache format stores keys before
             RoPE, else empty.
         rows : Tensor, optional
-            [B] int64, only in a pool: the pool row of each batch index, which selects from the caches, ``text_k`` and
-            ``text_v``.
+            The row of the pool for each batch index, int64 [B], which selects from the caches, ``text_k`` and
+            ``text_v``; None without a pool.
         given : mapping of str to Tensor, optional
-            The family's tensors by name: inputs of the modules `after_attention` and `tail`, and the further keys and
-            values that `beside_text` names.
+            Tensors of the model family by name: inputs of the modules `after_attention` and `tail`, and the further
+            keys and values that `beside_text` names.
         rank : Tensor, optional
-            [1] int64, the number of this rank; only if several ranks share a chunk.
+            Number of this rank, int64 [1]; only if several ranks (GPUs) share a chunk.
 
         Returns
         -------
         Tensor
-            [B, T, d], the next hidden state; [B, T/R, d] if R ranks share the chunk.
+            The next hidden state, [B, T, d]; [B, T/R, d] if R ranks share the chunk.
         """
         per_frame = (self.modulation.unsqueeze(0) + modulation).unsqueeze(3)  # [B, F, 6, 1, d] float32
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = per_frame.unbind(2)  # each [B, F, 1, d]

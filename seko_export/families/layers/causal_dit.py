@@ -1,4 +1,5 @@
-"""The Wan-family causal video DiT as a static step, in the modules that become engines.
+"""The causal video DiT of the Wan family, in the modules that become engines: every shape is fixed and every position
+is a tensor.
 
 `Embed` and `Head` run once for each pass, `block.Block` for each layer and pass; `Prompt` and `PromptKv` run
 once for each prompt. Every size comes from a frozen config and every position is a tensor, so one traced graph serves
@@ -30,12 +31,12 @@ from seko_export.families.layers.ring_positions import (
 
 
 class Embed(Ranked):
-    """Patch, time and position embeddings shared by all blocks of one pass.
+    """Patch, time and position embeddings of a chunk, shared by all blocks of one pass.
 
     Parameters
     ----------
     key_rotary : bool
-        Whether to return the rotary tables of all cached keys; needed if keys are stored before RoPE.
+        Whether to return the rotary tables of all cached keys, which attention needs if keys are stored before RoPE.
     update : bool
         Whether blocks also take the previous layer's FFN output as ``update``, which the embedding returns as zeros
         for the first block.
@@ -78,51 +79,54 @@ class Embed(Ranked):
         given: Mapping[str, Tensor] | None = None,
         rank: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Embed one chunk.
+        """Embed one chunk of latent frames.
 
         Parameters
         ----------
         latents : Tensor
-            [B, C, F, h, w] float32, the noisy (or, in the context pass, clean) chunk.
+            Latents of the chunk, float32 [B, C, F, h, w]: noisy, or clean in the context pass.
         timestep : Tensor
-            [B, F] float32 in 0..1000, the timestep of each latent frame.
+            Timestep of each latent frame, float32 [B, F] in 0..1000.
         frames : Tensor
-            [B, F] int64, absolute latent-frame numbers, any size: angles are computed, not looked up.
+            Absolute latent-frame numbers, int64 [B, F], of any size: angles are computed, not looked up.
         write_slots : Tensor
-            [B, F] int64, the ring slot that each latent frame is written to.
+            Cache slot to which each latent frame is written, int64 [B, F].
         conditioning_frames : Tensor
-            [B] int64, number of leading frames of the chunk that are conditioning frames: clean latents, with the
+            Number of leading frames of the chunk that are conditioning frames, int64 [B]: clean latents, with the
             context timestep in every pass.
         context_timestep : Tensor
-            [1] float32, the context timestep.
+            Timestep of the context pass, float32 [1].
         slot_frames : Tensor, optional
-            [B*cache_frames] int64, the frame in each slot; only with `key_rotary`. This module writes the chunk's frame
-            numbers into the tensor in place, before any block writes the frames' keys. This tensor is state and cannot
-            be computed, because the frames of a rebuilt cache are not consecutive.
+            Number of the frame in each cache slot, int64 [B*cache_frames]; only with `key_rotary`. This module writes
+            the chunk's frame numbers into the tensor in place, before any block writes the frames' keys. This tensor is
+            state and cannot be computed, because the frames of a rebuilt cache are not consecutive.
         valid_tokens : Tensor, optional
-            [B] int64, number of filled tokens in each row's cache; only with window positions.
+            Number of filled tokens in each row's cache, int64 [B]; only if RoPE positions count from the oldest cached
+            frame.
         rows : Tensor, optional
-            [B] int64, only in a pool: the pool row of each batch index; ``slot_frames`` then covers all pool rows.
+            The row of the pool for each batch index, int64 [B], only in a pool; ``slot_frames`` then covers all rows of
+            the pool.
         given : mapping of str to Tensor, optional
-            The caller's inputs that the method `beside` concatenates to the latents, by name, [B, ...] each.
+            Inputs that the caller supplies and that the method `beside` concatenates to the latents, by name, [B, ...]
+            each.
         rank : Tensor, optional
-            [1] int64, the number of this rank; only if several ranks share a chunk.
+            Number of this rank, int64 [1]; only if several ranks (GPUs) share a chunk.
 
         Returns
         -------
         hidden : Tensor
-            [B, T, d] in the compute dtype; [B, T/R, d] if R ranks share the chunk.
+            The hidden state, [B, T, d] in the compute dtype; [B, T/R, d] if R ranks share the chunk.
         update : Tensor
-            Only with `update`: zeros of the shape of ``hidden``.
+            Zeros of the shape of ``hidden``, as the FFN output of a layer before the first; only with `update`.
         modulation : Tensor
-            [B, F, 6, d] float32: shift, scale and gate for both halves of a block, for each latent frame.
+            Shift, scale and gate for both halves of a block, for each latent frame: float32 [B, F, 6, d].
         time : Tensor
-            [B, F, d] float32, for the head.
+            Time embedding for the head, float32 [B, F, d].
         cos, sin : Tensor
-            [B, T, D/2] float32, rotary tables of the chunk's tokens; of this rank's tokens if several ranks share the
+            Rotary tables of the chunk's tokens, float32 [B, T, D/2]; of this rank's tokens if several ranks share the
             chunk.
         token_index : Tensor
-            [B*T] int64, index into the flat cache [B*N, ...] to which each token is written; if several ranks share the
+            Index into the flat cache [B*N, ...] to which each token is written, int64 [B*T]; if several ranks share the
             chunk, in the token order of `RankSplit.to_heads`.
         slot_rotary, patch_rotary : Tensor
             The two rotary tables of the cached keys that `rotary.key_rotary_tables` returns; only with `key_rotary`.
@@ -165,7 +169,7 @@ class Embed(Ranked):
 
 
 class Head(Ranked):
-    """The last norm, the projection to latent patches, and unpatchifying.
+    """The end of the transformer: last norm, projection to latent patches, and unpatchifying.
 
     Attributes
     ----------
@@ -190,7 +194,7 @@ class Head(Ranked):
 
 
 class Prompt(nn.Module):
-    """Projects the text encoder's output to the context that the layers attend to."""
+    """The module that projects the text encoder's output to the context to which the layers attend."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -208,7 +212,7 @@ class Prompt(nn.Module):
 
 
 class PromptKv(nn.Module):
-    """The projections to one layer's cross-attention K and V of the text, which run once for each prompt."""
+    """The projections of the text to one layer's cross-attention keys and values, which run once for each prompt."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Additions of a family to the shared layers: caller inputs, its own modules, tables by pass."""
+"""Additions of a model family to the shared transformer layers: inputs that the caller supplies, modules of its own,
+and tables with an entry for each pass."""
 
 from __future__ import annotations
 
@@ -28,13 +29,14 @@ Outputs = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def no_module(model: ModelConfig, dtype: torch.dtype) -> None:
-    """Return None: the family adds no module after self-attention or after the feed-forward."""
+    """Return None, for a model family that adds no module after self-attention or after the feed-forward."""
     del model, dtype
 
 
 @dataclass(frozen=True)
 class FamilyModule:
-    """A module of the family that runs before the passes of a chunk; buffers hold the module's outputs for all passes.
+    """A module of a model family that runs before the passes of a chunk; buffers keep the module's outputs for all
+    passes.
 
     Parameters
     ----------
@@ -42,12 +44,12 @@ class FamilyModule:
         Name of the module. The engine is named ``chunk_NAME`` or ``prompt_NAME``; names of weights begin with
         ``NAME.``, or with ``blocks.{layer}.NAME.`` if the module runs once per layer.
     make : callable
-        Returns the module of a build. The module's forward takes one mapping of tensors, called ``given``, as its
-        attribute `groups` = ``("given",)`` states.
+        Function that returns the module of a build. The module's forward takes one mapping of tensors, called
+        ``given``, as its attribute `groups` = ``("given",)`` states.
     takes : tuple of str
-        Names of the module's inputs: inputs of the caller, and outputs of earlier modules.
+        Names of the module's inputs: inputs that the caller supplies, and outputs of earlier modules.
     outputs : callable
-        Returns, for a build, the shape of a row and the dtype of each output by its name.
+        Function that returns, for a build, the shape of a row and the dtype of each output by its name.
     per_layer : bool
         Whether the module runs, and has outputs, once per layer. The embedding cannot take such outputs. With
         ``--fp8`` the matmuls that its ``fp8_linears`` names run in fp8, unless some layer is excepted, because one
@@ -63,8 +65,8 @@ class FamilyModule:
 
 @dataclass(frozen=True)
 class ChunkModule(FamilyModule):
-    """A module that runs once per chunk. When a session's cache is rebuilt, the module runs again for each chunk in the
-    cache, with that chunk's inputs.
+    """A module of a model family that runs once per chunk. When a session's KV cache is rebuilt, the module runs again
+    for each chunk in the cache, with that chunk's inputs.
 
     Parameters
     ----------
@@ -73,8 +75,8 @@ class ChunkModule(FamilyModule):
         ``rows`` [B] int64. Only such a module can take inputs per session, because their buffers hold all rows of the
         pool.
     split : bool
-        Whether each of several ranks computes the outputs of its own tokens only. Such a module is a `Ranked`, takes
-        ``rank`` [1] int64, and its ``outputs`` are the shapes of one rank.
+        Whether each of several ranks (GPUs) computes the outputs of its own tokens only. Such a module is a `Ranked`,
+        takes ``rank`` [1] int64, and its ``outputs`` are the shapes of one rank.
     """
 
     numbered: bool = False
@@ -83,7 +85,8 @@ class ChunkModule(FamilyModule):
 
 @dataclass(frozen=True)
 class PromptModule(FamilyModule):
-    """A module that runs once per prompt, after the text's keys and values; in a pool it runs for one row at a time.
+    """A module of a model family that runs once per prompt, after the text's keys and values; in a pool it runs for one
+    row at a time.
 
     The module takes inputs per prompt, and in a pool its tensors have no row axis. Layers get its outputs for all
     rows of the pool.
@@ -92,26 +95,27 @@ class PromptModule(FamilyModule):
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """A family's additions to the shared layers.
+    """A model family's additions to the shared transformer layers.
 
     Parameters
     ----------
     inputs : tuple of InputSpec
-        The caller's inputs per chunk, prompt or session; each gets a buffer of role ``chunk`` or ``prompt``.
+        Inputs that the caller supplies per chunk, prompt or session; each gets a buffer of role ``chunk`` or
+        ``prompt``.
     embed : type of Embed
         The class of the embedding. A subclass may override the methods `beside` to concatenate inputs to the latents,
         `tokens` to embed reference frames with other weights, and `times` to set the timestep of each frame.
     embed_inputs, after_attention_inputs, tail_inputs : tuple of str
-        Names of the tensors that the embedding and the two modules take: inputs, outputs of ``chunk_modules``, and
-        ``pass_tables``.
+        Names of the tensors that the embedding and the two added modules take: inputs, outputs of ``chunk_modules``,
+        and ``pass_tables``.
     after_attention, tail : callable
-        Return, for a model and dtype, the module after self-attention or after the feed-forward of every layer (see
-        `BlockWeights`), or None. Without a module, fused layers add the residual in the next norm. With ``--fp8``,
-        matmuls that a module's ``fp8_linears`` names run in fp8; their input is [B, T, in].
+        Functions that return, for a model and dtype, the module after self-attention or after the feed-forward of every
+        layer (see `BlockWeights`), or None. Without a module, fused layers add the residual in the next norm. With
+        ``--fp8``, matmuls that a module's ``fp8_linears`` names run in fp8; their input is [B, T, in].
     chunk_modules : tuple of ChunkModule
-        Modules that run once per chunk, in order.
+        Modules of the family that run once per chunk, in order.
     prompt_modules : tuple of PromptModule
-        Modules that run once per prompt, in order.
+        Modules of the family that run once per prompt, in order.
     beside_text : tuple of str
         Names of keys and values [N, H, D] among the outputs of ``prompt_modules`` per layer. Cross-attention attends to
         these keys and values with a second softmax and adds the result to the attention to the text. If empty,
@@ -176,7 +180,8 @@ PLAIN = LayerChoice()
 def caller_arguments(
     config: VideoBuild, bucket: int | None, choice: LayerChoice, names: tuple[str, ...]
 ) -> tuple[Argument, ...]:
-    """Return an engine's arguments for inputs of the caller, outputs of modules and tables, for the rows of a call."""
+    """Return the arguments with which an engine takes inputs of the caller, outputs of family modules, and tables, for
+    the rows of a call."""
     rows, part = bucket or config.workload.stream.batch, "" if bucket is None else "[bucket]"
     known = {
         caller_input.name: Argument(
@@ -199,7 +204,7 @@ def caller_arguments(
 def chunk_module_pieces(
     config: VideoBuild, bucket: int | None, choice: LayerChoice, numbers: tuple[Argument, ...]
 ) -> list[Piece]:
-    """Return the engines of the family's chunk modules, in the order in which they run; ``numbers`` are the arguments
+    """Return the engines of a family's modules that run once per chunk, in order; ``numbers`` are the arguments
     ``frames`` and, in a pool, ``rows``.
     """
     rows, part = bucket or config.workload.stream.batch, "" if bucket is None else "[bucket]"
@@ -220,7 +225,7 @@ def chunk_module_pieces(
 
 
 def prompt_module_pieces(config: VideoBuild, choice: LayerChoice) -> list[Piece]:
-    """Return the engines of the family's prompt modules, in the order in which they run."""
+    """Return the engines of a family's modules that run once per prompt, in order."""
     rows, row = ((config.workload.stream.batch,), "") if config.workload.pool is None else ((), "[row]")
     known = {
         caller_input.name: Argument(
@@ -242,7 +247,7 @@ def prompt_module_pieces(config: VideoBuild, choice: LayerChoice) -> list[Piece]
 
 
 def input_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
-    """Return the buffers that hold the caller's inputs."""
+    """Return the buffers that hold the inputs that the caller supplies."""
     return [
         Buffer(
             caller_input.buffer, (config.workload.call_rows, *caller_input.shape), caller_input.dtype, "host"
@@ -259,7 +264,7 @@ def input_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
 
 
 def module_buffers(config: VideoBuild, choice: LayerChoice) -> list[Buffer]:
-    """Return the buffers that hold the outputs of the family's modules."""
+    """Return the buffers that hold the outputs of a family's modules."""
     buffers = []
     for role, buffer_role, rows, modules in (
         (CHUNK, "state", config.workload.call_rows, choice.chunk_modules),
@@ -305,8 +310,8 @@ def _piece(
 def _arguments(
     config: VideoBuild, role: str, module: FamilyModule, rows: tuple[int, ...], part: str
 ) -> dict[str, Argument]:
-    """Return a module's outputs as arguments of the engines that take them; ``part`` selects the rows of their
-    buffers."""
+    """Return the outputs of a family's module as arguments of the engines that take them; ``part`` selects the rows of
+    their buffers."""
     layer = OF_LAYER if module.per_layer else ""
     return {
         name: Argument(f"given.{name}", f"buffer:{role}.{name}{layer}{part}", (*rows, *shape), dtype)

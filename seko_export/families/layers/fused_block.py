@@ -1,4 +1,5 @@
-"""One transformer layer in Seko's kernels: `block.Block` with fewer launches, optionally with fp8 attention.
+"""One transformer layer with Seko's own kernels: the layer of `block.Block` in fewer launches, optionally with fp8
+attention.
 
 `RowFusedBlock` works with any cache: it fuses norms, modulation, residuals and RoPE, uses 16-bit attention, and
 rounds exactly as `Block` does. `FusedBlock` needs an FP4 cache: the cached frames are expanded to an 8-bit scratch
@@ -7,7 +8,7 @@ rounds exactly as `Block` does. `FusedBlock` needs an FP4 cache: the cached fram
 `past_window.WindowExpand` expands the cached frames once a chunk instead. Attention reads the number of filled tokens
 on the device, so full and filling rows share an engine.
 
-Shapes as in `causal_dit`. Without a GPU each op runs its reference in plain torch.
+Shapes use the letters that `causal_dit` defines. Without a GPU each op runs its reference in plain torch.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Fp8Linear(nn.Module):
 
 
 class QuantisingLinear(Fp8Linear):
-    """An fp8 matmul that quantises its input by row itself."""
+    """An fp8 matmul that quantises its input by row, before it multiplies."""
 
     def __init__(self, inner: int, outer: int, dtype: torch.dtype) -> None:
         super().__init__(inner, outer, dtype)
@@ -63,16 +64,14 @@ class QuantisingLinear(Fp8Linear):
 
 
 def set_fp8(module: nn.Module | None) -> None:
-    """Replace those linear layers of a family's module that its attribute ``fp8_linears`` names by fp8 linear
-    layers.
-    """
+    """Replace the linear layers that a family module names in its attribute ``fp8_linears`` by fp8 linear layers."""
     for name in getattr(module, "fp8_linears", ()):
         plain = getattr(module, name)
         setattr(module, name, QuantisingLinear(plain.in_features, plain.out_features, plain.weight.dtype))
 
 
 class Past(NamedTuple):
-    """The cached frames that a layer attends to, and the number of rows in its caches."""
+    """The cached frames to which a layer attends, and the number of rows in its caches."""
 
     valid_tokens: Tensor
     caches: Mapping[str, Tensor]
@@ -84,7 +83,7 @@ class Past(NamedTuple):
 
     @property
     def of_rows(self) -> Mapping[str, Tensor]:
-        """The caches of the call's rows."""
+        """Return the parts of the caches that belong to the rows of the call."""
         if self.rows is None:
             return self.caches
         return {
@@ -126,7 +125,8 @@ class FusedLayer(BlockWeights):
     def add(
         self, after_attention: nn.Module | None, tail: nn.Module | None, beside_text: tuple[str, ...]
     ) -> None:
-        """Add the family's own modules to the layer; with fp8, convert those of their linear layers that allow it."""
+        """Add the modules of a model family to the layer; with fp8, convert those of their linear layers that allow
+        it."""
         super().add(after_attention, tail, beside_text)
         if self.fp8:
             set_fp8(after_attention)
@@ -162,10 +162,10 @@ class FusedLayer(BlockWeights):
         hidden, modulation, cos, sin : Tensor
             Results of `Embed` of these names.
         update : Tensor
-            [B, T, d], the previous layer's FFN output. Zeros before the first layer, and after a layer with a module
+            FFN output of the previous layer, [B, T, d]. Zeros before the first layer, and after a layer with a module
             after its feed-forward (`tail`), which has already added that output.
         valid_tokens, text_k, text_v, caches, places, rows : Tensor or mapping
-            As in `Block.forward`.
+            The tensors of these names that `Block.forward` takes.
         scales : Mapping[str, Tensor]
             The cache format's constants, such as quantisation scales; for an FP4 cache also the constants that
             `scratch.scratch_scales` returns.
@@ -173,15 +173,14 @@ class FusedLayer(BlockWeights):
             The layer's resident window (cached keys and values in 8 bits), by the names of `PastWindow`'s fields; empty
             for a build without one.
         write_slots : Tensor, optional
-            [B, F] int64, the ring slot of each latent frame of the chunk in its row's cache; for layers that expand
-            an FP4 cache.
+            Cache slot of each latent frame of the chunk, int64 [B, F]; for layers that expand an FP4 cache.
         token_index : Tensor, optional
-            [B*T] int64 from `Embed`, if the layer writes its K and V.
+            Index of each token into the flat cache, int64 [B*T] from `Embed`, if the layer writes its keys and values.
         given : mapping of str to Tensor, optional
-            The family's tensors by name: inputs of the modules `after_attention` and `tail`, and the further keys and
-            values that `beside_text` names.
+            Tensors of the model family by name: inputs of the modules `after_attention` and `tail`, and the further
+            keys and values that `beside_text` names.
         rank : Tensor, optional
-            [1] int64, the number of this rank; only if several ranks share a chunk, see `Block.forward`.
+            Number of this rank, int64 [1]; only if several ranks (GPUs) share a chunk, see `Block.forward`.
 
         Returns
         -------
@@ -245,16 +244,16 @@ class FusedLayer(BlockWeights):
         write_slots: Tensor | None,
         token_index: Tensor | None,
     ) -> Tensor:
-        """Return the attention to cache and chunk, [B, T, d], and write K and V if ``token_index`` is given; with
-        `split` for the rank's heads only.
+        """Return the attention to cache and chunk, [B, T, d], and write keys and values if ``token_index`` is passed;
+        with `split` only for the rank's heads.
         """
         raise NotImplementedError
 
     def _norm_rope(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, plain_keys: str
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return q, k and v for attention, [B, T, H, D], and the keys that `plain_keys` selects; with `split` for the
-        rank's heads only.
+        """Return q, k and v for attention, [B, T, H, D], and the keys that `plain_keys` selects; with `split` only for
+        the rank's heads.
         """
         batch, tokens, s = *qkv.shape[:2], self.stream
         weights = (self.self_attn.norm_q.weight, self.self_attn.norm_k.weight)
@@ -272,7 +271,7 @@ class FusedLayer(BlockWeights):
         return q, k, v, rest[0] if rest else keys
 
     def _matmul(self, layer: nn.Module, x: Rows, dtype: torch.dtype) -> Tensor:
-        """Return the matmul's result [B, T, out] in `dtype`."""
+        """Return the result [B, T, out] of a matmul in `dtype`."""
         if isinstance(layer, Fp8Linear):
             return self.ops.fp8_linear(x, layer.weight_fp8, layer.weight_scale, layer.bias, dtype)
         y: Tensor = layer(x.values)
@@ -283,15 +282,16 @@ class FusedLayer(BlockWeights):
 
 
 class FusedBlock(FusedLayer):
-    """One transformer layer over an NVFP4 cache: cached frames in 8 bits, the chunk's own tokens unquantised.
+    """One transformer layer over an NVFP4 cache: attention reads cached frames in 8 bits, and the chunk's own tokens
+    unquantised.
 
     Parameters
     ----------
     writes : bool
-        Whether the layer writes K and V to the cache. Only layers of the context pass do, since nothing would read
-        the K and V of a denoise pass.
+        Whether the layer writes its keys and values to the cache. Only layers of the context pass do, since nothing
+        would read the keys and values of a denoise pass.
     fp8 : bool
-        As `FusedLayer` takes it.
+        Whether the layer's matmuls are fp8; see `FusedLayer`.
     """
 
     def __init__(
@@ -345,11 +345,11 @@ class RowFusedBlock(FusedLayer):
     Parameters
     ----------
     masked : bool
-        As `Block` takes it.
+        Whether attention sees only the filled part of the cache; see `Block`.
     kernel : bool
-        Whether attention runs in Seko's kernel, which needs no mask; otherwise in torch's.
+        Whether attention runs in Seko's kernel, which needs no mask; otherwise it runs in torch's.
     fp8 : bool
-        As `FusedLayer` takes it.
+        Whether the layer's matmuls are fp8; see `FusedLayer`.
     """
 
     def __init__(
@@ -400,7 +400,7 @@ class RowFusedBlock(FusedLayer):
 
 
 class _KeysAndValuesWeights(nn.Module):
-    """The weights of `SelfAttentionWeights` for keys and values, by the same names."""
+    """The weights of `SelfAttentionWeights` that keys and values need, by the same names."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype, *, fp8: bool) -> None:
         super().__init__()
@@ -437,8 +437,8 @@ class KeysAndValues(Ranked):
         sin: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[()]:
-        """Write this layer's K and V. The parameters have the meaning of `FusedLayer.forward`'s; ``cos`` and ``sin``
-        are passed only if keys are stored after RoPE.
+        """Write this layer's keys and values to the cache. The parameters have the meaning of `FusedLayer.forward`'s;
+        ``cos`` and ``sin`` are passed only if keys are stored after RoPE.
         """
         m, dtype = self.model, hidden.dtype
         shift_scale_gate = Modulation(modulation, self.modulation.squeeze(0))
@@ -481,7 +481,8 @@ class LastUpdate(nn.Module):
         self.modulation, self.ops = nn.Parameter(torch.empty(1, 6, model.dim)), LayerOps()
 
     def forward(self, hidden: Tensor, update: Tensor, modulation: Tensor) -> Tensor:
-        """Return the hidden state [B, T, d]. Parameters as in `FusedLayer.forward`."""
+        """Return the hidden state [B, T, d] after the last layer. The parameters have the meaning of
+        `FusedLayer.forward`'s."""
         return self.ops.gated_residual(
             hidden, update, Modulation(modulation, self.modulation.squeeze(0)), GATE_2
         )

@@ -1,4 +1,4 @@
-"""The ops of fused layers, as fields that the cost model can replace."""
+"""The ops of fused transformer layers, as fields that the cost model can replace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seko_kernels.scratch import fp8_expand
 
 
 class LayerOps:
-    """The ops of a fused layer. `op_count` replaces them by stand-ins that record the ops' costs."""
+    """The ops of a fused transformer layer. `op_count` replaces them by stand-ins that record each op's cost."""
 
     gated_residual_norm = staticmethod(gated_residual_norm)
     residual_norm_modulate = staticmethod(residual_norm_modulate)

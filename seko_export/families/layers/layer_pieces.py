@@ -1,4 +1,5 @@
-"""The engines of one layer group: positions of a chunk in the group's caches, resident windows, blocks."""
+"""The engines of one layer group (the layers that share a ring size): positions of a chunk in the group's caches,
+resident windows, blocks."""
 
 from __future__ import annotations
 
@@ -38,20 +39,20 @@ FULL, CONTEXT, LAST, WIDE = "full", "context", "last", "wide"
 
 
 class LayerArguments:
-    """The arguments and engines of one layer group.
+    """The arguments and engines of one layer group (the layers that share a ring size).
 
     Parameters
     ----------
     config : VideoBuild
-        The whole build.
+        The configuration of the whole build.
     group : LayerGroup
-        The layer group.
+        The layers whose engines are made.
     bucket : int or None
-        Rows of a call in a pool; None without a pool.
+        Number of rows of a call in a pool; None without a pool.
     rope_cos_sin : tuple of Argument
         Arguments with the rotary tables (cosines and sines) of the chunk's positions in the stream.
     choice : LayerChoice
-        The family's additions to the shared layers.
+        The model family's additions to the shared layers.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class LayerArguments:
             )
 
     def positions_piece(self, frames: Argument, rows: tuple[Argument, ...]) -> Piece:
-        """Return the engine that computes a chunk's positions in this group's caches. For the layer group with the
+        """Return the engine that computes the positions of a chunk in this layer group's caches. For the group with the
         largest ring `Embed` computes these positions.
         """
         return Piece(
@@ -129,7 +130,8 @@ class LayerArguments:
         )
 
     def window_piece(self, rows: tuple[Argument, ...]) -> Piece:
-        """Return the engine that fills the resident windows of this layer group before a chunk's first pass."""
+        """Return the engine that expands this layer group's cached keys and values to 8 bits (the resident window)
+        before the first pass of a chunk."""
         taken = (self.write_slots, self._valid, *self._caches, *self._scales, *self.key_rotary, *self.window)
         return Piece(
             self._key(WINDOW),
@@ -157,11 +159,11 @@ class LayerArguments:
         state : tuple of Argument
             Arguments with the tensors, such as the hidden state, that each layer passes to the next layer.
         modulation : Argument
-            Shift, scale and gate of the chunk's frames.
+            Argument with the shift, scale and gate of the chunk's frames.
         text_kv : tuple of Argument
-            Keys and values of the text.
+            Arguments with the keys and values of the text.
         rows : tuple of Argument
-            The pool rows of a call; empty without a pool.
+            Argument with the rows of the pool that a call carries; empty without a pool.
         """
         config = self._config
         m, s, kv, dtype = config.model, config.workload.stream, config.kv, config.target.dtype
@@ -278,8 +280,8 @@ def last_update(
 
 
 def resident_windows(config: VideoBuild, group: LayerGroup, rows: int) -> list[tuple[str, str, torch.Tensor]]:
-    """Return name, buffer and meta tensor of each part of a layer's resident window for calls of ``rows`` rows; empty
-    if the build has no resident windows.
+    """Return the name, buffer and meta tensor of each part of a layer's resident window (cached keys and values in 8
+    bits), for calls of ``rows`` rows; empty if the build has no resident windows.
     """
     if not config.target.resident_window:
         return []
@@ -289,5 +291,5 @@ def resident_windows(config: VideoBuild, group: LayerGroup, rows: int) -> list[t
 
 
 def cache_name(name: str, group: LayerGroup) -> str:
-    """Return the buffer name of a cache tensor of a layer group."""
+    """Return the name of the buffer for one tensor of a layer group's KV cache."""
     return ".".join(("kv", *((group.name,) if group.name else ()), name))

@@ -1,8 +1,8 @@
 """Cached keys and values of a layer, expanded from FP4 to 8 bits for fp8 attention: in each pass, or once a chunk (a
 resident window).
 
-Cached frames are the same in all passes of a chunk, so one resident window serves all passes. The window holds the rows
-of the current call; the next chunk fills it again.
+Cached frames are the same in all passes of a chunk, so one expansion (the resident window) serves all passes. The
+window holds the rows of the current call; the next chunk fills it again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from seko_kernels.scratch import KeyRotation, scratch_shapes
 
 
 class PastWindow(NamedTuple):
-    """Cached keys and values in the layout that the kernel `attention_fp8` reads: P tokens for each row; scales and
-    values padded to whole tiles.
+    """Cached keys and values in the layout that the kernel `attention_fp8` reads: P tokens for each row, with scales
+    and values padded to whole tiles.
 
     Keys ``k`` [B, P, H, D] int8 with a scale for each tile ``k_scale`` [B, H, tiles] float32; values ``v`` [B, H, D,
     columns] e4m3.
@@ -37,7 +37,7 @@ class PastWindow(NamedTuple):
     def empty(
         cls, heads: int, size: int, stream: StreamConfig, batch: int, device: torch.device | None = None
     ) -> PastWindow:
-        """Return an uninitialised window for ``batch`` rows and ``heads`` heads of ``size`` channels."""
+        """Return an uninitialised `PastWindow` for ``batch`` rows and ``heads`` heads of ``size`` channels."""
         shapes = scratch_shapes(batch, heads, size, stream.cache_tokens - stream.chunk_tokens)
         return cls(
             torch.empty(shapes["k"], dtype=torch.int8, device=device),
@@ -56,18 +56,19 @@ def expand_past(
     valid_tokens: Tensor,
     stream: StreamConfig,
 ) -> None:
-    """Expand the cached tokens of an FP4 cache, without the chunk's own slots, into ``window``.
+    """Expand the cached tokens of an FP4 cache to 8 bits, without the slots of the present chunk, into ``window``.
 
     Parameters
     ----------
     ops : LayerOps
-        Seko's ops, or stand-ins that count their cost.
+        Seko's ops, or stand-ins that count the cost of each op.
     window : PastWindow
-        The window, written in place up to the number of filled tokens of each row.
+        The expanded keys and values, written in place up to the number of filled tokens of each row.
     caches, scales, places, write_slots, valid_tokens
-        The arguments of `fused_block.FusedLayer.forward` with these names, but caches of the call's rows only.
+        The arguments of `fused_block.FusedLayer.forward` with these names, except that the caches have the call's rows
+        only.
     stream : StreamConfig
-        Layout of the caches.
+        Layout of the video stream, with the sizes of the caches.
     """
     ops.fp8_expand(
         caches["k_codes"],
@@ -86,7 +87,8 @@ def expand_past(
 
 
 class WindowExpand(Ranked):
-    """The module that fills one layer's resident window before the first pass of a chunk.
+    """The module that expands one layer's cached keys and values to 8 bits (the resident window) before the first pass
+    of a chunk.
 
     Attributes
     ----------
@@ -111,8 +113,8 @@ class WindowExpand(Ranked):
         rows: Tensor | None = None,
         rank: Tensor | None = None,
     ) -> tuple[()]:
-        """Fill the resident window ``window`` in place. The parameters have the meaning of
-        `fused_block.FusedLayer.forward`'s.
+        """Fill the resident window ``window`` in place. The parameters have the meaning of those of
+        `fused_block.FusedLayer.forward`.
         """
         if rows is not None:
             caches = {name: rows_of(cache, rows, self.stream.cache_tokens) for name, cache in caches.items()}

@@ -1,7 +1,7 @@
 """All engines, programs and buffers of a video build.
 
-Buffer table, engine signatures and programs, on which exporter and runtime must agree, are made here from the
-configuration and written to the manifest as data. `media.pieces` adds the text encoder and the VAE.
+The buffer table, the signatures of engines and the programs, on which exporter and runtime must agree, are made here
+from the configuration and written to the manifest as data. The module `media.pieces` adds the text encoder and the VAE.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ __all__ = [
 
 
 def make_pieces(config: VideoBuild, choice: LayerChoice = PLAIN) -> dict[str, Piece]:
-    """Return every engine of a build by its key, with modules on the meta device; ``choice`` has the family's
-    additions."""
+    """Return every engine of a video build by its key, with modules on the meta device; ``choice`` has the model
+    family's additions."""
     buckets: tuple[int | None, ...] = (
         (None,) if config.workload.pool is None else config.workload.pool.buckets
     )
@@ -105,8 +105,8 @@ def _prompt_pieces(config: VideoBuild) -> list[Piece]:
 
 
 def _chunk_pieces(config: VideoBuild, bucket: int | None, choice: LayerChoice) -> list[Piece]:
-    """Return the engines of a chunk; with ``bucket`` for a pool's calls of ``bucket`` rows, which select their rows
-    by number.
+    """Return the engines of a chunk. With ``bucket`` they are for a pool's calls of ``bucket`` rows, which select their
+    rows by number.
     """
     m, s, dtype = config.model, config.workload.stream, config.target.dtype
     b, f, t = bucket or s.batch, s.chunk_frames, rank_tokens(config)
@@ -233,8 +233,8 @@ def make_programs(pieces: Mapping[str, Piece]) -> dict[str, tuple[Call, ...]]:
 def _chunk_programs(
     pieces: Mapping[EngineKey, Piece], bucket: int | None
 ) -> dict[ProgramKey, tuple[Call, ...]]:
-    """Return the programs of a chunk: for all rows, and if there are separate engines for full caches, also for rows
-    with full caches."""
+    """Return the programs of a chunk, for all rows; if there are separate engines for full caches, also programs for
+    rows with full caches."""
     # Groups of layers with a smaller ring than the largest.
     small = [
         key.layer_group
@@ -283,7 +283,8 @@ def _calls(pieces: Mapping[EngineKey, Piece], *keys: EngineKey) -> tuple[Call, .
 
 
 def _through_layers(pieces: Mapping[EngineKey, Piece], keys: Sequence[EngineKey]) -> tuple[Call, ...]:
-    """Return the calls of all layers, in order. If several of the engines serve a layer, the last one is called."""
+    """Return the engine calls of all layers, in order. If several of the engines serve a layer, the last of them is
+    called."""
     there = [pieces[key] for key in keys if key in pieces]
     return tuple(
         [piece for piece in there if layer in piece.served][-1].call(layer)

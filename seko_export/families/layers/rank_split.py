@@ -1,4 +1,5 @@
-"""Division of a chunk among ranks: tokens outside attention, heads inside it (Ulysses, arXiv 2309.14509).
+"""Division of a chunk among ranks (GPUs): each rank has some of the tokens outside attention, and some of the heads
+inside it (Ulysses, arXiv 2309.14509).
 
 A rank is one process with one GPU. Every rank has an equal share of each latent frame's tokens, so that tensors with an
 entry for each frame are the same on all ranks, and an equal share of the heads, in order. The collectives are
@@ -15,7 +16,7 @@ tokens, which the last ranks get. Layers compute on padding as on tokens, since 
 have the chunk's tokens only. Removing the padding is a copy, which also puts the tokens in the chunk's own order.
 
 Shapes: B rows, F latent frames of the chunk, n tokens of a latent frame, T = F*n, R ranks, H heads, D channels. n/R is
-rounded up, and T/R is F times the rounded n/R: a rank's tokens, with padding.
+rounded up, and T/R means F times the rounded n/R: the tokens of a rank, with padding.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from seko_runtime.format.manifest import CALL_GROUP
 
 @dataclass(frozen=True)
 class RankSplit:
-    """The split of a chunk over ranks.
+    """The division of a chunk among R ranks (GPUs).
 
     Parameters
     ----------
     ranks : int
-        R, at least 2; divides H.
+        Number R of ranks, at least 2; it divides the number of heads.
     chunk_frames, frame_tokens : int
-        F and n.
+        Number F of latent frames in a chunk, and number n of tokens in a latent frame.
     """
 
     ranks: int
@@ -51,21 +52,21 @@ class RankSplit:
 
     @property
     def share(self) -> int:
-        """Number of a rank's tokens in each latent frame, n/R rounded up."""
+        """Number of tokens in each latent frame that belong to one rank: n/R, rounded up."""
         return -(-self.frame_tokens // self.ranks)
 
     @property
     def padding(self) -> int:
-        """Number of zero tokens after each latent frame."""
+        """Number of zero tokens that pad each latent frame."""
         return self.share * self.ranks - self.frame_tokens
 
     @property
     def tokens(self) -> int:
-        """Number of a rank's tokens in the chunk, T/R."""
+        """Number of tokens in a chunk that belong to one rank: T/R."""
         return self.chunk_frames * self.share
 
     def own_tokens(self, x: Tensor, rank: Tensor) -> Tensor:
-        """Return the rank's tokens [B, T/R, ...] of x [B, T, ...], padding as zeros; rank [1] int64."""
+        """Return the tokens [B, T/R, ...] of this rank from x [B, T, ...], padding as zeros; rank [1] int64."""
         own: Tensor = self._in_shares(x).index_select(2, rank).flatten(1, 3)
         return own
 
@@ -80,12 +81,12 @@ class RankSplit:
         return ordered
 
     def own_heads(self, x: Tensor, rank: Tensor) -> Tensor:
-        """Return the rank's heads [H/R, ...] of x [H, ...]; rank [1] int64."""
+        """Return the heads [H/R, ...] of this rank from x [H, ...]; rank [1] int64."""
         own: Tensor = x.unflatten(0, (self.ranks, -1)).index_select(0, rank).flatten(0, 1)
         return own
 
     def heads_of_each(self, tensors: Mapping[str, Tensor], rank: Tensor) -> dict[str, Tensor]:
-        """Return the mapping with `own_heads` applied to each tensor."""
+        """Return the mapping with `own_heads` (the selection of this rank's heads) applied to each tensor."""
         return {name: self.own_heads(tensor, rank) for name, tensor in tensors.items()}
 
     def to_heads(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -122,7 +123,7 @@ class RankSplit:
         return self._joined(shares.permute(1, 2, 0, 3, 4))
 
     def _in_shares(self, x: Tensor) -> Tensor:
-        """Return [B, F, R, n/R, ...]: the tokens of x [B, T, ...] by rank, padding as zeros."""
+        """Return the tokens of x [B, T, ...] by rank: [B, F, R, n/R, ...], padding as zeros."""
         if not self.padding:
             whole: Tensor = x.unflatten(1, (self.chunk_frames, self.ranks, -1))
             return whole
@@ -132,21 +133,20 @@ class RankSplit:
         return shares
 
     def _joined(self, shares: Tensor) -> Tensor:
-        """Return [B, T, ...] from the result of `_in_shares`, without the padding."""
+        """Return [B, T, ...] from a result of `_in_shares`, without the padding."""
         if not self.padding:
             return shares.flatten(1, 3)
         return shares.flatten(2, 3).narrow(2, 0, self.frame_tokens).flatten(1, 2)
 
     def _exchanged(self, x: Tensor) -> Tensor:
-        """Send part r of axis 0 to rank r; return the parts that each rank sent to this one, in the order of
-        ranks."""
+        """Send part r of axis 0 to rank r; return the parts that this rank received, in the order of ranks."""
         ones = [1] * self.ranks
         sent = torch.ops._c10d_functional.all_to_all_single(x.contiguous(), ones, ones, CALL_GROUP)
         received: Tensor = torch.ops._c10d_functional.wait_tensor(sent)
         return received
 
     def _gathered(self, x: Tensor) -> Tensor:
-        """Return x of every rank as [R, *x.shape], in the order of ranks."""
+        """Return the tensor x of every rank as [R, *x.shape], in the order of ranks."""
         return gathered(x, self.ranks, CALL_GROUP)
 
 
@@ -156,7 +156,7 @@ class Ranked(nn.Module):
     Attributes
     ----------
     split : RankSplit or None
-        How ranks share a chunk.
+        How ranks (GPUs) share a chunk; None for a single rank.
     """
 
     split: RankSplit | None = None

@@ -1,4 +1,5 @@
-"""Positions of a chunk's tokens in the cache, and rotary tables for the cached keys. Computes no keys or values.
+"""Positions of a chunk's tokens in the KV cache, and rotary tables for the cached keys. This module computes no keys or
+values.
 
 Shapes: B rows of a call, F latent frames of the chunk, n tokens of a latent frame, T = F*n, N tokens of a row's
 cache.
@@ -16,13 +17,13 @@ from seko_export.families.layers.rotary import key_rotary_tables, rotary_tables
 
 
 class RingPositions(Ranked):
-    """The module that computes a chunk's positions in the caches of layers with a smaller ring; `causal_dit.Embed`
+    """The module that computes a chunk's positions in the caches of layers with a smaller ring. `causal_dit.Embed`
     computes the positions for layers with the largest ring.
 
     Attributes
     ----------
     split : RankSplit or None
-        How ranks share a chunk.
+        How ranks (GPUs) share a chunk; None for a single rank.
     """
 
     def __init__(self, model: ModelConfig, stream: StreamConfig) -> None:
@@ -63,13 +64,16 @@ def chunk_positions(
     model, stream
         Dimensions of the model, and the layout of the stream with the ring of these layers.
     frames, write_slots : Tensor
-        [B, F] int64, absolute frame numbers, and the slots to which the frames are written.
+        Absolute frame numbers, and the cache slots to which the frames are written, int64 [B, F].
     slot_frames : Tensor or None
-        [S*cache_frames] int64, the frame in each slot, if keys are stored before RoPE; written in place.
+        Number of the frame in each cache slot, int64 [S*cache_frames], if keys are stored before RoPE; written in
+        place.
     valid_tokens : Tensor or None
-        [B] int64, number of filled tokens in each row's cache; only with window positions.
+        Number of filled tokens in each row's cache, int64 [B]; only if RoPE positions count from the oldest cached
+        frame.
     rows : Tensor or None
-        [B] int64, the pool row of each batch index, in a pool with S rows; None without a pool, S is then B.
+        The row of the pool for each batch index, int64 [B], in a pool with S rows; None without a pool, and S is then
+        B.
 
     Returns
     -------
@@ -102,7 +106,8 @@ def chunk_positions(
 def of_rank(
     positions: tuple[Tensor, ...], split: RankSplit | None, rank: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Return the result of `chunk_positions` as one rank's layers take it; unchanged if ranks do not share chunks.
+    """Return the result of `chunk_positions` as the layers of one rank (GPU) take it; unchanged if ranks do not share
+    chunks.
 
     The rotary tables returned are those of the rank's own tokens, [B, T/R, D/2]; ``token_index`` is in the token order
     of `RankSplit.to_heads`.

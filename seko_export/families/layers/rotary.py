@@ -49,7 +49,7 @@ def key_rotary_tables(slot_frames: Tensor, model: ModelConfig, stream: StreamCon
     Parameters
     ----------
     slot_frames : Tensor
-        [B*cache_frames] int64, the frame in each slot.
+        Number of the frame in each cache slot, int64 [B*cache_frames].
 
     Returns
     -------

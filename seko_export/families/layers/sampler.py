@@ -1,4 +1,4 @@
-"""The few-step sampler as two engines, with a counter-based noise generator inside them.
+"""The few-step sampler as two engines, with a counter-based random generator inside them.
 
 Noise depends only on seed, absolute latent frame and number of the draw, and not on other rows or on a state that a
 failed chunk could advance. A chunk that is run twice therefore gives the same bytes.
@@ -25,7 +25,7 @@ _WORD = 0xFFFFFFFF
 
 
 class Noise(nn.Module):
-    """The chunk's initial latents: noise, except for conditioning frames; with ``rounded`` the values are rounded to
+    """The initial latents of a chunk: noise, except for conditioning frames; with ``rounded`` the values are rounded to
     bfloat16."""
 
     def __init__(self, model: ModelConfig, stream: StreamConfig, *, rounded: bool = False) -> None:
@@ -47,18 +47,18 @@ class Noise(nn.Module):
         Parameters
         ----------
         seeds, frames, draw : Tensor
-            [B], [B, F], [1] int64: seed, frame numbers and number of the draw, which select the noise.
+            Seed [B], frame numbers [B, F] and number of the draw [1], all int64, which together select the noise.
         conditioning_latents : Tensor
-            [B, C, F, h, w] float32, latents of the conditioning frames.
+            Latents of the conditioning frames, float32 [B, C, F, h, w].
         conditioning_frames : Tensor
-            [B] int64: number of leading frames of the chunk that are conditioning frames.
+            Number of leading frames of the chunk that are conditioning frames, int64 [B].
         rows : Tensor, optional
-            [B] int64, only in a pool: the row of ``conditioning_latents`` for each batch index.
+            The row of ``conditioning_latents`` for each batch index, int64 [B]; only in a pool.
 
         Returns
         -------
         Tensor
-            [B, C, F, h, w] float32.
+            Initial latents, float32 [B, C, F, h, w].
         """
         still = is_conditioning(conditioning_frames, frames.shape[1])[:, None, :, None, None]
         if rows is not None:
@@ -103,13 +103,13 @@ class Advance(nn.Module):
         Parameters
         ----------
         latents, velocity : Tensor
-            [B, C, F, h, w] float32.
+            Latents before the step, and the velocity that the model predicted, float32 [B, C, F, h, w].
         sigma, sigma_next : Tensor
-            [1] float32, noise level before and after the step.
+            Noise level before and after the step, float32 [1].
         seeds, frames, draw : Tensor
-            [B], [B, F], [1] int64: seed, frame numbers and number of the draw, which select the noise.
+            Seed [B], frame numbers [B, F] and number of the draw [1], all int64, which together select the noise.
         conditioning_frames : Tensor
-            [B] int64: number of leading frames of the chunk that are conditioning frames.
+            Number of leading frames of the chunk that are conditioning frames, int64 [B].
         """
         still = is_conditioning(conditioning_frames, frames.shape[1])[:, None, :, None, None]
         clean = latents - sigma * velocity
@@ -120,7 +120,7 @@ class Advance(nn.Module):
 class EulerAdvance(nn.Module):
     """One step of Euler's method without fresh noise: ``x + (sigma' - sigma)*v``, as in LightX2V.
 
-    Conditioning frames are not changed. The attributes have the meaning of `Advance`'s.
+    Conditioning frames are not changed. The attributes have the meaning of those of `Advance`.
     """
 
     draws, rounded = False, False
@@ -137,7 +137,8 @@ class EulerAdvance(nn.Module):
         sigma_next: Tensor,
         conditioning_frames: Tensor,
     ) -> Tensor:
-        """Return the next latents [B, C, F, h, w] float32; the parameters have the meaning of `Advance.forward`'s."""
+        """Return the next latents [B, C, F, h, w] float32; the parameters have the meaning of those of
+        `Advance.forward`."""
         still = is_conditioning(conditioning_frames, latents.shape[2])[:, None, :, None, None]
         after = latents + (sigma_next - sigma) * velocity
         return torch.where(still, latents, in_bfloat16_steps(after) if self.rounded else after)
@@ -165,7 +166,7 @@ def in_bfloat16_steps(x: Tensor) -> Tensor:
 
 
 def gaussian(seeds: Tensor, frames: Tensor, draw: Tensor, latent_shape: tuple[int, int, int]) -> Tensor:
-    """Return [B, C, F, h, w] float32 of N(0, 1), the same for equal (seed, frame, draw).
+    """Return Gaussian noise [B, C, F, h, w] float32 of N(0, 1), the same for equal (seed, frame, draw).
 
     Philox4x32-10 keyed by the seed at counter (element group, frame low, frame high, draw), then Box-Muller on
     24 bits a word, so |value| stays below sqrt(2*ln(2**25)) = 5.9.
@@ -211,7 +212,7 @@ def philox(
 
 
 def _multiply(constant: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the high and low 32 bits of constant * word for a constant from 2**31 on.
+    """Return the high and low 32 bits of constant * word, for a constant of 2**31 or more.
 
     ``constant - 2**32`` is multiplied instead, so that no product overflows int64; the missing ``word * 2**32`` is
     added to the high half. The number of operations is kept small, because each adds to the compile time.

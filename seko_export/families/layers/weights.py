@@ -29,7 +29,7 @@ class RenamedWeights:
     checkpoint : WeightSource
         The weights by the checkpoint's own names.
     names : mapping of str to str
-        Replacements: a part of the artifact's names, and the checkpoint's text for it.
+        Replacements for parts of names: each part of an artifact's name, and the checkpoint's text for that part.
     """
 
     def __init__(self, checkpoint: WeightSource, names: Mapping[str, str]) -> None:
@@ -54,22 +54,22 @@ class RenamedWeights:
 def model_weights(
     pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the artifact's model weights in the order in which a chunk uses them.
+    """Yield the weights of the model for the artifact, in the order in which a chunk uses them.
 
     Parameters
     ----------
     pieces : mapping of str to Piece
-        The build's engines, which determine the weights with shape and dtype.
+        The engines of the build. Their signatures determine the weights, with shape and dtype.
     checkpoint : WeightSource
-        The transformer's weights, by Wan's names.
+        Weights of the transformer, by Wan's names.
     media : MediaTensors, optional
         Weights of text encoder, VAE, audio and image encoder, if the build has them.
 
     Yields
     ------
     tuple of str and Tensor
-        Name in the artifact, and a contiguous CPU tensor in the engine's dtype. The scales of an fp8 matrix follow
-        it.
+        Name of a weight in the artifact, and a contiguous CPU tensor in the engine's dtype. The scales of an fp8 matrix
+        follow it.
     """
     sources = {
         TEXT_WEIGHTS: media and media.text,
@@ -99,7 +99,8 @@ def model_weights(
 
 
 def _in_fp8(name: str, checkpoint: WeightSource) -> tuple[Tensor, Tensor]:
-    """Return a matrix in e4m3 with a scale for each row: as the checkpoint stores it, if it does, else quantised."""
+    """Return a matrix in e4m3 with a scale for each row: as the checkpoint stores it if it is stored in e4m3, otherwise
+    quantised."""
     parts = [name.replace(".qkv.", f".{part}.") for part in "qkv"] if _QKV in name else [name]
     if isinstance(checkpoint, CodedWeights):
         stored = [checkpoint.row_codes(part) for part in parts]

@@ -1,7 +1,8 @@
-"""The modules of the camera input: from poses to rays, to tokens, to a scale and shift of every layer.
+"""The modules of the camera input: camera poses become rays, rays become tokens, and tokens become a scale and shift in
+every layer.
 
-Shapes as in `layers.causal_dit`; H, W: the video's height and width in pixels. Rays are in float32, matmuls in the
-weights' dtype.
+Shapes use the letters that `layers.causal_dit` defines; H and W are the video's height and width in pixels. Rays are in
+float32, matmuls in the weights' dtype.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ TOKENS, SCALE, SHIFT = "camera_tokens", "camera_scale", "camera_shift"
 
 
 class CameraTokens(Ranked):
-    """The module that turns a chunk's rays into tokens, which are the same for all layers and passes.
+    """The module that turns the camera rays of a chunk into tokens, which are the same for all layers and passes.
 
     Attributes
     ----------
     split : RankSplit or None
-        How ranks share a chunk. Each rank computes its own tokens.
+        How ranks (GPUs) share a chunk. Each rank computes its own tokens.
     """
 
     groups = ("given",)
@@ -71,7 +72,7 @@ class ScaleShift(nn.Module):
         self.cam_shift_layer = nn.Linear(d, d, dtype=dtype)
 
     def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return scale and shift, [B, T, d] each, from the tokens [B, T, d]."""
+        """Return scale and shift of one layer, [B, T, d] each, from the camera's tokens [B, T, d]."""
         tokens = given[TOKENS]
         inner = tokens + self.cam_injector_layer2(F.silu(self.cam_injector_layer1(tokens)))
         return self.cam_scale_layer(inner), self.cam_shift_layer(inner)
@@ -86,7 +87,7 @@ class KeptCamera(nn.Module):
         del model, dtype
 
     def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        """Return the next hidden state [B, T, d], computed in float32."""
+        """Return the next hidden state [B, T, d], scaled and shifted in float32."""
         return scaled(hidden, given[SCALE], given[SHIFT])
 
 
@@ -94,7 +95,7 @@ class CameraInLayer(ScaleShift):
     """The module that computes a layer's scale and shift from the camera's tokens in every pass and applies them."""
 
     def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
-        """Return the next hidden state [B, T, d], computed in float32."""
+        """Return the next hidden state [B, T, d], scaled and shifted in float32."""
         return scaled(hidden, *super().forward(given))
 
 
@@ -104,22 +105,22 @@ def scaled(hidden: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def rays(poses: Tensor, intrinsics: Tensor, height: int, width: int) -> Tensor:
-    """Return the ray of each pixel: origin, then direction of length 1.
+    """Return the camera ray of each pixel: origin, then direction of length 1.
 
     Parameters
     ----------
     poses : Tensor
-        [B, F, 3, 4] float32, rotation and translation of each latent frame's camera relative to that of the frame
-        before.
+        Rotation and translation of each latent frame's camera relative to the camera of the frame before, float32 [B,
+        F, 3, 4].
     intrinsics : Tensor
-        [B, F, 4] float32: focal lengths along x and y and centre x and y, in pixels of the video.
+        Camera intrinsics, float32 [B, F, 4]: focal lengths along x and y and centre x and y, in pixels of the video.
     height, width : int
-        H and W.
+        Height H and width W of the video in pixels.
 
     Returns
     -------
     Tensor
-        [B, F, 6, H, W] float32; x points right, y down, z forward.
+        Rays, float32 [B, F, 6, H, W]; x points right, y down, z forward.
     """
     fx, fy, cx, cy = intrinsics[..., None].unbind(-2)  # each [B, F, 1]
     x = (torch.arange(width, device=poses.device) + 0.5 - cx) / fx  # [B, F, W]

@@ -1,4 +1,5 @@
-"""The first picture as a condition: a table of 30 latent frames that an endless stream reads by frame number."""
+"""The first picture as a condition of the video: a table of 30 latent frames that an endless stream reads by frame
+number."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ TABLE_FRAMES = 30
 
 
 class ConditionFrames(nn.Module):
-    """The module that selects the entries of the condition table for a chunk's frames."""
+    """The module that selects the entries of the picture's condition table for the frames of a chunk."""
 
     groups = ("given",)
 
@@ -43,11 +44,11 @@ class ConditionFrames(nn.Module):
         Parameters
         ----------
         given : mapping of str to Tensor
-            The condition tables by name, of the call's rows; in a pool of all pool rows.
+            The condition tables by name, for the call's rows; in a pool for all rows of the pool.
         frames : Tensor
-            [B, F] int64, absolute latent-frame numbers: frame f takes row min(f, 29).
+            Absolute latent-frame numbers, int64 [B, F]: frame f takes row min(f, 29) of the table.
         rows : Tensor, optional
-            [B] int64, only in a pool: the pool row of each batch index.
+            The row of the pool for each batch index, int64 [B]; only in a pool.
         """
         table = given[TABLE]
         if rows is not None:
@@ -57,10 +58,10 @@ class ConditionFrames(nn.Module):
 
 
 class ConditionedEmbed(Embed):
-    """The embedding, with the condition as further channels beside the latents."""
+    """The embedding of a chunk, with the picture's condition as further channels beside the latents."""
 
     def beside(self, latents: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        """Return [B, in_channels, F, h, w]: latents, mask, latents of the picture."""
+        """Return the input of the patch embedding, [B, in_channels, F, h, w]: latents, mask, latents of the picture."""
         return torch.cat((latents, given[ROWS]), 1)
 
 
@@ -79,7 +80,7 @@ class Table(nn.Module):
 
 def picture_pieces(config: VideoBuild, vae: VaeConfig) -> list[Piece]:
     """Return the engines of the program `condition`, in order: encoding the picture, encoding a grey latent frame,
-    joining the table."""
+    joining both to the table."""
     s, z, kind = config.workload.stream, vae.latent_channels, vae_of(vae)
     latent, f32 = (z, 1, s.latent_height, s.latent_width), torch.float32
     caches = tuple(

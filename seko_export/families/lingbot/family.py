@@ -1,4 +1,4 @@
-"""The family object of lingbot-world; see `families.base.Family`."""
+"""The family object of lingbot-world, which implements `families.base.Family`."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class LingbotFamily(WanLayoutFamily):
     module_names = _NAMES
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
-        """Return what the family adds to the shared layers."""
+        """Return the modules and inputs that lingbot-world adds to the shared transformer layers."""
         return layer_choice(config)
 
     @property
     def presets(self) -> Mapping[str, Preset]:
-        """The presets of the family, by the name for ``--preset``."""
+        """The presets of lingbot-world, by the name for ``--preset``."""
         return PRESETS
 
     @property
     def keys(self) -> KeyTable:
-        """Key names of the authors' checkpoints."""
+        """Key names of the authors' checkpoints of lingbot-world."""
         return KEYS
 
     def recognise(
@@ -56,7 +56,7 @@ class LingbotFamily(WanLayoutFamily):
         return recognise(where, opened, config_json)
 
     def graph(self, config: VideoBuild) -> ModelGraph:
-        """Return engines, programs, buffers and inputs of a build."""
+        """Return the engines, programs, buffers and inputs of a lingbot-world build."""
         graph = super().graph(config)
         vae = config.workload.vae
         if vae is None or not vae.encodes_on:
@@ -70,8 +70,8 @@ class LingbotFamily(WanLayoutFamily):
         )
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
-        """Return the golden's inputs: a random condition for the session, and a camera that moves and turns for each
-        chunk."""
+        """Return the inputs of the golden (the recorded chunks): a random condition for the session, and for each chunk
+        a camera that moves and turns."""
         model, s = lingbot_model(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is None:
@@ -95,7 +95,8 @@ class LingbotFamily(WanLayoutFamily):
 
 
 def layer_choice(config: VideoBuild) -> LayerChoice:
-    """Return the family's additions to the shared layers: the condition, and the camera unless the build has none."""
+    """Return what lingbot-world adds to the shared transformer layers: the condition, and the camera unless the build
+    has none."""
     model, s, dtype = lingbot_model(config.model), config.workload.stream, config.target.dtype
     latent = (s.latent_height, s.latent_width)
     table = InputSpec(

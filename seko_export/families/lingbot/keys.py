@@ -35,14 +35,14 @@ def lingbot_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def lingbot_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for this model: the arguments of the authors' class."""
+    """Return the content of config.json for a lingbot-world model: the arguments of the authors' class."""
     controls = {width: name for name, width in CONTROLS.items()}
     control = controls[lingbot_model(config).control_channels]
     return wan_config(config) | {"model_type": "i2v", "control_type": control}
 
 
 def lingbot_model(config: ModelConfig) -> LingbotModel:
-    """Return a model config typed as a `LingbotModel`; refuse any other."""
+    """Return a model config typed as a `LingbotModel`; refuse any other class of config."""
     if not isinstance(config, LingbotModel):
         raise TypeError(f"a lingbot build has a {type(config).__name__}, expected a LingbotModel")
     return config

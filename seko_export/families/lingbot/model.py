@@ -68,5 +68,5 @@ class LingbotModel(ModelConfig):
 
     @property
     def control_width(self) -> int:
-        """Number of control values for each token."""
+        """Number of camera control values for each token."""
         return self.control_channels * TOKEN_PIXELS

@@ -13,7 +13,7 @@ _LARGEST = 0.999  # noise level of the trained schedule's first step, before the
 
 
 def trained_schedule(steps: tuple[int, ...], shift: float = SHIFT) -> Schedule:
-    """Return the schedule with these steps of the 1000 training steps, as the authors' solver computes it.
+    """Return the schedule that runs the given steps of the 1000 training steps, as the authors' solver computes it.
 
     The model's timestep is a whole number, 1000 times the warped noise level, rounded down, which several steps may
     share. The model's result is scaled by the noise level of the first step with that timestep; noise is added back
@@ -22,7 +22,7 @@ def trained_schedule(steps: tuple[int, ...], shift: float = SHIFT) -> Schedule:
     Parameters
     ----------
     steps : tuple of int
-        Numbers of training steps, ascending; step 0 has the most noise.
+        Numbers of the training steps that a chunk's passes use, ascending; step 0 has the most noise.
     shift : float
         Parameter of the warp ``shift*s / (1 + (shift-1)*s)``.
     """

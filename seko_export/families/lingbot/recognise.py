@@ -62,7 +62,7 @@ def _version(where: str) -> str:
 
 
 def _folders(where: str) -> set[str]:
-    """Return the names of the folder of a checkpoint and of its known subfolders."""
+    """Return the names of a checkpoint's folder and of its known subfolders."""
     path = Path(where)
     home = path if path.is_dir() else path.parent
     return {home.name, *(name for name in _VERSIONS if path.is_dir() and (path / name).is_dir())}

@@ -1,8 +1,8 @@
-"""The audio adapter: once a chunk, audio features become tokens and each layer's keys and values; in each pass,
-layers attend to them.
+"""The audio adapter: once a chunk, audio features become tokens, and tokens become each layer's keys and values; in
+each pass, layers attend to them.
 
-Shapes as in `layers.causal_dit`; S speakers, A audio tokens of a latent frame, M features of it. The tokens of a
-latent frame attend to the audio of that frame only.
+Shapes use the letters that `layers.causal_dit` defines; S speakers, A audio tokens of a latent frame, M audio features
+of a latent frame. The tokens of a latent frame attend to the audio of that frame only.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class AudioTokens(Ranked):
     Attributes
     ----------
     split : RankSplit or None
-        How ranks share a chunk. Each rank computes all audio tokens, and the gate of its own tokens of the picture.
+        How ranks (GPUs) share a chunk. Each rank computes all audio tokens, and the gate of its own tokens of the
+        picture.
     """
 
     groups = ("given",)
@@ -82,21 +83,21 @@ class AudioTokens(Ranked):
         Parameters
         ----------
         given : mapping of str to Tensor
-            ``audio`` [B, S, F, M, audio_dim] float32, or with an audio encoder ``audio_heard``; with several speakers
-            also ``speaker_masks`` [B, S, n] float32; in a pool ``speaker_masks`` of all pool rows.
+            Inputs by name: ``audio`` [B, S, F, M, audio_dim] float32, or with an audio encoder ``audio_heard``; with
+            several speakers also ``speaker_masks`` [B, S, n] float32, which in a pool has all rows of the pool.
         frames : Tensor
-            [B, F] int64, absolute frame numbers. Negative numbers belong to the reference picture, which has no audio.
+            Absolute frame numbers, int64 [B, F]. Negative numbers belong to the reference picture, which has no audio.
         rows : Tensor, optional
-            [B] int64, the pool row of each batch index; only in a pool.
+            The row of the pool for each batch index, int64 [B]; only in a pool.
         rank : Tensor, optional
-            [1] int64, the number of this rank; only if several ranks share a chunk.
+            Number of this rank, int64 [1]; only if several ranks (GPUs) share a chunk.
 
         Returns
         -------
         tokens : Tensor
-            [B, S, F, A, width], the audio tokens.
+            The audio tokens, [B, S, F, A, width].
         gate : Tensor
-            [B, S, T] float32, 0 or 1: whether each token of the picture attends to each speaker's audio; with `split`
+            Whether each token of the picture attends to each speaker's audio: 0 or 1, float32 [B, S, T]; with `split`
             [B, S, T/R].
         """
         features = given[self.features]
@@ -202,15 +203,16 @@ class AudioAttention(nn.Module):
         self.shift_scale_gate = nn.Parameter(torch.empty(1, 3, d))
 
     def forward(self, hidden: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        """Return the next hidden state [B, T, d]; with several ranks T counts the rank's own tokens.
+        """Return the next hidden state [B, T, d], after attention to the audio; with several ranks T counts the rank's
+        own tokens.
 
         Parameters
         ----------
         hidden : Tensor
-            [B, T, d], with the same number of tokens in each latent frame.
+            The hidden state, [B, T, d], with the same number of tokens in each latent frame.
         given : mapping of str to Tensor
-            ``audio_k`` and ``audio_v`` from `AudioKv`, ``audio_gate`` from `AudioTokens`, and ``audio_times`` [3, d],
-            the current pass's entry of `time_table`.
+            Tensors by name: ``audio_k`` and ``audio_v`` from `AudioKv`, ``audio_gate`` from `AudioTokens`, and
+            ``audio_times`` [3, d], the current pass's entry of `time_table`.
         """
         k, v, of_speaker = given[KEYS], given[VALUES], given[GATE]
         batch, speakers, frames = k.shape[:3]

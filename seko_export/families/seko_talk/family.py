@@ -1,4 +1,4 @@
-"""The family object of Seko-Talk AR; see `families.base.Family`."""
+"""The family object of Seko-Talk AR, which implements `families.base.Family`."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class SekoTalkFamily(WanLayoutFamily):
     module_names = _NAMES
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
-        """Return what the family adds to the shared layers."""
+        """Return the modules and inputs that Seko-Talk adds to the shared transformer layers."""
         return layer_choice(config)
 
     @property
     def presets(self) -> Mapping[str, Preset]:
-        """Named defaults, for ``--preset``."""
+        """Presets of Seko-Talk, by the name for ``--preset``."""
         return PRESETS
 
     @property
@@ -69,18 +69,18 @@ class SekoTalkFamily(WanLayoutFamily):
         return recognise(where, opened, config_json)
 
     def tables(self, config: VideoBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
-        """Return the audio adapter's shift, scale and gate of each pass."""
+        """Return the audio adapter's shift, scale and gate for each pass."""
         times = config.workload.schedule.timesteps
         table = audio.time_table(checkpoint, config.model, times, config.target.dtype)
         return {f"{OF_TIMES}{audio.TIMES}": table}
 
     def run_config(self, where: str, config_json: Mapping[str, Any]) -> tuple[Mapping[str, Any], Schedule]:
-        """Return the fields of the layout and the schedule of a run configuration of LightX2V."""
+        """Return the fields of the stream's layout and the schedule that a run configuration of LightX2V states."""
         return read_run_config(where, config_json)
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
-        """Return the golden's inputs: random features of the picture for the session; for each chunk random audio
-        features, or noise as audio."""
+        """Return the inputs of the golden (the recorded chunks): random features of the picture for the session; for
+        each chunk random audio features, or noise as audio."""
         model, s = talk_model(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is not None:
@@ -101,12 +101,12 @@ class SekoTalkFamily(WanLayoutFamily):
 
 
 def layer_choice(config: VideoBuild) -> LayerChoice:
-    """Return what the family adds to the shared layers.
+    """Return the modules and inputs that Seko-Talk adds to the shared transformer layers.
 
     Raises
     ------
     UsageError
-        If all passes of the build share one cache, or the build has no reference frame.
+        If all passes of the build share one KV cache, or the build has no reference frame.
     """
     model, s, dtype = talk_model(config.model), config.workload.stream, config.target.dtype
     if not s.pass_caches:

@@ -31,7 +31,7 @@ _OURS = re.compile(rf"blocks\.(0|[1-9][0-9]{{0,5}})\.{IN_LAYER}\.(.+)", re.ASCII
 
 
 def seko_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of a model, by the exporter's names, layer by layer."""
+    """Return the shape of every tensor of a Seko-Talk model, by the exporter's names, layer by layer."""
     m, d = talk_model(config), config.dim
     shapes = wan_shapes(m) | {
         f"{REFERENCE}.weight": (d, m.in_channels, 1, PATCH, PATCH),
@@ -73,7 +73,7 @@ def _projector_shapes(m: SekoTalkModel) -> dict[str, tuple[int, ...]]:
 
 
 def seko_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for this model: Wan's fields, and properties that shapes do not show."""
+    """Return the content of config.json for a Seko-Talk model: Wan's fields, and properties that shapes do not show."""
     m = talk_model(config)
     return wan_config(m) | {
         "_class_name": "SekoTalkModel",
@@ -90,14 +90,14 @@ def seko_config(config: ModelConfig) -> dict[str, object]:
 
 
 def talk_model(config: ModelConfig) -> SekoTalkModel:
-    """Return a model config typed as a `SekoTalkModel`; refuse any other."""
+    """Return a model config typed as a `SekoTalkModel`; refuse any other class of config."""
     if not isinstance(config, SekoTalkModel):
         raise TypeError(f"a Seko-Talk build has a {type(config).__name__}, expected a SekoTalkModel")
     return config
 
 
 def to_ours(key: str) -> str:
-    """Return the exporter's name of a key."""
+    """Return the exporter's name of a key in a checkpoint's file."""
     match = _THEIRS.fullmatch(key)
     if match:
         return f"blocks.{match[1]}.{IN_LAYER}.{match[2]}"
@@ -108,7 +108,7 @@ def to_ours(key: str) -> str:
 
 
 def to_theirs(name: str) -> str:
-    """Return the file's key for a name of the exporter."""
+    """Return the key in a checkpoint's file for a name of the exporter."""
     match = _OURS.fullmatch(name)
     if match:
         return f"ca.{match[1]}.{match[2]}"
@@ -119,7 +119,7 @@ def to_theirs(name: str) -> str:
 
 
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and standard deviation of the random values of a weight."""
+    """Return the mean and the standard deviation of the random values of a weight."""
     if name.endswith(("shift_scale_gate", "learnable_queries")) or name == STATE:
         return 0.0, 0.3
     return (0.0, 0.02) if name.endswith("in_proj_bias") else wan_spread(name, shape)

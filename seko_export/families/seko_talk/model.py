@@ -21,8 +21,8 @@ class SekoTalkModel(ModelConfig):
     audio_dim, audio_frames : int
         Width of HuBERT's features, and number of features for a latent frame.
     audio_width, audio_tokens, audio_layers, audio_heads, audio_ffn : int
-        Sizes of the projector: width, learnt queries for each latent frame, decoder layers, heads, and width of the
-        feed-forward.
+        Sizes of the projector from audio to tokens: width, learnt queries for each latent frame, decoder layers, heads,
+        and width of the feed-forward.
     audio_freq_dim : int
         Width of the adapter's sinusoidal time embedding.
     audio_eps, image_eps : float
@@ -33,7 +33,7 @@ class SekoTalkModel(ModelConfig):
     Raises
     ------
     UsageError
-        If two sizes contradict each other.
+        If two sizes of the model contradict each other.
     """
 
     state_rows: int = 2
@@ -86,10 +86,10 @@ class SekoTalkModel(ModelConfig):
 
     @property
     def sound_width(self) -> int:
-        """Width of HuBERT's features."""
+        """Width of HuBERT's audio features."""
         return self.audio_dim
 
     @property
     def picture_features(self) -> tuple[int, int] | None:
-        """Number and width of CLIP's features; None for a model without the picture branch."""
+        """Number and width of CLIP's picture features; None for a model without the picture branch."""
         return (self.image_tokens, self.image_dim) if self.image_dim else None

@@ -1,7 +1,7 @@
 """The modules of the portrait: the reference frame before the stream, and its CLIP features beside the text.
 
-The CLIP features are an input of the caller; in a build with an image encoder they are computed from the portrait
-once per prompt.
+The CLIP features are an input that the caller supplies. In a build with an image encoder they are computed from the
+portrait once per prompt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ReferenceEmbed(Embed):
         self.state_embedding = nn.Embedding(talk_model(model).state_rows, model.dim, dtype=dtype)
 
     def tokens(self, patches: Tensor, frames: Tensor) -> Tensor:
-        """Return the embedded patches [B, T, d]."""
+        """Return the embedded patches [B, T, d] of stream frames and reference frames."""
         before = (frames < 0).repeat_interleave(self.stream.frame_tokens, 1)[..., None]  # [B, T, 1]
         reference = self.ref_patch_embedding(patches) + self.state_embedding.weight[self.ref_state]
         return torch.where(before, reference, self.patch_embedding(patches))
@@ -51,8 +51,8 @@ class ReferenceEmbed(Embed):
     def times(
         self, timestep: Tensor, frames: Tensor, conditioning_frames: Tensor, context_timestep: Tensor
     ) -> Tensor:
-        """Return the timestep [B, F] of each frame: the context timestep for conditioning frames, the pass's for all
-        others, including reference frames."""
+        """Return the timestep [B, F] of each frame: the context timestep for conditioning frames, the timestep of the
+        pass for all others, including reference frames."""
         usual = super().times(timestep, frames, conditioning_frames, context_timestep)
         return torch.where(frames < 0, timestep, usual)
 

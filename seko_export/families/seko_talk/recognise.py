@@ -104,7 +104,7 @@ def recognise(where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | 
 
 
 def _sizes(shapes: Shapes) -> dict[str, int]:
-    """Return the sizes of picture branch and adapter that shapes determine."""
+    """Return the sizes of picture branch and audio adapter that the shapes of tensors determine."""
     sizes = {
         dimension.field: shapes[dimension.key][dimension.axis]
         for dimension in _ADAPTER

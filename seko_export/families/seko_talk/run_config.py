@@ -37,9 +37,9 @@ def read_run_config(where: str, config_json: Mapping[str, Any]) -> tuple[dict[st
     Parameters
     ----------
     where : str
-        The file, for messages.
+        Name of the run configuration's file, for error messages.
     told : mapping
-        Content of the file.
+        Content of the run configuration's file.
 
     Raises
     ------

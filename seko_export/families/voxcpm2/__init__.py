@@ -1,1 +1,1 @@
-"""VoxCPM2: speech from text, decoded patch by patch."""
+"""The family VoxCPM2: speech from text, generated in patches (short pieces of sound)."""

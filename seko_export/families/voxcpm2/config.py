@@ -13,12 +13,12 @@ from seko_runtime.speech.manifest import Patch, VoiceEncoder
 
 @dataclass(frozen=True)
 class LongRope:
-    """Rotary frequencies with a factor for each channel pair.
+    """Rotary frequencies that are divided by a factor for each channel pair (LongRoPE).
 
     Parameters
     ----------
     theta : float
-        Base of the frequencies.
+        Base of the rotary frequencies.
     short_factors, long_factors : tuple of float
         Frequency factors for a model of at most ``original_positions`` positions, and for a longer model.
     max_positions, original_positions : int
@@ -46,31 +46,31 @@ class LongRope:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """The frequency factors that the model uses: short or long."""
+        """The frequency factors that the model uses: those for a short or for a long model."""
         return self.long_factors if self.max_positions > self.original_positions else self.short_factors
 
     @property
     def amplitude(self) -> float:
-        """Factor of cosines and sines."""
+        """Factor by which cosines and sines of RoPE are multiplied."""
         growth = math.log(self.max_positions / self.original_positions) / math.log(self.original_positions)
         return math.sqrt(1 + growth)
 
 
 @dataclass(frozen=True)
 class NetConfig:
-    """Dimensions of one of the four transformers.
+    """Dimensions of one of VoxCPM2's four transformers.
 
     Parameters
     ----------
     layers, dim, ffn_dim : int
-        Depth, width, hidden width of the feed-forward.
+        Number of layers, width of the hidden state, hidden width of the feed-forward.
     heads, kv_heads, head_dim : int
-        Heads of queries, heads of keys and values, channels of a head.
+        Number of query heads, number of heads of keys and values, channels of a head.
     norm_eps : float
         Epsilon of every RMSNorm.
     scale_depth : float or None
-        With ``use_mup``: outputs of attention and feed-forward are multiplied by ``scale_depth`` / sqrt(layers) before
-        the residual sum. None: outputs are added without a factor.
+        Depth scaling, for a config with ``use_mup``: outputs of attention and feed-forward are multiplied by
+        ``scale_depth`` / sqrt(layers) before the residual sum. None: outputs are added without a factor.
     """
 
     layers: int
@@ -102,12 +102,12 @@ class NetConfig:
 
     @property
     def attention_width(self) -> int:
-        """Channels of all query heads, which may differ from ``dim``."""
+        """Number of channels of all query heads together, which may differ from ``dim``."""
         return self.heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
-        """Channels of all heads of keys, and of values."""
+        """Number of channels of all heads of keys together, which is also that of values."""
         return self.kv_heads * self.head_dim
 
 
@@ -118,29 +118,29 @@ class VoxCpm2Config(SpeechModel):
     Parameters
     ----------
     name : str
-        Preset name, for reports.
+        Name of the preset, for reports.
     vocab_size : int
-        Text tokens.
+        Number of text tokens in the vocabulary.
     base, residual : NetConfig
         The language model over text and patches, and the language model over the first model's quantised hidden states.
     encoder, decoder : NetConfig
         The local encoder of a patch, and the local diffusion transformer.
     rope : LongRope
-        Rotary frequencies of all nets except a residual net without positions.
+        Rotary frequencies of all transformers except a residual language model without positions.
     residual_rope : bool
-        Whether the residual net has rotary positions.
+        Whether the residual language model has rotary positions.
     patch_size : int
-        Latents of a patch.
+        Number of latents in a patch.
     fsq_dim, fsq_scale : int
-        Number of quantised channels, and number of levels on either side of zero.
+        Finite scalar quantisation: number of quantised channels, and number of levels on either side of zero.
     embed_scale : float
-        Factor of text embeddings; 1 unless ``use_mup`` is set.
+        Factor by which text embeddings are multiplied; 1 unless ``use_mup`` is set.
     mean_mode : bool
         Whether the local transformer also takes the solver's step size as input.
     max_length : int
-        Positions of a sequence in the original implementation, prompt included.
+        Largest number of positions of a sequence in the original implementation, prompt included.
     dtype : str
-        Compute dtype of the authors: ``bfloat16``, ``float16`` or ``float32``.
+        Compute dtype that the authors use: ``bfloat16``, ``float16`` or ``float32``.
     vae : AudioVaeConfig
         Dimensions of the audio VAE, which encodes samples to latents and decodes latents to samples.
     family : str
@@ -149,7 +149,7 @@ class VoxCpm2Config(SpeechModel):
     Raises
     ------
     UsageError
-        If two dimensions contradict each other.
+        If two dimensions of the model contradict each other.
     """
 
     vocab_size: int
@@ -200,14 +200,14 @@ class VoxCpm2Config(SpeechModel):
 
     @property
     def longest(self) -> int:
-        """Largest number of positions of a sequence: the positions of the rotary frequencies, even if the original
+        """Largest number of positions of a sequence: that of the rotary frequencies, even if the original
         implementation allows fewer.
         """
         return self.rope.max_positions
 
     @property
     def patch(self) -> Patch:
-        """Sizes of the patch that a step generates."""
+        """Sizes of the patch (short piece of sound) that a step generates."""
         return Patch(self.patch_size, self.latent_dim, self.patch_samples, self.vae.out_sample_rate)
 
     def voice_encoder(self, patches: int) -> VoiceEncoder:
@@ -216,25 +216,26 @@ class VoxCpm2Config(SpeechModel):
 
     @property
     def latent_dim(self) -> int:
-        """Channels of a latent."""
+        """Number of channels of a latent."""
         return self.vae.latent_dim
 
     @property
     def patch_shape(self) -> tuple[int, int]:
-        """Latents of a patch, and their channels."""
+        """Number of latents in a patch, and number of their channels."""
         return (self.patch_size, self.latent_dim)
 
     @property
     def patch_samples(self) -> int:
-        """Samples that a patch decodes to."""
+        """Number of sound samples to which a patch is decoded."""
         return self.patch_size * self.vae.decoder_stride
 
     @property
     def patch_tokens(self) -> int:
-        """Tokens of the local encoder: a learnt one, then the latents of a patch."""
+        """Number of tokens of the local encoder: a learnt token, then the latents of a patch."""
         return 1 + self.patch_size
 
     @property
     def solver_tokens(self) -> int:
-        """Tokens of the local transformer: two of the hidden states, the time, the previous patch, the patch."""
+        """Number of tokens of the local transformer: two of the hidden states, the time, the previous patch, the
+        patch."""
         return 3 + 2 * self.patch_size

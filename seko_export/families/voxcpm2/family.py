@@ -34,14 +34,14 @@ VAE_FILE = "audiovae."  # before the keys of the audio VAE's file
 
 
 class VoxCpm2Family(SpeechFamily):
-    """VoxCPM2 in a folder of its own form, with its audio VAE."""
+    """The family of VoxCPM2 models, whose checkpoint is a folder that also holds an audio VAE."""
 
     name = "voxcpm2"
     presets = PRESETS
 
     @property
     def keys(self) -> KeyTable:
-        """The tensors of the model's file; the audio VAE has a file of its own."""
+        """Names of the tensors in the model's file; the audio VAE has a file of its own."""
         namings = (Naming(self.name, str, str),)
         return KeyTable(FORMATS, voxcpm2_shapes, namings, (), "base_lm.embed_tokens.weight", subfolders=())
 
@@ -59,7 +59,8 @@ class VoxCpm2Family(SpeechFamily):
         return file
 
     def moving_steps(self, steps: int) -> int:
-        """Return how many of a flow-matching solver's steps evaluate a velocity; the first steps only move the time."""
+        """Return the number of solver steps that evaluate a velocity; the first steps of a flow-matching solver only
+        move the time."""
         return steps - still_steps(steps)
 
     def load(
@@ -86,19 +87,19 @@ class VoxCpm2Family(SpeechFamily):
     def write_random(
         self, path: Path, model: Any, *, seed: int, format: str | None, dtype: torch.dtype, device: str
     ) -> None:
-        """Write the folder of a model with seeded random weights."""
+        """Write a VoxCPM2 checkpoint folder with seeded random weights."""
         if format is not None:
             raise UsageError(f"family {self.name} writes one form, a folder, not {format!r}")
         write_random_voxcpm2(path, model, seed=seed, dtype=dtype, device=device)
 
     def graph(self, config: SpeechBuild) -> ModelGraph:
-        """Return engines, programs and buffers of a build."""
+        """Return the engines, programs and buffers of a VoxCPM2 build."""
         return speech_graph(config)
 
     def weights(
         self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the engines' weights by name."""
+        """Yield the weights of all engines by name."""
         return model_weights(pieces, _weights(checkpoint), media)
 
     def tables(self, config: SpeechBuild, checkpoint: WeightSource) -> Mapping[str, Tensor]:
@@ -109,18 +110,18 @@ class VoxCpm2Family(SpeechFamily):
 
 
 class _OfVae:
-    """The audio VAE's tensors among those of a folder."""
+    """The audio VAE's tensors among all tensors of a checkpoint folder."""
 
     def __init__(self, folder: WeightSource) -> None:
         self._folder = folder
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor by its name in the file, float32 as the VAE computes."""
+        """Return a tensor of the audio VAE by its name in the file, in float32, the VAE's compute dtype."""
         return self._folder[f"{VAE_FILE}{name}"].float()
 
 
 def _weights(checkpoint: WeightSource) -> SpeechWeights:
-    """Return the weights of a folder that `VoxCpm2Family.load` opened, by the engines' names."""
+    """Return the weights of a checkpoint folder that `VoxCpm2Family.load` opened, by the engines' names."""
     model = cast(VoxCpm2Config, cast(Checkpoint, checkpoint).config)
     return SpeechWeights(checkpoint, _OfVae(checkpoint), model)
 

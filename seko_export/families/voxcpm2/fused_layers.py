@@ -1,7 +1,8 @@
-"""The layers of `layers.py` in Seko's kernels: five launches for each layer if a call has few rows. Weights and results
-are those of `layers.py`.
+"""The transformer layers of `layers.py` with Seko's own kernels: five launches for each layer if a call has few rows.
+Weights and results are those of `layers.py`.
 
-In a step, a layer reads a row's cached tokens in place and needs no read length, so one engine serves all lengths.
+In a step, a layer reads a row's cached tokens in place and needs no read length, so one engine serves all lengths of
+the cached text.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class FusedLayer(Layer):
     """Base class of the fused layers; subclasses add the attention."""
 
     def fused_qkv(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return q, k and v as one tensor [..., (H + 2K)*D] before rotation, and the layer's tickets."""
+        """Return q, k and v as one tensor [..., (H + 2K)*D] before rotation, and the layer's tickets (counters that
+        kernels use to wait for each other)."""
         norm = self.input_layernorm
         return norm_linear(hidden, norm.weight, norm.eps, _weight(self.self_attn.qkv_proj))
 
@@ -39,7 +41,7 @@ class FusedLayer(Layer):
 
 
 class FusedLocalLayer(FusedLayer):
-    """`LocalLayer` in Seko's kernels."""
+    """The layer `LocalLayer` with Seko's own kernels."""
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return the layer's output [B, T, d] for ``hidden`` [B, T, d] and rotary tables [T, D] float32."""
@@ -49,7 +51,7 @@ class FusedLocalLayer(FusedLayer):
 
 
 class FusedStepLayer(FusedLayer):
-    """`CachedLayer` for one token a row, in Seko's kernels."""
+    """The layer `CachedLayer` for one token a row, with Seko's own kernels."""
 
     def forward(
         self,
@@ -62,18 +64,18 @@ class FusedStepLayer(FusedLayer):
         cos: Tensor | None = None,
         sin: Tensor | None = None,
     ) -> Tensor:
-        """Return the layer's output [B, 1, d].
+        """Return the layer's output [B, 1, d], and write the token's key and value to the cache.
 
         Parameters
         ----------
         hidden : Tensor
-            [B, 1, d].
+            The hidden state of one token a row, [B, 1, d].
         k_cache, v_cache : Tensor
-            [S, K, D], keys and values of S cache places; written in place.
+            Keys and values of S cache places, [S, K, D]; written in place.
         starts, first : Tensor
-            [B] int64, the first cache place of each row, and the position of the row's token; see `Positions`.
+            First cache place of each row, and position of the row's token, int64 [B]; see `Positions`.
         write_index, cos, sin : Tensor
-            Results of `StepPositions` of these names; ``cos`` and ``sin`` are None for a net without positions.
+            Results of `StepPositions` of these names; ``cos`` and ``sin`` are None for a transformer without positions.
         """
         qkv, tickets = self.fused_qkv(hidden)
         cos, sin = (None if table is None else table.flatten(0, 1) for table in (cos, sin))
@@ -84,8 +86,8 @@ class FusedStepLayer(FusedLayer):
 
 
 class FusedQuantisedStepLayer(FusedLayer):
-    """`QuantisedCachedLayer` for one token a row, in Seko's kernels; ``form`` is the number format of keys and
-    values.
+    """The layer `QuantisedCachedLayer` for one token a row, with Seko's own kernels; ``form`` is the number format of
+    keys and values.
     """
 
     def __init__(self, net: NetConfig, dtype: torch.dtype, *, form: NumberFormat, fp8: bool = False) -> None:
@@ -105,7 +107,7 @@ class FusedQuantisedStepLayer(FusedLayer):
         cos: Tensor | None = None,
         sin: Tensor | None = None,
     ) -> Tensor:
-        """Return the layer's output [B, 1, d]; arguments as in `FusedStepLayer.forward`, caches as in
+        """Return the layer's output [B, 1, d]; the arguments are those of `FusedStepLayer.forward`, with caches as in
         `QuantisedCache`.
         """
         net = self.net
@@ -126,12 +128,12 @@ class FusedQuantisedStepLayer(FusedLayer):
 
 
 class StepPositions(nn.Module):
-    """`Positions` for one token a row, for layers that read the cache in place.
+    """The module `Positions` for one token a row, for layers that read the cache in place.
 
     Parameters
     ----------
     amplitude : float
-        Factor of cosines and sines, see `LongRope.amplitude`.
+        Factor by which cosines and sines are multiplied; see `LongRope.amplitude`.
     """
 
     def __init__(self, amplitude: float) -> None:
@@ -144,7 +146,7 @@ class StepPositions(nn.Module):
         """Return the cache place of each row's token, [B] int64, and its rotary tables (cosines and sines) [B, 1, D]
         float32.
 
-        The parameters have the meaning of `Positions.forward`'s.
+        The parameters have the meaning of those of `Positions.forward`.
         """
         angles = first[:, None, None].to(torch.float32) * inverse_factors * frequencies
         return starts + first, *rotary(angles, self.amplitude)

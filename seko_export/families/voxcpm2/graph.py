@@ -35,7 +35,7 @@ _BETWEEN_CALLS = (contract.IDS, contract.IS_AUDIO, contract.PROMPT_PATCHES)
 
 
 def speech_graph(config: SpeechBuild) -> ModelGraph:
-    """Return engines, programs and buffers of a build; `seko_runtime.speech.contract` describes them."""
+    """Return the engines, programs and buffers of a VoxCPM2 build; `seko_runtime.speech.contract` describes them."""
     model, work = cast(VoxCpm2Config, config.model), config.workload
     target, form = config.target, NUMBER_FORMATS.get(work.kv_scheme)  # None: exact
     for net in (model.base, model.residual):
@@ -79,14 +79,15 @@ def speech_graph(config: SpeechBuild) -> ModelGraph:
 
 
 def _calls(pieces: Mapping[str, Piece], roles: Iterable[str]) -> Iterator[Call]:
-    """Yield the calls of some engines, in the roles' order."""
+    """Yield the calls of some engines, in the order of their roles."""
     by_role = {piece.key.role: piece for piece in pieces.values()}
     for role in roles:
         yield from by_role[role].calls()
 
 
 def _lead_in(decode: Piece) -> Call:
-    """Return the call of a decoder of one row that hears a patch of a voice, whose samples are dropped."""
+    """Return the call of the decoder, for one row, over a patch of a voice that the text continues; its samples are
+    dropped."""
     instead = {
         contract.PATCH: contract.LEAD_IN_PATCH,
         contract.ROWS: contract.PREFILL_ROWS,
@@ -99,7 +100,7 @@ def _lead_in(decode: Piece) -> Call:
 
 
 def _buffers(pieces: Iterable[Piece], config: SpeechBuild) -> tuple[Buffer, ...]:
-    """Return the buffers that the engines name, each as large as the largest call needs it."""
+    """Return the buffers that the engines name, each as large as the largest call needs."""
     patch = config.model.patch
     buffers = {
         buffer.name: buffer
@@ -125,7 +126,7 @@ def _buffers(pieces: Iterable[Piece], config: SpeechBuild) -> tuple[Buffer, ...]
 
 
 def _role(name: str, *, layered: bool) -> str:
-    """Return the role of a buffer: who fills it when."""
+    """Return the role of a buffer, which says who fills the buffer and when."""
     if layered or name in (*contract.STATES, contract.VAE_STATES):
         return "cache"
     if name in _STATE:

@@ -1,4 +1,4 @@
-"""The files of a VoxCPM2 checkpoint: names and shapes of its tensors, and strict reading."""
+"""The files of a VoxCPM2 checkpoint: names and shapes of their tensors, and strict reading."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMING = Naming("voxcpm2", str, str)
 
 
 def voxcpm2_shapes(config: VoxCpm2Config) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor of the model's file; the audio VAE has a file of its own."""
+    """Return the name and shape of every tensor in the model's file; the audio VAE has a file of its own."""
     d, local = config.base.dim, config.decoder.dim
     latents = config.latent_dim
     shapes: dict[str, tuple[int, ...]] = {"base_lm.embed_tokens.weight": (config.vocab_size, d)}
@@ -48,24 +48,24 @@ def voxcpm2_shapes(config: VoxCpm2Config) -> dict[str, tuple[int, ...]]:
 
 
 def load_voxcpm2(folder: Path, config: VoxCpm2Config, *, dtype: torch.dtype | None = None) -> Checkpoint:
-    """Open the model in a folder and check all keys, shapes and dtypes. The numbers are read later.
+    """Open the model in a checkpoint folder and check all keys, shapes and dtypes. The numbers are read later.
 
     Parameters
     ----------
     folder : Path
-        Folder with ``model.safetensors`` or ``pytorch_model.bin``; the latter may hold the weights in an entry
-        ``state_dict``.
+        Checkpoint folder with ``model.safetensors`` or ``pytorch_model.bin``; the latter may hold the weights in an
+        entry ``state_dict``.
     config : VoxCpm2Config
-        The model that is expected; `recognise.recognise` reads it from the folder.
+        Dimensions of the expected model; `recognise.recognise` reads them from the folder.
     dtype : torch.dtype, optional
-        float32, bfloat16 or float16 to convert to; None keeps the stored dtype.
+        Dtype to which weights are converted: float32, bfloat16 or float16; None keeps the stored dtype.
 
     Raises
     ------
     UsageError
         If ``dtype`` is not float32, bfloat16 or float16.
     CheckpointError
-        If the checkpoint cannot be read or is another model: a subclass for the cause, see
+        If the checkpoint cannot be read or holds another model; the subclass tells the cause, see
         `seko_export.checkpoints.errors`.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)

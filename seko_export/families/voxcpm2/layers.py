@@ -1,8 +1,8 @@
 """A MiniCPM4 layer, over a cache or over a few local tokens, and the positions that the layers of a call share.
 
-A cache is flat: its places [S, K, D] belong to rows as the host lays them out, each row from its ``starts`` on. A call
-writes its tokens to places and reads a fixed number of them, its read length, which is at least what the rows hold.
-The last place belongs to no row: padding is written there.
+The cache is flat: it has S places [S, K, D], and each row has consecutive places from its ``starts`` on, which the host
+chooses. A call writes its tokens to places and reads a fixed number of them, its read length, which is at least the
+number of tokens of any row. The last place belongs to no row: padding is written there.
 
 Shapes: B rows, T tokens of a row in one call, L read length, S places of the cache, d width, H heads of queries, K of
 keys and values, D channels of a head. Matmuls run in the weights' dtype, norms and RoPE in float32 as in the original.
@@ -22,7 +22,7 @@ from seko_kernels.fused_reference import FP8
 
 
 class Norm(nn.Module):
-    """RMSNorm that rounds to the weights' dtype before it multiplies by the weight."""
+    """RMSNorm that rounds its result to the weights' dtype before it multiplies by the weight."""
 
     def __init__(self, net: NetConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -49,12 +49,12 @@ class Fp8Weight(nn.Module):
 
 
 def matrix(inner: int, outer: int, dtype: torch.dtype, *, fp8: bool) -> nn.Module:
-    """Return a linear layer without a bias."""
+    """Return a linear layer without a bias, in the requested dtype or in fp8."""
     return Fp8Weight(inner, outer) if fp8 else nn.Linear(inner, outer, bias=False, dtype=dtype)
 
 
 class Attention(nn.Module):
-    """The projections of an attention; q, k and v are one matrix."""
+    """The projections of an attention; the matrices of q, k and v are joined to one."""
 
     def __init__(self, net: NetConfig, dtype: torch.dtype, *, fp8: bool) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """A gated feed-forward; gate and up are one matrix."""
+    """A gated feed-forward; the matrices of gate and up are joined to one."""
 
     def __init__(self, net: NetConfig, dtype: torch.dtype, *, fp8: bool) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Layer(nn.Module):
     Parameters
     ----------
     net : NetConfig
-        Sizes.
+        Dimensions of the transformer to which the layer belongs.
     dtype : torch.dtype
         Dtype of weights and activations.
     fp8 : bool
@@ -121,7 +121,8 @@ class Layer(nn.Module):
 
 
 class LocalLayer(Layer):
-    """A layer of a local net (encoder or transformer of one patch): every token attends to every other token."""
+    """A layer of a local transformer (encoder or diffusion transformer of one patch): every token attends to every
+    other token."""
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return the layer's output [B, T, d] for ``hidden`` [B, T, d] and rotary tables [T, D] float32."""
@@ -136,8 +137,8 @@ class LocalLayer(Layer):
 
 
 class CachedLayer(Layer):
-    """A layer with a cache: writes the call's keys and values, and attends to all tokens that the call's rows have in
-    the cache.
+    """A layer with a KV cache: writes the call's keys and values, and attends to all tokens that the call's rows have
+    in the cache.
     """
 
     def forward(
@@ -151,18 +152,18 @@ class CachedLayer(Layer):
         cos: Tensor | None = None,
         sin: Tensor | None = None,
     ) -> Tensor:
-        """Return the layer's output [B, T, d].
+        """Return the layer's output [B, T, d], and write the tokens' keys and values to the cache.
 
         Parameters
         ----------
         hidden : Tensor
-            [B, T, d].
+            The hidden state, [B, T, d].
         k_cache, v_cache : Tensor
-            [S, K, D], keys and values of S cache places; written in place.
+            Keys and values of S cache places, [S, K, D]; written in place.
         write_index, read_index, mask : Tensor
             Results of `Positions` of these names.
         cos, sin : Tensor, optional
-            [B, T, D] float32 rotary tables; None for a net without positions.
+            Rotary tables, float32 [B, T, D]; None for a transformer without positions.
         """
         q, k, v = self.projected(hidden, cos, sin)
         k_cache.index_copy_(0, write_index, k.flatten(0, 1))
@@ -194,12 +195,12 @@ class CachedLayer(Layer):
 
 
 class QuantisedCachedLayer(CachedLayer):
-    """A layer with a quantised cache.
+    """A layer with a quantised KV cache.
 
     Parameters
     ----------
     net, dtype, fp8
-        The arguments of `Layer` of these names.
+        Dimensions, dtype and fp8 option of the layer, as `Layer` takes them.
     form : NumberFormat
         Number format of keys, which are stored after RoPE, and of values.
     """
@@ -221,7 +222,8 @@ class QuantisedCachedLayer(CachedLayer):
         cos: Tensor | None = None,
         sin: Tensor | None = None,
     ) -> Tensor:
-        """Return the layer's output [B, T, d]; arguments as in `CachedLayer.forward`, caches as in `QuantisedCache`."""
+        """Return the layer's output [B, T, d]; the arguments are those of `CachedLayer.forward`, with caches as in
+        `QuantisedCache`."""
         q, k, v = self.projected(hidden, cos, sin)
         caches = QuantisedCache(self.form, k_codes, k_scales), QuantisedCache(self.form, v_codes, v_scales)
         for cache, x in zip(caches, (k, v), strict=True):
@@ -236,9 +238,9 @@ class Positions(nn.Module):
     Parameters
     ----------
     tokens, length, places : int
-        T tokens of a row, read length L, and S places of the cache.
+        Number T of tokens of a row in one call, read length L, and number S of cache places.
     amplitude : float
-        Factor of cosines and sines, see `LongRope.amplitude`.
+        Factor by which cosines and sines are multiplied; see `LongRope.amplitude`.
     """
 
     def __init__(self, tokens: int, length: int, places: int, amplitude: float) -> None:
@@ -253,23 +255,23 @@ class Positions(nn.Module):
         Parameters
         ----------
         starts : Tensor
-            [B] int64: the first cache place of each row; ``places - 1`` for a batch index without a session.
+            First cache place of each row, int64 [B]; ``places - 1`` for a batch index without a session.
         first, count : Tensor
-            [B] int64: the position of each row's first token, and the number of its tokens without padding, 1 to T.
+            Position of each row's first token, and number of its tokens without padding, 1 to T; int64 [B].
         inverse_factors, frequencies : Tensor
-            [D/2] float32, the two tables that `rope_tables` returns.
+            The two tables that `rope_tables` returns, float32 [D/2].
 
         Returns
         -------
         write_index : Tensor
-            [B*T] int64, the cache place of each token; for padding the cache's last place.
+            Cache place of each token, int64 [B*T]; for padding the cache's last place.
         read_index : Tensor
-            [B*L] int64, the cache places of each row's positions; after the row's last token the place of that token is
+            Cache places of each row's positions, int64 [B*L]; after the row's last token the place of that token is
             repeated, so that no other row's places are read.
         mask : Tensor
-            [B, T, L] bool, whether a token sees a position.
+            Whether a token attends to a position, bool [B, T, L].
         cos, sin : Tensor
-            [B, T, D] float32, rotary tables.
+            Rotary tables (cosines and sines), float32 [B, T, D].
         """
         steps = torch.arange(self.tokens, device=starts.device)
         read = torch.arange(self.length, device=starts.device)
@@ -299,6 +301,6 @@ def rope_tables(rope: LongRope) -> tuple[Tensor, Tensor]:
 
 
 def local_rotary(rope: LongRope, tokens: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [tokens, D] float32 of a local net's positions 0, 1, ..."""
+    """Return cosines and sines [tokens, D] float32 for the positions 0, 1, ... of a local transformer."""
     inverse, frequencies = rope_tables(rope)
     return rotary(torch.arange(tokens)[:, None].float() * inverse * frequencies, rope.amplitude)

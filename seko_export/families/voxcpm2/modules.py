@@ -1,4 +1,5 @@
-"""The modules of a VoxCPM2 step and of its prefill between the layers, each of which becomes an engine.
+"""The modules of a VoxCPM2 step and of a prefill, except the transformer layers between them. Each module becomes an
+engine.
 
 A row's state between two steps is the state at the head of the original's loop: the hidden states of both language
 models at the last position, and the last patch. A step generates the next patch from this state, encodes the patch, and
@@ -39,7 +40,8 @@ class PatchTokens(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """A patch as a token of the language models: the local encoder's learnt token behind its layers."""
+    """A patch of sound as a token of the language models: the local encoder's learnt token after the encoder's
+    layers."""
 
     def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -79,16 +81,17 @@ class PromptTokens(nn.Module):
         Parameters
         ----------
         ids : Tensor
-            [T] int64, token ids; at positions of patches any ids.
+            Token ids, int64 [T]; any id where a token is a patch.
         is_audio : Tensor
-            [T] bool, whether a token is a patch.
+            Whether each token is a patch, bool [T].
         embedded : Tensor
-            [T, 1, d], the embedding of each token's patch.
+            Embedding of each token's patch, [T, 1, d].
 
         Returns
         -------
         hidden, features : Tensor
-            [1, T, d] each; ``features`` are zeros where a token is text.
+            The language models' tokens, and the patch embeddings among them, [1, T, d] each; ``features`` are zeros
+            where a token is text.
         """
         text = self.embed_tokens(ids)[None]
         text = text if self.scale == 1 else text * self.scale
@@ -98,7 +101,7 @@ class PromptTokens(nn.Module):
 
 
 class Fsq(nn.Module):
-    """Finite scalar quantisation: a hidden state through a few levels for each of some channels."""
+    """Finite scalar quantisation: some channels of a hidden state are rounded to a few levels each."""
 
     def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -117,7 +120,7 @@ class Fsq(nn.Module):
 
 
 class Fusion(nn.Module):
-    """From the base net's last layer to the residual net's first: norm, quantisation, fusion with the patches."""
+    """The connection from the base language model to the residual one: norm, quantisation, fusion with the patches."""
 
     def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -129,16 +132,16 @@ class Fusion(nn.Module):
     def forward(
         self, hidden: Tensor, features: Tensor, is_audio: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the base net's hidden state, and the residual net's input.
+        """Return the base language model's hidden state, and the residual language model's input.
 
         Parameters
         ----------
         hidden, features : Tensor
-            [B, T, d] each: the base net's hidden state after its last layer, and the embedding of each token's patch,
-            zeros for text.
+            The base language model's hidden state after its last layer, and the embedding of each token's patch (zeros
+            for text), [B, T, d] each.
         is_audio : Tensor, optional
-            [T] bool, whether a token is a patch, for a single row: text tokens are not quantised. None: all tokens are
-            patches.
+            Whether each token is a patch, bool [T], for a single row: text tokens are not quantised. None: all tokens
+            are patches.
         """
         states = self.norm(hidden)
         quantised = self.fsq(states)
@@ -172,17 +175,18 @@ class KeepState(nn.Module):
         Parameters
         ----------
         hidden : Tensor
-            [B, T, d], the residual net's hidden states after its last layer.
+            The residual language model's hidden states after its last layer, [B, T, d].
         base : Tensor
-            [B, T, d], the base net's hidden states that `Fusion` returns.
+            The base language model's hidden states, [B, T, d], which `Fusion` returns.
         patches : Tensor
-            [B*T, P, C], the patch of each token; zeros where a token is text.
+            The patch of each token, [B*T, P, C]; zeros where a token is text.
         count : Tensor
-            [B] int64: number of tokens of each row without padding.
+            Number of tokens of each row without padding, int64 [B].
         rows : Tensor
-            [B] int64: the pool row of each batch index; the pool's last row for a batch index without a session.
+            The row of the pool for each batch index, int64 [B]; the pool's last row for a batch index without a
+            session.
         base_state, residual_state, last_patch : Tensor
-            [R, d], [R, d], [R, P, C], written in place.
+            States of all rows of the pool, written in place: [R, d], [R, d] and [R, P, C].
         """
         batch, tokens = hidden.shape[:2]
         last = torch.arange(batch, device=hidden.device) * tokens + count - 1
@@ -217,18 +221,18 @@ class Condition(nn.Module):
         Parameters
         ----------
         rows, base_state, residual_state, last_patch : Tensor
-            The arguments of `KeepState.forward` of these names; only read here.
+            The arguments of `KeepState.forward` of these names, which this module only reads.
 
         Returns
         -------
         mu : Tensor
-            [B, 2, 2, w]: the tokens of the two hidden states, and zeros for the row without condition.
+            Tokens of the two hidden states, and zeros for the computation without condition, [B, 2, 2, w].
         cond : Tensor
-            [B, 2, P, w]: the tokens of the previous patch, twice.
+            Tokens of the previous patch, twice, [B, 2, P, w].
         stop_logits : Tensor
-            [B, 2] float32, logits for going on and for stopping.
+            Logits for going on and for stopping, float32 [B, 2].
         stop : Tensor
-            [B] uint8: 1 if the patch of this step is the last one; 0 for equal logits.
+            Whether the patch of this step is the text's last: 1 or 0, uint8 [B]; 0 for equal logits.
         """
         base, residual, patch = (
             state.index_select(0, rows) for state in (base_state, residual_state, last_patch)
@@ -259,7 +263,8 @@ class PatchNoise(nn.Module):
 
 
 class SolverTokens(nn.Module):
-    """The local transformer's tokens of a solver step: hidden states, time, last patch, patch under way."""
+    """The local transformer's tokens in a solver step: hidden states, time, previous patch, and the patch that is being
+    made."""
 
     def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -275,7 +280,7 @@ class SolverTokens(nn.Module):
 
 
 class SolverStep(nn.Module):
-    """A step of Euler's method along the guided velocity."""
+    """A step of Euler's method along the velocity with guidance."""
 
     def __init__(self, config: VoxCpm2Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -292,13 +297,13 @@ class SolverStep(nn.Module):
         Parameters
         ----------
         tokens : Tensor
-            [2B, 3 + 2P, w], the local transformer's hidden states after its last layer.
+            The local transformer's hidden states after its last layer, [2B, 3 + 2P, w].
         patch : Tensor
-            [B, P, C], the patch before the step.
+            The patch before the solver step, [B, P, C].
         guidance : Tensor
-            [B] float32, the guidance scale of each row.
+            Guidance scale of each row, float32 [B].
         size : Tensor
-            [1], the step size in time.
+            Size of the solver step in time, [1].
         """
         velocities: Tensor = self.out_proj(self.norm(tokens[:, tokens.shape[1] - self.latents :]))
         conditioned, free = velocities.unflatten(0, (-1, 2)).unbind(1)

@@ -1,4 +1,4 @@
-"""The engines of a VoxCPM2 build: those of a step, of a prefill, and of the voice encoder.
+"""The engines of a VoxCPM2 build: engines of a step, of a prefill, and of the voice encoder.
 
 A step calls, in this order:
 
@@ -8,11 +8,12 @@ A step calls, in this order:
     positions, base_layer x layers, fusion, residual_layer x layers, keep_state
     decode
 
-A prefill: patch_tokens to patch_embedding over all tokens, prompt_tokens, then from positions to keep_state.
+A prefill calls patch_tokens to patch_embedding over all tokens, then prompt_tokens, then the engines from positions to
+keep_state.
 
-The parts of a step are programs of their own, as the second has a run for each solver step; what one hands to the
-next lies in buffers. Buffers of a step are as long as the largest call, ``[bucket]`` takes its leading rows; those
-of a prefill are of one row, and ``[bucket]`` takes the leading tokens.
+The parts of a step are programs of their own, because the second part runs once for each solver step; buffers carry the
+results of a part to the next. Buffers of a step are as long as the largest call, and ``[bucket]`` takes the leading
+rows; buffers of a prefill are for one row, and ``[bucket]`` takes the leading tokens.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ class SpeechLayout:
     Parameters
     ----------
     rows : int
-        Rows of the pool, including the last row, for batch indices without a session.
+        Number of rows of the pool, including the last row, which serves batch indices without a session.
     places : int
-        Places of each cache, including the last place, for padding.
+        Number of places in each cache, including the last place, to which padding is written.
     dtype : torch.dtype
         Dtype of weights, activations and caches; the audio VAE is float32.
     voice_patches : int
-        Patches of a voice that one call encodes.
+        Number of patches of a voice that one call encodes.
     fused : bool
-        Whether layers run in Seko's kernels; a prefill's layers with a cache run in torch, because they have many
-        tokens.
+        Whether layers run in Seko's own kernels. A prefill's layers with a cache always run in torch, because they have
+        many tokens.
     fp8 : bool
         Whether the layers' weight matrices are stored in e4m3, with a factor for each output channel.
     form : NumberFormat or None
@@ -133,7 +134,7 @@ def voice_piece(config: VoxCpm2Config, layout: SpeechLayout) -> Piece:
 
 
 class _Pieces:
-    """Makes the engines of one call size."""
+    """The engines of one size of call, such as a step of 8 rows."""
 
     def __init__(
         self,
@@ -279,7 +280,7 @@ class _Pieces:
         ]
 
     def _patches(self) -> Argument:
-        """Return the patches of the call's tokens: the prompt's, or the one that the step made."""
+        """Return the patches of the call's tokens: those of the prompt, or the patch that the step made."""
         ref = f"buffer:{contract.PROMPT_PATCHES}[bucket]" if self.variant else self.patch.ref
         return Argument("patches", ref, (self.batch * self.tokens, *self.config.patch_shape), self.dtype)
 
@@ -288,7 +289,8 @@ class _Pieces:
         return Argument("is_audio", f"buffer:{contract.IS_AUDIO}[bucket]", (self.tokens,), torch.bool)
 
     def _of_rows(self, name: str, buffer: str, dtype: torch.dtype = I64) -> Argument:
-        """Return what the host fills for each row of a call; a prefill has buffers of its own, of one row."""
+        """Return the arguments that the host fills for each row of a call; a prefill has buffers of its own, for one
+        row."""
         ref = f"buffer:{PREFILL}.{buffer}" if self.variant else f"buffer:{buffer}[bucket]"
         return Argument(name, ref, (self.batch,), dtype)
 
@@ -332,7 +334,7 @@ class _Pieces:
         return (FusedStepLayer if self.in_place else CachedLayer)(net, self.dtype, fp8=fp8)
 
     def _caches(self, prefix: str, net: NetConfig) -> Iterator[Argument]:
-        """Yield the caches of a net's layers: keys and values, or their codes and scales."""
+        """Yield the caches of a transformer's layers: keys and values, or their codes and scales."""
         form, heads, head_dim = self.layout.form, net.kv_heads, net.head_dim
         for part in "kv":
             tensors: dict[str, tuple[tuple[int, ...], torch.dtype]] = {

@@ -28,7 +28,7 @@ _WORD = "▁"
 def write_random_voxcpm2(
     path: Path, config: VoxCpm2Config, *, seed: int, dtype: torch.dtype = torch.bfloat16, device: str = "cpu"
 ) -> None:
-    """Write the folder of a model: config.json, both files of weights, tokenizer.json.
+    """Write the checkpoint folder of a model: config.json, both files of weights, tokenizer.json.
 
     The audio VAE is float32 as in the original. Parameters and errors are those of
     `checkpoints.random.write_random_folder`.
@@ -45,9 +45,9 @@ def write_random_voxcpm2(
 
 
 def _vae_spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and deviation of a random weight of the audio VAE: what scales is near 1.
+    """Return the mean and the deviation of a random weight of the audio VAE. Weights that scale a signal are near 1.
 
-    The lengths of its weight norms are less: with 1 activations grow to 200, and all sound is -1 or 1.
+    The lengths of the VAE's weight norms are less than 1: with 1 activations grow to 200, and every sample is -1 or 1.
     """
     if name.endswith("weight_g"):
         return 0.7, 0.07

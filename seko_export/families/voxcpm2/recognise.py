@@ -38,11 +38,11 @@ def recognise(folder: Path) -> VoxCpm2Config | None:
     Raises
     ------
     CheckpointNotFoundError
-        If there is no config.json.
+        If the folder has no config.json.
     NotACheckpointError
         If a field is unknown, missing, or has a type or value that is not supported.
     CheckpointError
-        If two fields contradict each other.
+        If two fields of config.json contradict each other.
     """
     file = folder / CONFIG_FILE
     if not file.is_file():
@@ -182,7 +182,7 @@ class _Section:
         self._read: set[str] = set()
 
     def section(self, name: str, *, optional: bool = False) -> _Section:
-        """Return the object of a field; where it is optional and missing or null, an empty one."""
+        """Return the object in a field; an empty object if the field is optional and missing or null."""
         value = self._take(name, None if optional else _REQUIRED)
         if value is None and optional:
             value = {}
@@ -191,49 +191,49 @@ class _Section:
         return _Section(self._where, f"{self._path}{name}.", value)
 
     def whole(self, name: str, default: object = _REQUIRED) -> int:
-        """Return a whole number of at least 1."""
+        """Return a whole number of at least 1 from a field of config.json."""
         value = self._take(name, default)
         if type(value) is not int or value < 1:
             raise self._odd(name, value, "a whole number of at least 1")
         return value
 
     def number(self, name: str, default: object = _REQUIRED) -> float:
-        """Return a finite number."""
+        """Return a finite number from a field of config.json."""
         value = self._take(name, default)
         if type(value) not in (int, float) or not math.isfinite(value):
             raise self._odd(name, value, "a finite number")
         return float(value)
 
     def flag(self, name: str, default: object = _REQUIRED) -> bool:
-        """Return a boolean."""
+        """Return a boolean from a field of config.json."""
         value = self._take(name, default)
         if not isinstance(value, bool):
             raise self._odd(name, value, "true or false")
         return value
 
     def text(self, name: str, default: object = _REQUIRED) -> str:
-        """Return a string."""
+        """Return a string from a field of config.json."""
         value = self._take(name, default)
         if not isinstance(value, str):
             raise self._odd(name, value, "a string")
         return value
 
     def choice(self, name: str, choices: Mapping[str, T], default: str) -> T:
-        """Return what one of some strings stands for."""
+        """Return the value for which the string in a field stands; only some strings are allowed."""
         value = self.text(name, default)
         if value not in choices:
             raise self._odd(name, value, f"one of {', '.join(choices)}")
         return choices[value]
 
     def wholes(self, name: str, default: object = _REQUIRED) -> tuple[int, ...]:
-        """Return an array of whole numbers of at least 1."""
+        """Return an array of whole numbers of at least 1 from a field of config.json."""
         value = self._take(name, default)
         if not isinstance(value, list | tuple) or any(type(size) is not int or size < 1 for size in value):
             raise self._odd(name, value, "an array of whole numbers of at least 1")
         return tuple(value)
 
     def numbers(self, name: str, default: object = _REQUIRED) -> tuple[float, ...]:
-        """Return an array of finite numbers."""
+        """Return an array of finite numbers from a field of config.json."""
         value = self._take(name, default)
         if not isinstance(value, list | tuple) or any(
             type(entry) not in (int, float) or not math.isfinite(entry) for entry in value
@@ -242,17 +242,17 @@ class _Section:
         return tuple(map(float, value))
 
     def fixed(self, name: str, wanted: object, default: object = _REQUIRED) -> None:
-        """Refuse any other value of a field than the one that is supported."""
+        """Refuse a field whose value is not the only supported one."""
         value = self._take(name, default)
         if value != wanted or type(value) is not type(wanted):
             raise self._odd(name, value, f"{wanted!r}, which alone is built")
 
     def has(self, name: str) -> bool:
-        """Return whether the field is there and not null."""
+        """Return whether a field is present in config.json and not null."""
         return self._fields.get(name) is not None
 
     def close(self) -> None:
-        """Refuse fields that nobody read."""
+        """Refuse the fields of config.json that were not read."""
         unknown = sorted(set(self._fields) - self._read)
         if unknown:
             names = ", ".join(shown(f"{self._path}{name}") for name in unknown[:20])
@@ -283,7 +283,7 @@ class _Section:
 
 
 def _language_model(lm: _Section) -> tuple[NetConfig, float, LongRope]:
-    """Return the base net, the scale of text embeddings, and the rotary positions of all nets."""
+    """Return the base language model, the scale of text embeddings, and the rotary positions of all transformers."""
     for unused in ("bos_token_id", "eos_token_id"):
         lm.whole(unused)
     lm.number("dim_model_base")
@@ -316,7 +316,7 @@ def _language_model(lm: _Section) -> tuple[NetConfig, float, LongRope]:
 
 
 def _local_net(local: _Section, base: NetConfig) -> NetConfig:
-    """Return a local net: the base net's heads of keys, epsilon and scaling, and sizes of its own."""
+    """Return a local transformer: it has the base model's heads of keys, epsilon and scaling, and sizes of its own."""
     dim, heads = local.whole("hidden_dim", 1024), local.whole("num_heads", 16)
     return replace(
         base,
@@ -329,7 +329,8 @@ def _local_net(local: _Section, base: NetConfig) -> NetConfig:
 
 
 def _head_dim(section: _Section, dim: int, heads: int) -> int:
-    """Return the channels of a head: ``kv_channels``, or without it the width's share."""
+    """Return the number of channels of a head: the field ``kv_channels``; if it is missing, the width divided by the
+    number of heads."""
     if section.has("kv_channels"):
         return section.whole("kv_channels")
     section.fixed("kv_channels", None, None)
@@ -339,7 +340,8 @@ def _head_dim(section: _Section, dim: int, heads: int) -> int:
 
 
 def _mean_mode(dit: _Section) -> bool:
-    """Return ``dit_mean_mode``. The original ignores ``mean_mode``, as the public file calls it; both must agree."""
+    """Return the field ``dit_mean_mode``. The original ignores ``mean_mode``, the name in the public file; both must
+    agree."""
     mean_mode = dit.flag("dit_mean_mode", False)
     if dit.flag("mean_mode", mean_mode) != mean_mode:
         raise dit.contradiction(
@@ -349,7 +351,7 @@ def _mean_mode(dit: _Section) -> bool:
 
 
 def _check_solver(cfm: _Section) -> None:
-    """Check the solver's fields. Only ``solver`` matters: the guidance is given with each session."""
+    """Check the solver's fields in config.json. Only ``solver`` matters: a session chooses the guidance."""
     cfm.fixed("solver", "euler", "euler")
     for name in ("sigma_min", "training_cfg_rate", "inference_cfg_rate", "noise_cond_scale"):
         cfm.number(name, 0.0)

@@ -64,9 +64,9 @@ def solver_tables(
     weights : WeightSource
         The checkpoint, by its own names.
     config : VoxCpm2Config
-        The model.
+        Dimensions of the model.
     steps : int
-        Solver steps.
+        Number of solver steps.
     dtype : torch.dtype
         The model's compute dtype.
     """
@@ -89,7 +89,7 @@ def sinusoid(times: Tensor, width: int) -> Tensor:
 
 
 def _embedded(weights: WeightSource, module: str, x: Tensor) -> Tensor:
-    """Return what the two linear layers of a time embedding make of ``x`` [N, d]."""
+    """Return the output of the two linear layers of a time embedding for ``x`` [N, d]."""
     for layer in ("linear_1", "linear_2"):
         at = f"{ESTIMATOR}.{module}.{layer}"
         x = F.linear(x, weights[f"{at}.weight"].to(x.dtype), weights[f"{at}.bias"].to(x.dtype))

@@ -41,21 +41,21 @@ _FUSED = {".qkv_proj.": (".q_proj.", ".k_proj.", ".v_proj."), ".gate_up_proj.": 
 
 
 class SpeechWeights:
-    """Weights by the names of the engines.
+    """The weights of a VoxCPM2 build, by the names that the engines use.
 
     Parameters
     ----------
     model, vae : WeightSource
         Tensors of the checkpoint's two files, by the names in these files.
     config : VoxCpm2Config
-        The model.
+        Dimensions of the model.
     """
 
     def __init__(self, model: WeightSource, vae: WeightSource, config: VoxCpm2Config) -> None:
         self._model, self._vae = model, AudioVaeTensors(vae, config.vae)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return one tensor, on the CPU."""
+        """Return one weight as a tensor on the CPU."""
         if name.startswith(VAE):
             return self._vae[name.removeprefix(VAE)]
         for fused, parts in _FUSED.items():

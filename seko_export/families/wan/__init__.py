@@ -1,1 +1,1 @@
-"""The family of Wan 2.1 and Self-Forcing: presets, checkpoint keys, recognition."""
+"""The family of Wan 2.1 and Self-Forcing models: presets, checkpoint keys, recognition."""

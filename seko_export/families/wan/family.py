@@ -1,4 +1,4 @@
-"""The family object of Wan 2.1 and Self-Forcing; see `families.base.Family`."""
+"""The family object of Wan 2.1 and Self-Forcing, which implements `families.base.Family`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class WanFamily(WanLayoutFamily):
 
     @property
     def presets(self) -> Mapping[str, Preset]:
-        """Named defaults, for ``--preset``."""
+        """Models with known dimensions, by the name for ``--preset``."""
         return PRESETS
 
     @property
     def keys(self) -> KeyTable:
-        """Key formats: Wan's own names, diffusers' names, and those in Self-Forcing's `.pt` files."""
+        """Key formats of checkpoints: Wan's own names, diffusers' names, and the names in Self-Forcing's `.pt`
+        files."""
         return KEYS
 
     def recognise(

@@ -118,7 +118,7 @@ BLOCK_TO_WAN = {other: wan for wan, other in BLOCK_TO_DIFFUSERS.items()}
 
 
 def diffusers_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for this model: the arguments of ``diffusers.WanTransformer3DModel``."""
+    """Return the content of config.json for a Wan model: the arguments of ``diffusers.WanTransformer3DModel``."""
     return {
         "_class_name": "WanTransformer3DModel",
         "patch_size": [1, PATCH, PATCH],

@@ -1,4 +1,5 @@
-"""Wan's presets: published models of its layers with their authors' streams and passes, and a tiny one for tests."""
+"""Wan's presets: published models with Wan's layers, each with its authors' stream layout and passes, and a tiny model
+for tests."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Code that families share whose checkpoints have Wan's layers and key names."""
+"""Code for families whose checkpoints have Wan's layers and key names."""

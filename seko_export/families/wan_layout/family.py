@@ -20,14 +20,15 @@ from seko_export.families.wan_layout.recognise import is_config
 
 
 class WanLayoutFamily(VideoFamily):
-    """A family whose transformer is built from `families.layers`; `layer_choice` returns its additions."""
+    """A family whose transformer is built from `families.layers`; `layer_choice` returns what the family adds to these
+    layers."""
 
     splits_over_ranks = True
     module_names: ClassVar[Mapping[str, str]] = {}
     """A part of the artifact's names, which say in which module a weight is, and what the checkpoint has instead."""
 
     def layer_choice(self, config: VideoBuild) -> LayerChoice:
-        """Return the family's additions to the shared layers of a build."""
+        """Return what the family adds to the shared layers of a build."""
         del config
         return PLAIN
 
@@ -36,7 +37,7 @@ class WanLayoutFamily(VideoFamily):
         return is_config(config_json)
 
     def graph(self, config: VideoBuild) -> ModelGraph:
-        """Return engines, programs, buffers and inputs of a build."""
+        """Return the engines, programs, buffers and inputs of a build."""
         choice = self.layer_choice(config)
         pieces = make_pieces(config, choice)
         return ModelGraph(pieces, make_programs(pieces), make_buffers(config, choice), choice.inputs)
@@ -44,10 +45,11 @@ class WanLayoutFamily(VideoFamily):
     def weights(
         self, pieces: Mapping[str, Piece], checkpoint: WeightSource, media: MediaTensors | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the artifact's weights by name."""
+        """Yield the weights of the artifact by name."""
         return model_weights(pieces, RenamedWeights(checkpoint, self.module_names), media)
 
     def cache_probe(self, config: VideoBuild) -> CacheProbe:
-        """Return the blocks, with cache arguments ``caches.k`` and ``caches.v``, and the embedding."""
+        """Return the block as the engine that writes the cache (arguments ``caches.k`` and ``caches.v``), and the
+        embedding as the engine that begins each pass."""
         del config
         return CacheProbe(BLOCK, "embed")

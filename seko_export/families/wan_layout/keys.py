@@ -78,7 +78,7 @@ TELLTALES = (
 
 
 def wan_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return every tensor that a checkpoint of this model holds, under Wan's names.
+    """Return every tensor of a checkpoint of this model, under Wan's names.
 
     diffusers stores the same shapes, so this table serves both namings.
 
@@ -90,7 +90,7 @@ def wan_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     Returns
     -------
     dict[str, tuple[int, ...]]
-        Name to shape, outer tensors first, then block by block.
+        Shape of each tensor by name: outer tensors first, then block by block.
     """
     d, ffn = config.dim, config.ffn_dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -120,7 +120,7 @@ def wan_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def wan_config(config: ModelConfig) -> dict[str, object]:
-    """Return the content of config.json for this model: the arguments of Wan's own ``WanModel``."""
+    """Return the content of config.json for a model: the arguments of Wan's own ``WanModel``."""
     return {
         "_class_name": "WanModel",
         "dim": config.dim,
@@ -138,6 +138,6 @@ def wan_config(config: ModelConfig) -> dict[str, object]:
 
 
 def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return mean and standard deviation of the random values of a weight: modulations as Wan initialises them,
-    others by `plain_spread`."""
+    """Return the mean and the standard deviation of the random values of a weight: for modulations as Wan initialises
+    them, for other weights by `plain_spread`."""
     return (0.0, shape[-1] ** -0.5) if name.endswith("modulation") else plain_spread(name, shape)

@@ -76,7 +76,7 @@ def recognise(
     """Return the facts that a file and its config.json state about a model with Wan's layers; None if the file holds no
     such model.
 
-    A family passes its name and its key table; see `VideoFamily.recognise`.
+    Each family passes its name and its key table; see `VideoFamily.recognise`.
     """
     facts = shape_facts(where, keys, opened)
     if facts is None:
@@ -131,7 +131,8 @@ def unused_fields(config_json: Mapping[str, Any] | None, *, window: bool) -> tup
 
 
 def is_config(config_json: Mapping[str, Any]) -> bool:
-    """Return whether a config.json may be a Wan model's, rather than a VAE's, a scheduler's or transformers'."""
+    """Return whether a config.json may describe a Wan model, rather than a VAE, a scheduler or a model of
+    transformers."""
     name = config_json.get("_class_name")
     if "architectures" in config_json or (
         isinstance(name, str) and "Model" not in name and "Transformer" not in name
@@ -155,7 +156,8 @@ def _check_attention(where: str, config_json: Mapping[str, Any]) -> None:
 
 
 def _learn_head_dim(facts: Facts, config_json: Mapping[str, Any]) -> None:
-    """Use diffusers' head width: with the number of heads it gives the width, without it the number of heads."""
+    """Use the width of a head that diffusers' config.json states. If the number of heads is known, it determines the
+    model's width; otherwise it determines the number of heads."""
     size = config_number(facts.where, config_json, _HEAD_DIM, whole=True)
     if size is None:
         return
@@ -172,7 +174,8 @@ def _learn_head_dim(facts: Facts, config_json: Mapping[str, Any]) -> None:
 
 
 def _learn_window(stream: Facts, config_json: Mapping[str, Any]) -> None:
-    """Learn chunk, sink and ring. Wan's window includes the sink; -1 means all frames of a video of fixed length."""
+    """Learn the sizes of chunk, sink and ring from config.json. Wan's window includes the sink; -1 means all frames of
+    a video of fixed length."""
     chunk = config_number(stream.where, config_json, _CHUNK, whole=True)
     if chunk is not None:
         stream.learn("chunk_frames", Fact(chunk, Source.CONFIG, _CHUNK))

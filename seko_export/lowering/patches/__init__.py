@@ -1,7 +1,8 @@
-"""Patches of private parts of torch and triton, one a module.
+"""Patches of private parts of torch and triton, one patch in each module.
 
-A module's docstring describes the fault. Its `PATCH` fixes it and names the torch release without the fault. Tests in
-`tests/export/patches/` compare that release with the installed torch, and fail if a patch is no longer needed.
+Each module's docstring describes a fault. Its `PATCH` fixes the fault and names the torch release that does not have
+it. Tests in `tests/export/patches/` compare that release with the installed torch, and fail if a patch is no longer
+needed.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _DECLARED, _INSTANTIATED = _TEMPLATE.format("extern"), _TEMPLATE.format("")
 
 @contextmanager
 def container_compiled_once() -> Iterator[None]:
-    """Context in which AOTInductor links the container's object file from its private cache."""
+    """Context manager in which AOTInductor links the container's object file from its private cache."""
     from torch._inductor import cpp_builder
 
     known = cpp_builder.run_compile_cmd
@@ -54,8 +54,8 @@ def split_source(source: str, interface: str) -> tuple[str, str] | None:
     Returns
     -------
     tuple of (str, str) or None
-        The container's source, equal for all engines of a device, and the engine's own. None if the source does not
-        contain the interface; the whole source is then compiled as torch does.
+        The container's source, which is equal for all engines of a device, and the engine's own source. None if the
+        source does not contain the interface; the whole source is then compiled as torch does.
     """
     before, marker, after = source.partition(interface.strip())
     if not marker:

@@ -19,7 +19,7 @@ GRID = "grid_0 * grid_1 * grid_2"  # name of the scratch size in the C++ code ar
 
 @contextmanager
 def scratch_of_the_whole_grid() -> Iterator[None]:
-    """Context in which compiled engines allocate scratch for every program of a launch.
+    """Context manager in which compiled engines allocate scratch memory for every program of a launch.
 
     Raises
     ------

@@ -1,9 +1,10 @@
-"""Lets AOTInductor engines launch kernels before the launch before them has ended.
+"""A patch with which AOTInductor engines launch a kernel before the previous launch has ended.
 
-On sm_90 and later a launch may carry an attribute with which it begins early; the kernel itself waits for the launch
-before. A chain of kernels of 5 us each takes a fifth less with it. The compiler's host code has no way to ask for it.
-Here its function that loads a kernel notes those that wait, by their names, and its function that launches sets the
-attribute for them; a kernel that does not wait must not begin early. CUDA graphs keep the attribute.
+On sm_90 and later a launch may carry an attribute with which it begins early; the kernel itself then waits for the
+previous launch. A chain of kernels of 5 us each takes a fifth less time with the attribute. The compiler's host code
+cannot set it. The patch changes two functions of the compiler: the function that loads a kernel notes, by their names,
+the kernels that wait; the function that launches sets the attribute for these kernels. A kernel that does not wait must
+not begin early. CUDA graphs keep the attribute.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _EARLY = """for (CUfunction known : earlyKernels) {
 
 @contextmanager
 def early_where_kernels_wait() -> Iterator[None]:
-    """Context in which engines launch `EARLY_KERNELS` early."""
+    """Context manager in which engines launch the kernels `EARLY_KERNELS` before the previous launch has ended."""
     from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 
     known = CUDADeviceOpOverrides.kernel_driver
@@ -72,10 +73,10 @@ def early_where_kernels_wait() -> Iterator[None]:
 
 
 def with_early_launches(source: str) -> str:
-    """Return the compiler's host code that launches kernels, with early launches in it.
+    """Return the compiler's host code that launches kernels, with the attribute for early launches in it.
 
-    Other host code than known stays as it is: kernels then begin behind each other, with the same results. A test holds
-    the installed torch to what is known.
+    Host code that the patch does not know is not changed: kernels then begin one after another, with the same results.
+    A test checks that the installed torch generates host code that the patch knows.
     """
     found = _CALL.findall(source)
     if len(found) != 1 or not 1 <= source.count(_LOADER) == source.count(_LOADED):

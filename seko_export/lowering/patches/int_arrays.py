@@ -25,7 +25,7 @@ _KEPT = (
 
 @contextmanager
 def arrays_declared_where_used() -> Iterator[None]:
-    """Context in which generated C++ uses no size or stride array before its declaration."""
+    """Context manager in which generated C++ uses no size or stride array before its declaration."""
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
     known = CppWrapperCpu.codegen_int_array_var
@@ -43,7 +43,8 @@ def arrays_declared_where_used() -> Iterator[None]:
 
 
 def _lasting(compiler: object, writeline: Writer) -> Writer:
-    """Return one lasting method object for an owner. While both are alive, no other object has its address."""
+    """Return one lasting method object for an owner. While owner and method object are alive, no other object has the
+    method object's address."""
     writers: dict[tuple[int, str], tuple[object, Writer]] = compiler.__dict__.setdefault(_KEPT, {})
     owner: object = getattr(writeline, "__self__", writeline)
     name: str = getattr(writeline, "__name__", "")

@@ -25,7 +25,7 @@ _COMPILED: set[str] = set()
 
 @contextmanager
 def gluon_behind_outlines() -> Iterator[None]:
-    """Context in which compiling an outline compiles its Gluon kernel.
+    """Context manager in which compiling an outline compiles its Gluon kernel.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Patches of torch or triton, and a context that applies several."""
+"""The class of patches of torch or triton, and a context manager that applies several patches."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class Patch:
     Parameters
     ----------
     apply : callable
-        Returns a context manager, inside which the library is changed.
+        Function that returns a context manager, inside which the library is changed.
     mended_in : tuple of int or None
-        The first release of torch without the fault; None if all supported releases have it.
+        The first torch release without the fault; None if all supported releases have the fault.
     """
 
     apply: Callable[[], AbstractContextManager[None]]
     mended_in: tuple[int, int] | None = None
 
     def is_needed(self, version: str = torch.__version__) -> bool:
-        """Return whether this version of torch has the fault."""
+        """Return whether a version of torch has the fault that this patch fixes."""
         release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
         return self.mended_in is None or release < self.mended_in
 
 
 @contextmanager
 def applied(*patches: Patch) -> Iterator[None]:
-    """Context in which the patches that the installed torch needs are applied, in the order of the argument."""
+    """Context manager in which the patches that the installed torch needs are applied, in the order of the argument."""
     with ExitStack() as stack:
         for patch in patches:
             if patch.is_needed():

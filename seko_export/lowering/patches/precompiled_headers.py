@@ -22,7 +22,7 @@ HEADERS_KEPT = (
 
 @contextmanager
 def headers_in_the_cache() -> Iterator[None]:
-    """Context in which precompiled headers are in the compiler's cache; older ones are removed from it.
+    """Context manager in which precompiled headers are in the compiler's cache; older headers are removed from it.
 
     With a torch release that names the folder differently, no headers are precompiled.
     """

@@ -1,7 +1,7 @@
-"""A patch that keeps environment variables out of the compiler's cache, which a ``compile`` artifact ships.
+"""A patch that keeps environment variables out of the compiler's cache, which is shipped in a ``compile`` artifact.
 
-With each graph the compiler saves a script that runs the graph again. The script sets every environment variable
-whose name contains TORCH or TRITON, and with them paths and the user's name.
+With each graph the compiler saves a script that runs the graph again. The script sets every environment variable whose
+name contains TORCH or TRITON. These variables contain paths and the user's name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from seko_export.lowering.patches.patch import Patch
 
 @contextmanager
 def environment_left_out() -> Iterator[None]:
-    """Context in which saved graphs contain no environment variable."""
+    """Context manager in which saved graphs contain no environment variable."""
     from torch._dynamo.repro import after_aot
 
     names = vars(after_aot)

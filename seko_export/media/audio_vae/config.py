@@ -16,24 +16,26 @@ class AudioVaeConfig:
     Parameters
     ----------
     encoder_dim : int
-        Channels behind the encoder's first convolution; each block doubles them.
+        Number of channels after the encoder's first convolution; each block doubles it.
     encoder_rates : tuple of int
-        Stride of each encoder block; their product is the samples of a latent at ``sample_rate``.
+        Stride of each encoder block; the product of all strides is the number of samples of a latent at
+        ``sample_rate``.
     latent_dim : int
-        Channels of a latent.
+        Number of channels of a latent.
     decoder_dim : int
-        Channels before the decoder's first block; each block halves them.
+        Number of channels before the decoder's first block; each block halves it.
     decoder_rates : tuple of int
-        Stride of each decoder block; their product is the samples of a latent at ``out_sample_rate``.
+        Stride of each decoder block; the product of all strides is the number of samples of a latent at
+        ``out_sample_rate``.
     sample_rate, out_sample_rate : int
-        Samples a second that the encoder takes and the decoder makes.
+        Samples a second of the sound that the encoder takes, and of the sound that the decoder makes.
     rate_boundaries : tuple of int
-        Sample rates between which the decoder's conditions change, ascending.
+        Sample rates at which the condition of the decoder changes, ascending.
 
     Raises
     ------
     UsageError
-        If two of them contradict each other.
+        If two dimensions of the VAE contradict each other.
     """
 
     encoder_dim: int = 128
@@ -62,22 +64,22 @@ class AudioVaeConfig:
 
     @property
     def encoder_stride(self) -> int:
-        """Samples at ``sample_rate`` of a latent."""
+        """Number of samples of a latent at ``sample_rate``."""
         return math.prod(self.encoder_rates)
 
     @property
     def decoder_stride(self) -> int:
-        """Samples at ``out_sample_rate`` of a latent."""
+        """Number of samples of a latent at ``out_sample_rate``."""
         return math.prod(self.decoder_rates)
 
     @property
     def encoder_widths(self) -> tuple[int, ...]:
-        """Channels before each encoder block, then behind the last."""
+        """Numbers of channels before each encoder block, then after the last block."""
         return tuple(self.encoder_dim * 2**block for block in range(len(self.encoder_rates) + 1))
 
     @property
     def decoder_widths(self) -> tuple[int, ...]:
-        """Channels before each decoder block, then behind the last."""
+        """Numbers of channels before each decoder block, then after the last block."""
         return tuple(self.decoder_dim // 2**block for block in range(len(self.decoder_rates) + 1))
 
     @property

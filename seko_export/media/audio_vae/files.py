@@ -1,4 +1,5 @@
-"""The file of an AudioVAE V2: names and shapes of its tensors, strict reading, weights by the modules' names."""
+"""The file of an AudioVAE V2: names and shapes of its tensors, strict reading, and weights by the names of the
+modules."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _NAMING = Naming("audiovae", str, str)
 
 
 def audio_vae_shapes(config: AudioVaeConfig) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor of the file, encoder first."""
+    """Return the name and shape of every tensor in the file of the audio VAE, encoder first."""
     shapes = _conv("encoder.block.0", config.encoder_dim, 1, KERNEL)
     blocks = zip(config.encoder_widths, config.encoder_rates, strict=False)
     for number, (width, stride) in enumerate(blocks, start=1):
@@ -64,7 +65,8 @@ def load_audio_vae(folder: Path, config: AudioVaeConfig) -> Checkpoint:
     Raises
     ------
     CheckpointError
-        If the file cannot be read or is another model: a subclass for the cause, see `seko_export.checkpoints.errors`.
+        If the file cannot be read or holds another model; the subclass tells the cause, see
+        `seko_export.checkpoints.errors`.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if file is None:
@@ -94,21 +96,22 @@ def _match(file: Path, opened: OpenedFiles, config: AudioVaeConfig) -> tuple[str
 
 
 class AudioVaeTensors:
-    """Weights by the modules' names: weight norms folded, conditions of the one sample rate.
+    """Weights of the audio VAE by the names of the modules. Weight norms are folded, and only the conditions of one
+    sample rate are kept.
 
     Parameters
     ----------
     stored : WeightSource
-        The file's tensors.
+        Tensors of the file, by name.
     config : AudioVaeConfig
-        The VAE.
+        Dimensions of the audio VAE.
     """
 
     def __init__(self, stored: WeightSource, config: AudioVaeConfig) -> None:
         self._stored, self._config = stored, config
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor by its name behind ``encoder.`` or ``decoder.``, float32 on the CPU."""
+        """Return a tensor by its name after ``encoder.`` or ``decoder.``, float32 on the CPU."""
         if name.startswith(_CONDITIONS):
             number, kind = name.removeprefix(_CONDITIONS).split(".")
             table = self._stored[f"decoder.sr_cond_model.{number}.{kind}_embed.weight"]

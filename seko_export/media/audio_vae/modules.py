@@ -1,7 +1,7 @@
 """AudioVAE V2 as modules that are pure functions of a chunk and of the states that convolutions keep between chunks.
 
-Every convolution is causal: it is padded on the left alone. So a convolution needs its last inputs of the chunk
-before, and zeros before the first chunk. A stream starts with states of zeros; there is no other first call.
+Every convolution is causal: it is padded on the left alone. So a convolution needs its last inputs of the previous
+chunk, and zeros before the first chunk. A stream starts with states of zeros, and its first call is like all others.
 Attribute names are those of the checkpoint, with each weight norm folded into one ``weight``.
 
 Shapes: B rows, C channels, T samples or latents of a chunk, S numbers of a row's states. Everything is float32.
@@ -29,9 +29,9 @@ class States:
     Parameters
     ----------
     packed : Tensor
-        [B, S], the states of all convolutions side by side.
+        States of all convolutions side by side, [B, S].
     shapes : list of tuple
-        Channels and number of inputs of each convolution's state.
+        Number of channels and number of inputs in the state of each convolution.
     """
 
     def __init__(self, packed: Tensor, shapes: list[tuple[int, int]]) -> None:
@@ -55,7 +55,7 @@ class States:
 
 
 class CausalConv(nn.Module):
-    """A convolution padded on the left, so that T inputs give T / stride outputs."""
+    """A convolution that is padded on the left, so that T inputs give T / stride outputs."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Snake(nn.Module):
 
 
 class Chain(nn.Module):
-    """Modules one behind the other, as ``block``."""
+    """Modules that run one after the other, with the attribute name ``block``."""
 
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__()
@@ -128,7 +128,8 @@ class Chain(nn.Module):
 
 
 class ResidualUnit(Chain):
-    """A depthwise convolution and one of single taps, each behind a Snake, added to their input."""
+    """A depthwise convolution and a convolution with a single tap, each after a Snake activation; the result is added
+    to the input."""
 
     def __init__(self, channels: int, dilation: int) -> None:
         super().__init__(
@@ -180,7 +181,7 @@ class RateCondition(nn.Module):
 
 
 class EncodeChunk(nn.Module):
-    """The encoder: samples to latents, with the mean of each latent's distribution."""
+    """The encoder of the audio VAE: samples to latents, each the mean of its distribution."""
 
     def __init__(self, config: AudioVaeConfig) -> None:
         super().__init__()
@@ -200,16 +201,16 @@ class EncodeChunk(nn.Module):
         Parameters
         ----------
         samples : Tensor
-            [B, T] at ``sample_rate``, T a multiple of ``encoder_stride``.
+            Sound samples, [B, T] at ``sample_rate``, T a multiple of ``encoder_stride``.
         states : Tensor
-            [B, S], the states that the previous chunk returned; zeros for the first chunk.
+            Convolution states that the previous chunk returned, [B, S]; zeros for the first chunk.
 
         Returns
         -------
         latents : Tensor
-            [B, T / encoder_stride, latent_dim].
+            Latents, [B, T / encoder_stride, latent_dim].
         states : Tensor
-            [B, S] for the next chunk.
+            Convolution states for the next chunk, [B, S].
         """
         carried = States(states, self.state_shapes)
         x = samples[:, None]
@@ -219,7 +220,7 @@ class EncodeChunk(nn.Module):
 
 
 class DecodeChunk(nn.Module):
-    """The decoder: latents to samples."""
+    """The decoder of the audio VAE: latents to samples."""
 
     def __init__(self, config: AudioVaeConfig) -> None:
         super().__init__()
@@ -245,16 +246,16 @@ class DecodeChunk(nn.Module):
         Parameters
         ----------
         latents : Tensor
-            [B, T, latent_dim] in any floating dtype.
+            Latents, [B, T, latent_dim] in any floating dtype.
         states : Tensor
-            [B, S], the states that the previous chunk returned; zeros for the first chunk.
+            Convolution states that the previous chunk returned, [B, S]; zeros for the first chunk.
 
         Returns
         -------
         samples : Tensor
-            [B, T * decoder_stride] at ``out_sample_rate``, in -1..1.
+            Sound samples, [B, T * decoder_stride] at ``out_sample_rate``, in -1..1.
         states : Tensor
-            [B, S] for the next chunk.
+            Convolution states for the next chunk, [B, S].
         """
         carried = States(states, self.state_shapes)
         x = latents.float().transpose(1, 2)
@@ -266,13 +267,13 @@ class DecodeChunk(nn.Module):
 
 
 class DecodeRows(DecodeChunk):
-    """The decoder over some rows of a pool, whose states it reads and writes."""
+    """The decoder for some rows of a pool, whose states it reads and writes."""
 
     def forward(self, latents: Tensor, rows: Tensor, states: Tensor) -> Tensor:  # type: ignore[override]
         """Return the samples [B, T * decoder_stride] of ``latents`` [B, T, latent_dim].
 
-        ``rows`` [B] int64 are the pool rows of the call; ``states`` [R, S] are the states of all R pool rows, written
-        in place.
+        ``rows`` [B] int64 are the rows of the pool that the call carries; ``states`` [R, S] are the states of all R
+        rows of the pool, written in place.
         """
         samples, new_states = super().forward(latents, states.index_select(0, rows))
         states.index_copy_(0, rows, new_states)
@@ -280,11 +281,11 @@ class DecodeRows(DecodeChunk):
 
 
 def state_shapes(module: nn.Module) -> list[tuple[int, int]]:
-    """Return channels and inputs of each convolution's state, in the order of their use."""
+    """Return the numbers of channels and inputs in the state of each convolution, in the order of use."""
     shapes: list[tuple[int, int]] = [getattr(part, "state", (0, 0)) for part in module.modules()]
     return [shape for shape in shapes if shape[1]]
 
 
 def state_size(module: EncodeChunk | DecodeChunk) -> int:
-    """Return S, the numbers of one row's states."""
+    """Return S, the number of values in the states of one row."""
     return sum(math.prod(shape) for shape in module.state_shapes)

@@ -1,7 +1,7 @@
 """CLIP's image encoder: from a picture to the features after all blocks except the last.
 
-Written out instead of imported from transformers (a test holds the two equal): an engine must not change with a
-library's internals. Attribute names are those of Wan's file.
+The encoder is written here instead of imported from transformers (a test checks that both give equal results), because
+an engine must not change with a library's internals. Attribute names are those of Wan's file.
 
 Shapes: N patches and one class token, d width. Source of the maths: CLIP (arXiv 2103.00020), open_clip's ViT-H/14.
 """

@@ -1,5 +1,5 @@
-"""Wan's CLIP file: dimensions from its shapes, and its weights by name. The text half and the last block are not
-used."""
+"""Wan's CLIP file: dimensions of the encoder from the shapes of its tensors, and its weights by name. The text half and
+the last block are not used."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SCALE = "log_scale"
 
 
 def clip_config_of(path: Path) -> ClipConfig:
-    """Return the config of the image encoder in a file, read off its shapes.
+    """Return the config of the CLIP image encoder in a file, from the shapes of the file's tensors.
 
     Raises
     ------
     CheckpointError
-        If the file does not exist, or is for another model.
+        If the file does not exist, or holds another model.
     UsageError
         If the encoder's dimensions contradict each other.
     """
@@ -63,12 +63,14 @@ def clip_shapes(config: ClipConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_clip(path: Path, config: ClipConfig) -> Checkpoint:
-    """Open an encoder's weights and check keys, shapes and dtypes; the numbers are read later, by the modules' names.
+    """Open the weights of a CLIP image encoder and check keys, shapes and dtypes; the numbers are read later, by the
+    names of the modules.
 
     Raises
     ------
     CheckpointError
-        If the file cannot be read or is another model: a subclass for the cause, see `seko_export.checkpoints.errors`.
+        If the file cannot be read or holds another model; the subclass tells the cause, see
+        `seko_export.checkpoints.errors`.
     """
     return load_weights(path, config, CLIP_LAYOUT, lambda opened: _match(path, opened, config))
 

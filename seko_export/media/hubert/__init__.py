@@ -1,1 +1,1 @@
-"""HuBERT: windows of a voice to features, as an engine."""
+"""HuBERT, an audio encoder: windows of a voice to features, as an engine."""

@@ -1,8 +1,8 @@
 """The HuBERT audio encoder: from windows of samples to the features of their middle frames.
 
-Written out instead of imported from transformers (a test holds the two equal): an engine must not change with a
-library's internals. Attribute names are transformers'. Only the layout of the large models is supported: a LayerNorm
-in every convolution, and norms before the layers' residual sums.
+The encoder is written here instead of imported from transformers (a test checks that both give equal results), because
+an engine must not change with a library's internals. Attribute names are those of transformers. Only the layout of the
+large models is supported: a LayerNorm in every convolution, and norms before the layers' residual sums.
 
 Shapes: N windows, T frames of one, d width. Source of the maths: HuBERT (arXiv 2106.07447), wav2vec 2.0.
 """
@@ -88,7 +88,8 @@ class _Encoder(nn.Module):
 
 
 class _Positions(nn.Module):
-    """Positions as a convolution over the frames. Its weight is stored as a direction and a length; see `keys`."""
+    """Encoding of positions as a convolution over the frames. Its weight is stored as a direction and a length; see
+    `keys`."""
 
     def __init__(self, config: HubertConfig, dtype: torch.dtype) -> None:
         super().__init__()

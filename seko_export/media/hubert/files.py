@@ -1,4 +1,5 @@
-"""A HuBERT folder as transformers writes it: its files, what its config.json says, and its weights by name."""
+"""A HuBERT folder in the form in which transformers writes it: its files, the content of its config.json, and its
+weights by name."""
 
 from __future__ import annotations
 
@@ -104,12 +105,14 @@ def hubert_shapes(config: HubertConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_hubert(path: Path, config: HubertConfig) -> WeightSource:
-    """Open an encoder's weights and check keys, shapes and dtypes; the numbers are read later, by the modules' names.
+    """Open the weights of a HuBERT encoder and check keys, shapes and dtypes; the numbers are read later, by the names
+    of the modules.
 
     Raises
     ------
     CheckpointError
-        If the file cannot be read or is another model: a subclass for the cause, see `seko_export.checkpoints.errors`.
+        If the file cannot be read or holds another model; the subclass tells the cause, see
+        `seko_export.checkpoints.errors`.
     """
     file = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
     if file is None:
@@ -134,8 +137,8 @@ def _match(path: Path, opened: OpenedFiles, config: HubertConfig) -> tuple[str, 
 
 
 class _Folded:
-    """The weights by the modules' names. The weight of the positional convolution is computed from direction and
-    length."""
+    """The weights of a HuBERT encoder by the names of the modules. The weight of the positional convolution is computed
+    from direction and length."""
 
     def __init__(self, stored: Checkpoint) -> None:
         self._stored = stored

@@ -1,1 +1,1 @@
-"""The UMT5 text encoder: modules, dimensions, names of its files."""
+"""The UMT5 text encoder: modules, dimensions, and the names of its files."""

@@ -1,4 +1,4 @@
-"""Dimensions of a UMT5 encoder, from the config.json beside it, else from the stored shapes."""
+"""Dimensions of a UMT5 encoder, from the config.json beside the weights; without one, from the stored shapes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def text_config_of(path: Path) -> TextEncoderConfig:
     Parameters
     ----------
     path : Path
-        Path for `load_text_encoder`. A transformers config.json beside the weights is read if there is one.
+        Path that `load_text_encoder` takes. A config.json of transformers beside the weights is read if it exists.
         Otherwise sizes are read from the shapes, and all other fields have UMT5's values.
 
     Raises
@@ -73,7 +73,7 @@ def text_config_of(path: Path) -> TextEncoderConfig:
 
 
 def text_config(config_json: Mapping[str, Any], where: str, *, truncate: bool = True) -> TextEncoderConfig:
-    """Return the config for these transformers fields; missing fields have UMT5Config's defaults.
+    """Return the config for these fields of transformers; missing fields have the defaults of UMT5Config.
 
     Raises
     ------

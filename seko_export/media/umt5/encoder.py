@@ -1,8 +1,8 @@
 """The UMT5 text encoder: from the token ids of a prompt to embeddings for the transformer.
 
-Written out instead of imported from transformers (a test holds the two equal): an engine must not change with a
-library's internals, and a build needs no second model library. Attribute names are those of Wan's checkpoint;
-`keys.py` knows transformers' names. The tokenizer is shipped as a file.
+The encoder is written here instead of imported from transformers (a test checks that both give equal results), because
+an engine must not change with a library's internals, and a build needs no second model library. Attribute names are
+those of Wan's checkpoint; `keys.py` knows transformers' names. The tokenizer is shipped as a file.
 
 Shapes: T tokens, d width, H heads. Source of the maths: UMT5 (arXiv 2304.09151), T5 v1.1 with a relative bias in
 every layer.
@@ -22,7 +22,7 @@ UMT5_XXL = TextEncoderConfig()  # what Wan 2.1 and its descendants read prompts 
 
 
 class TextEncoder(nn.Module):
-    """The encoder as diffusers' pipelines run it: padding is masked, and padding's embeddings are zeros."""
+    """The text encoder as diffusers' pipelines run it: padding is masked, and the embeddings of padding are zeros."""
 
     def __init__(self, config: TextEncoderConfig, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -32,17 +32,17 @@ class TextEncoder(nn.Module):
         self.norm = TextNorm(config, dtype)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Encode prompts.
+        """Encode prompts to embeddings.
 
         Parameters
         ----------
         ids : Tensor
-            [B, T] int64, ``pad_id`` behind each prompt's end.
+            Token ids, [B, T] int64, with ``pad_id`` after the end of each prompt.
 
         Returns
         -------
         Tensor
-            [B, T, d] in the weights' dtype; zeros where ``ids`` is ``pad_id``.
+            Embeddings, [B, T, d] in the weights' dtype; zeros where ``ids`` is ``pad_id``.
         """
         there = ids != self.config.pad_id  # [B, T]
         x: Tensor = self.token_embedding(ids)
@@ -74,7 +74,7 @@ class TextLayer(nn.Module):
 
 
 class TextAttention(nn.Module):
-    """Attention without scaling of the scores, written out because the bias differs between layers."""
+    """Attention without scaling of the scores, written in plain ops because the bias differs between layers."""
 
     def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class GatedFeedForward(nn.Module):
 
 
 class PositionBias(nn.Module):
-    """A learned number for each head and distance bucket."""
+    """The relative position bias: a learned number for each head and distance bucket."""
 
     def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class PositionBias(nn.Module):
 
 
 class TextNorm(nn.Module):
-    """RMSNorm in float32."""
+    """RMSNorm that is computed in float32."""
 
     def __init__(self, config: TextEncoderConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -131,14 +131,15 @@ class TextNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.dim, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the shape and dtype of ``x`` [..., d]."""
+        """Return the normalised ``x``, with the shape [..., d] and dtype of ``x``."""
         return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps).to(x.dtype)
 
 
 def position_buckets(tokens: int, config: TextEncoderConfig, device: torch.device) -> Tensor:
-    """Return [T, T] int64: the bucket of each (query, key) pair; keys after the query use the upper half.
+    """Return the bucket of each (query, key) pair, [T, T] int64; keys after the query use the upper half of the
+    buckets.
 
-    Short distances have a bucket each; longer ones share buckets that grow by a constant factor up to
+    Short distances have a bucket each; longer distances share buckets that grow by a constant factor up to
     ``max_distance``.
     """
     half = config.buckets // 2

@@ -51,7 +51,7 @@ def text_shapes(config: TextEncoderConfig) -> dict[str, tuple[int, ...]]:
     Returns
     -------
     dict[str, tuple[int, ...]]
-        Name to shape.
+        Shape of each tensor by name.
     """
     with torch.device("meta"):
         encoder = TextEncoder(config)
@@ -78,18 +78,18 @@ def match_text_sources(
     Parameters
     ----------
     path : Path
-        Path of the checkpoint, for the message.
+        Path of the checkpoint, for the error message.
     opened : OpenedFiles
-        The tensors found there; the rest of a full UMT5 may be present.
+        The tensors in the checkpoint, which may also contain the rest of a full UMT5.
     config : TextEncoderConfig
-        The encoder that is expected.
+        Dimensions of the expected encoder.
 
     Returns
     -------
     format_name : str
-        ``wan`` or ``transformers``.
+        Name of the naming that the file uses: ``wan`` or ``transformers``.
     sources : Mapping[str, TensorSource]
-        Stored tensors by Wan key, in the order of `text_shapes`.
+        Stored tensors by Wan's key, in the order of `text_shapes`.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def is_transformers_text(opened: OpenedFiles) -> bool:
 
 
 def _without_surplus(sources: tuple[TensorSource, ...]) -> tuple[TensorSource, ...]:
-    """Drop the decoder of a full model, and the second name of a tensor that is stored under two."""
+    """Leave out the decoder of a full model, and the second name of a tensor that is stored under two names."""
     named = {source.key: source for source in sources}
     surplus = {key for key in named if SURPLUS_KEYS.fullmatch(key)}
     for alias, key in TIED_KEYS.items():

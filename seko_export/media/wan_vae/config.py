@@ -46,30 +46,30 @@ class WanVaeConfig(VaeConfig):
     Parameters
     ----------
     base_dim : int
-        Channels at the largest resolution.
+        Number of channels at the largest resolution.
     z_dim : int
-        Latent channels.
+        Number of channels of a latent.
     dim_mult : tuple of int
-        Channels of each level as multiples of ``base_dim``, from full resolution down; each level halves height and
-        width.
+        Numbers of channels of the levels as multiples of ``base_dim``, from full resolution down; each level halves
+        height and width.
     num_res_blocks : int
-        Residual blocks per level in the encoder; the decoder has one more.
+        Number of residual blocks per level in the encoder; the decoder has one more.
     temporal_downsample : tuple of bool
-        Whether each step between levels also halves the number of frames.
+        Whether each step between two levels also halves the number of frames.
     latents_mean, latents_std : tuple of float
-        Statistics of each latent channel. A diffusion model's latents are (z - mean) / std.
+        Mean and standard deviation of each latent channel. A diffusion model's latents are (z - mean) / std.
     decoder_base_dim : int, optional
-        ``base_dim`` of the decoder; None: as the encoder's.
+        The ``base_dim`` of the decoder; None: that of the encoder.
     is_residual : bool
         Whether every level has a shortcut around it (Wan 2.2, ``levels.py``); upsampling then keeps the channels, which
         it halves in Wan 2.1.
     patch_size : int
-        Side of the squares of pixels that are one place of the largest resolution: 2 in Wan 2.2.
+        Side, in pixels, of the squares that become one place of the largest resolution: 2 in Wan 2.2.
 
     Raises
     ------
     UsageError
-        If two of them contradict each other.
+        If two dimensions of the VAE contradict each other.
     """
 
     kind: ClassVar[str] = "wan_vae"
@@ -131,32 +131,32 @@ class WanVaeConfig(VaeConfig):
 
     @property
     def latent_channels(self) -> int:
-        """Channels of a latent cell."""
+        """Number of channels of a latent."""
         return self.z_dim
 
     @property
     def level_dims(self) -> tuple[int, ...]:
-        """Channels of each level of the encoder, from the largest resolution down."""
+        """Numbers of channels of the encoder's levels, from the largest resolution down."""
         return tuple(self.base_dim * factor for factor in self.dim_mult)
 
     @property
     def decoder_level_dims(self) -> tuple[int, ...]:
-        """Channels of each level of the decoder, from the largest resolution down."""
+        """Numbers of channels of the decoder's levels, from the largest resolution down."""
         return tuple((self.decoder_base_dim or self.base_dim) * factor for factor in self.dim_mult)
 
     @property
     def patch_channels(self) -> int:
-        """Numbers of a square of pixels."""
+        """Number of values in a square of pixels."""
         return PICTURE_CHANNELS * self.patch_size**2
 
     @property
     def spatial_stride(self) -> int:
-        """Pixels along one side of a latent cell."""
+        """Number of pixels along one side of a latent."""
         return int(self.patch_size * 2 ** len(self.temporal_downsample))
 
     @property
     def temporal_stride(self) -> int:
-        """Video frames per latent frame, except the first latent frame."""
+        """Number of video frames in a latent frame, except the first latent frame."""
         return int(2 ** sum(self.temporal_downsample))
 
 

@@ -1,6 +1,6 @@
-"""Key table of the VAE: Wan's names and shapes, and diffusers' names for the same tensors.
+"""Key table of the Wan VAEs: Wan's names and shapes, and diffusers' names for the same tensors.
 
-The exporter uses Wan's names, with the modules' own shapes, so the table always matches the code. diffusers' names
+The exporter uses Wan's names, with the shapes of the modules, so the table always matches the code. diffusers' names
 follow by rule; its shapes are the same.
 """
 
@@ -60,12 +60,12 @@ def vae_shapes(config: WanVaeConfig, half: str) -> dict[str, tuple[int, ...]]:
     config : WanVaeConfig
         The VAE's dimensions.
     half : str
-        One of `media.vae.HALVES`: the tensors for decoding, for encoding, or both.
+        Half of the VAE, one of `media.vae.HALVES`: the tensors for decoding, for encoding, or both.
 
     Returns
     -------
     dict[str, tuple[int, ...]]
-        Name to shape. The statistics of the latents are in the config, not in the checkpoint.
+        Shape of each tensor by name. The statistics of the latents are in the config, not in the checkpoint.
     """
     with torch.device("meta"):
         modules = {
@@ -88,7 +88,8 @@ def vae_diffusers_names(config: WanVaeConfig) -> dict[str, str]:
 
 
 def _in_diffusers(name: str, config: WanVaeConfig) -> str:
-    """Translate a name. In Wan 2.1 a decoder level is consecutive entries of Wan's flat list, the upsampling last."""
+    """Translate one of Wan's names to diffusers'. In Wan 2.1 a decoder level is consecutive entries of Wan's flat list,
+    the upsampling last."""
     module, leaf = name.rsplit(".", 1)
     inner = ""
     for wan, diffusers in BLOCK_MODULES.items():
@@ -122,21 +123,21 @@ def match_vae_sources(
     Parameters
     ----------
     path : Path
-        Path of the checkpoint, for the message.
+        Path of the checkpoint, for the error message.
     opened : OpenedFiles
-        The tensors found there.
+        The tensors in the checkpoint, whose numbers are not read yet.
     config : WanVaeConfig
-        The VAE that is expected.
+        Dimensions of the expected VAE.
     half : str
-        ``decoder``, ``encoder`` or ``both``. The other half may be present in any shape, or missing; a key of neither
-        half is unknown.
+        Half of the VAE: ``decoder``, ``encoder`` or ``both``. The other half may be present in any shape, or missing; a
+        key of neither half is unknown.
 
     Returns
     -------
     format_name : str
-        ``wan`` or ``diffusers``.
+        Name of the naming that the file uses: ``wan`` or ``diffusers``.
     sources : Mapping[str, TensorSource]
-        Stored tensors by Wan key, in the order of `vae_shapes`.
+        Stored tensors by Wan's key, in the order of `vae_shapes`.
 
     Raises
     ------
@@ -162,9 +163,10 @@ def match_vae_sources(
 
 
 def widths_in(shapes: Mapping[str, tuple[int, ...]], dim_mult: tuple[int, ...]) -> dict[str, int]:
-    """Return ``base_dim`` and ``decoder_base_dim``, as far as shapes in either naming tell them.
+    """Return ``base_dim`` and ``decoder_base_dim``, as far as shapes in either naming determine them.
 
-    They are the outputs of the encoder's first convolution, and the inputs of the decoder's last.
+    The widths are the number of outputs of the encoder's first convolution, and the number of inputs of the decoder's
+    last.
     """
     found = {}
     for width, axis, factor, keys in (

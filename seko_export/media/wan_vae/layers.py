@@ -1,4 +1,4 @@
-"""Layers of the Wan VAEs, and caches of the frames that they carry from call to call.
+"""Layers of the Wan VAEs, and the caches of frames that these layers keep from call to call.
 
 A layer that looks back in time (`Streamed`) takes earlier frames from a `FrameCaches` and stores the frames for the
 next call there. Nothing is written in place, so a call is a pure function. Activations are [B, C, T, H, W] in
@@ -26,16 +26,16 @@ FUSED_HEAD = 256  # most channels of a head in torch's fused attention on CUDA
 
 
 class FrameCaches:
-    """The frames that `Streamed` layers carry over, in the order in which the layers run.
+    """The frames that `Streamed` layers keep from call to call, in the order in which the layers run.
 
     Parameters
     ----------
     earlier : sequence of Tensor or None
-        The caches of the last call (`kept`), each [B, t, H, W, C] contiguous. None at the start of a stream, where
-        every earlier frame is zeros.
+        Caches that the previous call returned (`kept`), each [B, t, H, W, C] contiguous. None at the start of a stream,
+        where every earlier frame is zeros.
     split : RowSplit, optional
-        The pixel rows of one rank, if several ranks share a picture. Activations and caches then have these rows
-        only.
+        Division of the pixel rows, if several ranks (GPUs) share a picture. Activations and caches then have the rows
+        of one rank only.
     """
 
     def __init__(self, earlier: Sequence[Tensor] | None, split: RowSplit | None = None) -> None:
@@ -70,11 +70,11 @@ class FrameCaches:
 
 
 class Streamed(nn.Module):
-    """A layer whose ``forward(x, caches)`` carries frames from call to call."""
+    """A layer whose ``forward(x, caches)`` keeps frames from call to call."""
 
 
 def run(layers: Iterable[nn.Module], x: Tensor, caches: FrameCaches) -> Tensor:
-    """Run layers in sequence on ``x`` [B, C, T, H, W], `Streamed` or not."""
+    """Run layers one after the other on ``x`` [B, C, T, H, W]; some of them may be `Streamed`."""
     for layer in layers:
         x = layer(x, caches) if isinstance(layer, Streamed) else layer(x)
     return x
@@ -141,7 +141,7 @@ class CausalConv3d(Streamed):
 
 
 class RmsNorm(nn.Module):
-    """x / |x| * sqrt(C) * gamma over the channels (axis 1), in float32 or wider."""
+    """RMSNorm over the channels (axis 1), x / |x| * sqrt(C) * gamma, in float32 or wider."""
 
     def __init__(self, channels: int, axes: int) -> None:
         super().__init__()
@@ -301,19 +301,21 @@ def conv_of_few_filters(
     Parameters
     ----------
     x : Tensor
-        [B, C, T + t - 1, H, W], the cached frames in it, in channels-last memory: in any other it is copied.
+        Frames with the cached frames in front, [B, C, T + t - 1, H, W], in channels-last memory; in any other layout
+        they are copied.
     weight : Tensor
-        [O, C, t, r, c], the dtype of ``x``; r and c odd.
+        Weight of the convolution, [O, C, t, r, c], with the dtype of ``x``; r and c odd.
     bias : Tensor
-        [O].
+        Bias of the convolution, [O].
     padding : tuple of int, optional
-        Rows and columns of zeros on either side of each frame, as of ``F.conv3d``; default: r // 2 and c // 2.
+        Number of rows and columns of zeros on either side of each frame, as in ``F.conv3d``; default: r // 2 and c //
+        2.
 
     Returns
     -------
     Tensor
-        [B, O, T, H', W'], the dtype of ``x``; with the default padding H' and W' are H and W. In half precision each
-        tap is rounded once; the sum is in float32, and rounded once.
+        Result of the convolution, [B, O, T, H', W'], with the dtype of ``x``; with the default padding H' and W' are H
+        and W. In half precision each tap is rounded once; the sum is in float32, and rounded once.
     """
     filters, channels, *taps = weight.shape
     batch, _, in_frames, height, width = x.shape
@@ -335,8 +337,8 @@ def conv_of_few_filters(
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the attention [..., N, C] of queries, keys and values of that shape. If no fused kernel supports the
-    size, torch would compute it in float32, ten times slower."""
+    """Return the attention [..., N, C] of queries, keys and values of that shape. If no fused kernel supports the size,
+    the function avoids torch's computation in float32, which is ten times slower."""
     if not q.is_cuda or q.shape[-1] <= FUSED_HEAD:
         return F.scaled_dot_product_attention(q, k, v)
     weights = ((q * q.shape[-1] ** -0.5) @ k.mT).softmax(-1, torch.promote_types(q.dtype, torch.float32))

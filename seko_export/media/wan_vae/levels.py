@@ -1,8 +1,9 @@
 """Levels of the Wan 2.2 VAE, each with a shortcut around it, and its patches of pixels.
 
-A level is the residual blocks of one width and, except the last, what changes the size. A shortcut has no weights: on
-the way down it averages, on the way up it repeats. Sums are over activations [B, C, T, H, W] in channels-last memory.
-Attribute names are the original checkpoint's. Source of the maths: Wan 2.2, `wan/modules/vae2_2.py`.
+A level is the residual blocks of one width and, except the last level, the layer that changes the size. A shortcut has
+no weights: where the size shrinks it averages, where the size grows it repeats. Sums are over activations [B, C, T, H,
+W] in channels-last memory. Attribute names are the original checkpoint's. Source of the maths: Wan 2.2,
+`wan/modules/vae2_2.py`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class DownLevel(Streamed):
     Parameters
     ----------
     channels_in, channels_out : int
-        Width of the input, and of the level.
+        Number of channels of the input, and of the level.
     blocks : int
-        Number of residual blocks.
+        Number of residual blocks in the level.
     temporal : bool or None
-        Whether the level halves the frames beside rows and columns; None: it changes no size.
+        Whether the level halves the number of frames as well as rows and columns; None: it changes no size.
     """
 
     def __init__(self, channels_in: int, channels_out: int, blocks: int, *, temporal: bool | None) -> None:
@@ -51,11 +52,12 @@ class UpLevel(Streamed):
     Parameters
     ----------
     channels_in, channels_out : int
-        Width of the input, and of the level.
+        Number of channels of the input, and of the level.
     blocks : int
-        Number of residual blocks.
+        Number of residual blocks in the level.
     temporal : bool or None
-        Whether the level doubles the frames beside rows and columns; None: it changes no size and has no shortcut.
+        Whether the level doubles the number of frames as well as rows and columns; None: it changes no size and has no
+        shortcut.
     """
 
     def __init__(self, channels_in: int, channels_out: int, blocks: int, *, temporal: bool | None) -> None:
@@ -77,23 +79,23 @@ class UpLevel(Streamed):
 def averaged(x: Tensor, channels_out: int, in_time: int, in_space: int) -> Tensor:
     """Return means over cells of ``in_time`` frames, ``in_space`` rows and ``in_space`` columns.
 
-    The numbers of one cell, channel by channel, are split into ``channels_out`` parts of equal length, of which each
+    The values of one cell, channel by channel, are split into ``channels_out`` parts of equal length, and each part
     gives one mean.
 
     Parameters
     ----------
     x : Tensor
-        [B, C, T, H, W]; an odd T, at the start of a stream, is filled up with a frame of zeros in front if
+        Activations, [B, C, T, H, W]; an odd T, at the start of a stream, is filled up with a frame of zeros in front if
         ``in_time`` is 2.
     channels_out : int
-        A divisor of C times the numbers in a cell.
+        Number of channels of the result: a divisor of C times the number of values in a cell.
     in_time, in_space : int
-        Sides of a cell.
+        Sides of a cell, in frames and in rows or columns.
 
     Returns
     -------
     Tensor
-        [B, channels_out, T', H / in_space, W / in_space], the dtype of ``x``.
+        Means of the cells, [B, channels_out, T', H / in_space, W / in_space], with the dtype of ``x``.
     """
     x = F.pad(x, (0, 0, 0, 0, -x.shape[2] % in_time, 0))
     batch, channels, frames, height, width = x.shape
@@ -106,24 +108,24 @@ def averaged(x: Tensor, channels_out: int, in_time: int, in_space: int) -> Tenso
 
 
 def repeated(x: Tensor, channels_out: int, in_time: int, in_space: int) -> Tensor:
-    """Return cells of ``in_time`` frames, ``in_space`` rows and ``in_space`` columns for every number: the shape that
-    `averaged` takes.
+    """Return cells of ``in_time`` frames, ``in_space`` rows and ``in_space`` columns, one for every value: the shape
+    that `averaged` takes.
 
-    The channels, each repeated equally often, are the numbers of the cells, channel by channel.
+    The values of the cells, channel by channel, are the channels of ``x``, each repeated equally often.
 
     Parameters
     ----------
     x : Tensor
-        [B, C, T, H, W].
+        Activations, [B, C, T, H, W].
     channels_out : int
-        C is a divisor of ``channels_out`` times the numbers in a cell.
+        Number of channels of the result; C is a divisor of ``channels_out`` times the number of values in a cell.
     in_time, in_space : int
-        Sides of a cell.
+        Sides of a cell, in frames and in rows or columns.
 
     Returns
     -------
     Tensor
-        [B, channels_out, in_time * T, in_space * H, in_space * W], the dtype of ``x``.
+        Repeated values, [B, channels_out, in_time * T, in_space * H, in_space * W], with the dtype of ``x``.
     """
     batch, channels, frames, height, width = x.shape
     repeats = channels_out * in_time * in_space**2 // channels
@@ -136,15 +138,15 @@ def repeated(x: Tensor, channels_out: int, in_time: int, in_space: int) -> Tenso
 
 
 def patched(video: Tensor, side: int) -> Tensor:
-    """Return [B, 3 * side**2, T, H / side, W / side] from [B, 3, T, H, W]: squares of pixels as channels.
+    """Return squares of pixels as channels: [B, 3 * side**2, T, H / side, W / side] from [B, 3, T, H, W].
 
-    Channels count colours, then the columns of a square, then its rows.
+    The order of the channels is: colours, then columns of a square, then rows of the square.
     """
     squares: Tensor = video.unflatten(4, (-1, side)).unflatten(3, (-1, side))  # [B, 3, T, h, row, w, column]
     return squares.permute(0, 1, 6, 4, 2, 3, 5).flatten(1, 3)
 
 
 def unpatched(x: Tensor, side: int) -> Tensor:
-    """Return the video of which `patched` is ``x``."""
+    """Return the video from its squares of pixels ``x``: the inverse of `patched`."""
     squares: Tensor = x.unflatten(1, (-1, side, side))  # [B, 3, column, row, T, h, w]
     return squares.permute(0, 1, 4, 5, 3, 6, 2).flatten(5, 6).flatten(3, 4)

@@ -1,9 +1,10 @@
-"""The Wan VAEs as a stream of pure calls: `VaeDecode` and `VaeEncode`, with their cache tables.
+"""The Wan VAEs as modules for a stream of chunks, without hidden state: `VaeDecode` and `VaeEncode`, with the shapes of
+their caches.
 
 Two graphs serve a stream of chunks of F latent frames. FIRST (``first=True``) takes the first chunk and no caches.
-STEADY takes every later chunk with the caches of the call before. Both return the same caches, so a stream restarts
-by calling FIRST: nothing has to be zeroed, and nothing stale can be read. Layers are in `layers.py`, the levels of Wan
-2.2 in `levels.py`, checkpoint names in `keys.py`.
+STEADY takes every later chunk with the caches of the previous call. Both return the same caches, so a stream restarts
+by calling FIRST: nothing has to be zeroed, and no cache of an earlier stream can be read. Layers are in `layers.py`,
+the levels of Wan 2.2 in `levels.py`, checkpoint names in `keys.py`.
 
 Shapes: B rows, F latent frames, h x w latent cells, T video frames (4*F, or 1 + 4*(F - 1) for FIRST), H x W pixels (8
 times the cells, 16 times in Wan 2.2), z latent channels. Source of the maths: Wan 2.1 (arXiv 2503.20314) and Wan 2.2.
@@ -36,16 +37,16 @@ from seko_runtime.video.contract import PICTURE_CHANNELS
 
 
 class _StreamedHalf(nn.Module):
-    """Base class of decoder and encoder: the length of a call, the latents' statistics, checks of the inputs.
+    """Base class of the VAE's decoder and encoder: length of a call, statistics of the latents, checks of the inputs.
 
     Parameters
     ----------
     config : WanVaeConfig
-        Dimensions.
+        Dimensions of the VAE.
     first : bool
-        Whether the call is the first of a stream, which takes no caches.
+        Whether the call is the first of a stream and therefore takes no caches.
     frames : int
-        Latent frames of one call, at least 1.
+        Number of latent frames in one call, at least 1.
     dtype : torch.dtype
         Dtype of weights, video and caches. The statistics ``latents_mean`` and ``latents_std`` are parameters of
         float32 or wider: constants of the graph would become constants of the engine, which the runtime refuses.
@@ -69,12 +70,12 @@ class _StreamedHalf(nn.Module):
 
     @property
     def video_frames(self) -> int:
-        """T: video frames of one call."""
+        """Number T of video frames in one call."""
         return self.config.video_frames(self.frames, first=self.first)
 
     @property
     def cache_count(self) -> int:
-        """Number of caches that a call returns; a STEADY call takes as many."""
+        """Number of caches that a call returns; a STEADY call also takes as many."""
         return sum(isinstance(m, CausalConv3d | HalvingTimeConv) for m in self.modules())
 
     def _begin(
@@ -113,7 +114,7 @@ class VaeDecode(_StreamedHalf):
         Parameters
         ----------
         latents : Tensor
-            [B, z, F, h, w], normalised as the diffusion model returns them; float32 or another dtype.
+            Latents, [B, z, F, h, w], normalised as the diffusion model returns them; float32 or another dtype.
         *caches : Tensor
             The caches that the previous call returned, with `decoder_cache_shapes`, in the weights' dtype; none for
             FIRST.
@@ -121,7 +122,7 @@ class VaeDecode(_StreamedHalf):
         Returns
         -------
         video : Tensor
-            [B, 3, T, H, W] in -1..1, the weights' dtype.
+            Video, [B, 3, T, H, W] in -1..1, with the weights' dtype.
         *caches : Tensor
             The caches for the next call, in new memory.
 
@@ -136,9 +137,9 @@ class VaeDecode(_StreamedHalf):
     def decode(
         self, latents: Tensor, caches: tuple[Tensor, ...], split: RowSplit | None = None
     ) -> tuple[Tensor, ...]:
-        """Decode as `forward` does, but return the video in the memory order of the last layer.
+        """Decode a chunk as `forward` does, but return the video in the memory order of the last layer.
 
-        With a ``split``, the video and all caches have the rows of one rank; the latents are whole.
+        With a ``split``, the video and all caches have the pixel rows of one rank; the latents are whole.
         """
         carried = self._begin(latents, self.config.z_dim, self.frames, caches, split)
         if split is not None:
@@ -165,7 +166,7 @@ class VaeEncode(_StreamedHalf):
         Parameters
         ----------
         video : Tensor
-            [B, 3, T, H, W] in -1..1, any floating dtype; H and W multiples of the spatial stride.
+            Video, [B, 3, T, H, W] in -1..1, any floating dtype; H and W multiples of the spatial stride.
         *caches : Tensor
             The caches that the previous call returned, with `encoder_cache_shapes`, in the weights' dtype; none for
             FIRST.
@@ -173,7 +174,7 @@ class VaeEncode(_StreamedHalf):
         Returns
         -------
         latents : Tensor
-            [B, z, F, h, w] float32 or wider: the posterior's mean, normalised for the diffusion model.
+            Latents, [B, z, F, h, w] float32 or wider: the posterior's mean, normalised for the diffusion model.
         *caches : Tensor
             The caches for the next call, in new memory.
 
@@ -194,7 +195,7 @@ class VaeEncode(_StreamedHalf):
 
 
 class Decoder(nn.Module):
-    """From z channels to patches of a picture; one cache for each causal convolution."""
+    """The decoder of the VAE, from z channels to patches of a picture, with a cache for each causal convolution."""
 
     def __init__(self, config: WanVaeConfig) -> None:
         super().__init__()
@@ -225,8 +226,8 @@ class Decoder(nn.Module):
 
 
 class Encoder(nn.Module):
-    """From patches of a picture to mean and log-variance of z channels; one cache for each layer that looks back in
-    time.
+    """The encoder of the VAE, from patches of a picture to mean and log-variance of z channels, with a cache for each
+    layer that uses earlier frames.
     """
 
     def __init__(self, config: WanVaeConfig) -> None:
@@ -273,7 +274,8 @@ def encoder_cache_shapes(config: WanVaeConfig, batch: int, h: int, w: int) -> tu
 
 
 def latent_statistics(config: WanVaeConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the two parameters that no checkpoint holds, by name: [z], in the wider of ``dtype`` and float32.
+    """Return by name the two parameters that no checkpoint holds, mean and deviation of the latents: [z], in the wider
+    of ``dtype`` and float32.
 
     A module on the meta device has only the shapes of these parameters; their values come from this function.
     """
@@ -285,12 +287,12 @@ def latent_statistics(config: WanVaeConfig, dtype: torch.dtype) -> dict[str, Ten
 
 
 class VaeTensors:
-    """A VAE's checkpoint, together with the latents' statistics from its config.
+    """The tensors of a VAE's checkpoint, together with the latents' statistics from its config.
 
     Parameters
     ----------
     checkpoint : WeightSource
-        Tensors by Wan's key names.
+        Tensors of the checkpoint by Wan's key names.
     config : WanVaeConfig
         Config of the same VAE, with the latents' statistics.
     """

@@ -1,5 +1,5 @@
-"""The modules of the Wan VAE's engines, which handle one row at a time, with pictures as bytes. The maths is in
-`modules.py`."""
+"""The modules of the Wan VAE's engines, which decode or encode one row at a time, with pictures as bytes. The maths is
+in `modules.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HALF_RANGE = 127.5  # levels of a byte between -1 and 0, and between 0 and 1
 
 
 class DecodeRow(VaeDecode):
-    """Decodes the latents of one row's chunk to pictures."""
+    """The module that decodes the latents of one row's chunk to pictures."""
 
     def forward(self, latents: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
         """Decode one chunk of one row.
@@ -23,14 +23,15 @@ class DecodeRow(VaeDecode):
         Parameters
         ----------
         latents : Tensor
-            [z, F, h, w] float32, normalised.
+            Latents, [z, F, h, w] float32, normalised.
         *caches : Tensor
-            [t, rows, columns, channels] each, in the weights' dtype; none for FIRST.
+            Caches of the previous call, [t, rows, columns, channels] each, in the weights' dtype; none for the first
+            chunk.
 
         Returns
         -------
         video : Tensor
-            [T, H, W, 3] uint8: red, green, blue, rounded to the nearest level.
+            Video frames, [T, H, W, 3] uint8: red, green, blue, rounded to the nearest level.
         *caches : Tensor
             The caches for the next call.
         """
@@ -48,8 +49,8 @@ class DecodeRow(VaeDecode):
 
 
 class DecodeShare(DecodeRow):
-    """Decodes one session's chunk to one rank's pixel rows of the pictures; ``ranks`` ranks together decode whole
-    pictures.
+    """The module that decodes one session's chunk to one rank's pixel rows of the pictures; ``ranks`` ranks (GPUs)
+    together decode whole pictures.
     """
 
     def __init__(
@@ -64,16 +65,17 @@ class DecodeShare(DecodeRow):
         Parameters
         ----------
         latents : Tensor
-            [z, F, h, w] float32, normalised: of the whole picture.
+            Latents of the whole picture, [z, F, h, w] float32, normalised.
         rank : Tensor
-            [1] int64: the rank's number.
+            Number of this rank, [1] int64.
         *caches : Tensor
-            [t, rows, columns, channels] each, in the weights' dtype, with one rank's rows; none for FIRST.
+            Caches of the previous call, [t, rows, columns, channels] each, in the weights' dtype, with one rank's rows;
+            none for the first chunk.
 
         Returns
         -------
         video : Tensor
-            [T, H/R, W, 3] uint8.
+            The rank's pixel rows of the video frames, [T, H/R, W, 3] uint8.
         *caches : Tensor
             The caches for the next call.
         """
@@ -85,7 +87,7 @@ class DecodeShare(DecodeRow):
 
 
 class EncodeImage(VaeEncode):
-    """Encodes a picture to the first latent frame of a stream."""
+    """The module that encodes a picture to the first latent frame of a stream."""
 
     def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
         """Encode one picture.
@@ -93,14 +95,14 @@ class EncodeImage(VaeEncode):
         Parameters
         ----------
         video : Tensor
-            [H, W, 3] uint8: red, green, blue.
+            The picture, [H, W, 3] uint8: red, green, blue.
         *caches : Tensor
-            None: a picture always starts a stream.
+            Must be empty: a picture always starts a stream.
 
         Returns
         -------
         tuple of Tensor
-            [z, 1, h, w] float32, normalised.
+            Latents, [z, 1, h, w] float32, normalised.
         """
         pixels = video.permute(2, 0, 1).float() / _HALF_RANGE - 1
         latents = super().forward(pixels[None, :, None], *caches)[0]
@@ -108,7 +110,7 @@ class EncodeImage(VaeEncode):
 
 
 class EncodePicture(VaeEncode):
-    """Encodes a picture to a latent frame, and returns the caches with which `EncodeGrey` continues."""
+    """The module that encodes a picture to a latent frame, and returns the caches with which `EncodeGrey` continues."""
 
     def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
         """Return the latents [z, 1, h, w] float32 of a picture [H, W, 3] float32, and the caches of `EncodeGrey`.
@@ -120,14 +122,14 @@ class EncodePicture(VaeEncode):
 
 
 class EncodeGrey(VaeEncode):
-    """Encodes the grey frames of one latent frame that follows a picture."""
+    """The module that encodes the grey frames of one latent frame that follows a picture."""
 
     def __init__(self, vae: WanVaeConfig, height: int, width: int, dtype: torch.dtype) -> None:
         super().__init__(vae, first=False, frames=1, dtype=dtype)
         self.height, self.width = height, width
 
     def forward(self, *caches: Tensor) -> tuple[Tensor, ...]:
-        """Return the latents [z, 1, h, w] float32 and the next caches, from the caches of the call before."""
+        """Return the latents [z, 1, h, w] float32 and the next caches, from the caches of the previous call."""
         grey = torch.zeros(
             1, PICTURE_CHANNELS, self.video_frames, self.height, self.width, device=caches[0].device
         )

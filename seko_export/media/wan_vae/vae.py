@@ -44,9 +44,10 @@ class WanVae(Vae[WanVaeConfig]):
     presets = VAE_PRESETS
 
     def recognise(self, path: Path) -> WanVaeConfig | None:
-        """Return the config: from diffusers' config.json, else Wan's, with the widths read from the shapes.
+        """Return the config of the VAE in a file: from diffusers' config.json; without one, Wan's config, with the
+        widths read from the shapes.
 
-        Keys tell Wan 2.2 from Wan 2.1.
+        The names of the keys distinguish Wan 2.2 from Wan 2.1.
         """
         config_json = read_config(path, self.layout)
         stated = None if config_json is None else self.config(config_json, str(path))
@@ -70,8 +71,8 @@ class WanVae(Vae[WanVaeConfig]):
         )
 
     def config(self, config_json: Mapping[str, Any], where: str) -> WanVaeConfig | None:
-        """Return the config for diffusers' fields or Seko's; missing ones are Wan 2.1's, or with ``is_residual`` Wan
-        2.2's."""
+        """Return the config for fields of diffusers or of Seko; missing fields have Wan 2.1's values, or with
+        ``is_residual`` Wan 2.2's."""
         if config_json.get("_class_name", _CLASS) != _CLASS:
             return None
         fields: dict[str, Any] = {}
@@ -89,7 +90,7 @@ class WanVae(Vae[WanVaeConfig]):
     def match(
         self, path: Path, opened: OpenedFiles, config: WanVaeConfig, half: str
     ) -> tuple[str, Mapping[str, TensorSource]]:
-        """Return the format's name and the tensors by Wan's names; see `match_vae_sources`."""
+        """Return the name of the file's format and the stored tensors by Wan's names; see `match_vae_sources`."""
         return match_vae_sources(path, opened, config, half)
 
     def weights(self, checkpoint: WeightSource, config: WanVaeConfig) -> WeightSource:

@@ -1,4 +1,5 @@
-"""GPU memory of a build, for `seko-export plan`, from the buffer table and the engines' work counts."""
+"""GPU memory that a build needs, for `seko-export plan`, computed from its table of buffers and the work counts of its
+engines."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def rows_bytes(config: VideoBuild, work: Work) -> tuple[dict[str, int], dict[str
 
 
 def _held_bytes(config: VideoBuild, work: Work) -> dict[str, int]:
-    """Return the bytes that a session without a pool, or a whole pool, allocates."""
+    """Return the number of bytes that a session without a pool, or a whole pool, allocates."""
     buffers = graph_of(config).buffers
 
     def of(*roles: str) -> int:
@@ -110,8 +111,8 @@ def _held_bytes(config: VideoBuild, work: Work) -> dict[str, int]:
 
 
 def _prompt_entry(config: VideoBuild, buffers: tuple[Buffer, ...], work: Work) -> int:
-    """Return the bytes of an entry of the prompt cache: a row's embeddings, and the keys and values computed from
-    them."""
+    """Return the number of bytes of an entry of the prompt cache: a row's embeddings, and the keys and values computed
+    from them."""
     if config.workload.text is None:
         return 0
     written = {

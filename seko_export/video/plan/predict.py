@@ -1,7 +1,7 @@
 """`seko-export plan`: estimates memory and time of a build on a GPU that need not be present.
 
-Bytes come from the buffer table and the weights' shapes of the build (`memory.py`), seconds from its engines' work
-(`op_count.py`) and the rates in `gpus.py` (`seconds.py`).
+Bytes are computed from the build's table of buffers and the shapes of its weights (`memory.py`), seconds from the work
+of its engines (`op_count.py`) and the rates in `gpus.py` (`seconds.py`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class PlanRequest:
     build : BuildOptions
         The build's options. Options that `plan` does not have keep their defaults.
     gpu : str
-        A name of `gpus.GPUS`.
+        Name of a GPU in `gpus.GPUS`.
     steps : int or None
-        Denoise passes; default: the preset's.
+        Number of denoise passes; default: the preset's.
     fps : int or None
         Video frames per second that playback needs; default: the preset's.
     """
@@ -115,7 +115,7 @@ def what_fits(request: PlanRequest, memory: Mapping[str, Any]) -> list[dict[str,
     Parameters
     ----------
     request : PlanRequest
-        The request for a build that does not fit in the GPU's memory.
+        The request for a build that needs more memory than the GPU has.
     memory : mapping
         The `memory_report` of the request's build.
 
@@ -187,7 +187,7 @@ def _changes(request: PlanRequest, memory: Mapping[str, Any]) -> list[_Change]:
 
 
 def _peak_with(request: PlanRequest, changes: Sequence[_Change]) -> int | None:
-    """Return the bytes that a request takes with these changes; None if the options contradict each other."""
+    """Return the number of bytes that a request needs with these changes; None if the options contradict each other."""
     fields = {name: value for change in changes for name, value in change.fields.items()}
     try:
         config, _ = config_of(replace(request, build=replace(request.build, **fields)))

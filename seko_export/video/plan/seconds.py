@@ -1,4 +1,4 @@
-"""Time of a build's chunks on a GPU."""
+"""Predicted time of a build's chunks on a GPU."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def time_report(config: VideoBuild, gpu: Gpu, work: Work, sessions_fit: int) -> 
 
 
 def _call(config: VideoBuild, gpu: Gpu, work: Work, rows: int, stream_s: float) -> dict[str, Any]:
-    """Return the time of a chunk with ``rows`` rows, which is at least ``stream_s``, the time of its layer copies."""
+    """Return the time of an engine call for a chunk of ``rows`` rows; it is at least ``stream_s``, the time of the
+    call's layer copies."""
     passes = len(config.workload.schedule.timesteps)
     bucket = None if config.workload.pool is None else rows
     # engines for full rows only, if there are any
@@ -78,7 +79,7 @@ def _call(config: VideoBuild, gpu: Gpu, work: Work, rows: int, stream_s: float) 
 
 
 def _runs(config: VideoBuild, bucket: int | None, *, full: bool) -> dict[str, int]:
-    """Return how often a chunk runs each program, with the engines for full rows or for any rows."""
+    """Return how often a chunk runs each program, with the engines for full caches or for any caches."""
     runs = {
         ProgramKey("begin", bucket): 1,
         ProgramKey("denoise", bucket, full): len(config.workload.schedule.timesteps),

@@ -1,1 +1,1 @@
-"""HTTP and sockets: routes, middleware, and the socket of a stream."""
+"""HTTP and WebSocket interface of the server: routes, middleware, and the socket of a stream."""

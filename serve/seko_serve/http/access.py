@@ -1,5 +1,5 @@
-"""Access to the server: the tenant and the origin of a request, and limits on how often a caller opens sessions and
-sockets.
+"""Access control of the server: the tenant and the origin of a request, and limits on how often a caller opens sessions
+and sockets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAFE_METHODS = frozenset(
 
 
 class Access:
-    """API keys, origins and rates of one server.
+    """The API keys, allowed origins and rate limits of one server.
 
     Parameters
     ----------
@@ -88,8 +88,8 @@ class Access:
     def from_this_machine(self, connection: HTTPConnection) -> bool:
         """Return whether a request came from a loopback address and not through a proxy.
 
-        A proxy on this machine is recognised by the address that it forwards. Requests through a Unix socket always
-        come from a proxy.
+        A proxy on this machine is recognised by the header with the address that it forwards. Requests through a Unix
+        socket always come from a proxy.
         """
         try:
             return not self._by_socket_file and ip_address(_address(connection)).is_loopback

@@ -1,4 +1,4 @@
-"""The ASGI application: all routes, and the middleware of every answer."""
+"""The ASGI application of the server: all routes, and the middleware for every answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HEADERS = (
 
 
 class Application:
-    """The routes of one server.
+    """The routes of one server, and its start and stop.
 
     Parameters
     ----------
@@ -66,8 +66,8 @@ class Application:
         )
 
     async def start(self) -> None:
-        """Open the artifact, the store of snapshots and the video jobs; errors of opening them, such as an
-        ArtifactError, are raised unchanged.
+        """Open the artifact, the store of snapshots and the video jobs; errors such as an ArtifactError are raised
+        unchanged.
         """
         await self._manager.start()
         try:
@@ -104,7 +104,8 @@ class Application:
         return FileResponse(PAGE / ("speech.html" if speaks else "index.html"))
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
-        """Return the application with the headers of every answer, closed to pages of other sites."""
+        """Return the application wrapped in middleware, which adds headers to every answer and refuses pages of other
+        sites."""
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             async def send_with_headers(answer: Message) -> None:

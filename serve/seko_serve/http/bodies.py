@@ -1,4 +1,4 @@
-"""Bodies of requests and of error answers."""
+"""Bodies of HTTP requests and of error answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BY_STATUS = {
 
 
 async def json_body(request: Request, most: int = MAX_BODY_BYTES) -> dict[str, Any]:
-    """Return the JSON object in a request's body; ServeError if the body is no JSON object, has more than ``most``
+    """Return the JSON object in a request's body; ServeError if the body is not a JSON object, has more than ``most``
     bytes or arrives too slowly.
     """
     content = await raw_body(request, most)
@@ -68,7 +68,7 @@ async def _read(request: Request, most: int) -> bytes:
 
 
 def internal_error(error: BaseException) -> ServeError:
-    """Log an unexpected exception; return the error for the client, which names the log entry's number."""
+    """Log an unexpected exception; return the error for the client, which contains the number of the log entry."""
     number = secrets.token_hex(4)
     _LOG.error("internal error", extra={"error": number, **exception_fields(error)})
     return ServeError("internal", "the server failed", facts={"error": number})
@@ -87,16 +87,16 @@ class Refusals:
         self._metrics = metrics
 
     async def known(self, _: Request, error: ServeError) -> Response:
-        """Return the answer for a ServeError."""
+        """Return the HTTP answer for a ServeError."""
         self._metrics.refused.labels(error.kind.code).inc()
         headers = {} if error.retry_after is None else {"retry-after": str(max(1, round(error.retry_after)))}
         return JSONResponse({"error": error.body()}, error.kind.status, headers)
 
     async def of_routing(self, request: Request, error: HTTPException) -> Response:
-        """Return the answer for a request that matches no route."""
+        """Return the HTTP answer for a request that matches no route."""
         code, message = _BY_STATUS.get(error.status_code, ("bad_request", "the request cannot be understood"))
         return await self.known(request, ServeError(code, message))
 
     async def unknown(self, request: Request, error: Exception) -> Response:
-        """Return the answer for an unexpected exception."""
+        """Return the HTTP answer for an unexpected exception."""
         return await self.known(request, internal_error(error))

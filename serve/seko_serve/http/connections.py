@@ -1,4 +1,4 @@
-"""Connections with time-outs that uvicorn lacks: for slow requests, and for peers that do not read what is sent."""
+"""Connections with time-outs that uvicorn lacks: for requests that arrive slowly, and for peers that do not read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HttpConnection(H11Protocol):
         self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Take received bytes; the time-out keeps running while a request's headers are incomplete."""
+        """Take received bytes; the time-out continues while the headers of a request are incomplete."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:  # the headers are there
             self._stop_waiting()

@@ -1,4 +1,4 @@
-"""The route of the Prometheus metrics; it answers requests from this machine, and requests with an API key."""
+"""The route ``/metrics`` with Prometheus metrics, for requests from this machine and requests with an API key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SessionsCollector(Collector):
         self._manager = manager
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges."""
+        """Yield the Prometheus gauges of sessions and capacity."""
         sessions = [session.facts() for session in list(self._manager.sessions.values())]
         states = Counter(str(facts["state"]) for facts in sessions)
         open_sessions = GaugeMetricFamily(f"{PREFIX}_sessions", "Sessions with a row", labels=["state"])
@@ -60,14 +60,14 @@ def _late_and_due(facts: Mapping[str, Any]) -> tuple[int, int]:
 
 
 class MetricsRoutes:
-    """The route ``/metrics``.
+    """The route ``/metrics``, which returns the Prometheus metrics.
 
     Parameters
     ----------
     manager : SessionManager
         The live sessions.
     access : Access
-        Checks the caller's API key, origin and rate.
+        The object that checks the caller's API key, origin and rate.
     """
 
     def __init__(self, manager: SessionManager, access: Access) -> None:
@@ -75,7 +75,7 @@ class MetricsRoutes:
         self._metrics.registry.register(SessionsCollector(manager))
 
     def routes(self) -> list[BaseRoute]:
-        """Return the route."""
+        """Return the route ``/metrics``."""
         return [Route("/metrics", self._text)]
 
     async def _text(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the server: each route with its parameters, body and answers."""
+"""The OpenAPI document of the server, which describes each route with its parameters, body and answers."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def document() -> Table:
 
 
 class OpenApiRoutes:
-    """The route ``/openapi.json``."""
+    """The route ``/openapi.json``, which returns the OpenAPI document."""
 
     def routes(self) -> list[BaseRoute]:
-        """Return the route."""
+        """Return the route ``/openapi.json``."""
         return [Route("/openapi.json", self._document)]
 
     async def _document(self, request: Request) -> Response:
@@ -308,7 +308,8 @@ def _path_parameter(name: str) -> Table:
 
 
 def _operation(summary: str, content: Table | None, codes: tuple[str, ...], *, status: int = 200) -> Table:
-    """Return an operation with its answer and its refusals; several codes may have one status."""
+    """Return the OpenAPI description of a route, with its answer and its errors; several error codes may have one HTTP
+    status."""
     answer: Table = {"description": summary}
     if content is not None:
         answer["content"] = content

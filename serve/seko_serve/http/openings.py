@@ -1,4 +1,5 @@
-"""Parser of the body of ``POST /v1/sessions``, which has a new session's prompt, seed, picture, voice and inputs."""
+"""Parser of the body of ``POST /v1/sessions``, which contains a new session's prompt, seed, picture, voice and
+inputs."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ FIELDS = ("model", "prompt", "seed", "fps", "image", "voice", "inputs")
 
 
 def session_opening_of(table: dict[str, Any], manifest: Served) -> Opening | SpeechOpening:
-    """Return the opening of a session of an artifact, from the JSON object of a request. This decodes uploads, so call
-    it in a thread.
+    """Return the conditions of a new session (its opening) from the JSON object of a request. The function decodes
+    uploads, so call it in a thread.
 
     Raises
     ------
     ServeError
-        If a field is unknown, of another type, too large, or not for this artifact.
+        If a field is unknown, of a wrong type, too large, or not supported by this artifact.
     """
     if isinstance(manifest, SpeechManifest):
         return speech_opening_of(table, manifest)
@@ -42,7 +43,7 @@ def session_opening_of(table: dict[str, Any], manifest: Served) -> Opening | Spe
 
 
 def opening_of(table: dict[str, Any], manifest: Served) -> Opening:
-    """Return the opening of a session of a video artifact; see `session_opening_of`."""
+    """Return the opening of a session of a video artifact from a request; see `session_opening_of`."""
     if not isinstance(manifest, VideoManifest):
         raise ServeError("unsupported", "this artifact speaks, and makes no video")
     _check_fields(table, FIELDS, manifest.name)
@@ -57,7 +58,7 @@ def opening_of(table: dict[str, Any], manifest: Served) -> Opening:
 
 
 def speech_opening_of(table: dict[str, Any], manifest: SpeechManifest) -> SpeechOpening:
-    """Return the opening of a session of a speech artifact; see `session_opening_of`."""
+    """Return the opening of a session of a speech artifact from a request; see `session_opening_of`."""
     _check_fields(table, SPEECH_FIELDS, manifest.name)
     seed, text, voice = _seed(table.get("seed", 0)), table.get("voice_text", ""), table.get("voice")
     if seed < 0:

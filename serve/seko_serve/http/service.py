@@ -21,14 +21,14 @@ class ServiceRoutes:
     manager : SessionManager
         The live sessions.
     access : Access
-        Checks the caller's API key, origin and rate.
+        The object that checks the caller's API key, origin and rate.
     """
 
     def __init__(self, manager: SessionManager, access: Access) -> None:
         self._manager, self._access = manager, access
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes."""
+        """Return the routes ``/health``, ``/ready``, ``/version`` and ``/v1/models``."""
         return [
             Route("/health", lambda _: JSONResponse({"status": "ok"})),
             Route("/ready", self._ready),

@@ -1,4 +1,4 @@
-"""Sessions over HTTP: opening, listing, changing and ending them."""
+"""Routes with which clients open, list, change and end sessions over HTTP."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class SessionRoutes:
     manager : SessionManager
         The live sessions.
     access : Access
-        Checks the caller's API key, origin and rate.
+        The object that checks the caller's API key, origin and rate.
     """
 
     def __init__(self, manager: SessionManager, access: Access) -> None:
         self._manager, self._access = manager, access
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes."""
+        """Return the routes below ``/v1/sessions``, and ``/v1/queue``."""
         return [
             Route("/v1/sessions", self._open, methods=["POST"]),
             Route("/v1/sessions", self._list, methods=["GET"]),
@@ -81,7 +81,7 @@ class SessionRoutes:
         return JSONResponse(self._facts(session))
 
     async def _saved(self, request: Request, name: str, tenant: str) -> Response:
-        """Answer for a session that is saved and has no row."""
+        """Return the HTTP answer about a session that is saved and has no row of the pool."""
         record = await self._manager.find_saved(name, tenant)
         if request.method == "DELETE":
             await self._manager.saving.forget(name, record)
@@ -106,7 +106,7 @@ class SessionRoutes:
 
 
 def _change(session: LiveSession, table: dict[str, Any]) -> None:
-    """Apply a PATCH: a prompt, or a pause."""
+    """Apply the body of a PATCH request to a session: a new prompt, or a pause."""
     if set(table) - {"prompt", "recache", "paused"}:
         raise ServeError("bad_request", "unknown fields, expected some of paused, prompt, recache")
     if "prompt" in table:

@@ -1,4 +1,4 @@
-"""Speech with OpenAI's API: a request has one text, and the answer's sound is sent while the text is spoken."""
+"""Speech through OpenAI's API: a request has one text, and the sound is sent while the text is spoken."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ VOICES = (None, "default")
 
 
 class SpeechRoutes:
-    """The route ``/v1/audio/speech``.
+    """The route ``/v1/audio/speech``, which speaks a text.
 
     Parameters
     ----------
     manager : SessionManager
         The live sessions.
     access : Access
-        Checks the caller's API key, origin and rate.
+        The object that checks the caller's API key, origin and rate.
     """
 
     def __init__(self, manager: SessionManager, access: Access) -> None:
@@ -48,7 +48,7 @@ class SpeechRoutes:
         self._closing: set[asyncio.Task[None]] = set()
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes."""
+        """Return the route ``/v1/audio/speech``."""
         return [Route("/v1/audio/speech", self._speak, methods=["POST"])]
 
     async def _speak(self, request: Request) -> Response:
@@ -76,7 +76,7 @@ class SpeechRoutes:
         return StreamingResponse(parts, media_type=FORMS[form][0], headers=headers)
 
     async def _parts(self, session: LiveSession, text: str, file: SoundFile) -> AsyncIterator[bytes]:
-        """Yield the parts of the file as the text is spoken, then end the session."""
+        """Yield the parts of the sound file while the text is spoken, then end the session."""
         try:
             connection = session.viewer.enter()
             session.attach(connection, lambda: "", None, AHEAD, (Codec.PCM,))
@@ -98,7 +98,7 @@ class SpeechRoutes:
 
 
 async def _heard(connection: Connection) -> AsyncIterator[Media]:
-    """Yield the sound of a session as it comes; ServeError if the session ends before."""
+    """Yield the sound of a session as soon as it is made; ServeError if the session ends before its text."""
     while connection.end is None:
         for waiting in await connection.messages():
             if isinstance(waiting, bytes):
@@ -107,7 +107,7 @@ async def _heard(connection: Connection) -> AsyncIterator[Media]:
 
 
 async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the parts as server-sent events, in OpenAI's words."""
+    """Yield the parts of the sound as server-sent events with OpenAI's field names."""
     try:
         async for part in parts:
             yield _event({"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()})
@@ -121,7 +121,8 @@ def _event(table: dict[str, Any]) -> bytes:
 
 
 def _checked(table: dict[str, Any]) -> tuple[str, str, bool]:
-    """Return the text, the file's format, and whether events are asked for; ServeError if a field cannot be."""
+    """Return the text, the file's format, and whether events are requested; ServeError if a field of the request is
+    invalid."""
     if set(table) - FIELDS:
         raise ServeError("bad_request", f"unknown fields, expected some of {', '.join(sorted(FIELDS))}")
     text = table.get("input")

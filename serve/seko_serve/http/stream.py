@@ -1,4 +1,4 @@
-"""The socket of a stream: one task reads controls, another sends messages."""
+"""The WebSocket of a stream: one task reads the client's controls, another task sends messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REMEMBERED_IDS = 1024  # of a socket's controls
 
 
 async def serve_stream(socket: WebSocket, manager: SessionManager, access: Access) -> None:
-    """Serve one socket until it closes.
+    """Serve one WebSocket until it closes.
 
     A socket is accepted before any check, because a browser reports a refused socket only as close code 1006.
     """
@@ -68,7 +68,8 @@ async def serve_stream(socket: WebSocket, manager: SessionManager, access: Acces
 
 
 async def _entered(socket: WebSocket, manager: SessionManager) -> tuple[LiveSession, int | None]:
-    """Return the session that a socket may enter, and the last serial that a resumed client saw."""
+    """Return the session that a socket may enter, and the serial number of the last message that a resumed client
+    received."""
     entrance = parse_subprotocols(socket.scope.get("subprotocols", []))
     name = socket.path_params["name"]
     if entrance.ticket:
@@ -107,7 +108,8 @@ async def _exchange(
     manager: SessionManager,
     access: Access,
 ) -> None:
-    """Read and send until either side ends; ServeError if the socket closes with one."""
+    """Read from and send to a socket until either side ends; raise a ServeError if the socket is to close with an
+    error."""
     reading = asyncio.create_task(_read(socket, session, manager, access))
     sending = asyncio.create_task(_send(socket, connection, manager))
     try:
@@ -127,7 +129,8 @@ async def _exchange(
 
 
 async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager, access: Access) -> bool:
-    """Read controls until the client says that it closes (True) or a control cannot be read (ServeError)."""
+    """Read controls from the socket until the client says that it closes (return True) or a control cannot be read
+    (ServeError)."""
     ids: deque[str] = deque(maxlen=REMEMBERED_IDS)
     while True:
         received = await socket.receive()
@@ -154,7 +157,7 @@ async def _read(socket: WebSocket, session: LiveSession, manager: SessionManager
 
 
 async def _send(socket: WebSocket, connection: Connection, manager: SessionManager) -> None:
-    """Send what waits until the connection ends (ServeError); TimeoutError if the client takes nothing."""
+    """Send waiting messages until the connection ends (ServeError); TimeoutError if the client reads nothing."""
     sent = manager.device.metrics.sent_bytes
     while True:
         for waiting in await connection.messages():
@@ -169,13 +172,13 @@ async def _send(socket: WebSocket, connection: Connection, manager: SessionManag
 
 
 async def _refuse(socket: WebSocket, error: ServeError, manager: SessionManager) -> None:
-    """Send an error and close with its code."""
+    """Send an error message and close the socket with the error's close code."""
     manager.device.metrics.refused.labels(error.kind.code).inc()
     await _say_last(socket, message("error", **error.body()), error.kind.close)
 
 
 async def _say_last(socket: WebSocket, text: str, code: int) -> None:
-    """Send a last message and close, if the client takes it."""
+    """Send a last message and close the socket, if the client still reads."""
     with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
         async with asyncio.timeout(LAST_S):
             await socket.send_text(text)

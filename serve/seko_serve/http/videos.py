@@ -1,4 +1,4 @@
-"""Videos with OpenAI's API: jobs that run while the live sessions leave time for them."""
+"""Videos through OpenAI's API: jobs that run while the live sessions leave time for them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class VideoRoutes:
     jobs : VideoJobs
         The video jobs.
     access : Access
-        Checks the caller's API key, origin and rate.
+        The object that checks the caller's API key, origin and rate.
     """
 
     def __init__(self, manager: SessionManager, jobs: VideoJobs, access: Access) -> None:
         self._manager, self._jobs, self._access = manager, jobs, access
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes."""
+        """Return the routes below ``/v1/videos``."""
         return [
             Route("/v1/videos", self._create, methods=["POST"]),
             Route("/v1/videos", self._list, methods=["GET"]),
@@ -128,7 +128,8 @@ class VideoRoutes:
 
 
 def _frames(seconds: object, fps: int) -> int:
-    """Return the video frames of so many seconds, a number or its digits as OpenAI's clients send it."""
+    """Return the number of video frames in a duration of so many seconds, which is a number or, in the form of OpenAI's
+    clients, a string of digits."""
     try:
         length = float(seconds) if isinstance(seconds, int | float | str) else math.nan
     except ValueError:
@@ -139,7 +140,8 @@ def _frames(seconds: object, fps: int) -> int:
 
 
 async def _fields(request: Request) -> dict[str, Any]:
-    """Return the fields of a body of JSON, or of a form as OpenAI's clients send it, with the picture as ``image``."""
+    """Return the fields of a request body, which is JSON or, in the form of OpenAI's clients, a multipart form; the
+    picture is the field ``image``."""
     kind = request.headers.get("content-type", "")
     if kind.lower().startswith("multipart/form-data"):
         table = form_fields(kind, await raw_body(request, MAX_OPENING_BYTES))
@@ -157,14 +159,14 @@ def form_fields(kind: str, body: bytes) -> dict[str, Any]:
     Parameters
     ----------
     kind : str
-        The header ``Content-Type``.
+        The request's header ``Content-Type``.
     body : bytes
-        The body, of bounded size.
+        The request's body, of bounded size.
 
     Raises
     ------
     ServeError
-        If the body is no multipart form, or a field other than ``input_reference`` is no text.
+        If the body is not a multipart form, or a field other than ``input_reference`` is not text.
     """
     head = b"Content-Type: " + kind.encode("latin-1") + b"\r\n\r\n"
     form = BytesParser(EmailMessage, policy=HTTP).parsebytes(head + body)

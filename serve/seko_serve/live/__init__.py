@@ -1,1 +1,1 @@
-"""Live sessions: the thread that owns the device, and each viewer's stream."""
+"""Live sessions of the server: the thread that owns the device, and each viewer's stream."""

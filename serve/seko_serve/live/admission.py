@@ -1,7 +1,8 @@
 """Admission: a session begins only if, by measured call times, the chunks of all sessions can still be made in time;
 other requests wait in a fair queue.
 
-Pure functions: time comes from a given clock, and no call waits. Only the event loop's thread calls this module.
+All functions of this module return at once and take the time from a clock that the caller passes. Only the event loop's
+thread calls them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DEPARTURES = 8  # of sessions, from which the time in the queue is estimated
 
 @dataclass(frozen=True)
 class Demand:
-    """The demand of one session.
+    """The demand of one session: how often its viewer needs a chunk.
 
     Parameters
     ----------
@@ -39,7 +40,8 @@ _Place = tuple[str, str]  # tenant and token
 
 @dataclass
 class _Waiting:
-    """A waiting request. It leaves the queue at the time `expires`, which each of its polls postpones."""
+    """A request that waits in the queue. It leaves the queue at the time `expires`, which each poll of its client
+    postpones."""
 
     demand: Demand
     turn: int
@@ -47,7 +49,7 @@ class _Waiting:
 
 
 def call_seconds(sessions: int, times: Mapping[int, float]) -> float:
-    """Return the shortest time, in seconds, in which calls of the measured buckets make one chunk for each of
+    """Return the shortest time, in seconds, in which calls of the measured sizes make one chunk for each of
     ``sessions`` sessions.
 
     Parameters
@@ -55,7 +57,7 @@ def call_seconds(sessions: int, times: Mapping[int, float]) -> float:
     sessions : int
         Number of sessions; for 0 the result is 0 s.
     times : mapping of int to float
-        Measured seconds of a call by its bucket's number of rows; if empty, the result is 0 s.
+        Measured seconds of a call, by its number of rows; if empty, the result is 0 s.
     """
     shortest = [0.0]
     for count in range(1, sessions + 1):
@@ -66,27 +68,27 @@ def call_seconds(sessions: int, times: Mapping[int, float]) -> float:
 
 
 class Admission:
-    """The sessions that hold a row, and the queue of requests that wait for a row.
+    """The sessions that hold a row of the pool, and the queue of requests that wait for a row.
 
     A session is admitted if a row is free and the time to make one chunk for every session, including the new session,
     is at most the shortest period of these sessions. The first session is always admitted, since no other session can
     be late.
 
-    Rows are given by max-min fairness: the next waiting request is one whose tenant holds the fewest rows; among
-    equals, the one that has waited longest. A request that cannot be admitted now because its period is too short is
-    passed over. If the queue is full, a new request replaces the last request of the tenant with the most waiting
+    Rows are given by max-min fairness: the next waiting request is one whose tenant holds the fewest rows; among equal
+    tenants, the request that has waited longest. A request that cannot be admitted now because its period is too short
+    is passed over. If the queue is full, a new request replaces the last request of the tenant with the most waiting
     requests, if that makes the tenants' numbers more equal.
 
     Parameters
     ----------
     capacity : int
-        Number of rows.
+        Number of rows of the pool.
     queue : int
-        The most requests that wait at a time; 0: no request waits.
+        Largest number of requests that wait at a time; 0: no request waits.
     times : callable
-        Returns the measured seconds of a call by bucket; see `call_seconds`.
+        Function that returns the measured seconds of a call, by its number of rows; see `call_seconds`.
     clock : callable
-        Returns seconds.
+        Function that returns the time in seconds.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting requests."""
+        """Number of requests that wait for a row."""
         self._expire()
         return len(self._waiting)
 
@@ -121,7 +123,7 @@ class Admission:
         return count
 
     def begin(self, session: str, demand: Demand) -> None:
-        """Record that a session takes a row."""
+        """Record that a session takes a row of the pool."""
         self._running[session] = demand
 
     def finish(self, session: str) -> None:
@@ -136,12 +138,12 @@ class Admission:
         Parameters
         ----------
         demand : Demand
-            Tenant and period of the session.
+            The session's tenant, and the period in which its viewer plays a chunk.
         token : str or None
             Name of the request's place in the queue, the same in each call for this request. A request that does not
             call again in time loses its place. With None the request does not wait.
         session : str
-            Id of the session, which `finish` takes.
+            Id of the session, which is later passed to `finish`.
 
         Raises
         ------
@@ -168,7 +170,7 @@ class Admission:
         raise ServeError("full", FULL, retry_after=self._again(place), facts=facts)
 
     def look(self, tenant: str, token: str) -> dict[str, object]:
-        """Return a request's place in the queue; this also keeps the place, as `ask` does.
+        """Return the place of a request in the queue. The call also keeps the place, as `ask` does.
 
         Returns
         -------
@@ -206,7 +208,7 @@ class Admission:
         return self._order(self._waiting).index(place) + 1
 
     def _again(self, place: _Place) -> float:
-        """Return the seconds after which a waiting request is to poll again."""
+        """Return the seconds after which the client of a waiting request should ask again."""
         return min(SOONEST_S + 0.25 * (self._number(place) - 1), LATEST_S)
 
     def _expire(self) -> None:
@@ -215,7 +217,8 @@ class Admission:
             del self._waiting[place]
 
     def _enqueue(self, place: _Place, newcomer: _Waiting) -> None:
-        """Add to the queue; ServeError if it is full and the newcomer's tenant has its part of it."""
+        """Add a request to the queue; ServeError if the queue is full and the request's tenant has its share of the
+        places."""
         if len(self._waiting) >= self._queue:
             held = Counter(tenant for tenant, _ in self._waiting)
             longest = max(held, key=held.__getitem__, default="")
@@ -231,7 +234,7 @@ class Admission:
         self._waiting[place] = newcomer
 
     def _order(self, waiting: Mapping[_Place, _Waiting]) -> list[_Place]:
-        """Return the places in the order in which they get rows."""
+        """Return the waiting requests in the order in which they get rows."""
         held = Counter(demand.tenant for demand in self._running.values())
         left, order = dict(waiting), []
         while left:
@@ -242,7 +245,8 @@ class Admission:
         return order
 
     def _admitted(self, waiting: Mapping[_Place, _Waiting], place: _Place) -> bool:
-        """Return whether a waiting request gets a row now: requests before it that fit get theirs first."""
+        """Return whether a waiting request gets a row now: the requests before it that can be admitted get theirs
+        first."""
         taken = list(self._running.values())
         for other in self._order(waiting):
             fits = self._fits([*taken, waiting[other].demand])
@@ -259,7 +263,8 @@ class Admission:
         return len(demands) == 1 or call_seconds(len(demands), self._times()) <= period
 
     def _estimate(self, place: int) -> float | None:
-        """Return the seconds until as many sessions have ended, at the rate of late; None while fewer than two have."""
+        """Return the seconds until a number of sessions have ended, at the recent rate; None while fewer than two
+        sessions have ended."""
         if len(self._departures) < 2:
             return None
         span = self._clock() - self._departures[0]

@@ -28,16 +28,16 @@ _LOG = logging.getLogger("seko_serve")
 
 
 class VideoFile:
-    """An mp4 file of mode 0600, which has another name until it is complete.
+    """An mp4 file of mode 0600, which gets its name only when it is complete.
 
     Parameters
     ----------
     path : Path
-        The name of the complete file.
+        Path that the file gets when it is complete.
     manifest : VideoManifest
         The manifest of a video artifact.
     opening : Opening
-        The video's opening, of which the frame rate and the voice are used.
+        The conditions with which the video begins, of which the frame rate and the voice are used.
     """
 
     def __init__(self, path: Path, manifest: VideoManifest, opening: Opening) -> None:
@@ -61,7 +61,7 @@ class VideoFile:
         self._sink.write(frames)
 
     def close(self, *, whole: bool) -> None:
-        """With ``whole`` give the file its final name, otherwise remove the file."""
+        """Close the file: with ``whole`` give it its final name, otherwise remove it."""
         try:
             self._sink.close(whole=whole)
             self._file.close()
@@ -73,12 +73,12 @@ class VideoFile:
 
 
 class VideoBehind:
-    """A video that is being made and written; the device's thread runs it as its `Behind`.
+    """A video that is made and written behind the live sessions; the device's thread runs it as its `Behind`.
 
     Parameters
     ----------
     name, tenant : str
-        The video's id, and the tenant that requested the video.
+        Id of the video, and name of the tenant that requested it.
     manifest : VideoManifest
         The artifact's manifest.
     opening : Opening
@@ -88,11 +88,12 @@ class VideoBehind:
     path : Path
         Path of the video's file.
     workers : Executor
-        A thread that reads and encodes frames.
+        A thread pool of one thread that reads and encodes frames.
     told : callable
-        Called from any thread with the number of frames written so far, and at the end with an error or None.
+        Function that is called from any thread with the number of frames written so far, and at the end with an error
+        or None.
     wake : callable
-        Tells the device's thread that the next chunk may be requested.
+        Function that tells the device's thread that the next chunk may be requested.
     """
 
     def __init__(
@@ -132,8 +133,8 @@ class VideoBehind:
         return not self._over and self._idle.is_set()
 
     def take_row(self, pool: Any) -> None:
-        """Take a free row; after `yield_row`, continue from the stored state. Errors of the runtime are raised
-        unchanged.
+        """Take a free row of the pool; after `yield_row`, continue from the stored state. Errors of the runtime are
+        raised unchanged.
         """
         if self._row is not None:
             self._row.resume()
@@ -149,7 +150,7 @@ class VideoBehind:
         self._row.pause()
 
     def request(self, now: float) -> RowSession | None:
-        """Request the next chunk from the pool, and return the video's session of the pool."""
+        """Request the video's next chunk from the pool, and return the pool's session that makes it."""
         if self._content.starved():
             raise ServeError("bad_request", "the video needs a voice, and none was given")
         self._content.ask(self._row, now + LATER_S)
@@ -169,7 +170,7 @@ class VideoBehind:
         self._workers.submit(self._end, error)
 
     def close(self) -> None:
-        """Free the row; a second call does nothing."""
+        """Free the video's row of the pool; a second call does nothing."""
         self._idle.wait()
         self._over = True
         row, self._row = self._row, None

@@ -1,4 +1,4 @@
-"""Measures how long a pool's calls take, before the first session; admission uses the times."""
+"""Measurement of how long a pool's calls take, before the first session begins; admission uses the times."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _LOG = logging.getLogger("seko_serve")
 
 
 def calibrate(pool: ServedPool) -> None:
-    """Run the pool's calls until all buckets and full caches were measured; the pool's `call_times` then have the
-    results.
+    """Run the pool's calls until all buckets (numbers of rows) and full caches were measured; the results are in the
+    pool's `call_times`.
 
-    Inputs that a viewer would send are zeros and silence. If the artifact refuses these inputs, no call is measured.
+    Inputs that a viewer would send are zeros and silence during this measurement. If the artifact refuses these inputs,
+    no call is measured.
     """
     if not isinstance(pool, Pool):  # speech: its first sessions measure it
         return

@@ -36,7 +36,8 @@ class ViewersCamera:
     Parameters
     ----------
     stream : Stream
-        The artifact's stream, of which the video's size and the latent frames of a chunk are used.
+        The layout of the artifact's stream, of which the video's size and the number of latent frames in a chunk are
+        used.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -48,26 +49,28 @@ class ViewersCamera:
         self._intrinsics: NDArray[np.float64] | None = None
 
     def hold(self, codes: Sequence[str]) -> None:
-        """Hold exactly these keys, named by `KeyboardEvent.code`; keys that steer no camera are ignored."""
+        """Hold exactly these keys down, named by `KeyboardEvent.code`; keys that do not steer the camera are
+        ignored."""
         keys = frozenset(KEYS[code] for code in codes if code in KEYS)
         self._keyboard.press(keys - self._held)
         self._keyboard.release(self._held - keys)
         self._held = keys
 
     def follow(self, poses: Sequence[Sequence[float]], intrinsics: Sequence[float] | None) -> None:
-        """Append poses, one for each of the coming latent frames.
+        """Append camera poses, one for each of the coming latent frames.
 
         Parameters
         ----------
         poses : sequence of 16 numbers
-            Each a matrix [4, 4] from camera to world, row by row; a translation of length 1 is the model's unit.
+            Matrices [4, 4] from camera to world, row by row; a translation of length 1 is the model's unit.
         intrinsics : sequence of 4 numbers, optional
-            Focal lengths and centre, in pixels of a picture of 480 x 832; default: the last ones sent.
+            Focal lengths and centre of the camera, in pixels of a picture of 480 x 832; default: the last intrinsics
+            that were sent.
 
         Raises
         ------
         UsageError
-            If a matrix is no pose, or too many poses wait.
+            If a matrix is not a camera pose, or too many poses wait.
         """
         checked = checked_poses(np.asarray(poses, np.float64).reshape(-1, 4, 4))
         if len(self._poses) + len(checked) > MAX_POSES_AHEAD:
@@ -80,8 +83,8 @@ class ViewersCamera:
         self._poses.extend(checked)
 
     def next_chunk(self) -> Mapping[str, NDArray[np.float32]]:
-        """Move on by a chunk, and return the chunk's inputs by name; if the poses end inside the chunk, the camera
-        rests from there on.
+        """Move the camera on by a chunk, and return the chunk's inputs by name; if the poses end inside the chunk, the
+        camera rests from there on.
         """
         steered = self._keyboard.next_chunk()
         if not self._poses:
@@ -98,7 +101,7 @@ class ViewersCamera:
         )
 
     def reset(self) -> None:
-        """Return to the start pose and drop the poses that were sent; held keys stay held."""
+        """Return the camera to its start pose and drop the poses that were sent; held keys stay held."""
         self._keyboard.reset()
         self._keyboard.press(self._held)
         self._poses.clear()
@@ -115,7 +118,7 @@ class ViewersCamera:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that `state` returned."""
+        """Continue from a camera state that `state` returned."""
         self._keyboard.load(state["keyboard"])
         self._held = frozenset(state["held"])
         self._poses = deque(np.asarray(pose, np.float64) for pose in state["poses"])

@@ -1,4 +1,4 @@
-"""One socket of a session, as the session sees it: the messages to be sent, and the reason of its end."""
+"""One socket of a session, as the session uses it: the messages to be sent, and the error with which it ends."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from seko_serve.errors import ServeError
 
 
 class Connection:
-    """The messages for one socket. The session's lock guards the object; only the event loop's thread waits on it.
+    """The messages for one socket. The session's lock guards the object; only the event loop's thread waits for
+    messages.
 
     Attributes
     ----------
     outbox : deque of (str or bytes)
-        Messages that were not sent yet.
+        Messages that were not sent yet, oldest first.
     end : ServeError or None
         The error with which the socket is closed after the messages of ``outbox``.
     open : bool
-        Whether the socket takes messages, which it does from the message ``ready`` on.
+        Whether messages may be sent on the socket: True from the message ``ready`` on.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class Connection:
         self.news = asyncio.Event()
 
     async def messages(self) -> list[str | bytes]:
-        """Wait for messages or the end, and return all messages that were not sent yet."""
+        """Wait for messages or the end of the socket, and return all messages that were not sent yet."""
         await self.news.wait()
         self.news.clear()
         waiting = []

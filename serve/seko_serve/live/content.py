@@ -16,22 +16,22 @@ from seko_serve.protocol import Codec, Control, Media
 
 @dataclass(frozen=True)
 class Opening:
-    """The conditions with which a video session begins, checked by the package `http`.
+    """The conditions with which a video session begins, after the package `http` has checked them.
 
     Parameters
     ----------
     prompt : str or None
-        A sentence.
+        The prompt, a sentence.
     seed : int
-        Seed of the noise.
+        Seed of the random noise.
     fps : float
-        Video frames that the viewer shows a second.
+        Number of video frames that the viewer shows in a second.
     image : numpy.ndarray, optional
-        The picture that the stream begins with, or the portrait, in the artifact's size: [H, W, 3].
+        The picture with which the stream begins, or the portrait, in the artifact's size: [H, W, 3].
     inputs : mapping of str to numpy.ndarray
-        The caller's further inputs per session, by name.
+        Further model inputs that the caller supplies for the session, by name.
     voice : numpy.ndarray, optional
-        Samples [speakers, N] at 16 kHz, float32 in -1..1, the voice from the stream's start on.
+        The voice from the stream's start on: samples [speakers, N] at 16 kHz, float32 in -1..1.
     """
 
     prompt: str | None
@@ -42,7 +42,7 @@ class Opening:
     voice: NDArray[np.float32] | None = None
 
     def state(self) -> dict[str, Any]:
-        """Return all fields except the prompt, which the row's state holds, as a JSON value."""
+        """Return all conditions except the prompt as a JSON value; the state of the session's row holds the prompt."""
         return {
             "seed": self.seed,
             "fps": self.fps,
@@ -53,7 +53,7 @@ class Opening:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Opening:
-        """Return the opening from a value that `state` returned; KeyError, TypeError or ValueError if the value is
+        """Return the conditions from a value that `state` returned; KeyError, TypeError or ValueError if the value is
         invalid.
         """
         image, voice = state["image"], state["voice"]
@@ -68,7 +68,7 @@ class Opening:
 
 
 def array_table(array: NDArray[Any]) -> dict[str, Any]:
-    """Return an array as a JSON object."""
+    """Return an array as a JSON object with its dtype, shape and data."""
     content = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
     return {"dtype": array.dtype.str, "shape": list(array.shape), "base64": content}
 
@@ -80,12 +80,12 @@ def array_of(table: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def array_tables(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arrays by name as a JSON object."""
+    """Return arrays as a JSON object, by name."""
     return {name: array_table(np.asarray(array)) for name, array in arrays.items()}
 
 
 def arrays_of(tables: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the arrays by name from a JSON object that `array_tables` returned."""
+    """Return arrays by name from a JSON object that `array_tables` returned."""
     return {name: array_of(table) for name, table in tables.items()}
 
 
@@ -96,13 +96,14 @@ class SpeechOpening:
     Parameters
     ----------
     seed : int
-        Seed of the noise.
+        Seed of the random noise.
     guidance, temperature : float, optional
-        Guidance strength and noise's standard deviation; see `SpeechPool.open_session`; default: the artifact's.
+        Strength of classifier-free guidance and standard deviation of the noise; default: the artifact's settings. See
+        `SpeechPool.open_session`.
     voice : numpy.ndarray, optional
-        Samples [N] float32 in -1..1, at the rate of the artifact's voice encoder: the voice to imitate.
+        The voice to imitate: samples [N] float32 in -1..1, at the rate of the artifact's voice encoder.
     voice_text : str
-        The words of ``voice``, if the speech continues this recording; otherwise empty.
+        The words that are spoken in ``voice``, if the speech continues this recording; otherwise empty.
     """
 
     seed: int = 0
@@ -113,13 +114,14 @@ class SpeechOpening:
 
 
 class Piece(Protocol):
-    """One result of a row that is to be sent to the viewer; a worker calls `read`, then `encode`."""
+    """A result of a session's call (a chunk of video, a patch of sound) that is to be sent to the viewer; a worker
+    calls `read`, then `encode`."""
 
     def read(self) -> int:
-        """Wait for the result, and return its length in units of the viewer's clock: video frames or samples."""
+        """Wait for the result, and return its length in units of the viewer's clock: video frames or sound samples."""
 
     def encode(self, number: int, first: int) -> list[Media]:
-        """Return the encoded messages in the order in which they are sent; the caller sets their serial numbers.
+        """Return the encoded messages in the order in which they are sent; the caller sets the serial numbers.
 
         Parameters
         ----------
@@ -131,15 +133,15 @@ class Piece(Protocol):
 
 
 class Content(Protocol):
-    """The stream of one session, and the effect of the session's controls on it."""
+    """The stream of one session, video or speech, and the effect of the client's controls on it."""
 
     @property
     def rate(self) -> float:
-        """Units of the viewer's clock (video frames or samples) per second."""
+        """Units of the viewer's clock (video frames or sound samples) per second."""
 
     @property
     def savable(self) -> bool:
-        """Whether a session can continue from a snapshot of its row and the result of `state`."""
+        """Whether a session can continue from a snapshot of its row in the pool and the result of `state`."""
 
     @property
     def period_s(self) -> float:
@@ -151,13 +153,14 @@ class Content(Protocol):
         """Raise a ServeError for a control that the artifact does not support."""
 
     def codecs(self, hello: Control) -> tuple[Codec, ...]:
-        """Return the codecs for a client; ServeError if the client supports none of the server's codecs."""
+        """Return the codecs for a client; ServeError if the server can encode none of the codecs that the client
+        supports."""
 
     def attach(self, codecs: Sequence[Codec]) -> None:
-        """Begin or continue with these codecs; a decoder can begin with the next message."""
+        """Begin or continue the stream with these codecs; the viewer's decoder can begin with the next message."""
 
     def ready(self, codecs: Sequence[Codec]) -> dict[str, object]:
-        """Return the fields of the message ``ready`` that describe the content."""
+        """Return the fields that describe the stream in the message ``ready``."""
 
     # -- the device's thread
 
@@ -165,21 +168,22 @@ class Content(Protocol):
         """Open a session of the pool; errors of the pool are raised unchanged."""
 
     def apply(self, row: Any, control: Control) -> None:
-        """Change the row's stream from the next chunk on; errors of the runtime are raised unchanged."""
+        """Apply a control: change the stream from the next chunk on. Errors of the runtime are raised unchanged."""
 
     def starved(self) -> bool:
-        """Return whether the next chunk lacks something that the viewer must still send."""
+        """Return whether the next chunk lacks something that the viewer must still send, such as sound."""
 
     def ask(self, row: Any, due: float) -> None:
-        """Request the row's next chunk from the pool; a repeated request replaces the due time."""
+        """Request the session's next chunk from the pool; a repeated request replaces the due time."""
 
     def made(self, result: Any) -> Piece:
-        """Take the requested chunk."""
+        """Take the chunk that was requested, once it is made."""
 
     def state(self) -> dict[str, Any]:
-        """Return the part of the session's state that a snapshot of the row lacks, as a JSON value."""
+        """Return the part of the session's state that a snapshot of its row in the pool does not contain, as a JSON
+        value."""
 
     def load(self, row: Any, state: Mapping[str, Any]) -> None:
-        """Continue from a value that `state` returned, with a row that was restored from the snapshot of the same
-        moment.
+        """Continue from a value that `state` returned, with a session of the pool that was restored from the snapshot
+        of the same moment.
         """

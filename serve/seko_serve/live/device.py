@@ -33,17 +33,18 @@ _LOG = logging.getLogger("seko_serve")
 
 
 def step_seconds(pool: ServedPool) -> Mapping[int, float]:
-    """Return the measured seconds, by bucket, of the calls that make a session's chunks.
+    """Return the measured seconds, by number of rows, of the calls that make a session's chunks.
 
-    Calls that fill in a part of a prompt are not counted: they carry one session, once a sentence, for any number of
-    rows.
+    Calls that run the model over a part of a prompt are not counted: such a call carries one session, once a sentence,
+    whatever the number of rows.
     """
     return pool.call_times.slowest(but=(PREFILL,))
 
 
 @contextmanager
 def pool_of(artifact: Path, device: str = "auto", snapshot_key: bytes | None = None) -> Iterator[ServedPool]:
-    """Context with an artifact's open pool; parameters are those of `open_artifact` and `VideoArtifact.open_pool`."""
+    """Context manager with an artifact's open pool; parameters are those of `open_artifact` and
+    `VideoArtifact.open_pool`."""
     with open_artifact(artifact, device=device) as opened:
         served = opened if isinstance(opened, SpeechArtifact) else video_artifact(opened)
         with served.open_pool(snapshot_key=snapshot_key) as pool:
@@ -51,29 +52,29 @@ def pool_of(artifact: Path, device: str = "auto", snapshot_key: bytes | None = N
 
 
 class Streamed(Protocol):
-    """The interface of a stream for the device's thread, which calls every method."""
+    """The interface through which the device's thread runs a stream. The thread calls every method."""
 
     def ready(self) -> bool:
         """Return whether the stream's next chunk may be made now."""
 
     def request(self, now: float) -> RowSession | None:
-        """Apply waiting controls, request the next chunk from the pool, and return the stream's session of the pool.
+        """Apply waiting controls, request the next chunk from the pool, and return the pool's session that makes it.
 
         The result is None if the stream needs no chunk now.
         """
 
     def made(self, chunk: Any, now: float) -> None:
-        """Take the requested chunk."""
+        """Take the chunk that was requested, once it is made."""
 
     def failed(self, error: Exception) -> None:
         """End the stream with an error: the requested chunk cannot be made."""
 
 
 class Watched(Streamed, Protocol):
-    """A live session."""
+    """The interface of a live session, that is, of a stream that a viewer watches."""
 
     def next_due(self) -> float | None:
-        """Return when the session's viewer needs the next chunk; None if no viewer plays the stream."""
+        """Return the time at which the session's viewer needs the next chunk; None if no viewer plays the stream."""
 
 
 class Behind(Streamed, Protocol):
@@ -86,33 +87,33 @@ class Behind(Streamed, Protocol):
         """Whether the stream has a row of the pool."""
 
     def take_row(self, pool: ServedPool) -> None:
-        """Take a free row; after `yield_row`, continue from the stored state. Errors of the runtime are raised
-        unchanged.
+        """Take a free row of the pool; after `yield_row`, continue from the stored state. Errors of the runtime are
+        raised unchanged.
         """
 
     def yield_row(self) -> None:
-        """Free the stream's row for a live session, and keep the stream's state on the host."""
+        """Free the stream's row of the pool for a live session, and keep the stream's state on the host."""
 
 
 class Device:
-    """The device's thread.
+    """The thread that owns the device: it opens the artifact's pool and runs the pool's calls.
 
     Parameters
     ----------
     opener : callable
-        Returns a context that opens the pool at its begin and closes the pool at its end; see `pool_of`.
+        Function that returns a context manager, which opens the pool at its beginning and closes the pool at its end;
+        see `pool_of`.
     metrics : Metrics, optional
         The server's Prometheus metrics.
 
     Attributes
     ----------
     manifest : VideoManifest or SpeechManifest
-        The artifact's manifest, once `start` has returned.
+        The artifact's manifest, available once `start` has returned.
     capacity : int
         Number of rows of the pool.
     call_seconds : mapping of int to float
-        Measured seconds of a call of the slowest launch variant, by its bucket's number of rows; empty before the
-        first call.
+        Measured seconds of a call of the slowest launch variant, by number of rows; empty before the first call.
     metrics : Metrics
         The server's Prometheus metrics.
     """
@@ -149,7 +150,7 @@ class Device:
         await asyncio.wrap_future(self._opened)
 
     async def call(self, work: Callable[[ServedPool], ResultT]) -> ResultT:
-        """Run a function between two calls of the pool, and return its result."""
+        """Run a function on the device's thread between two calls of the pool, and return its result."""
         done: Future[ResultT] = Future()
 
         def run(pool: ServedPool) -> None:
@@ -168,7 +169,7 @@ class Device:
         return await asyncio.wrap_future(done)
 
     async def beside(self, work: Callable[[ServedPool], ResultT]) -> ResultT:
-        """Run a function in a separate thread while the pool makes chunks; used for large reads and copies."""
+        """Run a function in a separate thread while the pool makes chunks. This is for large reads and copies."""
         pool = self._pool
         if pool is None:
             raise RuntimeError("the device's thread has ended")
@@ -176,32 +177,32 @@ class Device:
 
     def wake(self) -> None:
         """Make the device's thread check again which sessions are ready, after a control or an acknowledgement. Any
-        thread may call this.
+        thread may call this method.
         """
         with self._desk:
             self._desk.notify()
 
     def add(self, stream: Watched) -> None:
-        """Serve a live session from now on, unless it is served already; called on the device's thread."""
+        """Serve a live session from now on, unless it is served already; only for calls on the device's thread."""
         if all(other is not stream for other in self._streams):
             self._streams.append(stream)
 
     def remove(self, stream: Streamed) -> None:
-        """Stop serving a stream; called on the device's thread."""
+        """Stop serving a stream; only for calls on the device's thread."""
         if stream is self._behind:
             self._behind = None
         self._streams = [other for other in self._streams if other is not stream]
         self._asked = {session: other for session, other in self._asked.items() if other is not stream}
 
     def run_behind(self, stream: Behind) -> None:
-        """Run this stream from now on while the live sessions leave time, in place of another such stream; called on
-        the device's thread.
+        """Run a stream from now on while the live sessions leave time, in place of another such stream; only for calls
+        on the device's thread.
         """
         self._behind = stream
 
     def make_room(self, pool: ServedPool) -> None:
-        """If no row is free and the stream of `run_behind` has one, free that row for a live session; called on the
-        device's thread.
+        """If no row of the pool is free and the stream of `run_behind` has one, free that row for a live session; only
+        for calls on the device's thread.
         """
         if not pool.free and self._behind is not None and self._behind.holds_row:
             self._behind.yield_row()
@@ -248,7 +249,8 @@ class Device:
             self._make_chunks(pool, ready)
 
     def _fits_behind(self, pool: ServedPool, now: float) -> bool:
-        """Return whether the stream behind may run now: every live session's next chunk can still be made in time."""
+        """Return whether the stream behind the live sessions may run now: whether every live session's next chunk can
+        still be made in time."""
         behind = self._behind
         if behind is None or not behind.ready() or not (behind.holds_row or pool.free):
             return False
@@ -261,7 +263,7 @@ class Device:
         return now + CAUTION * (own + calls * times[max(times)]) <= min(dues)
 
     def _ready_behind(self, pool: ServedPool) -> list[Streamed]:
-        """Return the stream behind, with a row; nothing if it cannot have one."""
+        """Return the stream behind the live sessions, after giving it a row; nothing if it cannot have a row."""
         behind = self._behind
         if behind is None:
             return []
@@ -276,7 +278,7 @@ class Device:
         return [behind]
 
     def _make_chunks(self, pool: ServedPool, ready: Sequence[Streamed]) -> None:
-        """Run the pool's next call for those sessions that are ready."""
+        """Run the pool's next call for the sessions that are ready."""
         for stream in ready:
             try:
                 session = stream.request(time.monotonic())
@@ -309,7 +311,8 @@ class Device:
                 self._end(stream, error)
 
     def _serve_one_by_one(self, pool: ServedPool, error: Exception) -> None:
-        """End those sessions alone whose chunk cannot be made: a call that failed has advanced nobody."""
+        """Serve sessions one by one after a failed call, which has advanced no session; only the sessions whose chunk
+        cannot be made end."""
         _LOG.warning("a call of %d sessions failed: %s", len(self._asked), type(error).__name__)
         if self.manifest.pool is None and self.capacity > 1:  # its calls carry all rows
             self._end(next(iter(self._asked.values())), error)
@@ -321,7 +324,7 @@ class Device:
                 self._end(stream, fault)
 
     def _bucket(self, sessions: int) -> int:
-        """Return the rows of the smallest call that carries so many sessions."""
+        """Return the number of rows of the smallest call that carries so many sessions."""
         pool = self.manifest.pool
         return self.capacity if pool is None else min(rows for rows in pool.buckets if rows >= sessions)
 

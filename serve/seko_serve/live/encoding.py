@@ -1,4 +1,4 @@
-"""Encoding of one session's chunks, in order, while the device makes the next ones."""
+"""Encoding of one session's chunks, in order, while the device makes the next chunks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class MadeChunk:
     number : int
         Number of the chunk in the session.
     piece : Piece
-        The chunk's content.
+        The video frames or sound of the chunk.
     applied : sequence of str
-        Ids of the controls that the chunk is the first to follow.
+        Ids of the controls whose effect begins with this chunk.
     made_at : float
         Time at which the device had made the chunk.
     """
@@ -38,7 +38,7 @@ class MadeChunk:
 
 
 class ChunkEncoder:
-    """Encodes the chunks of one session and sends them to the viewer; one worker at a time does so.
+    """Encodes the chunks of one session and sends them to the viewer. Only one worker thread does so at a time.
 
     Parameters
     ----------
@@ -49,9 +49,9 @@ class ChunkEncoder:
     metrics : Metrics
         The server's Prometheus metrics.
     failed : callable
-        Called by a worker with the error of a chunk that cannot be encoded.
+        Function that a worker calls with the error of a chunk that cannot be encoded.
     done : callable
-        Called by a worker after each chunk.
+        Function that a worker calls after each chunk.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class ChunkEncoder:
         self._running = False
 
     def __len__(self) -> int:
-        """Return the number of chunks that are made and not encoded."""
+        """Return the number of chunks that are made and not yet encoded."""
         with self._lock:
             return len(self._chunks)
 
     def add(self, chunk: MadeChunk) -> None:
-        """Queue a chunk; the device's thread calls this."""
+        """Queue a chunk for encoding; the device's thread calls this method."""
         with self._lock:
             self._chunks.append(chunk)
             begin, self._running = not self._running, True

@@ -1,4 +1,4 @@
-"""The workloads that can be served: the content class of each, and the description of a model for clients."""
+"""The workloads that can be served: the content class of each workload, and the description of a model for clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Served = VideoManifest | SpeechManifest
 
 
 def check_served(manifest: object) -> None:
-    """Raise an ArtifactError, which names the reason, if an artifact cannot be served."""
+    """Raise an ArtifactError, which states the reason, if an artifact cannot be served."""
     if isinstance(manifest, SpeechManifest):
         return
     if not isinstance(manifest, VideoManifest):

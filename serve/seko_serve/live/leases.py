@@ -9,7 +9,7 @@ class Leases(Protocol):
     """Leases of sessions: at any time one server of a fleet holds a session's lease."""
 
     async def claim(self, session: str, tenant: str) -> None:
-        """Take the lease of a session before the session gets a row.
+        """Take the lease of a session before the session gets a row of the pool.
 
         Raises
         ------
@@ -19,14 +19,15 @@ class Leases(Protocol):
         """
 
     async def release(self, session: str) -> None:
-        """Give up the lease of a session whose row is free; nothing happens if another server holds the lease."""
+        """Give up the lease of a session that has no row any more; nothing happens if another server holds the
+        lease."""
 
 
 class NoLeases:
-    """The leases of a server that is alone."""
+    """The leases of a server that is not part of a fleet."""
 
     async def claim(self, session: str, tenant: str) -> None:
-        """Do nothing."""
+        """Do nothing, because no other server can hold the lease."""
 
     async def release(self, session: str) -> None:
-        """Do nothing."""
+        """Do nothing, because no other server can hold the lease."""

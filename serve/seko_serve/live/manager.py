@@ -47,14 +47,15 @@ class SessionManager:
     device : Device
         The thread that owns the artifact.
     leases : Leases, optional
-        The leases of sessions, if the server is one of several.
+        The leases of sessions, if the server is one of a fleet.
 
     Attributes
     ----------
     admission : Admission
-        The sessions that hold a row and the requests that wait for one, once `start` has returned.
+        The sessions that hold a row of the pool and the requests that wait for one, available once `start` has
+        returned.
     sessions : dict of str to LiveSession
-        The sessions that hold a row, by id.
+        The sessions that hold a row of the pool, by id.
     stopping : bool
         Whether new sessions are refused because the server stops.
     """
@@ -132,12 +133,12 @@ class SessionManager:
 
     @property
     def capacity(self) -> int:
-        """The most sessions that may be open at a time."""
+        """Largest number of sessions that may be open at a time."""
         most = self.settings.max_sessions
         return self.device.capacity if most is None else min(most, self.device.capacity)
 
     async def open(self, tenant: str, opening: Opening | SpeechOpening, queue_token: str = "") -> LiveSession:
-        """Open a session.
+        """Open a live session, or queue the request for it.
 
         Parameters
         ----------
@@ -146,8 +147,8 @@ class SessionManager:
         opening : Opening
             The conditions with which the session begins.
         queue_token : str
-            `JOIN` to wait in the queue if the server is full; in later calls the token of the refusal, which keeps the
-            place; empty: the request does not wait.
+            `JOIN` to wait in the queue if the server is full; in later calls the token that came with the first
+            refusal, which keeps the place; empty: the request does not wait.
 
         Raises
         ------
@@ -187,7 +188,8 @@ class SessionManager:
         return self.admission.waits(tenant, digest(queue_token))
 
     async def reenter(self, name: str, token: str) -> LiveSession:
-        """Return the session that a resume token opens; a saved session without a row takes a row again.
+        """Return the session to which a resume token belongs; a saved session without a row takes a row of the pool
+        again.
 
         Raises
         ------
@@ -210,15 +212,16 @@ class SessionManager:
         session.open(pool)
 
     def find(self, name: str, tenant: str | None = None) -> LiveSession:
-        """Return a session with a row; ServeError if there is no such session, or the session is another tenant's."""
+        """Return a session that has a row of the pool; ServeError if there is no such session, or the session is
+        another tenant's."""
         session = self.sessions.get(name)
         if session is None or (tenant is not None and session.tenant != tenant):
             raise ServeError("not_found", "there is no such session")
         return session
 
     async def find_saved(self, name: str, tenant: str) -> Record:
-        """Return the record of a tenant's session that is saved and has no row; ServeError if there is no such
-        session.
+        """Return the record of a tenant's session that is saved and has no row of the pool; ServeError if there is no
+        such session.
         """
         record = None if name in self.sessions else await self.saving.find(name)
         if record is None or record.tenant != tenant:
@@ -252,7 +255,7 @@ class SessionManager:
         )
 
     async def _add(self, session: LiveSession, record: Record | None) -> None:
-        """Serve a session that has a row; ServeError if the server began to stop meanwhile."""
+        """Serve a session that has a row of the pool; ServeError if the server has begun to stop meanwhile."""
         if self.stopping:
             await self.device.call(lambda _: session.close())
             self._check_open()
@@ -261,7 +264,7 @@ class SessionManager:
         await self.device.call(lambda _: self.device.add(session))
 
     async def _record(self, name: str, token: str) -> Record:
-        """Return the record of a saved session that a token opens; ServeError if it opens none."""
+        """Return the record of the saved session to which a resume token belongs; ServeError if there is none."""
         record = await self.saving.find(name)
         if record is None:
             raise ServeError("not_found", "there is no such session")
@@ -298,7 +301,8 @@ class SessionManager:
         return session
 
     def _restored(self, pool: ServedPool, record: Record) -> LiveSession:
-        """Return a session that goes on from a snapshot; in a thread beside the device's."""
+        """Return a session that continues from a snapshot. The snapshot is read in a thread beside the device's
+        thread."""
         saved = self.saving.read(record)
         opening = Opening.of_state(saved.state["content"]["opening"])
         session = self._session(record.session, record.tenant, content_of(pool.manifest, opening))
@@ -308,7 +312,8 @@ class SessionManager:
         return session
 
     async def _save(self, session: LiveSession) -> None:
-        """Save a session that is held, if it has something to save; a fault leaves what was saved before."""
+        """Save a session that makes no further chunks, if it has something to save; after an error the previously saved
+        state stays."""
         if (
             not (self.saving.enabled and session.content.savable)
             or session.end is not None
@@ -328,7 +333,7 @@ class SessionManager:
             _LOG.error("session %s is not saved: %s", session.name, error)
 
     async def _park(self, session: LiveSession) -> None:
-        """Save a session whose viewer is gone, and free its row, unless the viewer comes back meanwhile."""
+        """Save a session whose viewer is gone, and free its row of the pool, unless the viewer comes back meanwhile."""
         session.hold()
         await self._save(session)
         if session.viewer.detached_at is None and session.end is None and not self.stopping:
@@ -339,7 +344,7 @@ class SessionManager:
         await self._drop(session)
 
     async def _drop(self, session: LiveSession) -> None:
-        """Free a session's row; what is saved of it stays. A second call does nothing."""
+        """Free a session's row of the pool; its saved state stays. A second call does nothing."""
         if self.sessions.pop(session.name, None) is None:
             return
         self.saving.drop(session)
@@ -362,7 +367,7 @@ class SessionManager:
         self.device.call_seconds = step_seconds(pool)
 
     async def _reap(self) -> None:
-        """Free the rows of sessions that have failed, or whose socket has been gone for the lease's length."""
+        """Free the rows of sessions that have failed, or whose socket has been closed for longer than the lease."""
         while True:
             await asyncio.sleep(REAP_S)
             await self.saving.remove_old(self.sessions)

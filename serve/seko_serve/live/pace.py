@@ -1,4 +1,5 @@
-"""The pace of a viewer: when the next chunk is due. At most two chunks are made ahead of the shown ones."""
+"""The pace of a viewer: the time at which the next chunk is due. At most two chunks are made ahead of the chunks that
+were shown."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ CREDIT = 2  # chunks that were made and not shown yet
 
 @dataclass
 class Pace:
-    """The viewer's clock of one session. Times are seconds of one monotonic clock.
+    """The viewer's clock of one session. Times are seconds of a monotonic clock.
 
     Parameters
     ----------
     fps : float
-        Video frames that the viewer shows a second.
+        Number of video frames that the viewer shows in a second.
     buffer : int
-        Chunks that the viewer collects before it begins to play.
+        Number of chunks that the viewer collects before playback begins.
     """
 
     fps: float
@@ -41,18 +42,20 @@ class Pace:
     """The first frame that it shows when it plays again."""
 
     def may_run(self, pending: int = 0) -> bool:
-        """Return whether the next chunk may be made, while ``pending`` finished chunks are not counted by `made`."""
+        """Return whether the next chunk may be made, when ``pending`` chunks are finished but not yet counted by
+        `made`."""
         return self.chunks + pending - self.shown < CREDIT + self.buffer - 1
 
     def due(self, now: float, pending: int = 0) -> float:
-        """Return when the next chunk must be ready: the time at which all earlier chunks' frames have been shown.
+        """Return the time at which the next chunk must be ready: the time at which all earlier chunks' frames have been
+        shown.
 
         Parameters
         ----------
         now : float
             The present time, in seconds of the clock.
         pending : int
-            Number of chunks that are made but not yet counted by `made`; each is taken to be as long as the last
+            Number of chunks that are finished but not yet counted by `made`; each is taken to be as long as the last
             counted chunk.
         """
         frames = self.frames + pending * self.last_frames

@@ -30,7 +30,7 @@ _LOG = logging.getLogger("seko_serve")
 
 @dataclass
 class _Kept:
-    """A live session's newest record; the lock orders the writes of its records."""
+    """The newest record of a live session; the lock orders the writes of its records."""
 
     record: Record | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -38,7 +38,7 @@ class _Kept:
 
 
 class Saving:
-    """The snapshots of a server's sessions. The event loop's thread calls the methods, except for `captured`.
+    """The snapshots of a server's sessions. Only the event loop's thread calls the methods, except for `captured`.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Saving:
         self._kept[session.name] = _Kept(record)
 
     def drop(self, session: LiveSession) -> None:
-        """Stop saving a session; its record and snapshot stay in the store."""
+        """Stop saving a session; its record and its snapshot stay in the store."""
         self._kept.pop(session.name, None)
 
     def captured(self, session: LiveSession, capture: Capture, loop: asyncio.AbstractEventLoop) -> None:
@@ -86,8 +86,8 @@ class Saving:
         loop.call_soon_threadsafe(begin)
 
     async def write(self, session: LiveSession, capture: Capture) -> None:
-        """Write a session's captured state; StoreError or SekoRuntimeError if that fails, in which case the previous
-        snapshot is kept. The session ends if another process has taken it over.
+        """Write a session's captured state. If writing fails, a StoreError or SekoRuntimeError is raised and the
+        previous snapshot is kept. The session ends if another process has taken it over.
         """
         try:
             kept, saved = self._kept.get(session.name), self._saved
@@ -121,7 +121,7 @@ class Saving:
 
     async def token(self, session: LiveSession) -> str:
         """Return the session's next resume token, which a later server process accepts, too; ServeError if another
-        process has taken the session over.
+        process continues the session.
         """
         kept, saved = self._kept.get(session.name), self._saved
         if kept is None or saved is None:
@@ -152,7 +152,7 @@ class Saving:
             raise ServeError("lost", "the saved session is damaged") from None
 
     async def take_over(self, record: Record) -> Record:
-        """Make this process the owner of a saved session; return the newest record. Errors are those of
+        """Make this process the owner of a saved session; return the newest record of the session. Errors are those of
         `SavedSessions.take_over`.
         """
         saved = self._saved
@@ -161,8 +161,8 @@ class Saving:
         return await self._run(lambda: saved.take_over(record))
 
     def read(self, record: Record) -> Saved:
-        """Return the snapshot that a record names; StoreError if the snapshot cannot be read. Any thread may call
-        this.
+        """Return the snapshot that a record names; StoreError if the snapshot cannot be read. Any thread may call this
+        method.
         """
         if self._saved is None:
             raise StoreError("there is no store")
@@ -183,7 +183,8 @@ class Saving:
                 _LOG.error("a saved session cannot be removed: %s", error)
 
     async def remove_old(self, live: Iterable[str]) -> None:
-        """Remove from a store's folder, at regular times, files of sessions older than `Settings.snapshot_keep_s`."""
+        """Remove from a store's folder, at regular times, the files of sessions that are older than
+        `Settings.snapshot_keep_s`."""
         store, now = self._store, time.monotonic()
         if not isinstance(store, FolderStore) or now - self._looked_at < OLD_S:
             return
@@ -210,7 +211,7 @@ class Saving:
 
 
 def _store(chosen: str | None) -> Store | None:
-    """Return the store of a setting: a URL's, a folder's, or none."""
+    """Return the store of snapshots that a setting names: an object store for a URL, a folder, or None."""
     if chosen is None:
         return None
     try:

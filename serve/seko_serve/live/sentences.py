@@ -1,4 +1,4 @@
-"""Cuts a text that is still being written into sentences."""
+"""Sentence splitter for a text that is still being written."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Sentences:
 
     @property
     def letters(self) -> int:
-        """Letters that wait."""
+        """Number of letters that wait to be spoken."""
         return sum(map(len, self._whole)) + len(self._rest)
 
     def write(self, text: str, *, last: bool = False) -> None:
-        """Append a piece of the text; with ``last`` the unfinished rest becomes a sentence, too."""
+        """Append a part of the text; with ``last`` the unfinished rest becomes a sentence, too."""
         self._rest += text
         begin = 0
         for end in _END.finditer(self._rest):
@@ -50,7 +50,7 @@ class Sentences:
         return bool(self._whole)
 
     def clear(self) -> None:
-        """Forget the text."""
+        """Forget the text that was not spoken yet."""
         self._whole.clear()
         self._rest = ""
 
@@ -61,7 +61,7 @@ class Sentences:
             self._whole.append(" ".join(sentence.split()))
 
     def _cut(self, text: str) -> str:
-        """Make a sentence of the beginning of a long text; return the rest."""
+        """Make a sentence from the beginning of a long text without an end of sentence; return the rest."""
         pauses = [pause.end() for pause in _PAUSE.finditer(text[:LONGEST])]
         at = pauses[-1] if pauses else LONGEST
         self._take(text[:at])

@@ -1,4 +1,4 @@
-"""A session of the server: its row of the pool, the controls that wait for the next chunk, and pauses.
+"""A live session of the server: its row of the pool, the controls that wait for the next chunk, and pauses.
 
 Three threads meet here. The event loop takes controls and acknowledgements from the socket. The device's thread applies
 controls and makes chunks. A worker encodes and sends them. The `Viewer`, the `ChunkEncoder` and the session each have
@@ -39,7 +39,7 @@ _LOG = logging.getLogger("seko_serve")
 
 @dataclass(frozen=True)
 class Capture:
-    """A session's state between two chunks, to be saved.
+    """The state of a live session between two chunks, to be saved.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class Capture:
     messages : sequence of bytes
         Sent messages that the viewer may not have received, oldest first; ``state`` describes each message.
     row : Snapshot
-        The runtime's part of the state: a snapshot of the row.
+        The runtime's part of the state: a snapshot of the session's row in the pool.
     """
 
     state: Mapping[str, Any]
@@ -57,12 +57,12 @@ class Capture:
 
 
 class LiveSession:
-    """A session of the server.
+    """A live session of the server: a stream of video or speech for one viewer.
 
     Parameters
     ----------
     name : str
-        The session's id.
+        Id of the session.
     tenant : str
         Name of the session's owner.
     content : Content
@@ -72,14 +72,14 @@ class LiveSession:
     workers : Executor
         Threads that encode chunks.
     wake : callable
-        Tells the device's thread that the session may be ready.
+        Function that tells the device's thread that the session may be ready.
     metrics : Metrics
         The server's Prometheus metrics.
     snapshot_every : int
         Number of chunks from one snapshot to the next; 0: no snapshot is taken while the session runs.
     save : callable, optional
-        Called on the device's thread with the session and its `Capture`. It returns at once; a call of `snapshot_done`
-        allows the next snapshot.
+        Function that is called on the device's thread with the session and its `Capture`. It returns at once; a call of
+        `snapshot_done` allows the next snapshot.
 
     Attributes
     ----------
@@ -117,12 +117,12 @@ class LiveSession:
 
     @property
     def end(self) -> ServeError | None:
-        """The error with which the session has ended; None while the session lives."""
+        """The error with which the session has ended; None while the session is open."""
         return self.viewer.end
 
     def finish(self, error: ServeError) -> None:
-        """End the session: no further chunk is made, and the socket closes with this error. Any thread may call this;
-        only the first call has an effect.
+        """End the session: no further chunk is made, and the socket closes with this error. Any thread may call this
+        method; only the first call has an effect.
         """
         self.viewer.finish(error)
 
@@ -148,7 +148,8 @@ class LiveSession:
         self._wake()
 
     def control(self, control: Control) -> None:
-        """Take a control: a change of the stream waits for the next chunk, any other control takes effect at once.
+        """Take a control of the client: a change of the stream waits for the next chunk, any other control takes effect
+        at once.
 
         Raises
         ------
@@ -174,7 +175,7 @@ class LiveSession:
         self._wake()
 
     def hold(self, held: bool = True) -> None:
-        """With ``held`` make no further chunks, until a call with False."""
+        """Stop making chunks with ``held`` True; continue with False."""
         with self._lock:
             self._held = held
         self._wake()
@@ -198,7 +199,7 @@ class LiveSession:
         self._wake()
 
     def facts(self) -> dict[str, object]:
-        """Return the session's JSON object for HTTP answers."""
+        """Return the description of the session in HTTP answers, as a JSON object."""
         return {
             "id": self.name,
             "state": "ended" if self.end else "paused" if self._paused else "running",
@@ -213,13 +214,13 @@ class LiveSession:
         self._row = self.content.open(pool, self.name, self.tenant)
 
     def reopen(self, pool: Any, state: Mapping[str, Any], messages: Sequence[bytes], row: memoryview) -> None:
-        """Take a row of the pool, and continue from a `Capture`. Any thread may call this; other sessions continue
-        meanwhile.
+        """Take a row of the pool, and continue from a `Capture`. Any thread may call this method; other sessions
+        continue meanwhile.
 
         Raises
         ------
         SekoRuntimeError
-            If the pool cannot restore the row; for a snapshot of another artifact, a SnapshotError.
+            If the pool cannot restore the session; for a snapshot of another artifact, a SnapshotError.
         KeyError, TypeError, ValueError
             If ``state`` is not the state of a `Capture`.
         """
@@ -241,7 +242,7 @@ class LiveSession:
         Raises
         ------
         SekoRuntimeError
-            If the row cannot be stored.
+            If the state of the session's row cannot be stored.
         """
         row = self._own_row()
         self._apply_waiting(row)
@@ -258,13 +259,13 @@ class LiveSession:
         return Capture(state, messages, snapshot)
 
     def close(self) -> None:
-        """Free the row; a second call does nothing."""
+        """Free the session's row of the pool; a second call does nothing."""
         row, self._row = self._row, None
         if row is not None:
             row.close()
 
     def ready(self) -> bool:
-        """Return whether the session's next chunk may be made now, or controls wait that may allow it."""
+        """Return whether the session's next chunk may be made now, or controls are waiting that may allow it."""
         starved = self.content.starved()
         with self._lock:
             # What needs all chunks encoded waits for it; otherwise one is encoded while the next one is made.
@@ -278,11 +279,11 @@ class LiveSession:
         )
 
     def next_due(self) -> float | None:
-        """Return when the viewer needs the next chunk; None if the viewer plays nothing."""
+        """Return the time at which the viewer needs the next chunk; None if the viewer plays nothing."""
         return self.viewer.due(0.0, self._made) if self.viewer.plays and not self._paused else None
 
     def request(self, now: float) -> RowSession | None:
-        """Apply waiting controls, request the next chunk, and return the session of the pool.
+        """Apply waiting controls, request the next chunk, and return the pool's session that makes it.
 
         The result is None if the chunk lacks something that the viewer must still send.
         """
@@ -303,7 +304,7 @@ class LiveSession:
         return row
 
     def made(self, chunk: Any, now: float) -> None:
-        """Take the requested chunk, and queue its encoding."""
+        """Take the chunk that was requested, and queue its encoding."""
         applied, self._applied = self._applied, []
         made = MadeChunk(self._made, self.content.made(chunk), applied, now)
         self._made += 1

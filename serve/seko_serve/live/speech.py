@@ -1,4 +1,4 @@
-"""Live speech: one row of a speech artifact, which speaks the text that its client writes, patch by patch."""
+"""Live speech: one session of a speech artifact, which speaks the text that its client writes, patch by patch."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class SpeechContent:
 
     @property
     def rate(self) -> float:
-        """Samples per second of the sound."""
+        """Number of samples per second of the sound."""
         return float(self.manifest.workload.patch.sample_rate)
 
     @property
     def savable(self) -> bool:
-        """False: a snapshot can hold neither the waiting text nor unfinished patches."""
+        """False: a snapshot cannot contain the waiting text or unfinished patches."""
         return False
 
     @property
@@ -79,13 +79,13 @@ class SpeechContent:
         return (sound.chosen_codec(hello.fields.get("audio", ())),)
 
     def attach(self, codecs: Sequence[Codec]) -> None:
-        """Begin or continue with this codec."""
+        """Begin or continue the sound with this codec."""
         (codec,) = codecs
         if self.sound is None or self.sound.codec is not codec:
             self.sound = SoundTrack(codec, self.manifest.workload.patch.sample_rate)
 
     def ready(self, codecs: Sequence[Codec]) -> dict[str, object]:
-        """Return the sound's codec and rate."""
+        """Return the sound's codec and sample rate for the message ``ready``."""
         (codec,) = codecs
         rate = self.manifest.workload.patch.sample_rate
         return {
@@ -97,7 +97,7 @@ class SpeechContent:
     # -- the device's thread -----------------------------------------------------------------------------------
 
     def open(self, pool: SpeechPool, name: str, tenant: str) -> SpeechSession:
-        """Open a row with the opening's voice."""
+        """Open a session of the pool with the voice that the client sent."""
         opening, voice = self.opening, NO_VOICE
         if opening.voice is not None and opening.voice_text:
             voice = pool.encode_voice(continued=opening.voice, text=opening.voice_text)
@@ -114,7 +114,8 @@ class SpeechContent:
         return self._row
 
     def apply(self, row: SpeechSession, control: Control) -> None:
-        """Append to the text; for the control ``restart``, drop the text that was not spoken yet."""
+        """Append to the text that is to be spoken; for the control ``restart``, drop the text that was not spoken
+        yet."""
         if control.type == "text":
             self._text.write(control.fields["text"], last=control.fields.get("last", False))
         elif control.type == "restart":
@@ -124,18 +125,19 @@ class SpeechContent:
                 self._speaking = False
 
     def starved(self) -> bool:
-        """Return whether there is no sentence to speak."""
+        """Return whether there is no sentence to speak, so that the client must send more text."""
         return not self._speaking and not self._text
 
     def ask(self, row: SpeechSession, due: float) -> None:
-        """Request the next patch from the pool: of the present sentence, or the first of the next sentence."""
+        """Request the next patch from the pool: a patch of the present sentence, or the first patch of the next
+        sentence."""
         if not self._speaking and (sentence := self._text.next()) is not None:
             row.begin(sentence)
             self._speaking = True
         row.request_patch(due)
 
     def made(self, result: Patch) -> SpeechPiece:
-        """Take a patch, and record whether the patch's sentence is over."""
+        """Take a patch of sound, and record whether the patch's sentence is over."""
         surplus = result.surplus()
         self._speaking = not surplus and self._row is not None and self._row.speaks
         return SpeechPiece(self, None if surplus else result, last=self.starved())
@@ -151,14 +153,15 @@ class SpeechContent:
 
 
 class SpeechPiece:
-    """A patch's sound that is to be sent to the listener; see `Piece`.
+    """A patch of sound that is to be sent to the listener; see `Piece`.
 
     Parameters
     ----------
     content : SpeechContent
         The content of the session to which the patch belongs.
     patch : Patch or None
-        The patch; None for a surplus patch, which was made before the previous patch's stop flag was read.
+        The patch; None for a surplus patch, which was made before the previous patch's stop flag was read and is
+        dropped.
     last : bool
         Whether all text received so far has been spoken after this patch.
     """
@@ -168,13 +171,13 @@ class SpeechPiece:
         self._samples: NDArray[np.float32] = np.zeros(0, np.float32)
 
     def read(self) -> int:
-        """Wait for the samples, and return how many there are."""
+        """Wait for the patch's sound samples, and return their number."""
         if self._patch is not None:
             self._samples = self._patch.samples()
         return len(self._samples)
 
     def encode(self, number: int, first: int) -> list[Media]:
-        """Return the complete sound packets, and at the text's end also the padded last one; see `Piece.encode`."""
+        """Return the complete sound packets, and at the text's end also the last packet, padded; see `Piece.encode`."""
         track = self._content.sound
         if track is None:
             raise RuntimeError("a patch was made for a session that nobody hears")

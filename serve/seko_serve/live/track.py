@@ -1,4 +1,4 @@
-"""The sound of one session, coded in order."""
+"""The sound of one session, encoded in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seko_serve.protocol import Codec, Media
 
 
 class SoundTrack:
-    """Packets of the sound of one session, whose times are those of the session's clock.
+    """The sound packets of one session, whose times are those of the session's clock.
 
     Parameters
     ----------

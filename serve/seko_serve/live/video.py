@@ -1,4 +1,4 @@
-"""Live video: one row of a video artifact, its prompt, camera and voice, coded frame by frame."""
+"""Live video: one session of a video artifact, its prompt, camera and voice, encoded frame by frame."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ CAMERA = "camera"  # name of the input
 
 
 def picture_place(manifest: VideoManifest) -> str | None:
-    """Return the argument by which a session of an artifact takes a picture: ``reference``, ``image``, or none."""
+    """Return the name of the argument by which a session of an artifact takes a picture: ``reference``, ``image``, or
+    none."""
     if manifest.workload.stream.reference_frames:
         return "reference" if "encode" in manifest.programs else None
     return "image" if {"encode", "condition"} & set(manifest.programs) else None
@@ -90,12 +91,12 @@ class VideoContent:
 
     @property
     def rate(self) -> float:
-        """Video frames per second that the viewer shows."""
+        """Number of video frames per second that the viewer shows."""
         return self.opening.fps
 
     @property
     def savable(self) -> bool:
-        """True: a snapshot can hold a video session."""
+        """True: a snapshot can contain the whole state of a video session."""
         return True
 
     @property
@@ -119,14 +120,14 @@ class VideoContent:
             )
 
     def codecs(self, hello: Control) -> tuple[Codec, ...]:
-        """Return the codec of the frames, and that of the sound if the artifact has sound and the client supports a
-        sound codec.
+        """Return the codec of the video frames, and the codec of the sound if the artifact has sound and the client
+        supports a sound codec.
         """
         frames, heard = video.chosen_codec(hello.fields["codecs"]), hello.fields.get("audio", ())
         return (frames, sound.chosen_codec(heard)) if heard and self._voice is not None else (frames,)
 
     def attach(self, codecs: Sequence[Codec]) -> None:
-        """Begin or continue with these codecs; the next frame is a key frame."""
+        """Begin or continue the video with these codecs; the next frame is a key frame."""
         frames, *heard = codecs
         if self.frames is None or self.frames.codec is not frames:
             self.frames = video.ENCODERS[frames](self._table.width, self._table.height, self._fps)
@@ -137,7 +138,7 @@ class VideoContent:
             self.sound = SoundTrack(heard[0], RATE)
 
     def ready(self, codecs: Sequence[Codec]) -> dict[str, object]:
-        """Return frame size, frame rate, codecs and inputs for the message ``ready``."""
+        """Return frame size, frame rate, codecs and inputs of the artifact for the message ``ready``."""
         frames, *heard = codecs
         audio = None if not heard else {"codec": heard[0].name.lower(), **sound.facts(heard[0], RATE)}
         return {
@@ -156,7 +157,7 @@ class VideoContent:
     # -- the device's thread -----------------------------------------------------------------------------------
 
     def open(self, pool: Pool, name: str, tenant: str) -> Session:
-        """Open a row with the opening's picture, prompt, inputs and voice."""
+        """Open a session of the pool with the picture, prompt, inputs and voice that the client sent."""
         opening, place = self.opening, picture_place(self.manifest)
         row = pool.open_session(
             seed=opening.seed,
@@ -173,7 +174,7 @@ class VideoContent:
         return row
 
     def apply(self, row: Session, control: Control) -> None:
-        """Change the stream from the next chunk on."""
+        """Apply a control of the client: change the video from the next chunk on."""
         fields: Mapping[str, Any] = control.fields
         if control.type == "prompt":
             row.set_prompt(fields["text"], recache=fields.get("recache", False))
@@ -195,7 +196,8 @@ class VideoContent:
         return self._voice is not None and self._voice.starved()
 
     def ask(self, row: Session, due: float) -> None:
-        """Request the next chunk from the pool. Repeated requests for one chunk move the camera only once."""
+        """Request the session's next chunk from the pool. Repeated requests for the same chunk move the camera only
+        once."""
         if not self._asked:
             self._inputs = None if self._camera is None else self._camera.next_chunk()
             self._asked = True
@@ -204,7 +206,7 @@ class VideoContent:
         row.request_chunk(due, self._inputs)
 
     def made(self, result: Chunk) -> VideoPiece:
-        """Take the requested chunk, and the sound that is played with it."""
+        """Take a finished chunk of video, and the sound that is played with it."""
         self._asked = False
         heard = None if self._voice is None else self._voice.of_chunk(int(result.frames[0, 0]))
         piece = VideoPiece(self, result, heard)
@@ -213,7 +215,8 @@ class VideoContent:
         return piece
 
     def state(self) -> dict[str, Any]:
-        """Return opening, camera and voice, and the inputs of a chunk that was requested and not made yet."""
+        """Return the conditions of the session, its camera and voice, and the inputs of a chunk that was requested and
+        not made yet."""
         return {
             "opening": self.opening.state(),
             "asked": self._asked,
@@ -223,7 +226,7 @@ class VideoContent:
         }
 
     def load(self, row: Session, state: Mapping[str, Any]) -> None:
-        """Continue from a value that `state` returned."""
+        """Continue from a value that `state` returned, with a session of the pool that was restored."""
         self._asked, self._inputs = bool(state["asked"]), arrays_of(state["inputs"]) or None
         self._beside = row.decodes_beside
         if self._camera is not None:

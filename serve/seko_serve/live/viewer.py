@@ -20,7 +20,7 @@ _COUNTS = ("chunks", "frames", "last_frames", "shown", "late", "due_chunks")  # 
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message that was sent: of which chunk, and the serial behind which a client lacks it."""
+    """A message that was sent, its chunk, and a serial number: a client whose last serial is smaller lacks it."""
 
     chunk: int
     serial: int
@@ -29,7 +29,7 @@ class _Sent:
 
 @dataclass(frozen=True)
 class Timing:
-    """The place of a finished chunk on the viewer's clock.
+    """The place of a finished chunk on the viewer's clock, and whether the chunk was late.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ class Viewer:
     Attributes
     ----------
     detached_at : float or None
-        Time since which there is no socket; None while there is one.
+        Time since which the session has no socket; None while it has one.
     end : ServeError or None
-        The error with which the session has ended; None while the session lives.
+        The error with which the session has ended; None while the session is open.
     """
 
     def __init__(self, rate: float, loop: asyncio.AbstractEventLoop) -> None:
@@ -112,18 +112,18 @@ class Viewer:
         connection : Connection
             The connection that `enter` returned.
         begin : callable
-            Makes the next media decodable by this client, and returns the message ``ready``. No chunk is sent
-            meanwhile.
+            Function that makes the next media decodable by this client, and returns the message ``ready``. No chunk is
+            sent meanwhile.
         last_serial : int or None
-            Serial of the last message that a resumed client received. Chunks up to there count as shown, because
-            acknowledgements may have been lost.
+            Serial number of the last message that a resumed client received. Chunks up to that message count as shown,
+            because acknowledgements may have been lost.
         buffer : int
-            Chunks that the viewer collects before it plays.
+            Number of chunks that the viewer collects before playback begins.
 
         Raises
         ------
         ServeError
-            If another socket took over meanwhile, or the session has ended.
+            If another socket took over the session meanwhile, or the session has ended.
         """
         with self._lock:
             if connection.end is not None:
@@ -151,7 +151,8 @@ class Viewer:
                 self._pace.stop()
 
     def tell(self, text: str) -> None:
-        """Send a JSON message to the socket, if there is one; the message is not sent again."""
+        """Send a JSON message on the socket, if the session has one; the message is not sent again after a
+        reconnect."""
         with self._lock:
             self._deliver([text])
 
@@ -168,23 +169,24 @@ class Viewer:
     # -- the clock ---------------------------------------------------------------------------------------------
 
     def acknowledge(self, chunk: int) -> None:
-        """Record that the viewer has shown all chunks up to this one."""
+        """Record that the viewer has shown all chunks up to number ``chunk``."""
         with self._lock:
             self._acknowledge(chunk)
 
     def stop_clock(self) -> None:
-        """Stop the viewer's clock, for a pause."""
+        """Stop the viewer's clock for a pause; no chunk is late meanwhile."""
         with self._lock:
             self._pace.stop()
 
     def takes(self, made: int) -> bool:
-        """Return whether a chunk may be made for the viewer, after ``made`` chunks of the session."""
+        """Return whether a further chunk may be made for the viewer, after ``made`` chunks of the session."""
         with self._lock:
             attached = self.end is None and self._connection is not None and self._connection.open
             return attached and self._pace.may_run(made - self._pace.chunks)
 
     def due(self, now: float, made: int) -> float:
-        """Return when the chunk behind ``made`` chunks must be ready; ``now`` if the viewer plays nothing."""
+        """Return the time at which the chunk after ``made`` chunks must be ready; ``now`` if the viewer plays
+        nothing."""
         with self._lock:
             return self._pace.due(now, made - self._pace.chunks)
 
@@ -206,7 +208,7 @@ class Viewer:
     # -- a chunk, sent by one thread at a time -----------------------------------------------------------------
 
     def count(self, units: int) -> Timing:
-        """Count a chunk of ``units`` video frames or samples, whose results are there now."""
+        """Count a finished chunk of ``units`` video frames or samples, and return its place on the viewer's clock."""
         with self._lock:
             first, awaited = self._pace.frames, self._pace.begun is not None
             return Timing(first, self._pace.made(units, time.monotonic()), awaited)
@@ -219,11 +221,11 @@ class Viewer:
         chunk : int
             Number of the chunk in the session.
         before : iterable of str
-            JSON messages before the media.
+            JSON messages that are sent before the media.
         media : iterable of Media
-            The media, whose serials are set here.
+            The media messages of the chunk, whose serial numbers are set here.
         behind : str
-            The JSON message behind the media.
+            The JSON message that is sent after the media.
         """
         sent = [_Sent(chunk, self._serial, text) for text in before]
         begun = set() if self._went_back else set(Codec)
@@ -257,7 +259,7 @@ class Viewer:
         ]
 
     def load(self, state: Mapping[str, Any], messages: Sequence[bytes]) -> None:
-        """Continue from a value that `state` returned; KeyError, TypeError or ValueError if there is no such value."""
+        """Continue from a value that `state` returned; KeyError, TypeError or ValueError if the value is invalid."""
         described = state["sent"]
         if len(described) != len(messages):
             raise ValueError("the messages are not those that the state describes")
@@ -279,7 +281,7 @@ class Viewer:
             self._sent.popleft()
 
     def _last_seen(self, last_serial: int) -> int:
-        """Return the last chunk whose media have no serial behind this one."""
+        """Return the last chunk whose media messages all have serial numbers up to this one."""
         lacked = (
             sent.chunk for sent in self._sent if isinstance(sent.content, bytes) and sent.serial > last_serial
         )
@@ -292,5 +294,5 @@ class Viewer:
             self._notify(connection)
 
     def _notify(self, connection: Connection) -> None:
-        """Wake the task that sends the connection's messages; without the lock, too."""
+        """Wake the task that sends the connection's messages. The caller need not hold the lock."""
         self._loop.call_soon_threadsafe(connection.news.set)

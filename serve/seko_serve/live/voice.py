@@ -1,4 +1,4 @@
-"""The voice that a viewer sends: pushed to the viewer's row as it arrives, and played with the resulting video."""
+"""The voice that a viewer sends: pushed to the viewer's session as it arrives, and played with the resulting video."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Samples = NDArray[np.float32]
 
 
 class Hearing(Protocol):
-    """The interface of a runtime's session that takes sound."""
+    """The interface of a session of the runtime that takes sound."""
 
     def push_audio(self, samples: object, *, at: int | None = None, last: bool = False) -> None:
         """Append samples, or replace the samples from number ``at`` on; see `Session.push_audio`."""
 
 
 class ViewersVoice:
-    """The voice of one stream: the samples that later chunks still use or play. The voice is silent before the first
-    sample arrives.
+    """The voice of one stream: the samples that later chunks still use or play. Until the first sample arrives, the
+    voice is silence.
 
     A voice that has ended can continue: later samples follow the last sample that the stream has used by then.
 
     Parameters
     ----------
     windows : AudioWindows
-        The artifact's audio windows.
+        The position of each latent frame's window in the audio samples.
     opening : numpy.ndarray, optional
-        [speakers, N] float32 in -1..1 the whole voice of each stream, until further samples arrive.
+        The whole voice of each stream until further samples arrive: float32 [speakers, N] in -1..1.
     """
 
     def __init__(self, windows: AudioWindows, opening: Samples | None = None) -> None:
@@ -48,11 +48,11 @@ class ViewersVoice:
 
     @property
     def end(self) -> int:
-        """One more than the number of the last sample that arrived."""
+        """The end of the voice so far: the number of the last sample that arrived, plus 1."""
         return self._first + len(self._samples)
 
     def begin(self, row: Hearing) -> None:
-        """Begin a stream: with the opening voice, or with silence until samples arrive."""
+        """Begin a stream with the voice that the client sent at its opening, or with silence until samples arrive."""
         self._forget()
         opening = self._opening
         self._take(
@@ -61,7 +61,7 @@ class ViewersVoice:
         self.finish(row)
 
     def push(self, row: Hearing, samples: Samples) -> None:
-        """Append samples [speakers, N]; errors of the runtime are raised unchanged."""
+        """Append audio samples [speakers, N] to the voice; errors of the runtime are raised unchanged."""
         if not self._ended:
             self._take(row, samples, None)
             return
@@ -80,7 +80,7 @@ class ViewersVoice:
         self._ended = True
 
     def starved(self) -> bool:
-        """Return whether the next chunk needs samples that have not arrived."""
+        """Return whether the next chunk needs audio samples that have not arrived."""
         return not (self._ended or self.asked) and self.end < self.windows.needed(self._next_frame)[1]
 
     def of_chunk(self, first_frame: int) -> Samples:
@@ -90,7 +90,7 @@ class ViewersVoice:
         Parameters
         ----------
         first_frame : int
-            The chunk's first latent frame, from the start of the stream.
+            Number of the chunk's first latent frame, counted from the start of the stream.
         """
         w = self.windows
         begin = w.end(first_frame - 1) if first_frame else 0
@@ -118,7 +118,7 @@ class ViewersVoice:
         }
 
     def load(self, row: Hearing, state: Mapping[str, Any]) -> None:
-        """Continue from a value that `state` returned, with a row that has no voice."""
+        """Continue from a value that `state` returned, with a session of the pool that has no voice yet."""
         self._forget()
         self._first, self._next_frame = state["first"], state["next_frame"]
         raw = np.frombuffer(base64.b64decode(state["samples"]), "<f4")
@@ -129,7 +129,8 @@ class ViewersVoice:
             self._ended = False
 
     def _heard(self) -> int:
-        """Return the sample behind the last one that a frame which was made, or asked for, hears."""
+        """Return the end of the samples that frames already made, or requested, use: the number of the last such
+        sample, plus 1."""
         frame = self._next_frame + (self.windows.chunk_frames if self.asked else 0)
         return self.windows.end(frame - 1) if frame else 0
 

@@ -1,1 +1,1 @@
-"""Coding of video frames and sound for clients."""
+"""Encoders of video frames and sound for clients."""

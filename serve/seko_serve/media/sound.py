@@ -17,7 +17,7 @@ Samples = NDArray[np.float32]
 
 
 class SoundEncoder(ABC):
-    """Encodes one channel of sound in order.
+    """An encoder of one channel of sound, which takes samples in order.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class SoundEncoder(ABC):
 
 
 class PcmEncoder(SoundEncoder):
-    """Signed 16-bit samples, little endian."""
+    """The encoder of uncompressed sound: signed 16-bit samples, little endian."""
 
     codec = Codec.PCM
 
@@ -73,12 +73,12 @@ class PcmEncoder(SoundEncoder):
         return [(whole.tobytes(), whole.size)]
 
     def finish(self) -> list[tuple[bytes, int]]:
-        """Return no packets: no samples are held back."""
+        """Return no packets, because this encoder holds no samples back."""
         return []
 
 
 class _LibraryEncoder(SoundEncoder):
-    """An encoder of FFmpeg's libraries, with the resampling that it needs."""
+    """A sound encoder of FFmpeg's libraries, with the resampling that it needs."""
 
     _name: str
     _layout = "mono"
@@ -103,7 +103,7 @@ class _LibraryEncoder(SoundEncoder):
         return "fltp"
 
     def encode(self, samples: Samples) -> list[tuple[bytes, int]]:
-        """Encode samples; see `SoundEncoder.encode`."""
+        """Encode sound samples; see `SoundEncoder.encode`."""
         if not samples.size:
             return []
         clipped = np.clip(np.ascontiguousarray(samples, np.float32), -1.0, 1.0)[None]
@@ -137,7 +137,7 @@ class _LibraryEncoder(SoundEncoder):
 
 
 class OpusEncoder(_LibraryEncoder):
-    """Opus at 48 kHz, 20 ms a packet."""
+    """The encoder of Opus sound at 48 kHz, in packets of 20 ms."""
 
     codec = Codec.OPUS
     _name, _bit_rate = "libopus", 48_000
@@ -148,18 +148,19 @@ class OpusEncoder(_LibraryEncoder):
 
     @property
     def packet_rate(self) -> int:
-        """48 kHz, the only rate of Opus here."""
+        """Sample rate of the packets: 48 kHz, the only rate of Opus here."""
         return 48_000
 
     @property
     def delay(self) -> int:
-        """The pre-skip of the stream's header."""
+        """Number of samples that a decoder drops at the beginning: the pre-skip of the Opus header."""
         header = self._context.extradata
         return 0 if header is None else int.from_bytes(header[10:12], "little")
 
 
 class AacEncoder(_LibraryEncoder):
-    """AAC-LC, 1,024 samples a packet, each after an ADTS header, so that a decoder can begin with any packet."""
+    """The encoder of AAC-LC sound, in packets of 1,024 samples, each with an ADTS header, so that a decoder can begin
+    with any packet."""
 
     codec = Codec.AAC
     _name, _bit_rate = "aac", 96_000
@@ -172,7 +173,8 @@ class AacEncoder(_LibraryEncoder):
 
     @property
     def delay(self) -> int:
-        """The window of the transform, which begins one packet before the sound."""
+        """Number of samples that a decoder returns before the sound: the transform's window begins one packet
+        earlier."""
         return self._context.frame_size
 
     def _packed(self, payload: bytes) -> bytes:

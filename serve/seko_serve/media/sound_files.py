@@ -26,19 +26,19 @@ FORMS: dict[str, tuple[str, str, str]] = {
 
 
 class SoundFile(ABC):
-    """One channel of sound that becomes a file, part by part."""
+    """A sound file with one channel, which is sent part by part while it is written."""
 
     @abstractmethod
     def write(self, samples: NDArray[np.int16]) -> bytes:
-        """Add samples [n], and return the file's next bytes, which may be empty."""
+        """Add samples [n] to the sound file, and return the file's next bytes, which may be empty."""
 
     @abstractmethod
     def close(self) -> bytes:
-        """Return the file's last bytes."""
+        """Return the last bytes of the sound file."""
 
 
 class _Samples(SoundFile):
-    """Signed 16 bits, little endian, behind a WAV's header or bare."""
+    """A sound file of signed 16-bit samples, little endian, after a WAV header or without a header."""
 
     def __init__(self, rate: int, *, header: bool) -> None:
         described = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
@@ -61,7 +61,7 @@ class _Samples(SoundFile):
 
 
 class _Pipe:
-    """What FFmpeg writes to: it cannot be sought in, so no header waits for the end."""
+    """A pipe to which FFmpeg writes. FFmpeg cannot seek in it, so no header is completed at the end."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -76,7 +76,7 @@ class _Pipe:
 
 
 class _Coded(SoundFile):
-    """A file that FFmpeg writes."""
+    """A sound file that FFmpeg encodes."""
 
     def __init__(self, rate: int, container: str, codec: str) -> None:
         self._rate, self._written, self._pipe = rate, 0, _Pipe()
@@ -104,12 +104,12 @@ class _Coded(SoundFile):
 
 
 def sound_file(form: str, rate: int) -> SoundFile:
-    """Return a writer for a format of `FORMS` and samples at ``rate`` Hz.
+    """Return a writer of sound files in a format of `FORMS`, for samples at ``rate`` Hz.
 
     Raises
     ------
     ServeError
-        If the format is not in `FORMS`, or does not support the rate.
+        If the format is not in `FORMS`, or does not support the sample rate.
     """
     if form not in FORMS:
         raise ServeError("unsupported", f"response_format is none of {', '.join(FORMS)}")

@@ -1,4 +1,4 @@
-"""Pictures and sound that a client uploads, in the body of a request: decoded, within limits."""
+"""Pictures and sound that clients upload in the body of a request: decoded, with limits on their size."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ PICTURES, SOUNDS = "PNG, JPEG or WebP", "WAV, MP3, FLAC, Ogg, MP4 or WebM"
 
 
 def data_of(value: object, name: str, most: int) -> bytes:
-    """Return the bytes of an upload.
+    """Return the bytes of an uploaded file.
 
     Parameters
     ----------
     value : object
         The upload as text: base64, or a data URL with base64.
     name : str
-        The field's name, for messages.
+        Name of the request's field, for error messages.
     most : int
-        The most bytes that the upload may have.
+        Largest number of bytes that the upload may have.
 
     Raises
     ------
     ServeError
-        If ``value`` is no such text, or the upload is too large.
+        If ``value`` is not base64 text or a data URL, or the upload is too large.
     """
     if not isinstance(value, str):
         raise ServeError(
@@ -59,7 +59,7 @@ def data_of(value: object, name: str, most: int) -> bytes:
 
 
 def picture_size(data: bytes) -> tuple[int, int] | None:
-    """Return width and height from a picture's header; None if the data is no PNG, JPEG or WebP."""
+    """Return width and height from a picture's header; None if the data is not PNG, JPEG or WebP."""
     if data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR" and len(data) >= 24:
         return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP" and len(data) >= 30:
@@ -80,7 +80,7 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Return the size in a JPEG's first frame header: a marker SOF0 to SOF15, but for DHT, JPG and DAC."""
+    """Return the size in a JPEG's first frame header: a marker SOF0 to SOF15, except DHT, JPG and DAC."""
     at = 2
     while at + 9 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
@@ -94,12 +94,12 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
-    """Return a picture, uint8 [H, W, 3]; the picture's size is checked before the picture is decoded.
+    """Return an uploaded picture, uint8 [H, W, 3]. The size in the header is checked before the picture is decoded.
 
     Raises
     ------
     ServeError
-        If the data is no picture, or the picture is larger than the limits.
+        If the data is not a picture, or the picture is larger than the limits.
     """
     if len(data) > MAX_PICTURE_BYTES:
         raise ServeError("too_large", f"{name} has {len(data)} bytes, at most {MAX_PICTURE_BYTES} are taken")
@@ -116,12 +116,12 @@ def decoded_picture(data: bytes, name: str = "image") -> NDArray[np.uint8]:
 def decoded_sound(
     data: bytes, name: str = "voice", *, rate: int = VOICE_RATE, max_s: int | None = None
 ) -> NDArray[np.float32]:
-    """Return a sound's samples, float32 [N] in -1..1 at a rate, the mean of its channels.
+    """Return the samples of an uploaded sound, float32 [N] in -1..1 at a given rate, as the mean of its channels.
 
     Raises
     ------
     ServeError
-        If the data is no sound, or the sound is longer than the limits.
+        If the data is not sound, or the sound is longer than the limits.
     """
     if len(data) > MAX_SOUND_BYTES:
         raise ServeError("too_large", f"{name} has {len(data)} bytes, at most {MAX_SOUND_BYTES} are taken")
@@ -134,7 +134,8 @@ def decoded_sound(
 
 
 def _from_file(data: bytes, read: Callable[[Path], ReadT], otherwise: str) -> ReadT:
-    """Return what the runtime reads of a file with these bytes, which only this process's user can open."""
+    """Write the bytes to a file that only this process's user can open, and return what the runtime's reader returns
+    for it."""
     with tempfile.NamedTemporaryFile(prefix="seko-upload-") as file:
         file.write(data)
         file.flush()
@@ -150,7 +151,7 @@ def array_of(value: object, name: str) -> NDArray[Any]:
     Raises
     ------
     ServeError
-        If the object is invalid, or the array is larger than the limit.
+        If the JSON object is invalid, or the array is larger than the limit.
     """
     table = value if isinstance(value, dict) and set(value) == {"dtype", "shape", "data"} else None
     if table is None or table["dtype"] not in ("float32", "uint8", "int64") or not _is_shape(table["shape"]):

@@ -23,14 +23,14 @@ GOP = 1 << 16  # frames between key frames that nobody asked for: a key frame co
 
 @dataclass(frozen=True)
 class Packet:
-    """One coded video frame.
+    """One encoded video frame.
 
     Parameters
     ----------
     payload : bytes
-        The coded bytes of the frame.
+        The encoded bytes of the frame.
     key : bool
-        Whether a decoder can begin with it.
+        Whether a decoder can begin with this frame (a key frame).
     """
 
     payload: bytes
@@ -38,14 +38,14 @@ class Packet:
 
 
 class VideoEncoder(ABC):
-    """Encodes the frames of one viewer in order.
+    """An encoder of video frames for one viewer, which takes frames in order.
 
     Parameters
     ----------
     width, height : int
-        Size of the frames in pixels; both even.
+        Size of the video frames in pixels; both even.
     fps : int
-        Frames a second.
+        Number of video frames in a second.
     """
 
     codec: Codec
@@ -56,16 +56,16 @@ class VideoEncoder(ABC):
         self._wants_key = True
 
     def request_key(self) -> None:
-        """Make the next frame a key frame: for a viewer that joins, or whose decoder lost its place."""
+        """Make the next frame a key frame, for a viewer that joins or whose decoder lost messages."""
         self._wants_key = True
 
     def encode(self, frame: Frame) -> Packet:
-        """Encode one frame.
+        """Encode one video frame.
 
         Parameters
         ----------
         frame : numpy.ndarray
-            uint8 [height, width, 3], RGB.
+            The video frame, uint8 [height, width, 3], RGB.
         """
         if frame.shape != (self.height, self.width, 3) or frame.dtype != np.uint8:
             raise ValueError(
@@ -78,11 +78,11 @@ class VideoEncoder(ABC):
 
     @abstractmethod
     def _encode(self, frame: Frame, key: bool) -> Packet:
-        """Encode a frame, as a key frame if so asked."""
+        """Encode a video frame, as a key frame if requested."""
 
 
 class _LibraryEncoder(VideoEncoder):
-    """An encoder of FFmpeg's libraries."""
+    """A video encoder of FFmpeg's libraries."""
 
     _name: str
     _options: ClassVar[dict[str, str]]
@@ -109,7 +109,7 @@ class _LibraryEncoder(VideoEncoder):
 
 
 class H264Encoder(_LibraryEncoder):
-    """H.264 as Annex B, with parameter sets in each key frame."""
+    """The encoder of H.264 video as Annex B, with parameter sets in each key frame."""
 
     codec = Codec.H264
     _name = "libx264"
@@ -124,7 +124,7 @@ class H264Encoder(_LibraryEncoder):
 
 
 class Vp8Encoder(_LibraryEncoder):
-    """VP8 in real time."""
+    """The encoder of VP8 video in real time."""
 
     codec = Codec.VP8
     _name = "libvpx"
@@ -139,7 +139,7 @@ class Vp8Encoder(_LibraryEncoder):
 
 
 class RawEncoder(VideoEncoder):
-    """Encoder of uncompressed frames, 3 bytes a pixel."""
+    """The encoder of uncompressed video frames, 3 bytes a pixel."""
 
     codec = Codec.RGB24
 
@@ -149,7 +149,7 @@ class RawEncoder(VideoEncoder):
 
 
 class MjpegEncoder(VideoEncoder):
-    """Encoder of one JPEG a frame."""
+    """The encoder of video as one JPEG for each frame."""
 
     codec = Codec.MJPEG
 
@@ -165,7 +165,8 @@ class MjpegEncoder(VideoEncoder):
 
 
 class Fmp4Encoder(VideoEncoder):
-    """Segments of fragmented MP4 with H.264, for MediaSource, which also works on pages without HTTPS.
+    """The encoder of H.264 video in segments of fragmented MP4, for a browser's MediaSource, which also works on pages
+    without HTTPS.
 
     `encode` returns a frame's segment when the next frame is encoded, because FFmpeg writes the segment once the
     frame's duration is known.
@@ -230,7 +231,7 @@ def chosen_codec(offered: tuple[str, ...]) -> Codec:
 
 
 def pts_us(frame: int, fps: int) -> int:
-    """Return when a frame is shown, in microseconds from the stream's start."""
+    """Return the time at which a video frame is shown, in microseconds from the stream's start."""
     return frame * MICROSECONDS // fps
 
 

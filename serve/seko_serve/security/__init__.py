@@ -1,1 +1,1 @@
-"""Access and its limits: keys, tickets, resume tokens, origins, rates."""
+"""Access control of the server: API keys, tickets, resume tokens, origins, rates."""

@@ -1,4 +1,5 @@
-"""API keys: kept as SHA-256, compared in constant time. A key is a tenant: others never see its sessions."""
+"""API keys of the server: kept as SHA-256 and compared in constant time. Each key is a tenant, whose sessions other
+tenants never see."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def digest(secret: str) -> str:
 
 
 class ApiKeys:
-    """The keys of a server.
+    """The API keys of a server, and the tenant of each.
 
     Parameters
     ----------
@@ -30,7 +31,7 @@ class ApiKeys:
     Raises
     ------
     ValueError
-        If a key is too short.
+        If an API key is too short.
     """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
@@ -49,7 +50,7 @@ class ApiKeys:
         Raises
         ------
         ServeError
-            If the server has keys and the header has none of them.
+            If the server has API keys and the header contains none of them.
         """
         if not self._digests:
             return ANYONE
@@ -65,7 +66,7 @@ class ApiKeys:
 
     @property
     def tenants(self) -> frozenset[str]:
-        """All tenants of the server, one for each key."""
+        """Names of all tenants of the server, one for each API key."""
         return frozenset(map(_tenant, self._digests)) or frozenset({ANYONE})
 
 
@@ -83,12 +84,12 @@ def private_bytes(file: Path, option: str) -> bytes:
 def read_keys(
     from_command_line: Iterable[str], file: Path | None, environment: Mapping[str, str]
 ) -> list[str]:
-    """Return the keys from the command line, from a file with one key a line, and from the environment.
+    """Return the API keys from the command line, from a file with one key a line, and from the environment.
 
     Raises
     ------
     ValueError
-        If the file may be read by other users.
+        If users other than the owner may read the file of keys.
     """
     keys = [*from_command_line]
     if file is not None:

@@ -1,4 +1,5 @@
-"""Origins: a browser tells which page opens a socket, and pages of other sites are refused. CORS covers no sockets."""
+"""Check of origins: a browser says which page opens a socket, and pages of other sites are refused. CORS does not cover
+sockets."""
 
 from __future__ import annotations
 
@@ -8,16 +9,16 @@ from seko_serve.errors import ServeError
 
 
 def check_origin(origin: str | None, host: str | None, allowed: frozenset[str]) -> None:
-    """Raise a ServeError for a page of another site.
+    """Raise a ServeError if a page of another site opens the socket.
 
     Parameters
     ----------
     origin : str or None
-        The header ``Origin``; programs that are no browser send none.
+        The request's header ``Origin``; programs other than browsers send none.
     host : str or None
-        The header ``Host``.
+        The request's header ``Host``.
     allowed : frozenset of str
-        Further origins, such as ``https://example.org``; ``*`` allows all.
+        Further allowed origins, such as ``https://example.org``; ``*`` allows all.
     """
     if origin is None or "*" in allowed or origin in allowed:
         return

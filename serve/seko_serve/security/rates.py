@@ -1,4 +1,4 @@
-"""Rate limits: a token bucket for each caller, removed when the caller was quiet for long."""
+"""Rate limits: a token bucket for each caller, which is removed after the caller has sent nothing for long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_CALLERS = 10_000  # whose buckets are kept; the longest quiet one goes firs
 
 
 class Rate:
-    """At most ``burst`` calls at once and ``per_second`` in the long run, for each caller.
+    """A rate limit: at most ``burst`` calls at once and ``per_second`` in the long run, for each caller.
 
     Parameters
     ----------
@@ -20,7 +20,7 @@ class Rate:
     what : str
         Name of the counted calls, for the error message.
     clock : callable
-        Returns seconds.
+        Function that returns the time in seconds.
     """
 
     def __init__(self, per_second: float, burst: float, what: str, clock: Callable[[], float]) -> None:
@@ -28,7 +28,7 @@ class Rate:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # by caller: tokens, and when
 
     def take(self, caller: str) -> None:
-        """Count one call of a caller; ServeError, with the seconds to wait, if the caller exceeds the rate."""
+        """Count one call of a caller; if the caller exceeds the rate, raise a ServeError with the seconds to wait."""
         now = self._clock()
         tokens, since = self._left.pop(caller, (self._burst, now))
         tokens = min(self._burst, tokens + max(0.0, now - since) * self._per_second)

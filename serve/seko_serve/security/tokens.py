@@ -1,4 +1,5 @@
-"""Secrets that open a session's socket: tickets for the first time, resume tokens afterwards. Only hashes are kept."""
+"""Secrets with which a client opens a session's socket: tickets for the first time, resume tokens afterwards. Only
+hashes of them are kept."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ class _Ticket:
 
 
 class Tickets:
-    """Tickets: each opens one socket of one session, once, within `TICKET_S` seconds.
+    """The tickets of a server: each opens one socket of one session, once, within `TICKET_S` seconds.
 
     Parameters
     ----------
     clock : callable
-        Returns seconds.
+        Function that returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -35,7 +36,7 @@ class Tickets:
         self._open: dict[str, _Ticket] = {}  # by the ticket's hash
 
     def issue(self, session: str) -> str:
-        """Return a new ticket of a session; the session's older tickets become invalid."""
+        """Return a new ticket for a session; the session's older tickets become invalid."""
         now = self._clock()
         self._open = {
             hashed: ticket
@@ -47,7 +48,8 @@ class Tickets:
         return ticket
 
     def redeem(self, ticket: str, session: str) -> None:
-        """Use a ticket; ServeError if the ticket is not one of this session, was used, or is too old."""
+        """Use a ticket to open a socket; ServeError if the ticket is not one of this session, was used, or is too
+        old."""
         ticket_entry = self._open.pop(digest(ticket), None)
         if ticket_entry is None or ticket_entry.session != session or ticket_entry.expires <= self._clock():
             raise ServeError(
@@ -56,13 +58,13 @@ class Tickets:
 
 
 class ResumeTokens:
-    """The tokens with which a client reconnects after a lost socket: the newest token, and earlier ones that the
-    client may still hold.
+    """The tokens with which a client reconnects after a lost socket: the newest token, and earlier tokens that the
+    client may still use.
 
     Parameters
     ----------
     hashes : iterable of str
-        SHA-256 of each token, the newest last, from a record of the session.
+        SHA-256 of each token, the newest last, from a saved record of the session.
     """
 
     def __init__(self, hashes: Iterable[str] = ()) -> None:
@@ -87,7 +89,7 @@ class ResumeTokens:
         return token
 
     def acknowledge(self, chunk: int) -> None:
-        """Make tokens invalid that are older than the client's token, as the shown chunk proves."""
+        """Make older tokens invalid once a shown chunk proves that the client has a newer token."""
         while len(self._issued) > 1 and self._issued[1][1] <= chunk:
             del self._issued[0]
 

@@ -11,15 +11,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,119}")
 
 
 class StoreError(Exception):
-    """A snapshot cannot be written or read."""
+    """Error: a snapshot cannot be written or read."""
 
 
 class ExistsError(StoreError):
-    """A name was written before."""
+    """Error: a file of this name was written before."""
 
 
 class TakenError(StoreError):
-    """Another process has taken the session over."""
+    """Error: another process has taken over the session."""
 
 
 class Store(Protocol):
@@ -31,7 +31,7 @@ class Store(Protocol):
         Raises
         ------
         ExistsError
-            If the name was written before.
+            If a file of this name was written before.
         StoreError
             If the file cannot be written.
         """
@@ -44,7 +44,7 @@ class Store(Protocol):
 
 
 def checked_name(name: str) -> str:
-    """Return a name without path separators; ValueError otherwise."""
+    """Return a name if it contains no path separators; ValueError otherwise."""
     if not NAME.fullmatch(name) or ".." in name:
         raise ValueError("a name of a snapshot has letters, digits, dots and hyphens only")
     return name

@@ -1,4 +1,5 @@
-"""Snapshots in a folder of this machine: files of mode 0600 that appear whole."""
+"""A store of snapshots in a folder of this machine: files of mode 0600, each of which appears complete or not at
+all."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from seko_serve.store.base import Content, ExistsError, StoreError, checked_name
 
 
 class FolderStore:
-    """Files of one folder, which only this user may read.
+    """The files of one folder, which only this user may read.
 
     Parameters
     ----------
@@ -23,7 +24,7 @@ class FolderStore:
     Raises
     ------
     StoreError
-        If the folder cannot be made, or other users may use the folder.
+        If the folder cannot be made, or other users have access to it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +38,7 @@ class FolderStore:
             raise StoreError("others may use the folder of snapshots; give it mode 0700")
 
     def put(self, name: str, pieces: Sequence[Content]) -> None:
-        """Write a file; see `Store.put`. The file is on the disk when `put` returns."""
+        """Write a file of the store; see `Store.put`. The file is on the disk when `put` returns."""
         target = self._folder / checked_name(name)
         try:
             descriptor, temporary = tempfile.mkstemp(prefix=".writing-", dir=self._folder)  # of mode 0600
@@ -57,7 +58,7 @@ class FolderStore:
             raise StoreError(f"{name} cannot be written: {fault.strerror}") from fault
 
     def get(self, name: str) -> Content | None:
-        """Return a file's content; see `Store.get`."""
+        """Return the content of a file of the store; see `Store.get`."""
         try:
             return (self._folder / checked_name(name)).read_bytes()
         except FileNotFoundError:
@@ -66,7 +67,7 @@ class FolderStore:
             raise StoreError(f"{name} cannot be read: {fault.strerror}") from fault
 
     def delete(self, name: str) -> None:
-        """Remove a file; see `Store.delete`."""
+        """Remove a file of the store; see `Store.delete`."""
         try:
             with suppress(FileNotFoundError):
                 (self._folder / checked_name(name)).unlink()
@@ -76,9 +77,9 @@ class FolderStore:
 
     def remove_older(self, seconds: float, keep: Collection[str]) -> None:
         """Remove files that were written more than ``seconds`` ago, except files whose name begins with an item of
-        ``keep`` and a dot: these become new, so that other processes of the folder keep them, too.
+        ``keep`` and a dot. Those get a new time stamp, so that other processes of the folder keep them, too.
 
-        Incomplete files of killed processes are removed, too.
+        Incomplete files that killed processes left behind are removed, too.
         """
         oldest = time.time() - seconds
         try:

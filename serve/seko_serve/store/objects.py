@@ -1,4 +1,4 @@
-"""Snapshots in an object store, S3 or one with a compatible interface, through `obstore`."""
+"""A store of snapshots in an object store, S3 or one with a compatible interface, through `obstore`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from seko_serve.store.base import Content, ExistsError, StoreError, checked_name
 
 
 class ObjectStore:
-    """Objects of one bucket, below a prefix.
+    """The objects of one bucket, below a prefix of names.
 
     Objects that no server process deletes, for example because the process was killed and never restarted, must be
     removed by a lifecycle rule of the bucket.
@@ -25,7 +25,7 @@ class ObjectStore:
     Raises
     ------
     StoreError
-        If obstore is not installed, or does not support the URL.
+        If obstore is not installed, or does not support the URL of the store.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
@@ -54,7 +54,7 @@ class ObjectStore:
             raise StoreError(f"{name} cannot be written: {type(fault).__name__}") from fault
 
     def get(self, name: str) -> Content | None:
-        """Return an object's content; see `Store.get`."""
+        """Return the content of an object; see `Store.get`."""
         try:
             return memoryview(self._library.get(self._store, checked_name(name)).bytes())
         except FileNotFoundError:

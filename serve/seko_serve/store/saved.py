@@ -35,7 +35,7 @@ VAIN_OWNERS = 2  # processes that may end, one after another, without a snapshot
 
 @dataclass(frozen=True)
 class Record:
-    """A session that can be reopened.
+    """The record of a saved session: what a server needs to reopen it.
 
     Parameters
     ----------
@@ -48,9 +48,9 @@ class Record:
     snapshot : str
         Name of the snapshot's file.
     period_s : float
-        Seconds in which the viewer plays a chunk.
+        Seconds in which the viewer plays one chunk.
     number : int
-        Number of the record, which rises by one with each record of the session.
+        Number of the record, which grows by one with each record of the session.
     epoch : int
         Number of processes that continued the session before the one that wrote the record.
     """
@@ -73,9 +73,9 @@ class Saved:
     state : mapping
         The server's part of the session's state, as a JSON value.
     messages : sequence of bytes-like
-        Sent messages that the viewer may not have received.
+        Sent messages that the viewer may not have received, oldest first.
     row : sequence of bytes-like
-        Pieces of the runtime's snapshot of the row, which has its own hash.
+        The runtime's snapshot of the session's row, in pieces; it has a hash of its own.
     """
 
     state: Mapping[str, Any]
@@ -84,7 +84,7 @@ class Saved:
 
 
 def new_session() -> str:
-    """Return a new id of a session."""
+    """Return a new id for a session."""
     return secrets.token_hex(8)
 
 
@@ -95,9 +95,9 @@ class SavedSessions:
     Parameters
     ----------
     store : Store
-        The store in which the files are.
+        The store that contains the files of the sessions.
     key : bytes, optional
-        A secret key for stores that others can write to: files end in an authentication code made with the key, and
+        A secret key, for stores to which others can write: files end in an authentication code made with the key, and
         files without a valid code are refused.
     """
 
@@ -105,7 +105,8 @@ class SavedSessions:
         self._store, self._key = store, key
 
     def find(self, session: str) -> Record | None:
-        """Return the newest record of a session, or None; StoreError if all records of its newest owner are damaged."""
+        """Return the newest record of a session, or None; StoreError if all records of the session's newest owner are
+        damaged."""
         if not SESSION.fullmatch(session):
             return None
         for epoch in range(self._epoch(session), -1, -1):
@@ -128,8 +129,8 @@ class SavedSessions:
         TakenError
             If another process takes the session over at the same time, or the session is gone.
         StoreError
-            If the store cannot be written, or two processes ended after they had taken over from the same snapshot:
-            the session may be what ends them.
+            If the store cannot be written, or two processes ended after they had taken over from the same snapshot,
+            which suggests that this session makes processes crash.
         """
         session = record.session
         epoch = self._epoch(session) + 1
@@ -156,7 +157,8 @@ class SavedSessions:
         return name
 
     def commit(self, before: Record | None, record: Record) -> Record:
-        """Write a session's next record; the previous record's snapshot is removed if the next record names another.
+        """Write a session's next record; the snapshot of the previous record is removed if the next record names
+        another snapshot.
 
         Parameters
         ----------
@@ -231,7 +233,7 @@ class SavedSessions:
         self._store.delete(record.snapshot)
 
     def _epoch(self, session: str) -> int:
-        """Return the number of processes that took the session over."""
+        """Return the number of processes that have taken over the session so far."""
         epoch = 0
         while self._store.get(_owner(session, epoch + 1)) is not None:
             epoch += 1
@@ -295,7 +297,7 @@ class SavedSessions:
         return [len(head).to_bytes(_LENGTH_BYTES, "little"), head, check, *saved.messages, *saved.row]
 
     def _check(self, *pieces: Content) -> bytes:
-        """Return the code of some bytes: with the key, or SHA-256."""
+        """Return the authentication code of some bytes with the key; without a key, their SHA-256."""
         running = hashlib.sha256() if self._key is None else hmac.new(self._key, digestmod=hashlib.sha256)
         for piece in pieces:
             running.update(piece)

@@ -22,7 +22,7 @@ from seko_runtime.video.conditioning.poses import (
 
 
 class CameraPath:
-    """The cameras of a video's frames as the inputs of a stream's chunks.
+    """A recorded camera path as the camera inputs of a stream's chunks.
 
     Latent frame i takes the pose of video frame 4*i. Poses that fill no whole latent frame or chunk are left out.
 
@@ -31,7 +31,7 @@ class CameraPath:
     poses : array
         [N, 4, 4], camera to world, one for each video frame.
     intrinsics : array
-        [4] or [N, 4]: focal lengths and centre in pixels of a picture of 480 x 832.
+        Camera intrinsics, [4] or [N, 4]: focal lengths and centre in pixels of a picture of 480 x 832.
     height, width : int
         The video's size in pixels.
     chunk_frames : int
@@ -40,12 +40,12 @@ class CameraPath:
         Length in the poses' units that becomes 1 in the model's input. Default: the longest move between two latent
         frames, as in the authors' code, or 1 if the camera only turns.
     own_intrinsics : bool
-        Whether each latent frame has its own intrinsics, instead of the first one's for all.
+        Whether each latent frame has its own intrinsics, instead of those of the path's first pose.
 
     Raises
     ------
     UsageError
-        If an array does not fit, or the poses are too few for one chunk.
+        If an array has a wrong shape or invalid numbers, or there are too few poses for one chunk.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class CameraPath:
         self._chunk_frames, self._next = chunk_frames, 0
 
     def __len__(self) -> int:
-        """Return the number of chunks."""
+        """Return the number of chunks that the camera path covers."""
         return len(self._frames) // self._chunk_frames
 
     def next_chunk(self) -> dict[str, NDArray[np.float32]]:
-        """Return the inputs of the next chunk; see `chunk`."""
+        """Return the camera inputs of the next chunk on the path; see `chunk`."""
         chunk = self.chunk(self._next)
         self._next += 1
         return chunk
@@ -103,7 +103,7 @@ class CameraPath:
         Raises
         ------
         UsageError
-            If the value is no such state.
+            If the value is no state of a camera path.
         """
         next_chunk = state.get("next_chunk") if isinstance(state, Mapping) else None
         if type(next_chunk) is not int or not 0 <= next_chunk <= len(self):
@@ -111,12 +111,12 @@ class CameraPath:
         self._next = next_chunk
 
     def chunk(self, number: int) -> dict[str, NDArray[np.float32]]:
-        """Return the inputs of a chunk by name, ``camera`` [F, 3, 4] and ``intrinsics`` [F, 4].
+        """Return the camera inputs of a chunk by name: poses ``camera`` [F, 3, 4], and ``intrinsics`` [F, 4].
 
         Raises
         ------
         UsageError
-            If the path has fewer chunks.
+            If the camera path ends before this chunk.
         """
         if whole_number(number, "number", 0) >= len(self):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Conditioning frames: latents that a row's stream begins with, from a start picture or from the caller."""
+"""Conditioning frames: the latents with which a stream begins, from a start picture or from the caller."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ NO_ENCODER = "this artifact encodes no pictures; rebuild it with a VAE (--vae), 
 
 
 class ConditioningFrames:
-    """The number of conditioning frames of each row; ``conditioning.latents`` holds their latents.
+    """The number of conditioning frames of each stream. The buffer ``conditioning.latents`` holds their latents.
 
     Parameters
     ----------
     manifest : VideoManifest
-        The session's manifest.
+        The manifest of the opened artifact.
     memory : Memory
-        The session's memory.
+        The memory that holds the session's tensors.
     """
 
     def __init__(self, manifest: VideoManifest, memory: Memory) -> None:
@@ -41,7 +41,7 @@ class ConditioningFrames:
         self.counts = np.zeros(manifest.rows, np.int64)
 
     def set_image(self, device: VideoDevice, rows: Sequence[int], image: object) -> None:
-        """Begin the rows' streams with a picture.
+        """Make a picture the beginning of some streams.
 
         The picture becomes the first latent frame. If the model has an input per session for the picture, it becomes
         that input instead, and the first latent frame is generated like the others.
@@ -49,18 +49,18 @@ class ConditioningFrames:
         Parameters
         ----------
         device : VideoDevice
-            The session's device.
+            The device side of the streams: their buffers and programs.
         rows : sequence of int
-            Numbers of k rows.
+            Numbers of k rows of the pool, each with one stream.
         image : array
-            uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue. A model with an input for the picture also takes
-            float32 levels of 0 to 255; a bicubic resize may exceed that range.
+            uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue. A model with an input for the picture also takes float32
+            pixel levels of 0 to 255; a bicubic resize may exceed that range.
 
         Raises
         ------
         UsageError
-            If the artifact encodes no pictures, the picture's shape or dtype does not fit, or a level is not finite
-            or too large.
+            If the artifact encodes no pictures, the picture's shape or dtype is wrong, or a level is not finite or too
+            large.
         """
         levels_input = picture_input(self._manifest)
         program = "encode" if levels_input is None else "condition"
@@ -91,21 +91,21 @@ class ConditioningFrames:
             self.counts[target] = int(levels_input is None)
 
     def set_latents(self, device: VideoDevice, rows: Sequence[int], latents: object) -> None:
-        """Begin the rows' streams with latents.
+        """Make latents the beginning of some streams.
 
         Parameters
         ----------
         device : VideoDevice
-            The session's device.
+            The device side of the streams: their buffers and programs.
         rows : sequence of int
-            Numbers of k rows.
+            Numbers of k rows of the pool, each with one stream.
         latents : array
             float32 [C, n, h, w] or [k, C, n, h, w] with n of 1 to F.
 
         Raises
         ------
         UsageError
-            If the artifact takes no conditioning frames, or shape or numbers do not fit.
+            If the artifact takes no conditioning frames, or the latents have a wrong shape or invalid numbers.
         """
         self._check_taken(device)
         stream = self._manifest.workload.stream
@@ -127,12 +127,12 @@ class ConditioningFrames:
                 self.counts[row] = count
 
     def drop(self, row: int) -> None:
-        """Remove a row's conditioning frames."""
+        """Remove the conditioning frames of a stream."""
         self.counts[row] = 0
 
     def of_chunk(self, rows: Sequence[int], first_frames: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of conditioning frames in the rows' next chunks, [k]: 0 unless a stream begins at frame
-        0.
+        """Return the number of conditioning frames in the next chunk of each of k streams, [k]: 0 unless the chunk
+        begins at frame 0.
         """
         return np.where(first_frames == 0, self.counts[list(rows)], 0)
 
@@ -146,7 +146,8 @@ class ConditioningFrames:
 def per_row(
     array: NDArray[np.generic], shape: tuple[int, ...], dtype: type, what: str, rows: Sequence[int]
 ) -> list[tuple[int, NDArray[np.generic]]]:
-    """Return pairs of a row and its array. ``array`` is one array for all rows, or has an array for each row."""
+    """Return pairs of a row and its array. ``array`` is either one array for all rows or a stack with an array for each
+    row."""
     each = (len(rows), *shape)
     if array.dtype != dtype or array.shape not in (shape, each):
         raise UsageError(

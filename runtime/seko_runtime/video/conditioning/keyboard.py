@@ -43,22 +43,23 @@ class KeySettings:
     Parameters
     ----------
     steps_per_frame : int
-        Steps in a latent frame: 4 is a step for each video frame, as in the authors' tool; 1 is a step for each
-        latent frame.
+        Number of steps in a latent frame: 4 is a step for each video frame, as in the authors' tool; 1 is a step for
+        each latent frame.
     move : float
-        Length of a step.
+        Distance that the camera moves in a step.
     yaw, pitch : float
-        Degrees that a step turns.
+        Angle in degrees by which the camera turns left or right (yaw), and up or down (pitch), in a step.
     pitch_limit : float
-        Most degrees that the camera looks up or down. A step that would exceed the limit does not turn the camera at
-        all, as in the authors' tool: steps of 2 degrees end at 84 with a limit of 85.
+        Largest angle, in degrees, by which the camera looks up or down. A step that would exceed the limit does not
+        turn the camera at all, as in the authors' tool: steps of 2 degrees end at 84 with a limit of 85.
     unit : float or None
-        Length that becomes 1 in the model's input. Default: the length of a latent frame's steps straight ahead.
+        Distance that becomes 1 in the model's camera input. Default: the distance of a latent frame's steps straight
+        ahead.
 
     Raises
     ------
     UsageError
-        If a number is out of range.
+        If a number of the settings is out of range.
     """
 
     steps_per_frame: int = 4
@@ -79,7 +80,7 @@ class KeySettings:
 
     @property
     def length(self) -> float:
-        """The length that becomes 1 in the model's input."""
+        """The distance that becomes 1 in the model's camera input."""
         return self.unit or self.steps_per_frame * self.move or 1.0
 
 
@@ -88,7 +89,7 @@ REALTIME = KeySettings(steps_per_frame=1, yaw=6.0, pitch=4.0)
 
 
 def key_rows(text: str) -> list[frozenset[str]]:
-    """Return the held keys of each step from a string such as ``w-10,iw-15,none-5``: keys, a dash, number of steps.
+    """Parse a string such as ``w-10,iw-15,none-5`` (keys, a dash, number of steps) to the held keys of each step.
 
     As in the authors' tool, letters may be upper case, blanks are ignored, and commas may be full-width.
 
@@ -118,8 +119,8 @@ class KeyboardCamera:
     """The camera of one stream, steered by pressing and releasing keys; each chunk follows the keys held since the
     last chunk.
 
-    A key that is pressed and released between two chunks counts for one latent frame. The pose is kept as position
-    and angles in float64, so that rounding errors do not add up in a long stream.
+    A key that is pressed and released between two chunks counts for one latent frame. The camera's pose is kept as
+    position and angles in float64, so that rounding errors do not add up in a long stream.
 
     Parameters
     ----------
@@ -128,13 +129,14 @@ class KeyboardCamera:
     chunk_frames : int
         Latent frames of a chunk.
     settings : KeySettings
-        Length and angle of the steps.
+        Length and angle of the camera's steps.
     intrinsics : array, optional
-        [4] or [N, 4], of which the first is used: focal lengths and centre in pixels of a picture of 480 x 832, as
-        `CameraPath` takes them. Default: a focal length of 500 pixels of the video, for any size, and the picture's
-        middle.
+        Camera intrinsics, [4] or [N, 4], of which the first is used: focal lengths and centre in pixels of a picture of
+        480 x 832, as `CameraPath` takes them. Default: a focal length of 500 pixels of the video, for any size, and the
+        picture's middle.
     keys : str or iterable of sets of str
-        Keys of the first steps, as `key_rows` takes or returns them; pressed keys follow after these steps.
+        Keys that are held in the first steps, as `key_rows` takes or returns them; keys that the person presses follow
+        after these steps.
 
     Raises
     ------
@@ -164,7 +166,7 @@ class KeyboardCamera:
         self.reset()
 
     def reset(self) -> None:
-        """Return to the beginning: camera at the origin, no key held, the keys of the first steps still to come."""
+        """Return the camera to its beginning: at the origin, no key held, the keys of the first steps still to come."""
         self._place, self._yaw, self._pitch = np.zeros(3), 0.0, 0.0
         self._pressed: set[str] = set()
         self._pulses: set[str] = set()
@@ -185,7 +187,7 @@ class KeyboardCamera:
         return len(self._queue)
 
     def press(self, keys: Iterable[str]) -> None:
-        """Hold keys, from the next chunk on."""
+        """Hold keys down, from the next chunk on."""
         pressed = _checked(keys)
         self._pulses |= pressed
         self._pressed |= pressed
@@ -195,10 +197,11 @@ class KeyboardCamera:
         self._pressed -= _checked(keys)
 
     def next_chunk(self) -> dict[str, NDArray[np.float32]]:
-        """Move on by a chunk and return its inputs by name, ``camera`` [F, 3, 4] and ``intrinsics`` [F, 4].
+        """Move the camera on by a chunk, and return the chunk's camera inputs by name: poses ``camera`` [F, 3, 4], and
+        ``intrinsics`` [F, 4].
 
-        The first latent frame of a stream shows the camera's start; before each later one the camera makes the steps
-        of a latent frame.
+        The first latent frame of a stream shows the camera's start. Before each later latent frame the camera makes
+        `KeySettings.steps_per_frame` steps.
         """
         before = self.pose if self._begun else None
         poses = []
@@ -233,7 +236,7 @@ class KeyboardCamera:
         Raises
         ------
         UsageError
-            If the value is no such state.
+            If the value is no state of a keyboard camera.
         """
         try:
             if not isinstance(state, Mapping):

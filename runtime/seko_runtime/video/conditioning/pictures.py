@@ -19,7 +19,8 @@ TOKEN_SIDE = 16  # pixels of the video
 def fit_start_picture(
     manifest: VideoManifest, picture: NDArray[np.uint8], what: str = "image"
 ) -> tuple[NDArray[Any], str]:
-    """Return a picture as `Pool.open_session` takes it for ``image``, and a description of crop and resize.
+    """Return a picture cropped and resized as `Pool.open_session` takes it for ``image``, and a description of crop and
+    resize.
 
     For a model with a picture input the picture is resized as the model's authors do: the size follows the picture's
     aspect ratio, in whole tokens.
@@ -43,7 +44,8 @@ def fit_start_picture(
 def fit_reference(
     manifest: VideoManifest, pictures: NDArray[np.uint8], what: str = "reference"
 ) -> tuple[NDArray[np.uint8], str]:
-    """Return pictures as `Pool.open_session` takes them for ``reference``; see `fit_start_picture`."""
+    """Return reference pictures cropped and resized as `Pool.open_session` takes them for ``reference``; see
+    `fit_start_picture`."""
     _check(pictures, what)
     return fit_pictures(pictures, *_shape(manifest, IMAGE))
 

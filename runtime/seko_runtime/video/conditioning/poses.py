@@ -30,14 +30,14 @@ def framewise(poses: Array, before: Array | None = None) -> Array:
     Parameters
     ----------
     poses : numpy.ndarray
-        [N, 4, 4].
+        Camera poses, [N, 4, 4].
     before : numpy.ndarray, optional
         [4, 4], the pose before the first of ``poses``; default: the identity.
 
     Returns
     -------
     numpy.ndarray
-        [N, 3, 4], rotation and translation; independent of the world's coordinate frame.
+        The relative poses, [N, 3, 4]: rotation and translation, independent of the world's coordinate frame.
     """
     first = poses[:1] if before is None else before[None]
     earlier = np.concatenate((first, poses[:-1]))
@@ -48,8 +48,8 @@ def framewise(poses: Array, before: Array | None = None) -> Array:
 
 
 def checked_size(height: object, width: object, chunk_frames: object) -> tuple[int, int, int]:
-    """Return a video's height and width in pixels, and latent frames of a chunk; UsageError if a number is
-    invalid."""
+    """Return a video's height and width in pixels, and the number of latent frames in a chunk; UsageError if a number
+    is invalid."""
     return (
         whole_number(height, "height", 1, MAX_SIDE),
         whole_number(width, "width", 1, MAX_SIDE),
@@ -58,7 +58,7 @@ def checked_size(height: object, width: object, chunk_frames: object) -> tuple[i
 
 
 def checked_unit(unit: object) -> float:
-    """Return a length that is positive and finite.
+    """Return a length if it is positive and finite.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def checked_unit(unit: object) -> float:
 
 
 def checked_poses(poses: object) -> Array:
-    """Return poses as float64 [N, 4, 4].
+    """Return camera poses as float64 [N, 4, 4].
 
     Raises
     ------
@@ -96,12 +96,13 @@ def checked_poses(poses: object) -> Array:
 
 
 def checked_intrinsics(intrinsics: object, count: int) -> Array:
-    """Return intrinsics (focal lengths x and y, centre x and y) as float64 [count, 4]; [4] stands for all.
+    """Return camera intrinsics (focal lengths x and y, centre x and y) as float64 [count, 4]; an array [4] is used for
+    all frames.
 
     Raises
     ------
     UsageError
-        If the shape does not fit, or a focal length is not positive.
+        If the intrinsics have another shape, or a focal length is not positive.
     """
     array = as_array(intrinsics, "intrinsics")
     if array.shape not in ((4,), (count, 4)) or array.dtype.kind not in "fiu":
@@ -117,12 +118,12 @@ def checked_intrinsics(intrinsics: object, count: int) -> Array:
 
 
 def recorded_intrinsics(intrinsics: object, height: int, width: int, count: int | None = None) -> Array:
-    """Return recorded intrinsics in pixels of the video.
+    """Convert recorded camera intrinsics to pixels of the video.
 
     Parameters
     ----------
     intrinsics : array
-        [4] or [N, 4]: focal lengths x and y, centre x and y, in pixels of a picture of 480 x 832.
+        Camera intrinsics, [4] or [N, 4]: focal lengths x and y, centre x and y, in pixels of a picture of 480 x 832.
     height, width : int
         The video's size in pixels.
     count : int, optional
@@ -136,7 +137,7 @@ def recorded_intrinsics(intrinsics: object, height: int, width: int, count: int 
     Raises
     ------
     UsageError
-        If the shape does not fit, or a focal length is not positive.
+        If the intrinsics have another shape, or a focal length is not positive.
     """
     array = as_array(intrinsics, "intrinsics")
     if count is None:
@@ -147,7 +148,7 @@ def recorded_intrinsics(intrinsics: object, height: int, width: int, count: int 
 
 
 def inputs_of(poses: Array, intrinsics: Array) -> dict[str, NDArray[np.float32]]:
-    """Return a chunk's inputs by name, from framewise poses [F, 3, 4] and intrinsics [F, 4].
+    """Return the camera inputs of a chunk by name, from relative poses [F, 3, 4] and intrinsics [F, 4].
 
     Raises
     ------

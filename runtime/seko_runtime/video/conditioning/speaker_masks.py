@@ -22,7 +22,7 @@ _MIDDLE = 127.5
 
 
 def masks_input(manifest: VideoManifest) -> InputSpec | None:
-    """Return the input of an artifact that takes masks, if it has several speakers."""
+    """Return the manifest's input that takes speaker masks, for an artifact with several speakers."""
     return next((spec for spec in manifest.caller_inputs if spec.kind == KIND), None)
 
 
@@ -32,8 +32,8 @@ def speaker_masks(pictures: Sequence[NDArray[np.uint8]], manifest: VideoManifest
     Parameters
     ----------
     pictures : sequence of numpy.ndarray
-        A mask for each speaker, uint8 [rows, columns, 3] of any size; its red channel is bright where the speaker is.
-        Masks are cut and resized like the portrait, then resized by cubic convolution to one pixel a token.
+        A mask picture for each speaker, uint8 [rows, columns, 3] of any size; the red channel is bright where the
+        speaker is. Masks are cut and resized like the portrait, then resized by cubic convolution to one pixel a token.
     manifest : VideoManifest
         The artifact's manifest.
 

@@ -16,15 +16,15 @@ class Camera(Protocol):
     """A controller that gives each chunk of one stream its camera, such as `KeyboardCamera` or `CameraPath`."""
 
     def next_chunk(self) -> Mapping[str, object]:
-        """Move on by a chunk and return its inputs by name."""
+        """Move the camera on by a chunk, and return the chunk's camera inputs by name."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return the controller's state as a JSON value, for `load`."""
+        """Return the camera controller's state as a JSON value, for `load`."""
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that `state` returned."""
+        """Continue from a camera state that `state` returned."""
         ...
 
 

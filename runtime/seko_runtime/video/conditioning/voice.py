@@ -1,4 +1,5 @@
-"""The voice of a stream: audio samples at 16 kHz, and a window of one second around each latent frame. Numpy only."""
+"""The voice of a stream: audio samples at 16 kHz, of which the model gets a window of one second around each latent
+frame. Numpy only."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ _BLOCK = RATE  # samples in one array of a `SampleBuffer`
 
 @dataclass(frozen=True)
 class AudioWindows:
-    """The window of audio samples of each latent frame.
+    """The position of each latent frame's window in the audio samples of a voice.
 
     Latent frame 0 is one video frame; each later latent frame is ``per_latent`` video frames. A window has `WINDOW`
     samples around the middle of its latent frame's video frames. Samples before the beginning of the voice, and after
@@ -42,13 +43,13 @@ class AudioWindows:
     Parameters
     ----------
     name : str
-        The input that takes the windows.
+        Name of the model input that takes the windows.
     speakers, chunk_frames : int
-        Number of voices of a row, and of latent frames in a chunk.
+        Number of voices of a stream, and number of latent frames in a chunk.
     frame_samples : int
         Audio samples for the duration of one video frame.
     per_latent : int
-        Video frames for a latent frame after the first.
+        Number of video frames in a latent frame after the first.
     normalised : bool
         Whether the samples of all windows of a chunk, zeros included, are normalised to mean 0 and variance 1, for
         each voice.
@@ -63,7 +64,7 @@ class AudioWindows:
 
     @classmethod
     def of(cls, manifest: VideoManifest) -> AudioWindows | None:
-        """Return the windows of an artifact; None if the artifact has no input of one of `KINDS`."""
+        """Return the audio windows of an artifact; None if the artifact has no input of one of `KINDS`."""
         spec = next((spec for spec in manifest.caller_inputs if spec.kind in KINDS), None)
         if spec is None:
             return None
@@ -91,7 +92,7 @@ class AudioWindows:
 
     @staticmethod
     def missing(manifest: VideoManifest) -> str:
-        """Return a sentence for messages: why an artifact takes no sound."""
+        """Return a sentence for error messages that says why an artifact takes no sound."""
         spec = next((spec for spec in manifest.caller_inputs if spec.kind == FEATURES), None)
         if spec is not None:
             return (
@@ -102,26 +103,28 @@ class AudioWindows:
         return f"this artifact's model hears no audio; its inputs: {names}"
 
     def end(self, frame: int) -> int:
-        """Return the end of the samples that a latent frame uses: one more than the number of the last."""
+        """Return the end of the samples that a latent frame uses: the number of the last such sample, plus 1."""
         return self.frame_samples * (self.per_latent * frame + 1)
 
     def begin(self, frame: int) -> int:
-        """Return the sample at which a latent frame's window begins; below 0 at the start of a stream."""
+        """Return the number of the sample at which a latent frame's window begins; below 0 at the start of a stream."""
         length = self.frame_samples * (self.per_latent if frame else 1)
         return self.end(frame) - length // 2 - WINDOW // 2
 
     def needed(self, first_frame: int) -> tuple[int, int]:
-        """Return the range of samples, first and end, that the chunk starting at a latent frame uses."""
+        """Return the range of samples, first and end, that a chunk uses; ``first_frame`` is its first latent
+        frame."""
         return max(0, self.begin(first_frame)), self.end(first_frame + self.chunk_frames - 1)
 
     def lateness(self, times: Sequence[float]) -> list[float]:
-        """Return the delay in seconds of each chunk after the last sample that it uses, as if the voice were live.
+        """Return for each chunk the delay in seconds after the last audio sample that the chunk uses, as if the voice
+        were live.
 
         Parameters
         ----------
         times : sequence of float
-            Time at which chunk 0 began, then time at which each chunk was ready, in seconds. No chunk waited for
-            samples.
+            Time at which chunk 0 began, then the time at which each chunk was ready, in seconds. No chunk may have
+            waited for samples.
         """
         late, ready = [], 0.0
         for number, (began, ended) in enumerate(pairwise(times)):
@@ -137,22 +140,22 @@ class AudioWindows:
         )
 
     def of_chunk(self, samples: NDArray[np.float32], offset: int, first_frame: int) -> NDArray[np.float32]:
-        """Return the windows of a chunk.
+        """Return the audio windows of a chunk.
 
         Parameters
         ----------
         samples : numpy.ndarray
-            [speakers, N] float32, beginning at sample ``offset`` of the stream. Samples outside this range count as
-            zeros.
+            Audio samples, float32 [speakers, N], beginning at sample ``offset`` of the stream. Samples outside this
+            range count as zeros.
         offset : int
-            Number, in the stream, of the first sample in ``samples``.
+            Number of the first sample in ``samples``, counted from the start of the stream.
         first_frame : int
-            The chunk's first latent frame, from the start of the stream.
+            Number of the chunk's first latent frame, counted from the start of the stream.
 
         Returns
         -------
         numpy.ndarray
-            [speakers, F, WINDOW] float32.
+            The windows, float32 [speakers, F, WINDOW].
         """
         windows = np.zeros((self.speakers, self.chunk_frames, WINDOW), np.float32)
         for at in range(self.chunk_frames):
@@ -169,15 +172,15 @@ class AudioWindows:
 
 
 class SampleBuffer:
-    """A buffer of consecutive samples of a voice, in blocks that are copied on write: a copy of the buffer shares its
-    blocks until one of the two changes them.
+    """A buffer of consecutive audio samples, in blocks that are copied on write: a copy of the buffer shares its blocks
+    until one of the two buffers changes them.
 
     The cost of writing and dropping grows with the samples moved, not with the samples held.
 
     Parameters
     ----------
     speakers : int
-        Number of voices that are held side by side.
+        Number of voices that the buffer holds side by side.
     """
 
     def __init__(self, speakers: int) -> None:
@@ -190,7 +193,7 @@ class SampleBuffer:
         return self._end - self._begin
 
     def between(self, first: int, last: int) -> NDArray[np.float32]:
-        """Return a copy [speakers, last - first] of samples, counted from the first held sample."""
+        """Return a copy [speakers, last - first] of samples in the buffer; numbers count from the first held sample."""
         samples = np.empty((self._speakers, last - first), np.float32)
         done, (number, place) = 0, divmod(self._begin + first, _BLOCK)
         while done < last - first:
@@ -200,7 +203,7 @@ class SampleBuffer:
         return samples
 
     def write(self, at: int, samples: NDArray[np.float32]) -> None:
-        """Replace the samples from number ``at`` on, counted from the first held sample."""
+        """Replace the samples from number ``at`` on; numbers count from the first held sample."""
         self._end = self._begin + at + samples.shape[1]
         blocks, place = divmod(self._begin + at, _BLOCK)
         del self._blocks[blocks + (place > 0) :]
@@ -216,7 +219,7 @@ class SampleBuffer:
             samples, place = samples[:, part.shape[1] :], 0
 
     def drop(self, count: int) -> None:
-        """Drop the first ``count`` samples."""
+        """Drop the first ``count`` samples of the buffer."""
         gone, self._begin = divmod(self._begin + count, _BLOCK)
         del self._blocks[:gone]
         self._shared = max(0, self._shared - gone)
@@ -231,21 +234,21 @@ class SampleBuffer:
 
 
 class Voice:
-    """The voice of one row: the pushed samples that later chunks still need.
+    """The voice of one stream: the pushed audio samples that later chunks still need.
 
     Parameters
     ----------
     windows : AudioWindows
-        The artifact's windows.
+        The position of each latent frame's window in the samples.
     samples : numpy.ndarray, optional
-        [speakers, N] float32: samples to begin with.
+        Audio samples with which the voice begins, float32 [speakers, N].
     first : int
-        Number of the first held sample, from the start of the stream.
+        Number of the first held sample, counted from the start of the stream.
     ended : bool
-        Whether the voice has ended: later chunks use zeros.
+        Whether the voice has ended, so that later chunks use zeros.
     came : sequence of (int, float)
-        Records of pushes: the end of the pushed samples, and the time by `time.monotonic` at which they came. Kept
-        are the last push and those that completed a latent frame.
+        Records of pushes of samples: the end of the pushed samples, and the time by `time.monotonic` at which they
+        arrived. Kept are the last push and the pushes that completed a latent frame.
     """
 
     def __init__(
@@ -267,7 +270,7 @@ class Voice:
         )
 
     def state(self) -> dict[str, object]:
-        """Return the constructor's arguments for an equal voice, as arrays and plain values."""
+        """Return the constructor's arguments for an equal voice, as arrays and plain values, for snapshots."""
         return {
             "windows": self.windows,
             "samples": self._samples.between(0, len(self._samples)),
@@ -284,11 +287,11 @@ class Voice:
 
     @property
     def end(self) -> int:
-        """The end of the held samples: one more than the number of the last."""
+        """The end of the held audio samples: the number of the last sample, plus 1."""
         return self.first + len(self._samples)
 
     def check_push(self, samples: object, at: object = None) -> tuple[NDArray[np.float32], int]:
-        """Check a push and return its samples [speakers, N] and the number of the first; the voice is not changed.
+        """Check pushed audio; return its samples [speakers, N] and the number of the first. The voice is not changed.
 
         Raises
         ------
@@ -315,7 +318,8 @@ class Voice:
         return array, begin
 
     def push(self, samples: object, *, at: object = None, last: bool = False) -> None:
-        """Append samples, or with ``at`` replace the samples from that number on; see `Session.push_audio`.
+        """Append audio samples to the voice, or with ``at`` replace the samples from that number on; see
+        `Session.push_audio`.
 
         Raises
         ------
@@ -339,7 +343,7 @@ class Voice:
         self.ended = last or (self.ended and not replaces)
 
     def of_chunk(self, first_frame: int) -> NDArray[np.float32]:
-        """Return the windows [speakers, F, WINDOW] of the chunk that begins with a latent frame.
+        """Return the audio windows [speakers, F, WINDOW] of the chunk whose first latent frame is ``first_frame``.
 
         Raises
         ------
@@ -370,7 +374,7 @@ class Voice:
         return next(came for behind, came in self._came if behind >= end)
 
     def _note_push(self, begin: int) -> None:
-        """Record the time at which pushed samples came, of which the first has the number ``begin``."""
+        """Record the time at which pushed samples arrived; the first of these samples has the number ``begin``."""
         cut = None
         while self._came and self._came[-1][0] > begin:
             cut = self._came.pop()
@@ -383,11 +387,11 @@ class Voice:
         self._came.append((self.end, time.monotonic()))
 
     def _whole(self, samples: int) -> int:
-        """Return the number of latent frames that need no sample after the first ``samples`` of the stream."""
+        """Return the number of latent frames that use only the first ``samples`` samples of the stream."""
         return (samples // self.windows.frame_samples - 1) // self.windows.per_latent + 1
 
     def forget(self, first_frame: int) -> None:
-        """Drop the samples that no chunk from a latent frame on uses."""
+        """Drop the samples that are used by no chunk from this latent frame on."""
         gone = min(self.windows.needed(first_frame)[0], self.end) - self.first
         if gone > 0:
             self._samples.drop(gone)
