@@ -9,8 +9,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from seko_export.artifact.packing import pack_artifact
 
+from seko_export.artifact.packing import pack_artifact
 from seko_runtime.errors import ArtifactError
 from seko_serve.fleet.artifacts import artifact_folder
 from seko_serve.fleet.command import main
