@@ -22,6 +22,10 @@ class TakenError(StoreError):
     """Another process has taken the session over."""
 
 
+class VainError(StoreError):
+    """Several processes ended before they saved what they had continued."""
+
+
 class Store(Protocol):
     """The interface of a store: files by name, where each name is written only once."""
 
