@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,14 @@ from seko_serve.fleet.config import FleetConfig, ModelConfig
 from tests.shared import made_once
 
 from .artifacts import ENVIRONMENT, make_film
-from .fleet_soak import holder, resumed
+from .fleet_soak import Viewer, holder
 from .test_fleet_directory import RedisServer, redis_server
 from .test_fleet_gateway import to_the_end
-from .test_server import http, watch
+from .test_server import http
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
 pytest.importorskip("ray", reason="needs seko-serve[ray]")
 LIMIT_S = 400.0
-PROMPT = "red disc"
 __all__ = ["redis_server"]
 
 
@@ -71,12 +71,12 @@ async def until(wanted: Callable[[], bool]) -> None:
         await asyncio.sleep(0.1)
 
 
-def alone(artifact: Path, chunks: int) -> np.ndarray:
+def alone_of(artifact: Path, seed: int, prompt: str, chunks: int) -> np.ndarray:
     """Video frames of the runtime's own session."""
     with (
         open_artifact(artifact, device="cpu") as opened,
         video_artifact(opened).open_pool() as pool,
-        pool.open_session(seed=3, prompt=PROMPT) as session,
+        pool.open_session(seed=seed, prompt=prompt) as session,
     ):
         return np.concatenate([session.run_chunk().video()[0] for _ in range(chunks)])
 
@@ -109,41 +109,40 @@ def test_sessions_of_a_fleet_outlive_their_boxes(
         await asyncio.to_thread(apply, config)
         await until(lambda: has_boxes(2))
         async with AsyncClient(url) as client:
-            await client.open(codecs=["rgb24"], prompt=PROMPT, seed=3)
-            name = client.ready["session"]
-            media = (await watch(client, 3))[0]
+            viewer = await Viewer(client, 0).open()
+            done = False
+            watching = asyncio.create_task(viewer.watch(lambda: done))
 
-            killed = await holder(redis_server.url, name)
+            async def goes_on() -> None:
+                count = len(viewer.media)
+                while len(viewer.media) < count + 20:
+                    assert not watching.done(), watching
+                    await asyncio.sleep(0.1)
+
+            await goes_on()
+            killed = await holder(redis_server.url, viewer.session)
             os.kill(killed, signal.SIGKILL)
-            media += (await to_the_end(client))[0]
-            await resumed(client)
-            media += (await watch(client, 3))[0]
-            assert await holder(redis_server.url, name) != killed
+            await goes_on()
+            assert len(viewer.waits) == 1
+            assert await holder(redis_server.url, viewer.session) != killed
             await until(lambda: has_boxes(2))  # Ray has started another one
 
             rolled = replace(config, models=(replace(first, retired=True), second))
             await asyncio.to_thread(apply, rolled)
-            status, opened = await asyncio.to_thread(http, f"{url}/v1/sessions", "POST", {"prompt": PROMPT})
+            status, opened = await asyncio.to_thread(http, f"{url}/v1/sessions", "POST", {"prompt": "a b"})
             assert status == 201
             await until(lambda: has_boxes(1))
-            media += (await watch(client, 2))[0]  # where it was
             sessions = (await asyncio.to_thread(http, f"{url}/v1/sessions"))[1]["data"]
             sockets = {session["id"]: session["url"].partition("/v1")[0] for session in sessions}
-            assert sockets[opened["id"]] != sockets[name]
+            assert sockets[opened["id"]] != sockets[viewer.session]
+            assert len(viewer.waits) == 1, "the old session stays where it is"
 
             await asyncio.to_thread(apply, replace(config, models=(second,)))
-            rest, code = await to_the_end(client)
-            assert code == "stopping"
-            media += rest
-            await resumed(client)
-            media += (await watch(client, 2))[0]
-
-            expected = await asyncio.to_thread(alone, film / "artifact", media[-1].chunk + 1)
-            for packet in media:
-                shown = np.frombuffer(packet.payload, np.uint8).reshape(expected.shape[1:])
-                assert np.array_equal(shown, expected[packet.first])
-            firsts = sorted({packet.first for packet in media})
-            assert firsts == list(range(len(firsts)))
+            await goes_on()
+            assert len(viewer.waits) == 2
+            done = True
+            await watching
+            await asyncio.to_thread(viewer.check, partial(alone_of, film / "artifact"))
             await asyncio.to_thread(remove)
             assert (await to_the_end(client))[1] == "stopping"
 

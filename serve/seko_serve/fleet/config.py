@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -12,6 +12,7 @@ from seko_serve.security.keys import private_bytes, read_keys
 from seko_serve.settings import Settings
 
 MEMORY = "memory"  # the directory of a fleet on one machine
+BOX_OPENS_PER_S = 1000.0  # of a key at a box, where all requests come from gateways
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,15 @@ class FleetConfig:
         if self.sessions_per_key < 0:
             raise ValueError(f"sessions_per_key is {self.sessions_per_key}, expected 0 or more")
 
-    def settings(
-        self, artifact: Path, host: str, environment: Mapping[str, str], device: str = "auto"
+    def gateway_settings(self, environment: Mapping[str, str]) -> Settings:
+        """Return the settings of a gateway; parameters and errors are those of `box_settings`."""
+        settings = self.box_settings(Path(), self.host, environment, "auto")
+        return replace(settings, opens_per_s=self.opens_per_second)
+
+    def box_settings(
+        self, artifact: Path, host: str, environment: Mapping[str, str], device: str
     ) -> Settings:
-        """Return the settings of a server of the fleet, on the machine whose files it reads.
+        """Return the settings of a box, on the machine whose files it reads.
 
         Parameters
         ----------
@@ -149,7 +155,7 @@ class FleetConfig:
             keys=tuple(read_keys([], key_file, environment)),
             allowed_origins=frozenset(self.allowed_origins),
             lease_s=self.lease,
-            opens_per_s=self.opens_per_second,
+            opens_per_s=BOX_OPENS_PER_S,
             queue=self.queue,
             snapshots=self.snapshots,
             snapshot_every=self.snapshot_every,

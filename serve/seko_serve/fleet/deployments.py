@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from seko_serve.live.manager import CLOSING_S, DRAIN_S
 from seko_serve.logs import set_up
 from seko_serve.run import device
 
-NAMESPACE, DIRECTORY, GATEWAY = "seko", "seko-directory", "seko"  # names in Ray
+NAMESPACE, DIRECTORY, GATEWAY, BOX = "seko", "seko-directory", "seko", "box"  # names in Ray
 GATEWAY_REQUESTS = 1000  # that a gateway answers at a time
 STOP_S = DRAIN_S + CLOSING_S + 30.0  # behind which Ray kills a box that saves its sessions
 
@@ -134,7 +135,7 @@ class Replica:
         folder = artifact_folder(model.artifact, Path(config.cache) if config.cache else None)
         _, digest = read_manifest(folder)
         host = config.box_host or ray.util.get_node_ip_address()
-        settings = config.settings(folder, host, os.environ, model.device)
+        settings = config.box_settings(folder, host, os.environ, model.device)
         self._box = Box(
             settings,
             device(settings),
@@ -181,9 +182,8 @@ class GatewayReplica:
 
     def __init__(self, config: FleetConfig) -> None:
         set_up("info")
-        settings = config.settings(Path("fleet"), config.host, os.environ)
         retired = frozenset(config.group(model) for model in config.models if model.retired)
-        self._gateway = Gateway(settings, opener_of(config), retired)
+        self._gateway = Gateway(config.gateway_settings(os.environ), opener_of(config), retired)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:  # the name is Ray's
         """Return the gateway's ASGI application."""
@@ -194,7 +194,7 @@ def box_application(config: FleetConfig, model: ModelConfig) -> serve.Applicatio
     """Return Ray Serve's application of the boxes of one artifact."""
     deployment = serve.deployment(
         Replica,
-        name="box",
+        name=BOX,
         num_replicas=model.boxes,
         ray_actor_options={"num_gpus": model.gpus, "num_cpus": model.cpus},
         graceful_shutdown_timeout_s=STOP_S,
@@ -232,11 +232,19 @@ def apply(config: FleetConfig) -> None:
     wanted = {config.group(model): model for model in config.models}
     running = serve.status().applications
     for name, model in wanted.items():
-        serve.run(box_application(config, model), name=name, route_prefix=None)
+        # Ray replaces all replicas of an application that is run again.
+        if name not in running or not _is_complete(running[name], model):
+            serve.run(box_application(config, model), name=name, route_prefix=None)
     serve.run(gateway_application(config), name=GATEWAY, route_prefix="/")
     for name in running:
         if name.startswith("seko-box-") and name not in wanted:
             serve.delete(name)
+
+
+def _is_complete(status: Any, model: ModelConfig) -> bool:
+    """Return whether an application of boxes runs as many as a configuration says."""
+    boxes = status.deployments.get(BOX)
+    return status.status == "RUNNING" and sum(boxes.replica_states.values()) == model.boxes
 
 
 def remove() -> None:
@@ -244,3 +252,5 @@ def remove() -> None:
     for name in [*serve.status().applications]:
         if name == GATEWAY or name.startswith("seko-box-"):
             serve.delete(name)
+    with suppress(ValueError):  # with Redis there is none
+        ray.kill(ray.get_actor(DIRECTORY, NAMESPACE))

@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -28,7 +28,7 @@ import seko_serve
 from seko_serve.errors import ServeError
 from seko_serve.fleet.boxes import Answer, Boxes, BoxGoneError, BoxSilentError
 from seko_serve.fleet.choice import in_order
-from seko_serve.fleet.directory import BoxFacts, Directory, DirectoryError
+from seko_serve.fleet.directory import BEAT_S, BoxFacts, Directory, DirectoryError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import Refusals, raw_body
 from seko_serve.http.openings import MAX_OPENING_BYTES
@@ -70,7 +70,9 @@ class Gateway:
         self._refusals = Refusals(self._metrics)
         self._rows: list[BoxFacts] = []
         self._read_at = float("-inf")
-        self._promised: Counter[str] = Counter()  # sessions sent to a box since its row was read
+        self._sent: defaultdict[str, list[float]] = defaultdict(
+            list
+        )  # when sessions went to a box, by its name
         self._reading = asyncio.Lock()
         self._registry = CollectorRegistry()
         self._admitting = Histogram(
@@ -124,7 +126,7 @@ class Gateway:
     # -- what the gateway answers itself -----------------------------------------------------------------------
 
     async def _ready(self, _: Request) -> Response:
-        boxes = in_order(await self._known(), self._promised, retired=self._retired)
+        boxes = in_order(await self._known(), self._promised(), retired=self._retired)
         if not boxes:
             raise ServeError("full", "no box accepts sessions", retry_after=AGAIN_S)
         return JSONResponse(
@@ -165,7 +167,7 @@ class Gateway:
         box, answer = await self._first(waiting or boxes, "POST", "/v1/sessions", headers, body)
         self._admitting.observe(time.monotonic() - began)
         if answer.status < 400:
-            self._promised[box.name] += 1
+            self._sent[box.name].append(time.monotonic())
         return _rewritten(answer, box)
 
     async def _queue(self, request: Request) -> Response:
@@ -204,12 +206,12 @@ class Gateway:
             # Its process has ended, or was silent for longer than its row lasts: others need not wait for the lease.
             await self._directory.release(name, "" if place is None else place.tenant, lease)
         if place is not None:
-            candidates = in_order(boxes, self._promised, digest=place.digest)
+            candidates = in_order(boxes, self._promised(), digest=place.digest)
             if not candidates:
                 raise ServeError("full", "no box has the session's artifact", retry_after=AGAIN_S)
             box, answer = await self._first(candidates, request.method, path, headers, body)
             return _rewritten(answer, box)
-        for box in _one_for_each_digest(in_order(boxes, self._promised, digest=None)):
+        for box in _one_for_each_digest(in_order(boxes, self._promised(), digest=None)):
             _, answer = await self._first([box], request.method, path, headers, body)
             if answer.status != 404:
                 return _rewritten(answer, box)
@@ -218,7 +220,7 @@ class Gateway:
     # -- models and videos -------------------------------------------------------------------------------------
 
     async def _models(self, request: Request) -> Response:
-        boxes = _one_for_each_digest(in_order(await self._known(), self._promised))
+        boxes = _one_for_each_digest(in_order(await self._known(), self._promised()))
         answers = await self._all(boxes, request, "/v1/models")
         models = {model["id"]: model for _, answer in answers for model in answer.table.get("data", [])}
         return JSONResponse({"object": "list", "data": list(models.values())})
@@ -277,16 +279,21 @@ class Gateway:
                 before = {box.name: box for box in self._rows}
                 for box in rows:
                     if before.get(box.name) != box:  # the row counts what was sent there
-                        self._promised.pop(box.name, None)
+                        self._sent.pop(box.name, None)
                 self._rows, self._read_at = rows, time.monotonic()
             return self._rows
+
+    def _promised(self) -> dict[str, int]:
+        """Return how many sessions went to each box that its row does not count yet."""
+        oldest = time.monotonic() - 2 * BEAT_S
+        return {name: sum(at > oldest for at in times) for name, times in self._sent.items()}
 
     async def _with_model(self, body: bytes) -> list[BoxFacts]:
         """Return the boxes for what a body asks for, the best first; ServeError if no box has the model."""
         model, known = _model(body), await self._known()
         if known and model is not None and all(box.model != model for box in known):
             raise ServeError("not_found", "no box has this model")
-        return in_order(known, self._promised, model=model, retired=self._retired)
+        return in_order(known, self._promised(), model=model, retired=self._retired)
 
     @staticmethod
     def _named(boxes: Iterable[BoxFacts], name: str) -> BoxFacts | None:
