@@ -244,7 +244,7 @@ def apply(config: FleetConfig) -> None:
 def _is_complete(status: Any, model: ModelConfig) -> bool:
     """Return whether an application of boxes runs as many as a configuration says."""
     boxes = status.deployments.get(BOX)
-    return status.status == "RUNNING" and sum(boxes.replica_states.values()) == model.boxes
+    return bool(status.status == "RUNNING" and sum(boxes.replica_states.values()) == model.boxes)
 
 
 def remove() -> None:
