@@ -242,9 +242,11 @@ def apply(config: FleetConfig) -> None:
 
 
 def _is_complete(status: Any, model: ModelConfig) -> bool:
-    """Return whether an application of boxes runs as many as a configuration says."""
+    """Return whether an application of boxes has as many as a configuration says, running or about to start."""
     boxes = status.deployments.get(BOX)
-    return bool(status.status == "RUNNING" and sum(boxes.replica_states.values()) == model.boxes)
+    if boxes is None or status.status == "DEPLOY_FAILED":
+        return False
+    return sum(count for state, count in boxes.replica_states.items() if state != "STOPPING") == model.boxes
 
 
 def remove() -> None:
