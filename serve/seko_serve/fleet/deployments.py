@@ -246,7 +246,8 @@ def _is_complete(status: Any, model: ModelConfig) -> bool:
     boxes = status.deployments.get(BOX)
     if boxes is None or status.status == "DEPLOY_FAILED":
         return False
-    return sum(count for state, count in boxes.replica_states.items() if state != "STOPPING") == model.boxes
+    states: Mapping[str, int] = boxes.replica_states
+    return sum(count for state, count in states.items() if state != "STOPPING") == model.boxes
 
 
 def remove() -> None:
