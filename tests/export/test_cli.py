@@ -272,13 +272,22 @@ def test_no_artifact(tmp_path, invoke, command):
         (["--sink-frames", "30"], USAGE, ["--sink-frames 30", "--ring-frames 6", "36", "N minus the sink"]),
         (["--chunk-frames", "7"], USAGE, ["chunk of 7", "ring of 6", "raise --ring-frames"]),
         (["--ring-frames", "2"], USAGE, ["chunk of 3", "ring of 2"]),
-        (["--preset", "huge"], USAGE, ["'huge'", "sample, tiny, self-forcing-1.3b"]),
+        (["--preset", "huge"], USAGE, ["'huge'", "sample, tiny, ", "self-forcing-1.3b"]),
         (["--kv", "int3"], USAGE, ["'int3'", ", ".join(KV_FORMATS)]),
         (["--kv", "int8-fp4-fp8"], USAGE, ["'int8-fp4-fp8'", "KEYS-VALUES"]),
         (["--kv", "bf16-sink"], USAGE, ["--kv bf16-sink", "leave the exact sink out"]),
         (["--kv", "fp4-sink", "--sink-frames", "0"], USAGE, ["fp4-sink", "give it sink frames"]),
         (["--layer-rings", "3,x"], USAGE, ["--layer-rings", "3,x"]),
         (["--layer-rings", "2,6"], USAGE, ["ring of 2", "raise --layer-rings"]),
+        (["--timesteps", "1000,x"], USAGE, ["--timesteps '1000,x'", "numbers with commas"]),
+        (["--timesteps", "500,750"], USAGE, ["--timesteps", "must fall"]),
+        (["--timesteps", "1000,500", "--sigmas", "1"], USAGE, ["--timesteps, --sigmas", "2 noise levels"]),
+        (["--first-timesteps", "1000,nan"], USAGE, ["--first-timesteps '1000,nan'"]),
+        (["--first-timesteps", "1000", "--batch", "2"], USAGE, ["--batch 2", "give --sessions"]),
+        (["--shift", "5"], USAGE, ["--shift 5.0", "--first-timesteps"]),
+        (["--timesteps", "1000", "--shift", "-1"], USAGE, ["--shift", "positive shift"]),
+        (["--context-timestep", "1001"], USAGE, ["--context-timestep", "[0, 1000]"]),
+        (["--sampler", "dpm"], USAGE, ["--sampler", "'dpm'", "renoise, euler"]),
         (["--backend", "onnx", "--layer-rings", "3,6"], USAGE, ["--backend onnx", "--layer-rings"]),
         (["--backend", "onnx", "--reference-frames", "1"], USAGE, ["--backend onnx", "--reference-frames"]),
         (["--reference-frames", "-1"], USAGE, ["reference_frames must be at least 0, got -1"]),
@@ -413,7 +422,8 @@ def test_a_full_disk(workplace, checkpoint):
             True,
             "engines",
         ),  # Ctrl-C while the workers start: the terminal tells the whole group
-        (signal.SIGTERM, False, "engines"),  # while the workers' server imports torch and none is known yet
+        # while the workers' server imports torch and none is known yet
+        pytest.param(signal.SIGTERM, False, "engines", marks=pytest.mark.slow),
         (
             signal.SIGTERM,
             False,

@@ -27,9 +27,6 @@ PICTURE_LEVELS = "picture.levels"  # start picture
 LAST_PICTURE_LEVELS = "picture.last_levels"  # picture that a stream ends with, for models that take one
 PICTURE_CONDITION = "picture.condition"  # result of the program `condition`
 _PICTURE_KINDS = ("picture_condition",)  # kinds of the input per session that takes the result
-LAST_FRAME_KIND = (
-    "last_frame"  # kind of the input that numbers the latent frame of the last picture; 0 for none
-)
 REFERENCE_LATENTS = "reference.latents"
 PICTURE_AXIS = 2  # axis of pixel rows in a buffer of video frames, along which ranks may share it
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
@@ -63,12 +60,12 @@ def resolve_video(manifest: VideoManifest) -> Programs:
 def video_contract(manifest: VideoManifest) -> Contract:
     """Return the contract of a video artifact.
 
-    A chunk runs the programs begin, denoise and context of its bucket (the number of rows that its call carries);
-    programs named ``*_full`` are for streams whose caches are full. Without a program context each denoise pass has a
-    cache of its own. Denoise programs are run once for each pass, decode programs once for each row, and the prompt
-    program once for each row if its calls name a row.
+    A chunk runs the programs begin, denoise and context of its bucket; programs named ``*_full`` are for rows whose
+    caches are full. Without a program context each denoise pass has a cache of its own. Denoise programs are run once
+    for each pass of the chunk, decode programs once for each row, and the prompt program once for each row if its calls
+    name a row.
     """
-    passes = manifest.workload.schedule.denoise_passes
+    passes = manifest.workload.schedule.table_passes
     buckets: tuple[int | None, ...] = (None,) if manifest.pool is None else manifest.pool.buckets
     calls = frozenset(ROLES) - {"lane"}
     rules: dict[str, ProgramRule] = {}
@@ -224,7 +221,7 @@ def _check_inputs(
         elif spec.per == "chunk":
             _expect(buffers, spec.buffer, "host", (manifest.call_rows, *spec.shape), spec.dtype)
         else:
-            passes = manifest.workload.schedule.denoise_passes + manifest.has_context
+            passes = manifest.workload.schedule.table_passes + manifest.has_context
             if spec.shape[:1] != (passes,):
                 raise ManifestError(
                     f"{where} has shape {list(spec.shape)}, expected [{passes}, ...]: a pass each"
