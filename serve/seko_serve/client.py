@@ -60,7 +60,7 @@ class AsyncClient:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url, self._key = url.rstrip("/"), api_key
         self._socket: ClientConnection | None = None
-        self._id = self._resume = self._socket_url = ""
+        self._id = self._resume = self._other_url = ""
         self._serial, self._controls = NONE_SEEN, 0
         self._hello: dict[str, object] = {}
         self.ready: dict[str, Any] = {}
@@ -109,7 +109,7 @@ class AsyncClient:
                     raise
                 await asyncio.sleep(refused.retry_after or 1.0)
         self._id = str(opened["id"])
-        self._move_to(str(opened["url"]))
+        self._take_url(opened)
         self._hello = {"codecs": list(codecs), "audio": list(audio), "buffer": buffer}
         await self._connect(f"{TICKET_PREFIX}{opened['ticket']}")
         return self
@@ -118,9 +118,8 @@ class AsyncClient:
         """Reconnect after the socket was lost; the server sends the missed messages again. A gateway of several
         servers is asked first which of them has the session, or can continue it.
         """
-        if not self._socket_url.startswith(self._own_address):
-            session = await asyncio.to_thread(self._asked, f"/v1/sessions/{self._id}", None)
-            self._move_to(str(session["url"]))
+        if self._other_url:
+            self._take_url(await asyncio.to_thread(self._asked, f"/v1/sessions/{self._id}", None))
         seen = "" if self._serial == NONE_SEEN else self._serial
         await self._connect(f"{RESUME_PREFIX}{self._resume}.{seen}")
 
@@ -177,7 +176,7 @@ class AsyncClient:
     async def _connect(self, entrance: str) -> None:
         await self.drop()
         self._socket = await connect(
-            self._socket_url,
+            self._other_url or f"ws{self._url.removeprefix('http')}/v1/sessions/{self._id}/stream",
             subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(entrance)],
             max_size=MOST_BYTES,
             compression=None,
@@ -188,14 +187,10 @@ class AsyncClient:
         assert isinstance(ready, dict), "media before the message `ready`"
         self.ready, self._resume = ready, str(ready["resume"])
 
-    @property
-    def _own_address(self) -> str:
-        """The address of the sockets of the server, or the gateway, that opened the session."""
-        return f"ws{self._url.removeprefix('http')}/"
-
-    def _move_to(self, url: str) -> None:
-        """Use the socket at this address, which a server gives without, a gateway with the server's name."""
-        self._socket_url = url if url.startswith("ws") else self._own_address[:-1] + url
+    def _take_url(self, session: Mapping[str, Any]) -> None:
+        """Note the address of the socket, if it is at another server: a gateway gives the whole address."""
+        url = str(session["url"])
+        self._other_url = url if url.startswith("ws") else ""
 
     def _opened(self) -> ClientConnection:
         if self._socket is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,9 @@ import torch
 
 from seko_export import build_steps
 from seko_export.config.pool import PoolConfig
+from seko_export.config.schedule import Schedule
+from seko_export.config.target import TargetConfig
+from seko_export.config.video import VideoBuild, VideoConfig
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources
@@ -18,6 +22,7 @@ from tests.asked import resolved
 from tests.export.media_files import TEXT, VAE, write_text_encoder, write_vae
 from tests.seko_talk.streams import talk_config, write_hubert
 from tests.shared import UNCOMPILED
+from tests.small_artifact import MODEL, STREAM
 
 from .test_uploads import coded
 
@@ -53,6 +58,18 @@ def make_talk(folder: Path) -> None:
     _build(config, folder / "tiny", folder, media)
     picture = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
     (folder / "picture.png").write_bytes(coded(picture, "png"))
+
+
+def make_film(folder: Path) -> None:
+    """A tiny model of random weights that makes video from sentences, the quickest one to open."""
+    folder.mkdir()
+    model = replace(MODEL, name="film", in_channels=16, out_channels=16, text_dim=TEXT.dim)
+    config = VideoBuild(model, VideoConfig(STREAM, Schedule.warped(), "fp32"), TargetConfig("cpu"))
+    config = config.changed(vae=VAE, text=TEXT, pool=POOL)
+    write_random_checkpoint(folder / "tiny.pt", model, format="self-forcing", seed=0, dtype=torch.float32)
+    text = write_text_encoder(folder / "text")
+    media = MediaSources(vae=write_vae(folder / "vae"), text_encoder=text, tokenizer=text / "tokenizer.json")
+    _build(config, folder / "tiny.pt", folder, media)
 
 
 def _build(config: object, checkpoint: Path, folder: Path, media: MediaSources) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ class Fleet:
         self._running: dict[Box, asyncio.Task[None]] = {}
         self.url = ""
 
-    async def box(self, *, digest: str = DIGEST, most: int = 0, **changes: Any) -> Box:
+    async def box(self, *, digest: str = DIGEST, group: str = "", most: int = 0, **changes: Any) -> Box:
         """Start a box."""
         fields = {"opens_per_s": 1e5, "snapshots": str(self._folder), "snapshot_every": 1, **changes}
         settings = Settings(Path("toy"), port=0, **fields)
-        box = Box(settings, UntimedDevice(toy_opener), self._open_directory, digest, most=most)
+        box = Box(settings, UntimedDevice(toy_opener), self._open_directory, digest, group=group, most=most)
         task = asyncio.create_task(box.serve())
         self._running[box] = task
         while not box.started:
@@ -53,22 +53,28 @@ class Fleet:
     @asynccontextmanager
     async def running(self, **changes: Any) -> AsyncIterator[Fleet]:
         """Run the gateway; end all boxes behind it."""
-        gateway = Gateway(Settings(Path("fleet"), opens_per_s=1e5, **changes), self._open_directory)
+        async with self.gateway(**changes) as self.url:
+            try:
+                yield self
+            finally:
+                for box in list(self._running):
+                    await self.stop(box)
+
+    @asynccontextmanager
+    async def gateway(self, retired: Collection[str] = (), **changes: Any) -> AsyncIterator[str]:
+        """Run a gateway at the address that the context gives."""
+        settings = Settings(Path("fleet"), opens_per_s=1e5, **changes)
+        app = Gateway(settings, self._open_directory, retired).app()
         server = uvicorn.Server(
-            uvicorn.Config(gateway.app(), port=0, log_config=None, log_level="warning", lifespan="on")
+            uvicorn.Config(app, port=0, log_config=None, log_level="warning", lifespan="on")
         )
         serving = asyncio.create_task(server.serve())
         while not server.started:
             assert not serving.done(), serving
             await asyncio.sleep(0.01)
-        self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        try:
-            yield self
-        finally:
-            for box in list(self._running):
-                await self.stop(box)
-            server.should_exit = True
-            await serving
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        server.should_exit = True
+        await serving
 
 
 def memory() -> Callable[[], Directory]:

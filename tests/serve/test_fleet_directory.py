@@ -28,7 +28,7 @@ from seko_serve.fleet.directory import (
 )
 
 SHORT_MS = 300  # of leases in Redis, whose clock cannot be set
-BOX = BoxFacts("box", "ws://box:1", "http://box:1", "model", "digest", 4, 4, 0, 0, True)
+BOX = BoxFacts("box", "ws://box:1", "http://box:1", "group", "model", "digest", 4, 4, 0, 0, True)
 
 
 class RedisServer:
@@ -233,12 +233,13 @@ def test_boxes_with_room_come_first_and_what_was_promised_counts() -> None:
         replace(BOX, name="queue", free=0, waiting=5),
         replace(BOX, name="half", free=2),
         replace(BOX, name="large", free=3, capacity=16),
-        replace(BOX, name="old", free=4, digest="old", accepts=False),
+        replace(BOX, name="old", free=4, digest="old", group="old"),
+        replace(BOX, name="ending", free=4, digest="old", accepts=False),
         replace(BOX, name="other", free=4, model="other"),
     ]
 
     def names(promised: dict[str, int], **wanted: str) -> list[str]:
-        return [box.name for box in in_order(rows, promised, **wanted)]
+        return [box.name for box in in_order(rows, promised, retired={"old"}, **wanted)]
 
     assert names({}, model="model") == ["half", "large", "full", "queue"]
     assert names({"half": 2}, model="model") == ["large", "half", "full", "queue"]

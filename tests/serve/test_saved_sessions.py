@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from seko_serve.live.saving import Saving
 from seko_serve.metrics import Metrics
 from seko_serve.settings import Settings
-from seko_serve.store.base import Content, ExistsError, StoreError, TakenError
+from seko_serve.store.base import Content, ExistsError, StoreError, TakenError, VainError
 from seko_serve.store.folder import FolderStore
 from seko_serve.store.saved import Record, Saved, SavedSessions, new_session
 
@@ -237,7 +237,7 @@ def test_a_session_that_ends_its_processes_is_continued_twice_and_no_more() -> N
     for epoch in (1, 2):
         record = saved.take_over(record)
         assert record.epoch == epoch
-    with pytest.raises(StoreError, match="2 processes ended"):
+    with pytest.raises(VainError, match="2 processes ended"):
         saved.take_over(record)
     name = saved.put(session, Saved({"chunk": 9}, [], [b"row"]))
     record = saved.commit(record, replace(record, snapshot=name))

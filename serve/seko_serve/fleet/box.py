@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
+import socket
 from collections.abc import Callable
 
 from seko_serve.errors import ServeError
@@ -44,12 +46,12 @@ class Box:
         Returns the directory; called on the server's event loop.
     digest : str
         SHA-256 of the artifact's manifest.
+    group : str
+        Name of the boxes of the same artifact and settings.
     public : str
         Address for the sockets of clients, with ``{port}`` where the port goes; empty: the address that is listened on.
     most : int
         The most sessions in the whole fleet of a tenant; 0: any number.
-    accepts : bool
-        Whether the box takes new sessions.
     """
 
     def __init__(
@@ -59,14 +61,13 @@ class Box:
         open_directory: Callable[[], Directory],
         digest: str,
         *,
+        group: str = "",
         public: str = "",
         most: int = 0,
-        accepts: bool = True,
     ) -> None:
-        self.name = secrets.token_hex(8)
-        self.accepts = accepts
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._settings, self._open_directory, self._digest = settings, open_directory, digest
-        self._public, self._most = public, most
+        self._group, self._public, self._most = group, public, most
         self._manager = SessionManager(settings, device, self)
         self._server = server(settings, self._manager)
         self._directory: Directory | None = None
@@ -174,11 +175,12 @@ class Box:
             self.name,
             self._public.format(port=port) if self._public else f"ws{secure}://{settings.host}:{port}",
             f"http{secure}://{settings.host}:{port}",
+            self._group,
             manager.device.manifest.name,
             self._digest,
             manager.capacity,
             0 if manager.stopping else manager.admission.free,
             manager.admission.waiting,
             len(manager.sessions),
-            self.accepts and not manager.stopping,
+            not manager.stopping,
         )

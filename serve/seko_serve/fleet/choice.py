@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from seko_serve.fleet.directory import BoxFacts
 
@@ -13,6 +13,7 @@ def in_order(
     *,
     model: str | None = None,
     digest: str | None = None,
+    retired: Collection[str] = (),
 ) -> list[BoxFacts]:
     """Return the boxes that a session may go to, the best first.
 
@@ -29,6 +30,8 @@ def in_order(
         The model of a new session; None: any model, and any box for a session that comes back.
     digest : str, optional
         The artifact of a session that comes back, to which retired boxes are open; None: the session is new.
+    retired : collection of str
+        Groups of boxes that take no new sessions.
     """
 
     def rank(box: BoxFacts) -> tuple[bool, float, str]:
@@ -40,7 +43,9 @@ def in_order(
         (
             box
             for box in boxes
-            if (box.accepts if digest is None else box.digest == digest) and model in (None, box.model)
+            if box.accepts
+            and model in (None, box.model)
+            and (box.group not in retired if digest is None else box.digest == digest)
         ),
         key=rank,
     )

@@ -22,23 +22,27 @@ class BoxFacts:
     Parameters
     ----------
     name : str
-        Name of the box's process; a process that starts again has another one.
+        Name of the box's process: its machine, its number there, and a random part. A process that starts again has
+        another name.
     url : str
         Address for the sockets of clients, such as ``ws://10.0.0.7:41000``.
     inside : str
         Address for the gateways, such as ``http://10.0.0.7:41000``.
+    group : str
+        Name of the boxes of the same artifact and settings.
     model, digest : str
         The artifact's name and SHA-256.
     capacity, free, waiting, sessions : int
         The most sessions; how many more would be admitted by measured call times; requests in the box's queue; open
         sessions.
     accepts : bool
-        Whether the box takes new sessions; a box that is retired takes only sessions of its digest that come back.
+        Whether the box takes sessions; it takes none when it ends.
     """
 
     name: str
     url: str
     inside: str
+    group: str
     model: str
     digest: str
     capacity: int

@@ -9,8 +9,8 @@ import asyncio
 import json
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -28,7 +28,7 @@ import seko_serve
 from seko_serve.errors import ServeError
 from seko_serve.fleet.boxes import Answer, Boxes, BoxGoneError, BoxSilentError
 from seko_serve.fleet.choice import in_order
-from seko_serve.fleet.directory import BoxFacts, Directory, DirectoryError
+from seko_serve.fleet.directory import BEAT_S, BoxFacts, Directory, DirectoryError
 from seko_serve.http.access import Access
 from seko_serve.http.bodies import Refusals, raw_body
 from seko_serve.http.openings import MAX_OPENING_BYTES
@@ -55,18 +55,24 @@ class Gateway:
         Keys, allowed origins and rates.
     open_directory : callable
         Returns the directory; called on the gateway's event loop.
+    retired : collection of str
+        Groups of boxes that take no new sessions.
     """
 
     _directory: Directory
     _boxes: Boxes
 
-    def __init__(self, settings: Settings, open_directory: Callable[[], Directory]) -> None:
-        self._access, self._open_directory = Access(settings), open_directory
+    def __init__(
+        self, settings: Settings, open_directory: Callable[[], Directory], retired: Collection[str] = ()
+    ) -> None:
+        self._access, self._open_directory, self._retired = Access(settings), open_directory, retired
         self._metrics = Metrics()
         self._refusals = Refusals(self._metrics)
         self._rows: list[BoxFacts] = []
         self._read_at = float("-inf")
-        self._promised: Counter[str] = Counter()  # sessions sent to a box since its row was read
+        self._sent: defaultdict[str, list[float]] = defaultdict(
+            list
+        )  # when sessions went to a box, by its name
         self._reading = asyncio.Lock()
         self._registry = CollectorRegistry()
         self._admitting = Histogram(
@@ -120,7 +126,7 @@ class Gateway:
     # -- what the gateway answers itself -----------------------------------------------------------------------
 
     async def _ready(self, _: Request) -> Response:
-        boxes = [box for box in await self._known() if box.accepts]
+        boxes = in_order(await self._known(), self._promised(), retired=self._retired)
         if not boxes:
             raise ServeError("full", "no box accepts sessions", retry_after=AGAIN_S)
         return JSONResponse(
@@ -153,19 +159,19 @@ class Gateway:
             self._access.opener(request)
         body = await raw_body(request, MAX_OPENING_BYTES)
         boxes = await self._with_model(body)
-        wanted, _, inner = token.partition(".")
-        waiting = [box for box in boxes if inner and box.name == wanted]
+        wanted, _, inner = token.rpartition(".")
+        waiting = [box for box in boxes if box.name == wanted]
         headers = _headers(request)
         if token:  # at a box that is gone the place is lost: a new one at another box
             headers[QUEUE_HEADER] = inner if waiting else JOIN
         box, answer = await self._first(waiting or boxes, "POST", "/v1/sessions", headers, body)
         self._admitting.observe(time.monotonic() - began)
         if answer.status < 400:
-            self._promised[box.name] += 1
+            self._sent[box.name].append(time.monotonic())
         return _rewritten(answer, box)
 
     async def _queue(self, request: Request) -> Response:
-        name, _, inner = request.headers.get(QUEUE_HEADER, "").partition(".")
+        name, _, inner = request.headers.get(QUEUE_HEADER, "").rpartition(".")
         box = self._named(await self._known(), name)
         if box is None:
             raise ServeError("not_found", "there is no such place in the queue")
@@ -200,12 +206,12 @@ class Gateway:
             # Its process has ended, or was silent for longer than its row lasts: others need not wait for the lease.
             await self._directory.release(name, "" if place is None else place.tenant, lease)
         if place is not None:
-            candidates = in_order(boxes, self._promised, digest=place.digest)
+            candidates = in_order(boxes, self._promised(), digest=place.digest)
             if not candidates:
                 raise ServeError("full", "no box has the session's artifact", retry_after=AGAIN_S)
             box, answer = await self._first(candidates, request.method, path, headers, body)
             return _rewritten(answer, box)
-        for box in _one_for_each_digest(in_order(boxes, self._promised, digest=None)):
+        for box in _one_for_each_digest(in_order(boxes, self._promised(), digest=None)):
             _, answer = await self._first([box], request.method, path, headers, body)
             if answer.status != 404:
                 return _rewritten(answer, box)
@@ -214,7 +220,7 @@ class Gateway:
     # -- models and videos -------------------------------------------------------------------------------------
 
     async def _models(self, request: Request) -> Response:
-        boxes = _one_for_each_digest(in_order(await self._known(), self._promised))
+        boxes = _one_for_each_digest(in_order(await self._known(), self._promised()))
         answers = await self._all(boxes, request, "/v1/models")
         models = {model["id"]: model for _, answer in answers for model in answer.table.get("data", [])}
         return JSONResponse({"object": "list", "data": list(models.values())})
@@ -273,16 +279,21 @@ class Gateway:
                 before = {box.name: box for box in self._rows}
                 for box in rows:
                     if before.get(box.name) != box:  # the row counts what was sent there
-                        self._promised.pop(box.name, None)
+                        self._sent.pop(box.name, None)
                 self._rows, self._read_at = rows, time.monotonic()
             return self._rows
+
+    def _promised(self) -> dict[str, int]:
+        """Return how many sessions went to each box that its row does not count yet."""
+        oldest = time.monotonic() - 2 * BEAT_S
+        return {name: sum(at > oldest for at in times) for name, times in self._sent.items()}
 
     async def _with_model(self, body: bytes) -> list[BoxFacts]:
         """Return the boxes for what a body asks for, the best first; ServeError if no box has the model."""
         model, known = _model(body), await self._known()
         if known and model is not None and all(box.model != model for box in known):
             raise ServeError("not_found", "no box has this model")
-        return in_order(known, self._promised, model=model)
+        return in_order(known, self._promised(), model=model, retired=self._retired)
 
     @staticmethod
     def _named(boxes: Iterable[BoxFacts], name: str) -> BoxFacts | None:

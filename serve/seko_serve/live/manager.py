@@ -25,7 +25,7 @@ from seko_serve.protocol import JOIN
 from seko_serve.security.keys import ApiKeys, digest
 from seko_serve.security.tokens import ResumeTokens, Tickets
 from seko_serve.settings import Settings
-from seko_serve.store.base import StoreError, TakenError
+from seko_serve.store.base import StoreError, TakenError, VainError
 from seko_serve.store.saved import Record, new_session
 
 REAP_S = 1.0  # between two looks for leases that are over
@@ -290,15 +290,13 @@ class SessionManager:
         self.admission.ask(Demand(record.tenant, record.period_s), f"session {name}", name)
         try:
             await self._leases.claim(name, record.tenant)
-            record = await self.saving.take_over(record)
+            record = await self._taken_over(record)
             await self.device.call(self.device.make_room)
             session = await self.device.beside(lambda pool: self._restored(pool, record))
             session.tokens = tokens
             await self._add(session, record)
         except PoolFullError:
             raise ServeError("full", "no row is free", retry_after=AGAIN_S) from None
-        except TakenError:
-            raise ServeError("conflict", TAKEN, retry_after=AGAIN_S) from None
         except (SekoRuntimeError, StoreError, KeyError, TypeError, ValueError) as error:
             _LOG.error("session %s cannot go on from its snapshot: %s", name, error)
             raise ServeError(
@@ -309,6 +307,20 @@ class SessionManager:
                 await self._leave(name)
         self.device.metrics.snapshots.labels("restored").inc()
         return session
+
+    async def _taken_over(self, record: Record) -> Record:
+        """Make this process the owner of a saved session; ServeError if another process is, or the store is full."""
+        try:
+            return await self.saving.take_over(record)
+        except VainError:
+            raise
+        except TakenError:
+            raise ServeError("conflict", TAKEN) from None
+        except StoreError as error:
+            _LOG.error("session %s cannot be continued: %s", record.session, error)
+            raise ServeError(
+                "full", "the store of snapshots takes no file now", retry_after=AGAIN_S
+            ) from None
 
     def _restored(self, pool: ServedPool, record: Record) -> LiveSession:
         """Return a session that continues from a snapshot. The snapshot is read in a thread beside the device's

@@ -22,6 +22,10 @@ class TakenError(StoreError):
     """Error: another process has taken over the session."""
 
 
+class VainError(StoreError):
+    """Several processes ended before they saved what they had continued."""
+
+
 class Store(Protocol):
     """The interface of a store: files by name, where each name is written only once."""
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from seko_serve.store.base import Content, ExistsError, Store, StoreError, TakenError
+from seko_serve.store.base import Content, ExistsError, Store, StoreError, TakenError, VainError
 
 SESSION = re.compile(r"[0-9a-f]{16}")
 CHECK_BYTES = 32
@@ -128,16 +128,18 @@ class SavedSessions:
         ------
         TakenError
             If another process takes the session over at the same time, or the session is gone.
+        VainError
+            If `VAIN_OWNERS` processes ended after they had taken over from the same snapshot: the session may be what
+            ends them.
         StoreError
-            If the store cannot be written, or two processes ended after they had taken over from the same snapshot,
-            which suggests that this session makes processes crash.
+            If the store cannot be read or written.
         """
         session = record.session
         epoch = self._epoch(session) + 1
         owners = [self._newest(session, earlier) for earlier in range(max(0, epoch - 1 - VAIN_OWNERS), epoch)]
         snapshots = {None if owner is None else owner.snapshot for owner in owners}
         if len(owners) > VAIN_OWNERS and len(snapshots) == 1 and None not in snapshots:
-            raise StoreError(
+            raise VainError(
                 f"{VAIN_OWNERS} processes ended while they continued {session} from {record.snapshot}"
             )
         content = json.dumps({"session": session, "epoch": epoch}).encode()

@@ -1,0 +1,72 @@
+"""The command ``seko-serve fleet``."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from seko_serve.fleet.config import read_config
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    argument_parser = argparse.ArgumentParser(
+        "seko-serve fleet",
+        description="Serve artifacts from many processes and machines, through Ray Serve.",
+    )
+    argument_parser.add_argument("config", type=Path, help="the fleet's configuration, a YAML file")
+    argument_parser.add_argument(
+        "--address",
+        help="a running Ray cluster, such as auto or 10.0.0.5:6379: change its fleet and return (default: start Ray on "
+        "this machine, and serve until a signal comes)",
+    )
+    argument_parser.add_argument(
+        "--stop", action="store_true", help="with --address: save all sessions and end the fleet"
+    )
+    return argument_parser
+
+
+def main(arguments: list[str]) -> int:
+    """Run ``seko-serve fleet``; return the exit code."""
+    chosen = parser().parse_args(arguments)
+    if chosen.stop and chosen.address is None:
+        print("seko-serve: --stop ends a fleet in a running cluster: give --address", file=sys.stderr)
+        return 2
+    try:
+        config = read_config(chosen.config)
+    except (ValueError, OSError) as error:
+        print(f"seko-serve: {error}", file=sys.stderr)
+        return 3
+    except ImportError:
+        return _lacking()
+    try:
+        import ray
+
+        from seko_serve.fleet import deployments
+    except ImportError:
+        return _lacking()
+    try:
+        ray.init(address=chosen.address, namespace=deployments.NAMESPACE, log_to_driver=True)
+        if chosen.stop:
+            deployments.remove()
+            return 0
+        deployments.apply(config)
+    except (RuntimeError, ConnectionError, ray.exceptions.RayError) as error:
+        print(f"seko-serve: the fleet does not start: {str(error).splitlines()[-1]}", file=sys.stderr)
+        return 3
+    print(f"seko-serve: the fleet answers at http://{config.host}:{config.port}/", file=sys.stderr)
+    if chosen.address is None:
+        ended = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: ended.set())
+        ended.wait()
+        deployments.remove()
+    return 0
+
+
+def _lacking() -> int:
+    print("seko-serve: a fleet needs Ray Serve: pip install 'seko-serve[ray]'", file=sys.stderr)
+    return 3

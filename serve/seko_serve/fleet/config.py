@@ -1,0 +1,228 @@
+"""The configuration of a fleet: a YAML file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from seko_serve.security.keys import private_bytes, read_keys
+from seko_serve.settings import Settings
+
+MEMORY = "memory"  # the directory of a fleet on one machine
+BOX_OPENS_PER_S = 1000.0  # of a key at a box, where all requests come from gateways
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """An artifact and its boxes.
+
+    Parameters
+    ----------
+    artifact : str
+        The artifact's folder on each machine, or its packed tar: a file, or the URL of an object such as
+        ``s3://bucket/name.tar``. Another artifact needs another name.
+    boxes : int
+        Number of boxes.
+    gpus, cpus : float
+        GPUs and CPU cores that Ray reserves for each box.
+    device : str
+        The device; see `open_artifact`.
+    retired : bool
+        Whether the boxes take no new sessions. Their sessions go on until they end.
+    """
+
+    artifact: str
+    boxes: int = 1
+    gpus: float = 1.0
+    cpus: float = 1.0
+    device: str = "auto"
+    retired: bool = False
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """The configuration of a fleet.
+
+    Parameters
+    ----------
+    models : tuple of ModelConfig
+        The artifacts that are served.
+    snapshots : str
+        Where sessions are saved, for all boxes: a shared folder, or the URL of an object store.
+    directory : str
+        ``memory`` for a fleet on one machine, or the URL of a Redis server such as ``redis://10.0.0.5:6379/0``.
+    gateways : int
+        Number of gateways.
+    host, port : str, int
+        Address on which Ray's proxies listen for the gateways.
+    box_host : str
+        Address on which boxes listen; empty: the machine's address, as Ray knows it.
+    box_url : str
+        Address of a box for the sockets of clients, with ``{host}`` and ``{port}``; empty: the address that is
+        listened on.
+    cache : str
+        Folder for unpacked artifacts on each machine.
+    api_key_file, snapshot_key_file : str
+        Files on each machine, as ``seko-serve`` takes them.
+    allowed_origins : tuple of str
+        Origins of pages that may open sockets: at least that of the gateway's page.
+    sessions_per_key : int
+        The most sessions of a key on all boxes; 0: any number.
+    opens_per_second : float
+        Sessions and videos that a key may open from an address in a second at each gateway, in the long run.
+    lease, snapshot_every, queue, videos
+        Options of each box, as ``seko-serve`` takes them.
+
+    Raises
+    ------
+    ValueError
+        If a field is out of range.
+    """
+
+    models: tuple[ModelConfig, ...]
+    snapshots: str
+    directory: str = MEMORY
+    gateways: int = 1
+    host: str = "127.0.0.1"
+    port: int = 8000
+    box_host: str = ""
+    box_url: str = ""
+    cache: str = ""
+    api_key_file: str = ""
+    snapshot_key_file: str = ""
+    allowed_origins: tuple[str, ...] = field(default=())
+    sessions_per_key: int = 0
+    opens_per_second: float = 1.0
+    lease: float = 60.0
+    snapshot_every: int = 8
+    queue: int = 16
+    videos: int = 32
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValueError("models is empty, expected one artifact or more")
+        if len({model.artifact for model in self.models}) < len(self.models):
+            raise ValueError("models has an artifact twice, expected each once")
+        for model in self.models:
+            if model.boxes < 1 or model.gpus < 0 or model.cpus < 0:
+                raise ValueError("models: boxes must be 1 or more, gpus and cpus 0 or more")
+        if not self.snapshots:
+            raise ValueError("snapshots is empty, expected a shared folder or the URL of an object store")
+        if self.directory != MEMORY and not self.directory.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError(
+                f"directory is {self.directory!r}, expected memory or a URL that begins with redis://"
+            )
+        if self.gateways < 1:
+            raise ValueError(f"gateways is {self.gateways}, expected 1 or more")
+        if self.sessions_per_key < 0:
+            raise ValueError(f"sessions_per_key is {self.sessions_per_key}, expected 0 or more")
+
+    def gateway_settings(self, environment: Mapping[str, str]) -> Settings:
+        """Return the settings of a gateway; parameters and errors are those of `box_settings`."""
+        settings = self.box_settings(Path(), self.host, environment, "auto")
+        return replace(settings, opens_per_s=self.opens_per_second)
+
+    def box_settings(
+        self, artifact: Path, host: str, environment: Mapping[str, str], device: str
+    ) -> Settings:
+        """Return the settings of a box, on the machine whose files it reads.
+
+        Parameters
+        ----------
+        artifact : Path
+            The artifact's folder.
+        host : str
+            Address to listen on, at any port.
+        environment : mapping of str to str
+            The environment, which may have an API key.
+        device : str
+            The device.
+
+        Raises
+        ------
+        ValueError, OSError
+            If a setting is out of range, or a file cannot be read.
+        """
+        key_file = Path(self.api_key_file) if self.api_key_file else None
+        return Settings(
+            artifact,
+            device,
+            host,
+            0,
+            keys=tuple(read_keys([], key_file, environment)),
+            allowed_origins=frozenset(self.allowed_origins),
+            lease_s=self.lease,
+            opens_per_s=BOX_OPENS_PER_S,
+            queue=self.queue,
+            snapshots=self.snapshots,
+            snapshot_every=self.snapshot_every,
+            snapshot_key=private_bytes(Path(self.snapshot_key_file), "snapshot_key_file")
+            if self.snapshot_key_file
+            else None,
+            videos=self.videos,
+        )
+
+    def group(self, model: ModelConfig) -> str:
+        """Return the name of a model's boxes, another one for each artifact and each change of their settings."""
+        relevant = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("models", "gateways", "host", "port")
+        } | {name: value for name, value in asdict(model).items() if name not in ("boxes", "retired")}
+        return f"seko-box-{hashlib.sha256(repr(sorted(relevant.items())).encode()).hexdigest()[:12]}"
+
+
+def read_config(file: Path) -> FleetConfig:
+    """Return the configuration in a file.
+
+    Raises
+    ------
+    ValueError
+        If the file is no YAML, or a field is unknown, missing, of another type, or out of range; the message names the
+        field.
+    OSError
+        If the file cannot be read.
+    """
+    import yaml
+
+    try:
+        table = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file.name} is no YAML: {str(error).splitlines()[0]}") from None
+    config = _read(FleetConfig, table, file.name)
+    assert isinstance(config, FleetConfig)
+    return config
+
+
+def _read(kind: type[Any], table: object, where: str) -> Any:
+    """Return a dataclass with the values of a table."""
+    if not isinstance(table, dict):
+        raise ValueError(f"{where} is no table of fields and values")
+    hints, values = get_type_hints(kind), {}
+    unknown = set(table) - set(hints)
+    if unknown:
+        raise ValueError(f"{where} has the unknown field {sorted(map(str, unknown))[0]!r}")
+    for entry in fields(kind):
+        if entry.name in table:
+            values[entry.name] = _value(hints[entry.name], table[entry.name], entry.name)
+        elif entry.default is MISSING:
+            raise ValueError(f"{where} lacks the field {entry.name!r}")
+    return kind(**values)
+
+
+def _value(hint: Any, value: object, name: str) -> object:
+    if hint in (tuple[str, ...], tuple[ModelConfig, ...]):
+        if not isinstance(value, list):
+            raise ValueError(f"{name} is no list")
+        if hint == tuple[str, ...]:
+            return tuple(_value(str, item, name) for item in value)
+        return tuple(_read(ModelConfig, item, f"{name}[{number}]") for number, item in enumerate(value))
+    right = isinstance(value, int | float if hint is float else hint) and isinstance(value, bool) == (
+        hint is bool
+    )
+    if not right:
+        raise ValueError(f"{name} is {value!r}, expected a value of type {hint.__name__}")
+    return value

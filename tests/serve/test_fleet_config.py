@@ -1,0 +1,113 @@
+"""The configuration of a fleet: the page's example, what is refused and by which sentence, and artifacts in tars."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from seko_export.artifact.packing import pack_artifact
+from seko_runtime.errors import ArtifactError
+from seko_serve.fleet.artifacts import artifact_folder
+from seko_serve.fleet.command import main
+from seko_serve.fleet.config import FleetConfig, ModelConfig, read_config
+
+pytest.importorskip("yaml", reason="needs seko-serve[ray]")
+PAGE = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text(encoding="utf-8")
+LEAST = "models: [{artifact: a}]\nsnapshots: s\n"
+
+
+def config_of(folder: Path, text: str) -> FleetConfig:
+    file = folder / "fleet.yaml"
+    file.write_text(text)
+    return read_config(file)
+
+
+def test_the_pages_example_is_a_configuration(tmp_path: Path) -> None:
+    config = config_of(tmp_path, PAGE.split("```yaml\n")[1].split("```")[0])
+    assert [model.retired for model in config.models] == [False, True]
+    assert (config.gateways, config.sessions_per_key, config.directory[:5]) == (2, 8, "redis")
+
+
+def test_the_page_names_every_field() -> None:
+    table = PAGE.split("## Configuration")[1].split("## What a client sees")[0]
+    for kind in (FleetConfig, ModelConfig):
+        assert [field.name for field in fields(kind) if f"`{field.name}`" not in table] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is no table"),
+        ("a: [", "is no YAML"),
+        ("models: []\nsnapshots: s\n", "models is empty"),
+        ("snapshots: s\n", "lacks the field 'models'"),
+        ("models: [{}]\nsnapshots: s\n", r"models\[0\] lacks the field 'artifact'"),
+        (f"{LEAST}boxes: 3\n", "has the unknown field 'boxes'"),
+        (f"{LEAST}port: '8000'\n", "port is '8000', expected a value of type int"),
+        (f"{LEAST}port: true\n", "port is True, expected a value of type int"),
+        (f"{LEAST}allowed_origins: a\n", "allowed_origins is no list"),
+        (f"{LEAST}directory: http://a\n", "directory is 'http://a', expected memory"),
+        (f"{LEAST}gateways: 0\n", "gateways is 0"),
+        ("models: [{artifact: a, boxes: 0}]\nsnapshots: s\n", "boxes must be 1 or more"),
+        ("models: [{artifact: a}, {artifact: a}]\nsnapshots: s\n", "has an artifact twice"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_by_the_fields_name(
+    tmp_path: Path, text: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        config_of(tmp_path, text)
+    assert main([str(tmp_path / "fleet.yaml")]) == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_boxes_are_replaced_if_their_settings_change_and_not_if_they_are_retired(tmp_path: Path) -> None:
+    config = config_of(tmp_path, LEAST)
+    (model,) = config.models
+    group = config.group(model)
+    assert config.group(replace(model, retired=True, boxes=7)) == group
+    assert replace(config, gateways=3, port=1).group(model) == group
+    others = {config.group(replace(model, artifact="b")), replace(config, lease=5.0).group(model)}
+    assert len({group, *others}) == 3
+
+
+def test_stopping_without_a_cluster_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet.yaml", "--stop"]) == 2
+    assert "give --address" in capsys.readouterr().err
+
+
+def test_without_ray_one_sentence_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "fleet.yaml").write_text(LEAST)
+    code = (
+        "import sys; sys.modules['ray'] = None\n"
+        "from seko_serve.cli import main; raise SystemExit(main(['fleet', sys.argv[1]]))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "fleet.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr == "seko-serve: a fleet needs Ray Serve: pip install 'seko-serve[ray]'\n"
+
+
+def test_a_tar_is_unpacked_once_checked_and_named_by_its_digest(
+    small_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert artifact_folder(str(small_artifact), tmp_path / "cache") == small_artifact
+    tar, cache = tmp_path / "small.tar", tmp_path / "cache"
+    pack_artifact(small_artifact, tar)
+    folder = artifact_folder(str(tar), cache)
+    assert (folder / "manifest.json").read_bytes() == (small_artifact / "manifest.json").read_bytes()
+    unpacked: list[Callable[..., object]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("seko_serve.fleet.artifacts.unpack_artifact", unpacked.append)
+        assert artifact_folder(str(tar), cache) == folder
+    content = bytearray(tar.read_bytes())
+    content[len(content) // 2] ^= 1
+    tar.write_bytes(content)
+    with pytest.raises(ArtifactError):
+        artifact_folder(str(tar), cache)
+    assert sorted(path.suffix for path in cache.iterdir()) == ["", ".digest"]

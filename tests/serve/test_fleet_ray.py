@@ -1,0 +1,149 @@
+"""A fleet on loopback nodes of Ray: boxes start, sessions move between them, replicas are killed and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seko_runtime import open_artifact
+from seko_runtime.video.artifact import video_artifact
+from seko_serve.client import AsyncClient
+from seko_serve.fleet.config import FleetConfig, ModelConfig
+from tests.shared import made_once
+
+from .artifacts import ENVIRONMENT, make_film
+from .fleet_soak import Viewer, holder
+from .test_fleet_directory import RedisServer, redis_server
+from .test_fleet_gateway import to_the_end
+from .test_server import http
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
+pytest.importorskip("ray", reason="needs seko-serve[ray]")
+LIMIT_S = 400.0
+__all__ = ["redis_server"]
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_once(tmp_path_factory, "serve-film", make_film)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Three nodes as processes of this machine."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from seko_serve.fleet.deployments import NAMESPACE
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**ENVIRONMENT, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}.items():
+            patch.setenv(name, value)
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        for number in range(2):
+            cluster.add_node(num_cpus=2, resources={f"box-{number}": 1})
+        ray.init(cluster.address, namespace=NAMESPACE, log_to_driver=False)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def until(wanted: Callable[[], bool]) -> None:
+    """Wait until something is so; the caller bounds the wait."""
+    while not await asyncio.to_thread(wanted):
+        await asyncio.sleep(0.1)
+
+
+def alone_of(artifact: Path, seed: int, prompt: str, chunks: int) -> np.ndarray:
+    """Video frames of the runtime's own session."""
+    with (
+        open_artifact(artifact, device="cpu") as opened,
+        video_artifact(opened).open_pool() as pool,
+        pool.open_session(seed=seed, prompt=prompt) as session,
+    ):
+        return np.concatenate([session.run_chunk().video()[0] for _ in range(chunks)])
+
+
+def test_sessions_of_a_fleet_outlive_their_boxes(
+    cluster: Any, film: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    from seko_serve.fleet.deployments import apply, remove
+
+    del cluster
+    first = ModelConfig(str(film / "artifact"), boxes=2, gpus=0, cpus=0.5, device="cpu")
+    shutil.copytree(film / "artifact", tmp_path / "next")
+    second = replace(first, artifact=str(tmp_path / "next"), boxes=1)
+    config = FleetConfig(
+        (first,),
+        str(tmp_path / "store"),
+        redis_server.url,
+        port=free_port(),
+        box_host="127.0.0.1",
+        opens_per_second=1e4,
+        snapshot_every=1,
+    )
+    url = f"http://127.0.0.1:{config.port}"
+
+    def has_boxes(count: int) -> bool:
+        status, table = http(f"{url}/ready")
+        return status == 200 and table["boxes"] == count
+
+    async def test() -> None:
+        await asyncio.to_thread(apply, config)
+        await until(lambda: has_boxes(2))
+        async with AsyncClient(url) as client:
+            viewer = await Viewer(client, 0).open()
+            done = False
+            watching = asyncio.create_task(viewer.watch(lambda: done))
+
+            async def goes_on() -> None:
+                count = len(viewer.media)
+                while len(viewer.media) < count + 20:
+                    assert not watching.done(), watching
+                    await asyncio.sleep(0.1)
+
+            await goes_on()
+            killed = await holder(redis_server.url, viewer.session)
+            os.kill(killed, signal.SIGKILL)
+            await goes_on()
+            assert len(viewer.waits) == 1
+            assert await holder(redis_server.url, viewer.session) != killed
+            await until(lambda: has_boxes(2))  # Ray has started another one
+
+            rolled = replace(config, models=(replace(first, retired=True), second))
+            await asyncio.to_thread(apply, rolled)
+            status, opened = await asyncio.to_thread(http, f"{url}/v1/sessions", "POST", {"prompt": "a b"})
+            assert status == 201
+            await until(lambda: has_boxes(1))
+            sessions = (await asyncio.to_thread(http, f"{url}/v1/sessions"))[1]["data"]
+            sockets = {session["id"]: session["url"].partition("/v1")[0] for session in sessions}
+            assert sockets[opened["id"]] != sockets[viewer.session]
+            assert len(viewer.waits) == 1, "the old session stays where it is"
+
+            await asyncio.to_thread(apply, replace(config, models=(second,)))
+            await goes_on()
+            assert len(viewer.waits) == 2
+            done = True
+            await watching
+            await asyncio.to_thread(viewer.check, partial(alone_of, film / "artifact"))
+            await asyncio.to_thread(remove)
+            assert (await to_the_end(client))[1] == "stopping"
+
+    asyncio.run(asyncio.wait_for(test(), LIMIT_S))
