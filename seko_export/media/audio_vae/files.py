@@ -3,6 +3,7 @@ modules."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from seko_export.checkpoints.sources import Layout, OpenedFiles, TensorSource
 from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import CheckpointError
 from seko_export.media.audio_vae.config import AudioVaeConfig
-from seko_export.media.audio_vae.modules import DILATIONS, KERNEL
+from seko_export.media.audio_vae.modules import DILATIONS, KERNEL, as_matrix
 
 FILES = ("audiovae.safetensors", "audiovae.pth")  # the first that is there is read
 BOUNDARIES = "decoder.sr_bin_boundaries"
@@ -28,6 +29,7 @@ _LAYOUT = Layout(
     ("state_dict",),
 )
 _CONDITIONS = "decoder.conditions."  # a module's names; the file has tables of all sample rates
+_TRANSPOSED = re.compile(r"decoder\.model\.\d+\.block\.1")  # the convolution that a decoder block begins with
 _NAMING = Naming("audiovae", str, str)
 
 
@@ -121,7 +123,7 @@ class AudioVaeTensors:
             return self._stored[name]
         direction, length = self._stored[f"{module}.{_DIRECTION}"], self._stored[f"{module}.{_LENGTH}"]
         folded: Tensor = direction * (length / direction.flatten(1).norm(dim=1)[:, None, None])
-        return folded
+        return as_matrix(folded) if _TRANSPOSED.fullmatch(module) else folded
 
 
 def _conv(
