@@ -234,6 +234,7 @@ def test_a_token_opens_its_own_session_alone_and_its_key_must_still_be_one(
         second = start(**folder(tmp_path), keys=keys[:1])
         for client in clients:
             client._url = second.url
+            client._move_to(f"/v1/sessions/{client._id}/stream")  # the second key is none of this server
         mine, other = clients
         own = mine._resume
         mine._resume = other._resume

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import re
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from seko_runtime.speech.prompts import assemble
 from seko_runtime.speech.voice import NO_VOICE, Voice
 from seko_serve.client import AsyncClient
 from seko_serve.live.device import pool_of
+from seko_serve.live.pace import CREDIT
 from seko_serve.live.sentences import LONGEST, Sentences
 from seko_serve.media.sound_files import FORMS, sound_file
 from seko_serve.protocol import Media
@@ -51,6 +53,7 @@ from tests.speech.toy_speech import (
 from .conftest import Starter
 from .test_controls import noise, wav
 from .test_server import http, run
+from .test_watching import figures
 
 
 @contextmanager
@@ -161,6 +164,65 @@ def test_pieces_of_a_text_are_spoken_as_they_are_written(start: Starter) -> None
         await client.close()
 
     run(test, server)
+
+
+async def heard(client: AsyncClient, chunks: int = 0) -> list[Media]:
+    """The sound of so many chunks, or up to the text's end; each chunk is acknowledged."""
+    sound: list[Media] = []
+    async for received in client.messages():
+        if isinstance(received, Media):
+            sound.append(received)
+        elif received["type"] == "chunk":
+            await client.send("ack", chunk=received["chunk"])
+            chunks -= 1
+            if not chunks or sound[-1].last:
+                break
+    return sound
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_text_is_spoken_on_by_the_next_process(start: Starter, tmp_path: Path, killed: bool) -> None:
+    """Its end was not spoken, a piece of it was no sentence yet, and its voice is a recording."""
+    store, recording = tmp_path / "store", noise(2 * VOICE.samples)
+    first = start(opener, snapshots=str(store), snapshot_every=2)
+    texts = ("hallo", "zzzz", "ab")
+
+    async def test(new_client: Callable[[], AsyncClient]) -> None:
+        voice = base64.b64encode(wav(recording, VOICE.sample_rate)).decode()
+        client = await new_client().open(audio=["pcm"], seed=3, voice=voice, voice_text="yes")
+        await client.send("text", text="hallo\nzzzz\na")
+        sound = await heard(client, 3)
+        if killed:
+            (session,) = first.manager.sessions.values()
+            while not (session.made_chunks == 3 + CREDIT and session.settled):
+                await asyncio.sleep(0.02)
+            shutil.copytree(store, tmp_path / "left")  # as a process that is killed leaves it
+        else:
+            await client.drop()
+            await asyncio.to_thread(first.stop)
+        client._url = start(opener, snapshots=str(tmp_path / "left" if killed else store)).url
+        await client.resume()
+        await client.send("text", text="b", last=True)
+        while not sound[-1].last:
+            sound += await heard(client)
+        samples = recording.astype(np.float32) / 32768
+        with open_pool() as pool:
+            said_with = pool.encode_voice(continued=samples, text="yes")
+        wanted = levels([patch for text in texts for patch in said_alone(text, said_with, seed=3)])
+        for media in sound:  # by a killed process some is sent again
+            part = wanted[media.first : media.first + media.count]
+            assert np.array_equal(np.frombuffer(media.payload, "<i2"), part)
+        places = {place for media in sound for place in range(media.first, media.first + media.count)}
+        assert places == set(range(len(wanted)))
+
+    run(test, first)
+
+
+def test_an_answer_to_whom_nobody_comes_back_is_not_saved(start: Starter, tmp_path: Path) -> None:
+    server = start(opener, snapshots=str(tmp_path / "store"), snapshot_every=1)
+    spoken(server.url, input="hallo\nzzzz", response_format="pcm")
+    assert figures(server.url)["seko_serve_snapshots_total result=written"] == 0
+    assert list((tmp_path / "store").iterdir()) == []
 
 
 def test_a_listener_that_leaves_frees_its_row(start: Starter) -> None:

@@ -68,7 +68,7 @@ class SpeechRoutes:
             if field in table
         }  # fmt: skip
         opening = await asyncio.to_thread(speech_opening_of, opened, manifest)
-        session = await self._manager.open(tenant, opening)
+        session = await self._manager.open(tenant, opening, resumable=False)
         parts = self._parts(session, text, file)
         if events:
             return StreamingResponse(_events(parts), media_type="text/event-stream")

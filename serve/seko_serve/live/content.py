@@ -140,10 +140,6 @@ class Content(Protocol):
         """Units of the viewer's clock (video frames or sound samples) per second."""
 
     @property
-    def savable(self) -> bool:
-        """Whether a session can continue from a snapshot of its row in the pool and the result of `state`."""
-
-    @property
     def period_s(self) -> float:
         """Seconds in which the viewer plays one chunk."""
 

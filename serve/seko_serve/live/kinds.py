@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from seko_runtime.errors import ArtifactError
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.video.manifest import VideoManifest
@@ -29,6 +32,15 @@ def content_of(manifest: Served, opening: Opening | SpeechOpening) -> Content:
     if isinstance(manifest, VideoManifest) and isinstance(opening, Opening):
         return VideoContent(manifest, opening)
     raise TypeError(f"a {type(opening).__name__} for a {type(manifest).__name__}")
+
+
+def content_of_state(manifest: Served, state: Mapping[str, Any]) -> Content:
+    """Return the content of a session that continues from a value of `Content.state`, to be passed to `Content.load`;
+    KeyError, TypeError or ValueError if there is no such value.
+    """
+    if isinstance(manifest, SpeechManifest):
+        return SpeechContent(manifest, SpeechOpening())  # its voice and seed are part of the state
+    return VideoContent(manifest, Opening.of_state(state["opening"]))
 
 
 def facts_of(manifest: Served) -> dict[str, object]:

@@ -17,7 +17,7 @@ from seko_serve.live.admission import Admission, Demand
 from seko_serve.live.calibration import calibrate
 from seko_serve.live.content import Content, Opening, SpeechOpening
 from seko_serve.live.device import Device, ServedPool, step_seconds
-from seko_serve.live.kinds import check_served, content_of
+from seko_serve.live.kinds import check_served, content_of, content_of_state
 from seko_serve.live.leases import Leases, NoLeases
 from seko_serve.live.saving import TAKEN, Saving
 from seko_serve.live.session import Capture, LiveSession
@@ -137,7 +137,14 @@ class SessionManager:
         most = self.settings.max_sessions
         return self.device.capacity if most is None else min(most, self.device.capacity)
 
-    async def open(self, tenant: str, opening: Opening | SpeechOpening, queue_token: str = "") -> LiveSession:
+    async def open(
+        self,
+        tenant: str,
+        opening: Opening | SpeechOpening,
+        queue_token: str = "",
+        *,
+        resumable: bool = True,
+    ) -> LiveSession:
         """Open a live session, or queue the request for it.
 
         Parameters
@@ -149,6 +156,8 @@ class SessionManager:
         queue_token : str
             `JOIN` to wait in the queue if the server is full; in later calls the token that came with the first
             refusal, which keeps the place; empty: the request does not wait.
+        resumable : bool
+            Whether a client may come back to the session; otherwise the session is never saved.
 
         Raises
         ------
@@ -156,7 +165,8 @@ class SessionManager:
             If the server is full or stopping, or the runtime refuses the opening.
         """
         self._check_open()
-        session = self._session(new_session(), tenant, content_of(self.device.manifest, opening))
+        content = content_of(self.device.manifest, opening)
+        session = self._session(new_session(), tenant, content, resumable=resumable)
         if queue_token == JOIN:
             queue_token = secrets.token_urlsafe(24)
         place = digest(queue_token) if queue_token else None
@@ -238,7 +248,7 @@ class SessionManager:
         if self.stopping:
             raise ServeError("stopping", "the server is shutting down", retry_after=AGAIN_S)
 
-    def _session(self, name: str, tenant: str, content: Content) -> LiveSession:
+    def _session(self, name: str, tenant: str, content: Content, *, resumable: bool = True) -> LiveSession:
         loop, saving = self._loop, self.saving
         return LiveSession(
             name,
@@ -250,7 +260,7 @@ class SessionManager:
             self.device.metrics,
             snapshot_every=self.settings.snapshot_every,
             save=(lambda session, capture: saving.captured(session, capture, loop))
-            if saving.enabled and content.savable
+            if saving.enabled and resumable
             else None,
         )
 
@@ -304,21 +314,18 @@ class SessionManager:
         """Return a session that continues from a snapshot. The snapshot is read in a thread beside the device's
         thread."""
         saved = self.saving.read(record)
-        opening = Opening.of_state(saved.state["content"]["opening"])
-        session = self._session(record.session, record.tenant, content_of(pool.manifest, opening))
+        content = content_of_state(pool.manifest, saved.state["content"])
+        session = self._session(record.session, record.tenant, content)
         messages = [bytes(message) for message in saved.messages]
         (row,) = saved.row
         session.reopen(pool, saved.state, messages, memoryview(row))
         return session
 
     async def _save(self, session: LiveSession) -> None:
-        """Save a session that makes no further chunks, if it has something to save; after an error the previously saved
-        state stays."""
-        if (
-            not (self.saving.enabled and session.content.savable)
-            or session.end is not None
-            or session.made_chunks == 0
-        ):
+        """Save a session that makes no further chunks, if a client has a resume token for it; after an error the
+        previously saved state stays.
+        """
+        if not session.savable or session.end is not None or not session.tokens.hashes:
             return
 
         def capture(_: ServedPool) -> Capture | None:

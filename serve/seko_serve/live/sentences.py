@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 LONGEST = 400  # letters of a sentence; a longer one is cut at its last pause, or between two words
 # A sentence ends with a mark and a blank behind it, with a mark of scripts that have no blanks, or with its line.
@@ -53,6 +55,14 @@ class Sentences:
         """Forget the text that was not spoken yet."""
         self._whole.clear()
         self._rest = ""
+
+    def state(self) -> dict[str, Any]:
+        """Return the waiting text as a JSON value, for `load`."""
+        return {"whole": list(self._whole), "rest": self._rest}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a value that `state` returned."""
+        self._whole, self._rest = [str(sentence) for sentence in state["whole"]], str(state["rest"])
 
     def _take(self, sentence: str) -> None:
         while len(sentence) > LONGEST:

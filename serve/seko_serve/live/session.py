@@ -79,10 +79,12 @@ class LiveSession:
         Number of chunks from one snapshot to the next; 0: no snapshot is taken while the session runs.
     save : callable, optional
         Function that is called on the device's thread with the session and its `Capture`. It returns at once; a call of
-        `snapshot_done` allows the next snapshot.
+        `snapshot_done` allows the next snapshot. Without the function the session is never saved.
 
     Attributes
     ----------
+    savable : bool
+        Whether the session may be saved.
     viewer : Viewer
         The session's socket, the messages sent to it, and the viewer's clock.
     tokens : ResumeTokens
@@ -106,7 +108,8 @@ class LiveSession:
         self.viewer, self.tokens = Viewer(content.rate, loop), ResumeTokens()
         self._encoder = ChunkEncoder(self.viewer, workers, metrics, self.failed, wake)
         self._wake = wake
-        self._every, self._save = snapshot_every if save is not None else 0, save
+        self.savable, self._save = save is not None, save
+        self._every = snapshot_every if self.savable else 0
         self._unsaved, self._saving = 0, False  # chunks since the last snapshot; whether one is being written
         self._paused = self._held = False
         self._lock = threading.Lock()

@@ -12,9 +12,9 @@ from seko_runtime.speech.local_rows import Patch
 from seko_runtime.speech.manifest import SpeechManifest
 from seko_runtime.speech.pool import SpeechPool
 from seko_runtime.speech.session import SpeechSession
-from seko_runtime.speech.voice import NO_VOICE
+from seko_runtime.speech.voice import NO_VOICE, Voice
 from seko_serve.errors import ServeError
-from seko_serve.live.content import SpeechOpening
+from seko_serve.live.content import SpeechOpening, array_tables, arrays_of
 from seko_serve.live.sentences import Sentences
 from seko_serve.live.track import SoundTrack
 from seko_serve.media import sound
@@ -54,11 +54,6 @@ class SpeechContent:
     def rate(self) -> float:
         """Number of samples per second of the sound."""
         return float(self.manifest.workload.patch.sample_rate)
-
-    @property
-    def savable(self) -> bool:
-        """False: a snapshot cannot contain the waiting text or unfinished patches."""
-        return False
 
     @property
     def period_s(self) -> float:
@@ -143,13 +138,21 @@ class SpeechContent:
         return SpeechPiece(self, None if surplus else result, last=self.starved())
 
     def state(self) -> dict[str, Any]:
-        """Raise an error: a speech session is never saved."""
-        raise ServeError("unsupported", "sessions that speak are not saved")
+        """Return the waiting text and the voice, which a snapshot of the row lacks."""
+        voice = NO_VOICE if self._row is None else self._row.voice
+        latents = {"reference": voice.reference, "continued": voice.continued}
+        return {
+            "text": self._text.state(),
+            "speaking": self._speaking,
+            "voice": array_tables({name: array for name, array in latents.items() if array is not None}),
+            "voice_text": voice.text,
+        }
 
     def load(self, row: SpeechSession, state: Mapping[str, Any]) -> None:
-        """Raise an error: a speech session is never saved."""
-        del row, state
-        self.state()
+        """Continue from a value that `state` returned."""
+        row.voice = Voice(**arrays_of(state["voice"]), text=str(state["voice_text"]))
+        self._text.load(state["text"])
+        self._row, self._speaking = row, bool(state["speaking"])
 
 
 class SpeechPiece:

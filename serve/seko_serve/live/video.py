@@ -95,11 +95,6 @@ class VideoContent:
         return self.opening.fps
 
     @property
-    def savable(self) -> bool:
-        """True: a snapshot can contain the whole state of a video session."""
-        return True
-
-    @property
     def period_s(self) -> float:
         """Seconds in which the viewer plays one chunk."""
         return self._table.chunk_frames / self.opening.fps
