@@ -108,8 +108,8 @@ class ExportBackend:
     capabilities : Capabilities
         The features that the backend's engines support.
     compile_piece : callable or None
-        Function that makes the file of one engine. It must be a module-level function, since worker processes import
-        it. None for the eager backend, which writes no files.
+        Function that makes the file of one engine. The function must be at module level, since worker processes
+        import it. None for the eager backend, which writes no files.
     suffix : str
         Suffix of engine files.
     check : callable

@@ -217,8 +217,8 @@ class VideoBuild(BuildConfig):
 
     @property
     def as_batch(self) -> VideoBuild:
-        """Return the same model without a pool, as one batch with the rows of the largest call, for one rank. Results
-        are recorded with this configuration.
+        """Return the same model without a pool, as one batch with the rows of the largest call, for one rank. The
+        results of a build (goldens) are recorded with this configuration.
         """
         stream = replace(self.workload.stream, batch=self.workload.call_rows)
         return self.changed(ranks=1, pool=None, stream=stream)
