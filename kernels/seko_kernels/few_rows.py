@@ -26,11 +26,6 @@ from seko_kernels.triton.few_rows import few_rows_kernel
 
 FEW_ROWS = 32
 TICKETS = 512
-# Whether launches begin before the one before them has ended. Off: no GPU has shown yet what it gives (ADR 0026).
-EARLY_LAUNCHES = False
-EARLY_ARCH = (9, 0)
-# Kernels that wait for the launch before them themselves: an engine may launch them before that one has ended.
-EARLY_KERNELS = ("few_rows_kernel", "local_attention_kernel", "decode_attention_kernel")
 _PROGRAMS = 132  # multiprocessors of a large GPU
 _CHANNELS, _PRODUCTS = 16, 256  # of a program, and of a turn
 
@@ -61,12 +56,9 @@ class RowTiles(NamedTuple):
     splits: int
     warps: int = 4
     stages: int = 4
-    early: bool = False
 
     @classmethod
-    def of(
-        cls, rows: int, outer: int, inner: int, *, gated: bool, shared: bool, early: bool = False
-    ) -> RowTiles:
+    def of(cls, rows: int, outer: int, inner: int, *, gated: bool, shared: bool) -> RowTiles:
         """Return the tile sizes for `rows` rows, `outer` output channels and sums of `inner` products.
 
         If `shared` is true, several programs share a sum where the launch would otherwise have fewer programs than
@@ -79,7 +71,7 @@ class RowTiles(NamedTuple):
             splits *= 2
         few = programs * splits <= _PROGRAMS and inner >= 2 * splits * 2 * _PRODUCTS
         products = min(_PRODUCTS * (1 + few), max(64, triton.next_power_of_2(inner)))
-        return cls(block, _CHANNELS, products, splits, stages=3 if gated else 4, early=early)
+        return cls(block, _CHANNELS, products, splits, stages=3 if gated else 4)
 
 
 def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Weight) -> tuple[Tensor, Tensor]:
@@ -149,11 +141,6 @@ def linear_added(x: Tensor, weight: Weight, hidden: Tensor, scale: float, ticket
     return _linear(x, weight, tickets, hidden=hidden, branch_scale=scale)
 
 
-def begins_early(device: torch.device) -> bool:
-    """Return whether kernel launches on this GPU may begin before the previous launch has ended."""
-    return EARLY_LAUNCHES and torch.cuda.get_device_capability(device) >= EARLY_ARCH
-
-
 def _is_few(x: Tensor, weight: Weight) -> bool:
     return takes_kernels(x, weight.values) and x.numel() // x.shape[-1] <= FEW_ROWS
 
@@ -212,8 +199,7 @@ def _few_rows_cuda(
     outer = outer // 2 if gated else outer
     rows = x.numel() // inner
     out = torch.empty((*x.shape[:-1], outer), dtype=x.dtype, device=x.device)
-    early = begins_early(x.device)
-    tiles = RowTiles.of(rows, outer, inner, gated=gated, shared=hidden is not None, early=early)
+    tiles = RowTiles.of(rows, outer, inner, gated=gated, shared=hidden is not None)
     launch_few_rows(
         wrap_triton(few_rows_kernel),
         *(x, norm_weight, weight, scale, hidden, out, tickets),
@@ -276,6 +262,5 @@ def launch_few_rows(
         BK=tiles.products,
         SLICES=tiles.warps,
         STAGES=tiles.stages,
-        EARLY=tiles.early,
         num_warps=tiles.warps,
     )

@@ -13,7 +13,7 @@ from torch.library import triton_op, wrap_triton
 from seko_kernels import few_rows_reference as reference
 from seko_kernels.checks import expect, expect_dims
 from seko_kernels.errors import KernelsError
-from seko_kernels.few_rows import TICKETS, begins_early
+from seko_kernels.few_rows import TICKETS
 from seko_kernels.formats import FP4, INT8, NUMBER_FORMATS, NumberFormat
 from seko_kernels.kv_ops import kv_expand, kv_write
 from seko_kernels.ops import FLOAT_DTYPES, takes_kernels
@@ -248,10 +248,7 @@ def _block(size: int) -> int:
 
 @triton_op("seko::local_attention", mutates_args=())
 def _local_attention_cuda(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int) -> Tensor:
-    early = begins_early(qkv.device)
-    return launch_local_attention(
-        wrap_triton(local_attention_kernel), qkv, cos, sin, heads, kv_heads, early=early
-    )
+    return launch_local_attention(wrap_triton(local_attention_kernel), qkv, cos, sin, heads, kv_heads)
 
 
 @triton_op("seko::decode_attention", mutates_args={"k_cache", "v_cache", "tickets"})
@@ -268,8 +265,7 @@ def _decode_attention_cuda(
 ) -> Tensor:
     parts = decode_parts(len(qkv), k_cache.shape[1])
     arguments = (qkv, cos, sin, k_cache, v_cache, starts, positions, write_index, tickets)
-    early = begins_early(qkv.device)
-    return launch_decode_attention(wrap_triton(decode_attention_kernel), *arguments, parts, early=early)
+    return launch_decode_attention(wrap_triton(decode_attention_kernel), *arguments, parts)
 
 
 @triton_op("seko::quantised_decode_attention", mutates_args={"tickets"})
@@ -294,7 +290,6 @@ def _quantised_decode_cuda(
         *arguments,
         parts,
         quantised=quantised,
-        early=begins_early(qkv.device),
     )
 
 
@@ -306,8 +301,6 @@ def launch_local_attention(
     heads: int,
     kv_heads: int,
     warps: int = LOCAL_WARPS,
-    *,
-    early: bool = False,
 ) -> Tensor:
     """Launch `local_attention_kernel`; `kernel` is that kernel, or its wrapper for a torch op."""
     batch, tokens, width = qkv.shape
@@ -326,7 +319,6 @@ def launch_local_attention(
         BT=_block(tokens),
         BH=_block(head_dim // 2),
         BD=_block(head_dim),
-        EARLY=early,
         num_warps=warps,
     )
     return out
@@ -347,8 +339,6 @@ def launch_decode_attention(
     turn: int = DECODE_TURN,
     warps: int = DECODE_WARPS,
     quantised: tuple[NumberFormat, Tensor, Tensor] | None = None,
-    *,
-    early: bool = False,
 ) -> Tensor:
     """Launch `decode_attention_kernel` with each row's positions split into `parts`; `kernel` may be its wrapper
     for an op.
@@ -398,7 +388,6 @@ def launch_decode_attention(
         BN=turn,
         BH=_block(head_dim // 2),
         BD=block,
-        EARLY=early,
         num_warps=warps,
     )
     return out

@@ -188,6 +188,36 @@ MISSED: tuple[Said, ...] = (
         "{:.3f}",
         (("h200", "sp2_s5", "wan-14b, 40 layers, FP4, fp8, resident window, 2 GPUs"),),
     ),
+    (
+        "speech, one row: time of a step; reading its weights once = 1",
+        "{:.2f}",
+        (("h200", "vox_step_vs_floor", "voxcpm2"),),
+    ),
+    (
+        "the same; the step compiled and captured by hand = 1",
+        "{:.2f}",
+        (("h200", "vox_step_vs_compiled", "voxcpm2"),),
+    ),
+    (
+        "the same with fp8 weights; in bf16 = 1",
+        "{:.2f}",
+        (("h200", "vox_fp8_step_vs_bf16", "voxcpm2"),),
+    ),
+    (
+        "speech, 64 rows: time of a step; the captured step = 1",
+        "{:.2f}",
+        (("h200", "vox_b64_vs_captured", "voxcpm2"),),
+    ),
+    (
+        "speech, one row: seconds for a second of sound",
+        "{:.3f}",
+        (("h200", "vox_rtf_b1", "voxcpm2"),),
+    ),
+    (
+        "speech: first sound beside 32 sessions that speak, ms, 99 of 100",
+        "{:.0f}",
+        (("h200", "vox_first_audio_busy_ms", "voxcpm2"),),
+    ),
 )
 MORE_IS_BETTER = {
     "prompts_followed",

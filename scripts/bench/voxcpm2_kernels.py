@@ -90,16 +90,6 @@ class Matrix:
         return f"{self.net} {self.name} {self.rows}"
 
 
-class Early:
-    """A kernel whose launches may begin before the launch before them has ended."""
-
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return partial(self._kernel[grid], launch_pdl=True)
-
-
 NAMES = ("qkv", "o", "gate_up", "down")
 SWEPT = [Matrix(net, name, rows) for net, rows in (("decoder", 22), ("base", 1)) for name in NAMES]
 COMPARED = [Matrix("decoder", name, 44) for name in NAMES] + [Matrix("base", name, 16) for name in NAMES]
@@ -110,7 +100,6 @@ def candidates(matrix: Matrix) -> Iterator[RowTiles]:
     outer, inner = matrix.sizes
     default = RowTiles.of(matrix.rows, outer, inner, gated=matrix.gated, shared=not matrix.normed)
     yield default
-    yield default._replace(early=True)
     splits = (1,) if matrix.normed else (1, 2, 4)
     for channels, products, warps, stages, split in itertools.product(
         (16, 32), (256, 512), (4, 8), (3, 4), splits
@@ -119,7 +108,7 @@ def candidates(matrix: Matrix) -> Iterator[RowTiles]:
         turn = 2 * products * (tiles.rows + channels * (1 + matrix.gated))
         programs = -(-outer // channels) * split
         if turn * stages < SHARED_MEMORY and inner >= products * split and 60 <= programs <= 800:
-            yield tiles._replace(early=True)
+            yield tiles
 
 
 def main() -> None:
@@ -376,7 +365,7 @@ def run_tiles(
     for weight, scale in zip(weights, scales, strict=True):
         out = torch.empty_like(hidden)
         launch_few_rows(
-            Early(few_rows_kernel) if tiles.early else few_rows_kernel,
+            few_rows_kernel,
             *(
                 x,
                 norm if matrix.normed else None,

@@ -18,7 +18,7 @@ from torch._inductor import cpu_vec_isa
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from seko_export.lowering.patches import descriptor_scratch, early_launches, outlined_kernels
+from seko_export.lowering.patches import descriptor_scratch, outlined_kernels
 from seko_export.lowering.patches.patch import applied
 
 ARCHS = (80, 89, 90, 100, 120)
@@ -111,7 +111,7 @@ def package_runner(tmp_path: Path) -> Callable[..., Callable[[list[Tensor]], lis
             # torch's own deprecations, raised by imports inside its exporter; ours are still errors elsewhere.
             warnings.simplefilter("ignore")
             program = torch.export.export(module, args)
-            with applied(descriptor_scratch.PATCH, outlined_kernels.PATCH, early_launches.PATCH):
+            with applied(descriptor_scratch.PATCH, outlined_kernels.PATCH):
                 torch._inductor.aoti_compile_and_package(program, package_path=str(path))
         loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
         return loader.boxed_run  # type: ignore[no-any-return]

@@ -11,8 +11,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from seko_kernels.triton.early import after_previous, ask_for, let_next_begin
-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def few_rows_kernel(  # type: ignore[no-untyped-def]
@@ -41,7 +39,6 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     BK: tl.constexpr,
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Write a linear layer's result ``y = norm(x) @ W.T``, or ``silu(gate) * up`` of its two halves, or ``hidden + y``.
 
@@ -80,9 +77,6 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
         Number of parts of BK, each with a sum of its own: one for each warp.
     STAGES : constexpr
         Number of loop iterations whose loads run at the same time.
-    EARLY : constexpr bool
-        Whether the launch may begin before the previous launch has ended, and meanwhile prefetch its weights; sm_90
-        and later.
     """
     n_tile, split, m_tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = m_tile * BM + tl.arange(0, BM)
@@ -91,17 +85,6 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
     live = m < rows
     first = split * PART
     dtype = X.dtype.element_ty
-    if EARLY:
-        begun = let_next_begin(n_tile)
-        asked = ask_for(W, channel, first, begun, PART, K)
-        if GATED:
-            asked += ask_for(W + N * K, channel, first, begun, PART, K)
-        zero = after_previous(begun)
-        X += zero
-        HIDDEN += zero
-        OUT += zero
-        SUMS += zero
-        TICKETS += zero
     if NEW_TICKETS > 0:  # noqa: SIM102 - Triton leaves out the branch of a constant
         if n_tile + m_tile == 0:
             tl.store(TICKETS + tl.arange(0, NEW_TICKETS), tl.zeros((NEW_TICKETS,), tl.int32))
@@ -132,8 +115,6 @@ def few_rows_kernel(  # type: ignore[no-untyped-def]
         if GATED:
             up_sums = tl.dot(x, tl.permute(up_w.to(dtype), (0, 2, 1)), up_sums, input_precision="ieee")
     y = tl.sum(sums, 0)
-    if EARLY:
-        y += asked  # not in an address: for torch's compiler weights would be written
     if NORM:
         inverse = tl.rsqrt(tl.sum(tl.sum(squares, 2), 0) / K + EPS)[:, None]
         y *= inverse

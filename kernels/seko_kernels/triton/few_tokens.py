@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from seko_kernels.triton.e4m3_scale import e4m3_scale_decode
-from seko_kernels.triton.early import after_previous, let_next_begin
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -78,7 +77,6 @@ def local_attention_kernel(  # type: ignore[no-untyped-def]
     BT: tl.constexpr,
     BH: tl.constexpr,
     BD: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Write the attention of each row's tokens to all tokens of that row; one program for each row and query head.
 
@@ -94,14 +92,8 @@ def local_attention_kernel(  # type: ignore[no-untyped-def]
         Factor of the scores, for a softmax with base 2.
     BT, BH, BD : constexpr
         Powers of two that hold TOKENS, half a head and a head; at least 16.
-    EARLY : constexpr bool
-        Whether the launch may begin before the previous launch has ended; sm_90 and later.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if EARLY:
-        zero = after_previous(let_next_begin(head))
-        QKV += zero
-        OUT += zero
     width: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     half: tl.constexpr = HEAD_DIM // 2
     token, channel = tl.arange(0, BT), tl.arange(0, BD)
@@ -151,7 +143,6 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     BN: tl.constexpr,
     BH: tl.constexpr,
     BD: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Write the attention of one new token a row to the row's cached positions and to the new token.
 
@@ -190,26 +181,8 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     BG, BN, BH, BD : constexpr
         Powers of two, at least 16, that are no smaller than HEADS / KV_HEADS, the positions of a loop iteration, half a
         head, and a head.
-    EARLY : constexpr bool
-        Whether the launch may begin before the previous launch has ended; sm_90 and later.
     """
     row, shared, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    if EARLY:
-        zero = after_previous(let_next_begin(part))
-        QKV += zero
-        COS += zero
-        SIN += zero
-        K_CACHE += zero
-        V_CACHE += zero
-        K_SCALES += zero
-        V_SCALES += zero
-        STARTS += zero
-        POSITIONS += zero
-        WRITE_INDEX += zero
-        OUT += zero
-        SUMS += zero
-        TOPS += zero
-        TICKETS += zero
     group: tl.constexpr = HEADS // KV_HEADS
     width: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
     half: tl.constexpr = HEAD_DIM // 2

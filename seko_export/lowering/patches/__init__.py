@@ -11,7 +11,6 @@ from seko_export.lowering.patches import (
     container_code,
     descriptor_scratch,
     dtype_rules,
-    early_launches,
     int_arrays,
     outlined_kernels,
     precompiled_headers,
@@ -29,7 +28,4 @@ AOTI = (  # patches that apply while a module is compiled to an AOTInductor pack
 CACHE = (  # patches that apply while torch.compile fills the cache that an artifact ships
     precompiled_headers.PATCH,
     saved_environment.PATCH,
-)
-UNMEASURED = (  # patches that no build applies before a GPU has shown what they give
-    early_launches.PATCH,
 )
