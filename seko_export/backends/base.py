@@ -35,7 +35,7 @@ class Capabilities:
     cross_targets : tuple of str
         GPUs for which the backend builds although they are not present.
     unmeasured : bool
-        Whether no engine of this backend has been measured yet. Estimates are then those of other backends' kernels,
+        Whether no engine of this backend has been measured yet. Estimates then use the kernels of other backends,
         and fused layers must be requested.
     fused_kernels : bool
         Whether layers may run in Seko's own Triton kernels.

@@ -335,7 +335,7 @@ class VideoBuild(BuildConfig):
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
-        """The layer groups, the one with the largest ring first."""
+        """The layer groups, beginning with the group that has the largest ring."""
         s = self.workload.stream
         rings = s.layer_rings or (s.ring_frames,)
         return tuple(
