@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seko_export.checkpoints.random import random_weight
 from seko_export.config.model import ModelConfig
-from seko_export.families.wan.keys import BLOCK_MODULES
+from seko_export.families.wan_layout.namings import BLOCK_MODULES
 
 MODULES = (
     "self_attn.q",

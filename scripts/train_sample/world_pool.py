@@ -22,8 +22,7 @@ from scripts.train_sample.world import (
     walk,
 )
 from seko_export.config.stream import StreamConfig
-from seko_export.families.lingbot.condition import TABLE_FRAMES
-from seko_export.families.lingbot.model import MASK_CHANNELS
+from seko_export.families.wan_layout.picture_sizes import MASK_CHANNELS, TABLE_FRAMES
 
 CHUNKS = 6
 # Rows of a picture's own: from the next on, tables of two pictures were measured to be alike by 0.003 and less.

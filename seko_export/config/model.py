@@ -94,6 +94,11 @@ class ModelConfig(ModelIdentity):
         return None
 
     @property
+    def seen_pictures(self) -> int:
+        """Number of pictures whose features the model takes, if it takes any."""
+        return 1
+
+    @property
     def picture_features(self) -> tuple[int, int] | None:
         """Number and width of the picture features that the model takes beside the text; None if the model takes
         none."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Families: folders of this package, each with a `FAMILY` in family.py and `PRESETS` in presets.py; families outside
 # of it are named as in `family_named`. Video comes first: a checkpoint belongs to the first family that recognises it
 # and knows all keys of its layers.
-FAMILIES: tuple[str, ...] = ("wan", "lingbot", "seko_talk")
+FAMILIES: tuple[str, ...] = ("wan", "wan_i2v", "lingbot", "seko_talk")
 SPEECH_FAMILIES: tuple[str, ...] = ("voxcpm2",)
 _HOME = f"{__package__}.{{}}.family:FAMILY"
 

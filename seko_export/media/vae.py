@@ -128,6 +128,14 @@ class Vae(ABC, Generic[C]):
         """
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
 
+    def last_encoder(self, config: C, *, dtype: torch.dtype) -> nn.Module:
+        """Return the module that encodes the latent frame with which a stream ends: grey frames, then a picture.
+
+        The module takes levels [H, W, 3] float32 as `picture_encoder` does, then the caches of the frames before. The
+        module returns latents [C, 1, h, w] float32.
+        """
+        raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")
+
     def encoder_cache_shapes(self, config: C, rows: int, columns: int) -> list[tuple[int, ...]]:
         """Return the shape of each cache of `picture_encoder` and `grey_encoder`, for latents of this size."""
         raise NotImplementedError(f"{type(self).__name__} encodes no frames behind a picture")

@@ -31,7 +31,7 @@ from seko_runtime import open_artifact
 from seko_runtime.executor.resolved import Programs
 from seko_runtime.format.manifest import Manifest
 from seko_runtime.video.artifact import video_artifact
-from seko_runtime.video.contract import PICTURE_CHANNELS, resolve_video
+from seko_runtime.video.contract import PICTURE_CHANNELS, resolve_video, start_pictures
 from seko_runtime.video.manifest import Golden, VideoManifest, VideoWorkload
 
 
@@ -197,7 +197,9 @@ class VideoExport(ExportWorkload[VideoBuild]):
             if workload.text is not None and golden is not None:
                 options["prompt"] = golden.prompt
             if video is not None:
-                options["image"] = np.zeros((video.height, video.width, PICTURE_CHANNELS), np.uint8)
+                count = start_pictures(artifact.manifest)
+                pictures = np.zeros((count, video.height, video.width, PICTURE_CHANNELS), np.uint8)
+                options["image"] = pictures if count > 1 else pictures[0]
             with artifact.open_together(**options) as session:
                 fill = -(-stream.cache_frames // stream.chunk_frames) + 1
                 for number in range(fill):

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seko_export.config.model import ModelConfig
-from seko_export.families.wan.keys import diffusers_config, diffusers_to_wan, wan_to_diffusers
 from seko_export.families.wan.presets import PRESETS
 from seko_export.families.wan_layout.keys import wan_shapes
+from seko_export.families.wan_layout.namings import diffusers_config, diffusers_to_wan, wan_to_diffusers
 
 configs = st.builds(
     lambda heads, head_dim, **dims: ModelConfig(name="any", dim=heads * head_dim, heads=heads, **dims),

@@ -21,8 +21,9 @@ from seko_export.checkpoints.sources import Layout
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError, UsageError
 from seko_export.families.model_files import load_checkpoint, recognise_checkpoint
-from seko_export.families.wan.keys import FORMATS, wan_to_diffusers
+from seko_export.families.wan.keys import FORMATS
 from seko_export.families.wan_layout.keys import PREFIXES, wan_shapes
+from seko_export.families.wan_layout.namings import wan_to_diffusers
 
 Weights = dict[str, torch.Tensor]
 
@@ -64,7 +65,7 @@ def test_diffusers_single_file(
 def test_diffusers_own_save_is_read(tmp_path: Path, model: ModelConfig) -> None:
     from diffusers import WanTransformer3DModel
 
-    from seko_export.families.wan.keys import diffusers_config
+    from seko_export.families.wan_layout.namings import diffusers_config
 
     theirs = WanTransformer3DModel.from_config(diffusers_config(model))
     theirs.save_pretrained(tmp_path / "whole")

@@ -17,8 +17,9 @@ from seko_export.checkpoints.random import random_weight
 from seko_export.config.model import ModelConfig
 from seko_export.errors import MachineError, UsageError
 from seko_export.families.model_files import write_random_checkpoint
-from seko_export.families.wan.keys import FORMATS, diffusers_config, wan_to_diffusers
+from seko_export.families.wan.keys import FORMATS
 from seko_export.families.wan_layout.keys import spread, wan_shapes
+from seko_export.families.wan_layout.namings import diffusers_config, wan_to_diffusers
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_checkpoint.py"
 

@@ -14,9 +14,9 @@ from seko_export.checkpoints import errors
 from seko_export.config.model import ModelConfig
 from seko_export.errors import CheckpointError
 from seko_export.families.model_files import load_checkpoint
-from seko_export.families.wan.keys import wan_to_diffusers
 from seko_export.families.wan.presets import PRESETS
 from seko_export.families.wan_layout.keys import wan_shapes
+from seko_export.families.wan_layout.namings import wan_to_diffusers
 
 Weights = dict[str, torch.Tensor]
 

@@ -22,7 +22,7 @@ Weights = dict[str, torch.Tensor]
     [
         ("vace_blocks.0.proj.weight", "VACE, which is not built"),
         ("blocks.0.face_adapter.weight", "Animate"),
-        ("img_emb.emb_pos", "FLF2V"),
+        ("img_emb.emb_pos", "image-to-video"),
         ("blocks.0.action_model.keyboard_embed.0.weight", "Matrix-Game"),
         ("blocks.0.self_attn.q.lora_A.weight", "--lora"),
     ],

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from seko_export.families.lingbot.condition import TABLE_FRAMES
-from seko_export.families.lingbot.model import MASK_CHANNELS
+from seko_export.families.wan_layout.picture_sizes import MASK_CHANNELS, TABLE_FRAMES
 from seko_export.media.wan_vae.config import WanVaeConfig
 from seko_export.media.wan_vae.modules import VaeEncode
 from seko_runtime.video.contract import PICTURE_CHANNELS

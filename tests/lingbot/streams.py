@@ -11,10 +11,11 @@ from torch import Tensor
 
 from seko_export.config.target import TargetConfig
 from seko_export.config.video import VideoBuild, VideoConfig
-from seko_export.families.lingbot import camera, condition
+from seko_export.families.lingbot import camera
 from seko_export.families.lingbot.family import FAMILY
 from seko_export.families.lingbot.keys import lingbot_shapes
 from seko_export.families.lingbot.presets import PRESETS, TINY
+from seko_export.families.wan_layout import picture_condition as condition
 from tests.truth.naive_lingbot import NaiveLingbot, Window, naive_plucker
 
 PRESET = PRESETS[TINY]

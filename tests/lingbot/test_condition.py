@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from seko_export.families.lingbot.condition import ROWS, TABLE, TABLE_FRAMES, ConditionFrames
+from seko_export.families.wan_layout.picture_condition import ROWS, TABLE, ConditionFrames
+from seko_export.families.wan_layout.picture_sizes import TABLE_FRAMES
 from seko_export.media.wan_vae.modules import VaeEncode
 from tests.export.vae_oracle import SMALL, VaeOracle, stream
 from tests.lingbot.condition_table import condition_table

@@ -11,8 +11,8 @@ from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 from torch import Tensor
 
 from seko_export.families.lingbot import camera
-from seko_export.families.wan.keys import wan_to_diffusers
 from seko_export.families.wan_layout.keys import wan_shapes
+from seko_export.families.wan_layout.namings import wan_to_diffusers
 from tests.lingbot.streams import INPUTS, given_of, lingbot_config, random_checkpoint
 from tests.tolerances import ORACLE, relative_error
 from tests.truth.eager_stream import EagerStream, random_text

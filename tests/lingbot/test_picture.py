@@ -24,9 +24,10 @@ from seko_export.engines.piece import dtype_name
 from seko_export.errors import NumericError
 from seko_export.errors import UsageError as BuildUsageError
 from seko_export.families.base import MediaTensors
-from seko_export.families.lingbot.condition import TABLE_FRAMES, picture_pieces
 from seko_export.families.lingbot.family import FAMILY
 from seko_export.families.registry import graph_of
+from seko_export.families.wan_layout.picture_condition import picture_pieces
+from seko_export.families.wan_layout.picture_sizes import TABLE_FRAMES
 from seko_export.lowering import agree
 from seko_export.media.wan_vae.keys import vae_shapes
 from seko_export.media.wan_vae.modules import VaeEncode, latent_statistics

@@ -15,8 +15,8 @@ from scripts.train_sample.text import PromptTexts
 from scripts.train_sample.train_vae import FrozenVae
 from scripts.train_sample.world import STEP, captions_of
 from scripts.train_sample.world_pool import OWN_ROWS, Walks, draw_walks, picture_rows
-from seko_export.families.lingbot.model import MASK_CHANNELS
 from seko_export.families.model_files import load_checkpoint
+from seko_export.families.wan_layout.picture_sizes import MASK_CHANNELS
 from seko_export.media.wan_vae.modules import VaeEncode, VaeTensors
 from seko_export.options.sample import SAMPLE_FOLDER, read_sample
 from seko_runtime.video.conditioning import KeyboardCamera

@@ -16,8 +16,9 @@ from seko_export.backends.base import Capabilities, ExportBackend
 from seko_export.config.pool import PoolConfig
 from seko_export.config.video import VideoBuild
 from seko_export.families.model_files import write_random_checkpoint
-from seko_export.families.seko_talk import audio, picture
+from seko_export.families.seko_talk import audio
 from seko_export.families.seko_talk.family import FAMILY
+from seko_export.families.wan_layout import picture_branch
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources
 from seko_export.video.recording import golden_text
@@ -105,7 +106,7 @@ def begin(pool: Pool, config: VideoBuild, number: int = 0) -> Session:
     masks = np.zeros((2, s.frame_tokens), np.float32)
     masks[0, ::3] = masks[1, 1::3] = 1
     seen = np.random.default_rng(number).standard_normal((5, 40)).astype(np.float32)
-    given = {audio.MASKS: masks, picture.FEATURES: seen}
+    given = {audio.MASKS: masks, picture_branch.FEATURES: seen}
     text, portrait = golden_text(config.as_batch)[:1].numpy(), random_reference(config, number)[0].numpy()
     return pool.open_session(seed=number, text=text, reference=portrait, inputs=given)
 

@@ -259,3 +259,63 @@ def test_any_first_bytes_are_a_known_format_or_none(head: bytes) -> None:
         *("wav", "flac", "ogg", "aiff", "caf", "au", "mp3", "aac", None),
     }
     assert {picture_format(head), sound_format(head)} <= known
+
+
+def riff(*chunks: tuple[bytes, bytes]) -> bytes:
+    """Return a WebP of these chunks."""
+    body = b"WEBP" + b"".join(kind + struct.pack("<I", len(data)) + data for kind, data in chunks)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def png_with(kind: bytes, data: bytes) -> bytes:
+    """Return a picture of `png_of` with another chunk behind its header."""
+    plain, header = png_of(SIDE, SIDE), 8 + 25
+    chunk = struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return plain[:header] + chunk + plain[header:]
+
+
+def write_gif(path: Path) -> None:
+    """Write two pictures."""
+    with av.open(str(path), "w", format="gif") as container:
+        stream = container.add_stream("gif", rate=1)
+        stream.width = stream.height = SIDE
+        stream.pix_fmt = "rgb8"
+        for shade in (picture(), 255 - picture()):
+            frame = av.VideoFrame.from_ndarray(shade, format="rgb24").reformat(format="rgb8")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+
+
+def write_cmyk(path: Path, form: str) -> None:
+    """Write a picture of four inks."""
+    pillow = pytest.importorskip("PIL.Image")
+    pillow.fromarray(picture()).convert("CMYK").save(path, form)
+
+
+@pytest.mark.parametrize("option", ["--image", "--last-image"])
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda path: path.write_bytes(b""), "is empty: it has 0 bytes"),
+        (lambda path: write_cmyk(path, "JPEG"), "has CMYK colours; convert it to sRGB"),
+        (lambda path: write_cmyk(path, "TIFF"), "has CMYK colours; convert it to sRGB"),
+        (lambda path: path.write_bytes(png_with(b"cICP", bytes([9, 16, 0, 1]))), "has HDR colours"),
+        (lambda path: path.write_bytes(png_with(b"acTL", struct.pack(">II", 2, 0))), "is animated"),
+        (lambda path: path.write_bytes(riff((b"VP8X", bytes([2]) + bytes(9)))), "is animated"),
+        (write_gif, "is animated; give one of its pictures"),
+        (lambda path: path.write_bytes(png_of(1, 1)), "has 1 x 1 pixels, expected at least 8 along each"),
+        (lambda path: path.write_bytes(png_of(10_000, 10_000)), "is no picture of at most 67108864 pixels"),
+    ],
+    ids=["empty", "cmyk-jpeg", "cmyk-tiff", "hdr", "apng", "webp", "gif", "one-pixel", "100-megapixel"],
+)
+def test_pictures_that_are_refused_by_a_sentence(tmp_path: Path, write: Any, said: str, option: str) -> None:
+    path = tmp_path / "first.png"
+    write(path)
+    with pytest.raises(UsageError, match=f"^{option} {path} {said}"):
+        load_image(path, option)
+
+
+def test_a_picture_of_colours_that_only_its_header_names_is_read(tmp_path: Path) -> None:
+    """sRGB by name, and the first picture of a film."""
+    (tmp_path / "a.png").write_bytes(png_with(b"cICP", bytes([1, 13, 0, 1])))
+    assert load_image(tmp_path / "a.png").shape == (SIDE, SIDE, 3)

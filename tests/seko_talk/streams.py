@@ -21,6 +21,7 @@ from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
 from seko_export.families.seko_talk.keys import seko_shapes, spread, to_theirs
 from seko_export.families.seko_talk.presets import PRESETS, TINY
+from seko_export.families.wan_layout import picture_branch
 from seko_export.video.calibration import layer_constants
 from seko_runtime.video.pool import Pool
 from tests.eager_pool import eager_pool
@@ -28,7 +29,9 @@ from tests.truth.eager_stream import EagerStream, known_channels
 from tests.truth.naive_seko_talk import NaiveTalk, Window, by_pass
 
 PRESET = PRESETS[TINY]
-BUFFERS = {name: f"input.{name}" for name in (audio.AUDIO, audio.MASKS, picture.FEATURES, picture.PORTRAIT)}
+BUFFERS = {
+    name: f"input.{name}" for name in (audio.AUDIO, audio.MASKS, picture_branch.FEATURES, picture.PORTRAIT)
+}
 
 
 def talk_config(
@@ -112,7 +115,7 @@ class Reference:
     ) -> None:
         s, model = config.workload.stream, config.model
         steady = FAMILY.golden_inputs(config, None)
-        features, masks = steady.get(picture.FEATURES), steady.get(audio.MASKS)
+        features, masks = steady.get(picture_branch.FEATURES), steady.get(audio.MASKS)
         self.model = NaiveTalk(
             {to_theirs(name): tensor for name, tensor in checkpoint.items()},
             model.heads,

@@ -16,8 +16,9 @@ import torch
 
 from seko_export.build_steps import build_artifact
 from seko_export.families.model_files import load_checkpoint, write_random_checkpoint
-from seko_export.families.seko_talk import audio, picture
+from seko_export.families.seko_talk import audio
 from seko_export.families.seko_talk.family import FAMILY
+from seko_export.families.wan_layout import picture_branch
 from seko_export.media.clip.files import clip_config_of
 from seko_export.media.hubert.files import hubert_config_of
 from seko_export.media.sources import MediaSources
@@ -113,7 +114,7 @@ def test_it_is_built_verified_and_replayed(
             for at, time in enumerate(config.workload.schedule.timesteps):
                 x = x + (sigmas[at + 1] - sigmas[at]) * reference.velocity(at, x, time)[None]
             assert relative_error(torch.from_numpy(one), x) <= STREAM_BAR
-    assert picture.FEATURES in steady
+    assert picture_branch.FEATURES in steady
 
 
 def hears(artifact: OpenArtifact, opening: Mapping[str, Any]) -> list[np.ndarray]:

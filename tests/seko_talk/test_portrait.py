@@ -18,6 +18,7 @@ from seko_export.families.base import MediaTensors
 from seko_export.families.model_files import write_random_checkpoint
 from seko_export.families.seko_talk import audio, picture
 from seko_export.families.seko_talk.family import FAMILY
+from seko_export.families.wan_layout import picture_branch
 from seko_export.media.clip.encoder import ClipFeatures
 from seko_export.media.clip.files import clip_config_of, clip_shapes, load_clip
 from seko_export.options.declaration import BuildOptions
@@ -169,7 +170,7 @@ def test_a_session_sees_the_portrait_that_it_is_given(
             session.set_inputs(inputs)
             return [torch.from_numpy(session.run_chunk({"audio": one}).to_host()) for one in voices]
 
-    wanted = chunks(bare, weights, {picture.FEATURES: seen_by(model, photo).numpy()})
+    wanted = chunks(bare, weights, {picture_branch.FEATURES: seen_by(model, photo).numpy()})
     config, given = seeing(file)
     made = chunks(config, given, {picture.PORTRAIT: photo.numpy()})
     other = chunks(config, given, {picture.PORTRAIT: photograph(1).numpy()})

@@ -49,6 +49,7 @@ class NaiveLingbot:
 
     def __init__(self, weights: Mapping[str, Tensor], heads: int, window: Window, text: Tensor) -> None:
         self.weights, self.heads, self.window = weights, heads, window
+        self.dtype = weights["patch_embedding.weight"].dtype
         self.layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))
         inner = F.gelu(self.linear("text_embedding.0", text), approximate="tanh")
         self.text = self.linear("text_embedding.2", inner)
@@ -79,7 +80,7 @@ class NaiveLingbot:
 
         half = self.weights["time_embedding.0.weight"].shape[1] // 2
         angle = torch.outer(times.double(), 10000.0 ** (-torch.arange(half).double() / half))
-        wave = torch.cat((angle.cos(), angle.sin()), 1).float()
+        wave = torch.cat((angle.cos(), angle.sin()), 1).to(self.dtype)
         e = self.linear("time_embedding.2", F.silu(self.linear("time_embedding.0", wave)))  # [frames, d]
         e0 = self.linear("time_projection.1", F.silu(e)).reshape(frames, 6, d).repeat_interleave(n, 0)
         e = e.repeat_interleave(n, 0)
@@ -88,7 +89,7 @@ class NaiveLingbot:
         seen = torch.tensor(
             [[self.window.sees(one, other) for other in range(frames)] for one in range(frames)]
         )
-        mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
+        mask = torch.zeros(seen.shape, dtype=self.dtype).masked_fill(~seen, -torch.inf)
         mask = mask.repeat_interleave(n, 0).repeat_interleave(n, 1)
         for layer in range(self.layers):
             x = self.block(f"blocks.{layer}", x, e0, camera, turn, mask)
@@ -119,10 +120,16 @@ class NaiveLingbot:
         q = self.normed(f"{at}.cross_attn.q", f"{at}.cross_attn.norm_q", y)
         k = self.normed(f"{at}.cross_attn.k", f"{at}.cross_attn.norm_k", self.text)
         y = attend(q, k, self.split(self.linear(f"{at}.cross_attn.v", self.text)), None)
+        y = y + self.beside_text(at, q)
         x = x + self.linear(f"{at}.cross_attn.o", y)
         y = F.layer_norm(x, (d,), eps=EPS) * (1 + m[4]) + m[3]
         y = F.gelu(self.linear(f"{at}.ffn.0", y), approximate="tanh")
         return x + self.linear(f"{at}.ffn.2", y) * m[5]
+
+    def beside_text(self, at: str, q: Tensor) -> Tensor:
+        """Return what a layer's queries [tokens, H, D] see beside the text, [tokens, d]."""
+        del at
+        return torch.zeros_like(q.flatten(1))
 
     def camera_tokens(self, plucker: Tensor) -> Tensor:
         """Return [tokens, d]: unshuffled by 8, then patches of 2 x 2, then three linear layers."""
@@ -143,7 +150,7 @@ class NaiveLingbot:
             frequency = 10000.0 ** (-torch.arange(pairs).double() / pairs)
             parts.append(torch.outer(place[:, axis], frequency))
         angle = torch.cat(parts, 1)
-        return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)[:, None]
+        return torch.polar(torch.ones_like(angle), angle).to(self.dtype.to_complex())[:, None]
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """Apply a linear layer of the checkpoint."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import StreamConfig
-from seko_export.families.wan.keys import diffusers_to_wan
+from seko_export.families.wan_layout.namings import diffusers_to_wan
 from tests.tolerances import ORACLE, relative_error
 from tests.truth.eager_stream import EagerStream, random_text, small_config
 
@@ -74,8 +74,12 @@ def full_forward(
     text: Tensor,
     *,
     masked: bool,
+    features: Tensor | None = None,
 ) -> Tensor:
-    """Return the velocity [B, C, all frames, h, w] of latents of that shape at times [B, all frames]."""
+    """Return the velocity [B, C, all frames, h, w] of latents of that shape at times [B, all frames].
+
+    ``features`` [B, N, width] are a picture's, for a model that takes them.
+    """
     frames, n = latents.shape[2], stream.frame_tokens
     mask = None
     if masked:
@@ -86,7 +90,7 @@ def full_forward(
     for block in oracle.blocks:
         block.attn1.processor.mask = mask
     with torch.no_grad():
-        return oracle(latents, times.repeat_interleave(n, 1), text, return_dict=False)[0]
+        return oracle(latents, times.repeat_interleave(n, 1), text, features, return_dict=False)[0]
 
 
 @pytest.mark.parametrize(

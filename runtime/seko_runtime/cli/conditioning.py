@@ -4,7 +4,7 @@ loaded."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,16 @@ from seko_runtime.media_files.pictures import load_image
 from seko_runtime.opening.checked_artifact import read_file
 from seko_runtime.video.clocks import checked_seeds
 from seko_runtime.video.conditioning import per_row
-from seko_runtime.video.conditioning.pictures import fit_reference, fit_start_picture
-from seko_runtime.video.contract import IMAGE, PICTURE_LEVELS, TEXT_BUFFER, picture_input, text_vocabulary
+from seko_runtime.video.conditioning.pictures import fit_reference, fit_start_pictures
+from seko_runtime.video.conditioning.squashed import squashed_pictures
+from seko_runtime.video.contract import (
+    IMAGE,
+    LAST_FRAME_KIND,
+    PICTURE_LEVELS,
+    TEXT_BUFFER,
+    picture_input,
+    text_vocabulary,
+)
 from seko_runtime.video.manifest import Stream, VideoManifest
 from seko_runtime.video.reference_frames import check_reference
 from seko_runtime.video.schedule import rescheduled
@@ -63,6 +71,7 @@ class Conditioning:
     text: NDArray[np.float32] | None
     image: NDArray[Any] | None
     reference: NDArray[Any] | None
+    last_image: NDArray[Any] | None = None
 
 
 def read_conditioning(options: argparse.Namespace) -> Conditioning:
@@ -80,6 +89,7 @@ def read_conditioning(options: argparse.Namespace) -> Conditioning:
         None if options.text is None else _load_text(Path(options.text)),
         None if options.image is None else load_image(options.image),
         None if options.reference is None else load_reference(options.reference),
+        None if options.last_image is None else load_image(options.last_image, "--last-image"),
     )
 
 
@@ -113,18 +123,58 @@ def fit_conditioning(
                 f"--text {options.text} is {conditioning.text.shape}, this artifact takes {expected_shape}"
             )
     image, reference = conditioning.image, conditioning.reference
+    if conditioning.last_image is not None and image is None:
+        raise UsageError(f"--last-image {options.last_image} belongs to --image: give the first picture, too")
     if image is not None:
-        image, done = fit_start_picture(manifest, image, f"--image {options.image}")
-        _note_fit("image", options.image, done)
-        takes_levels = picture_input(manifest) is not None
-        shape = shapes[PICTURE_LEVELS if takes_levels else IMAGE]
-        per_row(image, shape, image.dtype.type, f"--image {options.image}", rows)
+        image = _fit_image(image, conditioning.last_image, options, manifest)
     if reference is not None:
         if reference.dtype == np.uint8 and IMAGE in shapes:
             reference, done = fit_reference(manifest, reference, f"--reference {options.reference}")
             _note_fit("reference", options.reference, done)
         check_reference(manifest, reference, rows)
     return Conditioning(conditioning.prompts, conditioning.text, image, reference)
+
+
+def start_inputs(
+    asked: Conditioning,
+    options: argparse.Namespace,
+    manifest: VideoManifest,
+    files: Mapping[str, NDArray[Any]],
+) -> dict[str, NDArray[Any]]:
+    """Return the inputs that follow from the pictures of ``--image`` and ``--last-image`` in their own sizes: the image
+    encoder's pictures, and the latent frame of the last picture, which is the last frame of the run.
+
+    Inputs that ``files`` has are left out. ``options.chunks`` is the number of chunks.
+    """
+    if asked.image is None:
+        return {}
+    pictures = [asked.image, *([] if asked.last_image is None else [asked.last_image])]
+    inputs: dict[str, Any] = {**squashed_pictures(manifest, pictures)}
+    frame = options.chunks * manifest.workload.stream.chunk_frames - 1
+    inputs |= {
+        spec.name: np.array([frame], np.int64)
+        for spec in manifest.caller_inputs
+        if spec.kind == LAST_FRAME_KIND
+    }
+    return {name: array for name, array in inputs.items() if name not in files}
+
+
+def _fit_image(
+    image: NDArray[Any], last: NDArray[Any] | None, options: argparse.Namespace, manifest: VideoManifest
+) -> NDArray[Any]:
+    """Return the pictures of ``--image`` and ``--last-image`` as a session takes them."""
+    files = [("image", options.image), *([] if last is None else [("last-image", options.last_image)])]
+    names = [f"--{option} {file}" for option, file in files]
+    fitted, done = fit_start_pictures(manifest, [image, *([] if last is None else [last])], names)
+    for (option, file), words in zip(files, done, strict=True):
+        _note_fit(option, file, words)
+    takes_levels = picture_input(manifest) is not None
+    shapes = {buffer.name: buffer.shape for buffer in manifest.buffers}
+    shape = shapes[PICTURE_LEVELS if takes_levels else IMAGE]
+    if len(files) > 1:
+        shape = (len(files), *shape)
+    per_row(fitted, shape, fitted.dtype.type, names[0], range(manifest.call_rows))
+    return fitted
 
 
 def _note_fit(name: str, path: Path, done: str) -> None:

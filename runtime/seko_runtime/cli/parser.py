@@ -145,6 +145,13 @@ OPTIONS = (
         help="start with a picture, or the portrait that speaks: .npy uint8; with PyAV also .png",
     ),
     _option(
+        "--last-image",
+        group=MEDIA,
+        type=Path,
+        metavar="FILE",
+        help="with --image, for models that take one: the picture with which the last chunk ends",
+    ),
+    _option(
         "--reference",
         group=MEDIA,
         type=Path,

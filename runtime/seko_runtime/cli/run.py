@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 
 from seko_runtime.cli.audio import as_portrait, fit_audio, mask_inputs, read_audio, read_masks
 from seko_runtime.cli.camera import camera_inputs
-from seko_runtime.cli.conditioning import Conditioning, PromptAt, fit_conditioning, read_conditioning
+from seko_runtime.cli.conditioning import (
+    Conditioning,
+    PromptAt,
+    fit_conditioning,
+    read_conditioning,
+    start_inputs,
+)
 from seko_runtime.cli.input_files import RunInputs, fit_inputs, read_inputs
 from seko_runtime.cli.output import Report, note, stdout_for_video
 from seko_runtime.cli.parser import VIDEO_OPTIONS, others_than
@@ -59,6 +65,7 @@ def run(options: argparse.Namespace) -> Report:
     arrays |= mask_inputs(masks, manifest, arrays)
     arrays |= camera_inputs(options, manifest, arrays)
     conditioning = fit_conditioning(asked, options, manifest)
+    arrays |= start_inputs(asked, options, manifest, arrays)
     arrays_with_portrait: Any = with_portrait(manifest, arrays, conditioning.reference)
     inputs = fit_inputs(arrays_with_portrait, options, manifest, voices)
     if not streams:
@@ -278,7 +285,18 @@ def _not_compared(options: argparse.Namespace, artifact: VideoArtifact, seeds: S
         return "another prompt or seed"
     others = [
         name
-        for name in ("audio", "mask", "steps", "shift", "image", "reference", "input", "keys", "poses")
+        for name in (
+            "audio",
+            "mask",
+            "steps",
+            "shift",
+            "image",
+            "last_image",
+            "reference",
+            "input",
+            "keys",
+            "poses",
+        )
         if getattr(options, name) is not None
     ]
     return f"--{others[0]} was given" if others else ""

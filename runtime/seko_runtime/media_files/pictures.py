@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,28 +18,82 @@ from seko_runtime.media_files.containers import (
     read_head,
 )
 
+MIN_SIDE = 8  # pixels of one latent cell
+_CHANNELS = 3
+_HDR_CURVES = (16, 18)  # FFmpeg's numbers of the transfer curves PQ and HLG
+_HEAD_BYTES = 1 << 16  # in which a PNG says that it is animated
+_FILMS = ("mov", "matroska")  # formats whose first picture is taken
+
 
 def load_image(path: Path, option: str = "--image") -> NDArray[np.uint8]:
-    """Read a picture, uint8 [H, W, 3]: an array file, or the first picture of a file of a known format.
+    """Read a picture, uint8 [H, W, 3]: an array file, a picture of a known format, or the first picture of a film.
 
     Raises
     ------
     UsageError
-        If the file is not a picture, or the picture has more than `MAX_PIXELS` pixels.
+        If the file is no picture, has CMYK or HDR colours or is animated, or if the picture has more than `MAX_PIXELS`
+        pixels or a side below `MIN_SIDE`.
     VideoWriterError
         If reading the file needs PyAV, and PyAV is not installed.
     """
-    if path.suffix == ".npy":
-        return load_pictures(path, option)
     what = f"{option} {path}"
-    form = picture_format(read_head(path, what))
+    picture = load_pictures(path, option) if path.suffix == ".npy" else _decoded(path, option, what)
+    rows, columns = picture.shape[-3:-1]
+    if min(rows, columns) < MIN_SIDE:
+        raise UsageError(
+            f"{what} has {columns} x {rows} pixels, expected at least {MIN_SIDE} along each side"
+        )
+    return picture
+
+
+def _decoded(path: Path, option: str, what: str) -> NDArray[np.uint8]:
+    head = read_head(path, what)
+    if not head:
+        raise UsageError(f"{what} is empty: it has 0 bytes")
+    form = picture_format(head)
     if form is None:
         raise UsageError(
             f"{what} is no picture: its first bytes are of none of {PICTURE_FORMATS}; convert it, or give a .npy"
         )
+    if form not in _FILMS and _says_animated(path, form):
+        raise UsageError(_animated(what))
     no_picture = f"{what} is no picture of at most {MAX_PIXELS} pixels"
     with opened(path, form, no_picture, f"{option} takes a .npy without it, or pip install av") as container:
         if not container.streams.video:
             raise UsageError(f"{what} holds no picture")
-        picture: NDArray[np.uint8] = next(container.decode(video=0)).to_ndarray(format="rgb24")
+        if form not in _FILMS and container.streams.video[0].frames > 1:
+            raise UsageError(_animated(what))
+        frame = next(container.decode(video=0))
+        if colours := _odd_colours(frame, form):
+            raise UsageError(f"{what} has {colours} colours; convert it to sRGB")
+        picture: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
     return picture
+
+
+def _animated(what: str) -> str:
+    return f"{what} is animated; give one of its pictures"
+
+
+def _says_animated(path: Path, form: str) -> bool:
+    """Return whether the header of a PNG or WebP says that further pictures follow, which FFmpeg does not tell."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if form == "webp_pipe":
+        return head[12:16] == b"VP8X" and bool(head[20:21] and head[20] & 2)
+    return form == "png_pipe" and b"acTL" in head.partition(b"IDAT")[0]
+
+
+def _odd_colours(frame: Any, form: str) -> str:
+    """Return the name of a decoded picture's colours if they are not red, green and blue of a screen; otherwise
+    ``""``."""
+    pixels = frame.format
+    # FFmpeg's own conversion of CMYK knows no inks: JPEGs have four channels, TIFFs a channel without meaning.
+    if (form == "jpeg_pipe" and len(pixels.components) > _CHANNELS) or (
+        form == "tiff_pipe" and pixels.name == "rgb0"
+    ):
+        return "CMYK"
+    if frame.color_trc in _HDR_CURVES or pixels.name.startswith(
+        ("gbrpf", "gbrapf", "grayf", "rgbf", "rgbaf")
+    ):
+        return "HDR"
+    return ""

@@ -24,8 +24,12 @@ _OF_ONE_PICTURE = (
     "picture.",
 )  # prefix of the names of buffers that the program `condition` uses, for one row at a time
 PICTURE_LEVELS = "picture.levels"  # start picture
+LAST_PICTURE_LEVELS = "picture.last_levels"  # picture that a stream ends with, for models that take one
 PICTURE_CONDITION = "picture.condition"  # result of the program `condition`
 _PICTURE_KINDS = ("picture_condition",)  # kinds of the input per session that takes the result
+LAST_FRAME_KIND = (
+    "last_frame"  # kind of the input that numbers the latent frame of the last picture; 0 for none
+)
 REFERENCE_LATENTS = "reference.latents"
 PICTURE_AXIS = 2  # axis of pixel rows in a buffer of video frames, along which ranks may share it
 DECODE_LATENTS, VIDEO_FIRST, VIDEO = "decode.latents", "video.first", "video"
@@ -345,6 +349,12 @@ def picture_input(manifest: VideoManifest) -> InputSpec | None:
     return pictures[0]
 
 
+def start_pictures(manifest: VideoManifest) -> int:
+    """Return the number of pictures of ``image`` with which a session of this artifact begins: 2 for a model that takes
+    a last picture, too."""
+    return 1 + any(buffer.name == LAST_PICTURE_LEVELS for buffer in manifest.buffers)
+
+
 def made_of(manifest: VideoManifest, image: object) -> str:
     """Return the name of the input that is computed from the start picture; empty if the model has no such input, or no
     picture was passed."""
@@ -358,7 +368,8 @@ def _check_condition(manifest: VideoManifest, buffers: Mapping[str, Buffer]) -> 
         return
     image = buffers.get(PICTURE_LEVELS)
     height, width = (*image.shape, 0, 0)[:2] if image is not None else (0, 0)
-    _expect(buffers, PICTURE_LEVELS, "session", (height, width, PICTURE_CHANNELS), "float32")
+    for name in (PICTURE_LEVELS, *({LAST_PICTURE_LEVELS} & set(buffers))):
+        _expect(buffers, name, "session", (height, width, PICTURE_CHANNELS), "float32")
     _expect(buffers, PICTURE_CONDITION, "session", spec.shape, spec.dtype)
 
 

@@ -13,7 +13,7 @@ Weights = Callable[[int, int], NDArray[np.float32]]
 
 
 def fit_pictures(
-    pictures: NDArray[np.uint8], height: int, width: int, *, bicubic: bool = False, stretch: int = 0
+    pictures: NDArray[np.uint8], height: int, width: int, *, bicubic: bool = False, stretch: float = 0
 ) -> tuple[NDArray[np.uint8], str]:
     """Return pictures in the requested size as uint8, and a description of crop and resize.
 
@@ -33,7 +33,7 @@ def fit_pictures(
 
 
 def fit_levels(
-    pictures: NDArray[Any], height: int, width: int, *, bicubic: bool = False, stretch: int = 0
+    pictures: NDArray[Any], height: int, width: int, *, bicubic: bool = False, stretch: float = 0
 ) -> tuple[NDArray[Any], str]:
     """Return pictures in the requested size, and a description of crop and resize.
 
@@ -46,7 +46,7 @@ def fit_levels(
     bicubic : bool
         Whether to resize by cubic convolution over four pixels, as torch's ``interpolate`` does, instead of by a
         triangle filter over all pixels. Some models were trained on start pictures that were resized this way.
-    stretch : int
+    stretch : float
         If the crop, scaled to the result, would cut off fewer pixels than this, the picture is stretched instead of
         cropped.
 

@@ -24,6 +24,7 @@ from seko_runtime.sessions.rows import LocalRows, check_room
 from seko_runtime.video.chunk import Chunk, Readable, SessionStats
 from seko_runtime.video.clocks import RowClocks, checked_seeds
 from seko_runtime.video.conditioning import ConditioningFrames
+from seko_runtime.video.conditioning.squashed import with_squashed
 from seko_runtime.video.contract import made_of, resolve_video
 from seko_runtime.video.decoding import Decoder
 from seko_runtime.video.device import VideoDevice
@@ -212,6 +213,7 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         beginning.check()
         image = beginning.image
         inputs = with_portrait(self.manifest, beginning.inputs, beginning.reference)
+        inputs = with_squashed(self.manifest, inputs, image)
         self.device()
         self.inputs.check_opening(inputs, made_of(self.manifest, image))
         self._write_inputs(rows, inputs, rerun=False)
@@ -316,6 +318,8 @@ class LocalVideoRows(LocalRows[VideoManifest, VideoDevice]):
         if reference is not None:
             self._set_reference([row], reference)
             device.set_inputs([row], with_portrait(self.manifest, None, reference), rerun=True)
+        if image is not None:
+            device.set_inputs([row], with_squashed(self.manifest, None, image), rerun=True)
         with self.memory.ordered():
             device.clear_cache(row)
         self._restart(row)

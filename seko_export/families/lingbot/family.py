@@ -12,15 +12,16 @@ from seko_export.checkpoints.key_table import KeyTable
 from seko_export.checkpoints.sources import OpenedFiles
 from seko_export.config.video import VideoBuild
 from seko_export.families.base import ModelGraph
-from seko_export.families.layers.choice import SESSION, ChunkModule, LayerChoice
+from seko_export.families.layers.choice import ChunkModule, LayerChoice
 from seko_export.families.layers.rank_split import rank_tokens
-from seko_export.families.lingbot import camera, condition
+from seko_export.families.lingbot import camera
 from seko_export.families.lingbot.keys import KEYS, lingbot_model
-from seko_export.families.lingbot.model import MASK_CHANNELS, NO_CAMERA, PER_CHUNK
+from seko_export.families.lingbot.model import NO_CAMERA, PER_CHUNK
 from seko_export.families.lingbot.presets import PRESETS
 from seko_export.families.lingbot.recognise import recognise
 from seko_export.families.recognition import Recognised
 from seko_export.families.video import Preset
+from seko_export.families.wan_layout import picture_condition as condition
 from seko_export.families.wan_layout.family import WanLayoutFamily
 from seko_runtime.format.manifest import InputSpec
 
@@ -57,17 +58,7 @@ class LingbotFamily(WanLayoutFamily):
 
     def graph(self, config: VideoBuild) -> ModelGraph:
         """Return the engines, programs, buffers and inputs of a lingbot-world build."""
-        graph = super().graph(config)
-        vae = config.workload.vae
-        if vae is None or not vae.encodes_on:
-            return graph
-        picture = condition.picture_pieces(config, vae)
-        return ModelGraph(
-            {**graph.pieces, **{piece.name: piece for piece in picture}},
-            {**graph.programs, "condition": condition.picture_program(picture)},
-            graph.buffers + condition.picture_buffers(config, vae),
-            graph.inputs,
-        )
+        return condition.with_picture_program(super().graph(config), config)
 
     def golden_inputs(self, config: VideoBuild, chunk: int | None) -> Mapping[str, Tensor]:
         """Return the inputs of the golden (the recorded chunks): a random condition for the session, and for each chunk
@@ -75,17 +66,7 @@ class LingbotFamily(WanLayoutFamily):
         model, s = lingbot_model(config.model), config.workload.stream
         generator = torch.Generator().manual_seed(7 if chunk is None else 1000 + chunk)
         if chunk is None:
-            table = torch.randn(
-                s.batch,
-                model.condition_channels,
-                condition.TABLE_FRAMES,
-                s.latent_height,
-                s.latent_width,
-                generator=generator,
-            )
-            table[:, :MASK_CHANNELS] = 0
-            table[:, :MASK_CHANNELS, 0] = 1
-            return {condition.TABLE: table}
+            return {condition.TABLE: condition.golden_table(config, generator)}
         if model.camera == NO_CAMERA:
             return {}
         turn = 0.2 * torch.randn(s.batch, s.chunk_frames, 3, generator=generator)
@@ -98,23 +79,13 @@ def layer_choice(config: VideoBuild) -> LayerChoice:
     """Return the additions of lingbot-world to the shared transformer layers: the picture's condition, and the camera
     unless the build has none."""
     model, s, dtype = lingbot_model(config.model), config.workload.stream, config.target.dtype
-    latent = (s.latent_height, s.latent_width)
-    table = InputSpec(
-        condition.TABLE,
-        (model.condition_channels, condition.TABLE_FRAMES, *latent),
-        "float32",
-        "input.condition",
-        per=SESSION,
-        kind="picture_condition",
-    )
-    rows = {condition.ROWS: ((model.condition_channels, s.chunk_frames, *latent), torch.float32)}
-    picture = ChunkModule(
-        "condition", condition.ConditionFrames, (condition.TABLE,), lambda _: rows, numbered=True
-    )
+    picture_inputs, picture = condition.picture_inputs(config)
     if model.camera == NO_CAMERA:
-        return LayerChoice((table,), condition.ConditionedEmbed, (condition.ROWS,), chunk_modules=(picture,))
+        return LayerChoice(
+            picture_inputs, condition.ConditionedEmbed, (condition.ROWS,), chunk_modules=(picture,)
+        )
     inputs = (
-        table,
+        *picture_inputs,
         InputSpec(
             camera.POSES, (s.chunk_frames, 3, 4), "float32", "input.camera", "chunk", kind="camera_poses"
         ),

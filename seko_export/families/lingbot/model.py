@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from seko_export.config.model import ModelConfig
 from seko_export.errors import UsageError
+from seko_export.families.wan_layout.picture_sizes import check_condition
 
 CONTROLS = {"cam": 6, "act": 7}
 """``control_type`` of a config.json: numbers of a pixel's control, origin and direction of its ray. Of ``act``: the
@@ -14,7 +15,6 @@ width of three numbers of the ray and four of keys, 64 channels each.
 CELL = 8  # side of a latent cell in pixels; the 64 pixels of a cell become channels
 # pixels of a token, which is also the number of values of a token for each control channel
 TOKEN_PIXELS = (2 * CELL) ** 2
-MASK_CHANNELS = 4  # channels of the mask, in front of the picture's latents in the condition
 PER_CHUNK, PER_PASS, NO_CAMERA = "chunk", "pass", "none"
 CAMERAS = (PER_CHUNK, PER_PASS, NO_CAMERA)
 
@@ -53,18 +53,9 @@ class LingbotModel(ModelConfig):
                 f"the model's control has {self.control_channels} channels ({kind}), expected {CONTROLS['cam']} (cam): "
                 "take the checkpoint that a camera steers"
             )
-        if self.condition_channels != MASK_CHANNELS + self.out_channels:
-            raise UsageError(
-                f"in_channels {self.in_channels} beside out_channels {self.out_channels}: expected "
-                f"{2 * self.out_channels + MASK_CHANNELS}, latents, a mask of {MASK_CHANNELS} and a picture's latents"
-            )
+        check_condition(self)
         if self.camera not in CAMERAS:
             raise UsageError(f"camera is {self.camera!r}, expected one of {', '.join(CAMERAS)}")
-
-    @property
-    def condition_channels(self) -> int:
-        """Number of condition channels beside the latents: a mask, and latents of the first picture."""
-        return self.in_channels - self.out_channels
 
     @property
     def control_width(self) -> int:

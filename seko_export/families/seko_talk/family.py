@@ -15,7 +15,7 @@ from seko_export.config.schedule import Schedule
 from seko_export.config.video import VideoBuild
 from seko_export.engines.weight_source import WeightSource
 from seko_export.errors import UsageError
-from seko_export.families.layers.choice import PROMPT, SESSION, ChunkModule, LayerChoice, PromptModule
+from seko_export.families.layers.choice import SESSION, ChunkModule, LayerChoice, PromptModule
 from seko_export.families.layers.rank_split import rank_tokens
 from seko_export.families.recognition import Recognised
 from seko_export.families.seko_talk import audio, picture
@@ -24,22 +24,16 @@ from seko_export.families.seko_talk.presets import PRESETS
 from seko_export.families.seko_talk.recognise import recognise
 from seko_export.families.seko_talk.run_config import read_run_config
 from seko_export.families.video import Preset
+from seko_export.families.wan_layout import picture_branch
 from seko_export.families.wan_layout.family import WanLayoutFamily
-from seko_export.media.pieces import AUDIO_ENCODER, IMAGE_ENCODER
+from seko_export.media.pieces import AUDIO_ENCODER
 from seko_runtime.format.manifest import InputSpec
 from seko_runtime.video.conditioning.voice import FEATURES, NORMALISED, PLAIN, WINDOW
 from seko_runtime.video.contract import PICTURE_CHANNELS
-from seko_runtime.video.reference_frames import PORTRAIT
 from seko_runtime.video.schedule import OF_TIMES
 
-_PICTURE, _IN_LAYER = "img_emb", "picture"  # names of prompt modules, with which their weights' names begin
 # Replacements from the artifact's names of weights, which contain the module, to the checkpoint's names.
-_NAMES = {
-    f".{_IN_LAYER}.k.": ".cross_attn.k_img.",
-    f".{_IN_LAYER}.v.": ".cross_attn.v_img.",
-    f".{_IN_LAYER}.norm_k.": ".cross_attn.norm_k_img.",
-    ".tail.": f".{IN_LAYER}.",
-}
+_NAMES = {**picture_branch.MODULE_NAMES, ".tail.": f".{IN_LAYER}."}
 
 
 class SekoTalkFamily(WanLayoutFamily):
@@ -93,7 +87,7 @@ class SekoTalkFamily(WanLayoutFamily):
             inputs[picture.PORTRAIT] = torch.randint(256, portraits, generator=generator, dtype=torch.uint8)
         elif model.image_dim:
             features = (s.batch, model.image_tokens, model.image_dim)
-            inputs[picture.FEATURES] = torch.randn(features, generator=generator)
+            inputs[picture_branch.FEATURES] = torch.randn(features, generator=generator)
         if model.speakers > 1:
             places = torch.randint(model.speakers, (s.batch, 1, s.frame_tokens), generator=generator)
             inputs[audio.MASKS] = (places == torch.arange(model.speakers)[:, None]).float()
@@ -155,30 +149,8 @@ def layer_choice(config: VideoBuild) -> LayerChoice:
     )
     beside: tuple[PromptModule, ...] = ()
     if model.image_dim:
-        shape: tuple[int, ...] = (model.image_tokens, model.image_dim)
-        name, kind, held_as = picture.FEATURES, "picture_features", "float32"
-        looks: tuple[PromptModule, ...] = ()
-        if config.workload.image is not None:
-            features_of = {picture.SEEN: (shape, dtype)}
-            looks = (
-                PromptModule(
-                    IMAGE_ENCODER, picture.PictureFeatures, (picture.PORTRAIT,), lambda _: features_of
-                ),
-            )
-            name, kind, held_as = picture.PORTRAIT, PORTRAIT, "uint8"
-            shape = (s.height, s.width, PICTURE_CHANNELS)
-        inputs.append(InputSpec(name, shape, held_as, f"input.{name}", per=PROMPT, kind=kind))
-        tokens_kept = {picture.TOKENS: ((model.image_tokens, model.dim), dtype)}
-        keys_and_values = dict.fromkeys((picture.KEYS, picture.VALUES), ((model.image_tokens, *heads), dtype))
-        beside = (
-            *looks,
-            PromptModule(
-                _PICTURE, picture.PictureTokens, (picture.SEEN if looks else name,), lambda _: tokens_kept
-            ),
-            PromptModule(
-                _IN_LAYER, picture.PictureKv, (picture.TOKENS,), lambda _: keys_and_values, per_layer=True
-            ),
-        )
+        seen, beside = picture_branch.picture_branch(config, picture.portrait_branch(config))
+        inputs.append(seen)
     return LayerChoice(
         tuple(inputs),
         picture.ReferenceEmbed,
@@ -186,7 +158,7 @@ def layer_choice(config: VideoBuild) -> LayerChoice:
         tail_inputs=(audio.KEYS, audio.VALUES, audio.GATE, audio.TIMES),
         chunk_modules=modules,
         prompt_modules=beside,
-        beside_text=(picture.KEYS, picture.VALUES) if beside else (),
+        beside_text=(picture_branch.KEYS, picture_branch.VALUES) if beside else (),
         pass_tables={audio.TIMES: ((3, model.dim), dtype)},
     )
 

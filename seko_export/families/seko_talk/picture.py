@@ -1,12 +1,6 @@
-"""The modules of the portrait: the reference frame before the stream, and its CLIP features beside the text.
-
-The CLIP features are an input that the caller supplies. In a build with an image encoder they are computed from the
-portrait once per prompt.
-"""
+"""The embedding of the portrait as the reference frame before the stream, and the portrait as an input."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +8,23 @@ from torch import Tensor, nn
 from seko_export.config.model import ModelConfig
 from seko_export.config.stream import PATCH, StreamConfig
 from seko_export.config.video import VideoBuild
-from seko_export.families.layers.causal_dit import Embed, PromptKv
+from seko_export.families.layers.causal_dit import Embed
+from seko_export.families.layers.choice import PROMPT
 from seko_export.families.seko_talk.keys import talk_model
-from seko_export.media.clip.encoder import ClipFeatures
+from seko_export.families.wan_layout.picture_branch import PictureBranch, PictureFeatures
+from seko_runtime.format.manifest import InputSpec
+from seko_runtime.video.contract import PICTURE_CHANNELS
+from seko_runtime.video.reference_frames import PORTRAIT as PORTRAIT_KIND
 
-# names of the caller's inputs: CLIP's features, or the picture itself
-FEATURES, PORTRAIT = "picture", "portrait"
-SEEN = "picture_seen"  # features of the caller's portrait, if the build has the image encoder
-TOKENS, KEYS, VALUES = "picture_tokens", "picture_k", "picture_v"
+PORTRAIT = "portrait"  # name of the caller's input
+
+
+def portrait_branch(config: VideoBuild) -> PictureBranch:
+    """Return the picture branch, whose image encoder takes the portrait [H, W, 3] uint8."""
+    s, model = config.workload.stream, talk_model(config.model)
+    shape = (s.height, s.width, PICTURE_CHANNELS)
+    portrait = InputSpec(PORTRAIT, shape, "uint8", f"input.{PORTRAIT}", per=PROMPT, kind=PORTRAIT_KIND)
+    return PictureBranch(model.image_eps, portrait, lambda config: PictureFeatures(config, PORTRAIT))
 
 
 class ReferenceEmbed(Embed):
@@ -55,59 +58,3 @@ class ReferenceEmbed(Embed):
         pass for all others, including reference frames."""
         usual = super().times(timestep, frames, conditioning_frames, context_timestep)
         return torch.where(frames < 0, timestep, usual)
-
-
-class PictureFeatures(ClipFeatures):
-    """The module that encodes the portrait to CLIP's features."""
-
-    groups = ("given",)
-
-    def __init__(self, config: VideoBuild) -> None:
-        if config.workload.image is None:
-            raise TypeError("a build without an image encoder has no such engine")
-        super().__init__(config.workload.image, config.target.dtype)
-
-    def forward(self, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
-        """Return features [..., N, image_dim] of ``portrait`` [..., H, W, 3] uint8; in a pool there is no row
-        axis."""
-        portraits = given[PORTRAIT]
-        features: Tensor = super().forward(portraits.reshape(-1, *portraits.shape[-3:]))
-        return features.reshape(*portraits.shape[:-3], *features.shape[1:])
-
-
-class PictureTokens(nn.Module):
-    """The module that projects CLIP's features to tokens of the model's width."""
-
-    groups = ("given",)
-
-    def __init__(self, config: VideoBuild) -> None:
-        super().__init__()
-        model, dtype = talk_model(config.model), config.target.dtype
-        self.features = FEATURES if config.workload.image is None else SEEN
-        self.proj = nn.Sequential(
-            nn.LayerNorm(model.image_dim, model.image_eps),
-            nn.Linear(model.image_dim, model.image_dim, dtype=dtype),
-            nn.GELU(),
-            nn.Linear(model.image_dim, model.dim, dtype=dtype),
-            nn.LayerNorm(model.dim, model.image_eps),
-        )
-
-    def forward(self, given: Mapping[str, Tensor]) -> Tensor:
-        """Project picture features [..., N, image_dim] to tokens [..., N, d]."""
-        dtype = self.proj[1].weight.dtype
-        inner = self.proj[3](self.proj[2](self.proj[1](self.proj[0](given[self.features].float()).to(dtype))))
-        tokens: Tensor = self.proj[4](inner.float()).to(dtype)
-        return tokens
-
-
-class PictureKv(PromptKv):
-    """The projections of one layer's keys and values of the picture."""
-
-    groups = ("given",)
-
-    def __init__(self, config: VideoBuild) -> None:
-        super().__init__(config.model, config.target.dtype)
-
-    def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Return keys and values, [..., N, H, D] each, from the tokens [..., N, d]."""
-        return super().forward(given[TOKENS])

@@ -12,6 +12,7 @@ from seko_export.families.video import Preset
 from seko_export.families.wan.keys import KEYS
 from seko_export.families.wan.presets import PRESETS
 from seko_export.families.wan_layout.family import WanLayoutFamily
+from seko_export.families.wan_layout.picture_sizes import has_condition
 from seko_export.families.wan_layout.recognise import recognise
 
 
@@ -34,8 +35,12 @@ class WanFamily(WanLayoutFamily):
     def recognise(
         self, where: str, opened: OpenedFiles, config_json: Mapping[str, Any] | None
     ) -> Recognised | None:
-        """Return the facts that a checkpoint states about its model; None if it is no Wan checkpoint."""
-        return recognise(where, opened, config_json, family=self.name, keys=KEYS)
+        """Return the facts that a checkpoint states about its model; None if it is no Wan checkpoint, or takes a
+        picture's latents beside its own."""
+        found = recognise(where, opened, config_json, family=self.name, keys=KEYS)
+        if found is None or has_condition(*(found.model[f"{side}_channels"].value for side in ("in", "out"))):
+            return None
+        return found
 
 
 FAMILY = WanFamily()

@@ -33,7 +33,6 @@ OTHER_MODELS = (
     (("action_model.",), "Matrix-Game"),
     (("cam_self_attn.",), "DreamX-World"),
     (("patch_short.", "patch_mid.", "patch_long."), "Helios"),
-    (("img_emb.emb_pos",), "Wan 2.1 FLF2V, from a first and a last picture"),
     (("to_gate_compress",), "FastWan with VSA"),
     (("txt_in.individual_token_refiner.",), "HunyuanVideo"),
     (("av_ca_a2v_gate_adaln_single.", "vae.per_channel_statistics."), "LTX-2"),

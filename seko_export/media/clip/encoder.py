@@ -46,13 +46,16 @@ class ClipFeatures(nn.Module):
     def pixels(self, pictures: Tensor) -> Tensor:
         """Return pictures [B, 3, side, side] float32, resized by cubic convolution and normalised as in Wan's
         code."""
-        x = F.interpolate(
-            pictures.permute(0, 3, 1, 2).float() / 255, (self.side, self.side), mode="bicubic"
-        )  # linear in the pixels, so that their range may be 0..1 where the original has -1..1
-        channels = zip(
-            x.unbind(1), MEAN, DEVIATION, strict=True
-        )  # numbers, not a tensor copied to the device
+        # numbers, not a tensor copied to the device
+        channels = zip(self.resized(pictures).unbind(1), MEAN, DEVIATION, strict=True)
         return torch.stack([(channel - mean) / deviation for channel, mean, deviation in channels], 1)
+
+    def resized(self, pictures: Tensor) -> Tensor:
+        """Return pictures [B, 3, side, side] float32 with levels 0 to 1, resized by cubic convolution: linear in the
+        pixels, so that their range may be 0 to 1 where Wan's code has -1 to 1.
+        """
+        levels = pictures.permute(0, 3, 1, 2).float() / 255
+        return F.interpolate(levels, (self.side, self.side), mode="bicubic")
 
 
 class _Block(nn.Module):

@@ -136,3 +136,17 @@ class EncodeGrey(VaeEncode):
         return tuple(
             tensor.squeeze(0) for tensor in super().forward(grey, *(tensor.unsqueeze(0) for tensor in caches))
         )
+
+
+class EncodeLast(VaeEncode):
+    """Encodes the latent frame with which a stream ends: three grey frames, then a picture."""
+
+    def forward(self, video: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+        """Return the latents [z, 1, h, w] float32 of a picture [H, W, 3] float32 with levels as `EncodePicture` takes
+        them, from the caches of the call before.
+        """
+        pixels = video.permute(2, 0, 1)[:, None] / _HALF_RANGE - 1  # [3, 1, H, W]
+        grey = torch.zeros_like(pixels).expand(-1, self.video_frames - 1, -1, -1)
+        clip = torch.cat((grey, pixels), 1)[None]
+        latents = super().forward(clip, *(cache.unsqueeze(0) for cache in caches))[0]
+        return (latents.squeeze(0),)

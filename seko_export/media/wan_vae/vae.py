@@ -18,7 +18,14 @@ from seko_export.media.vae import Vae
 from seko_export.media.wan_vae.config import VAE_PRESETS, WAN_2_1, WAN_2_2, WanVaeConfig
 from seko_export.media.wan_vae.keys import RESIDUAL_SIGNS, match_vae_sources, widths_in
 from seko_export.media.wan_vae.modules import VaeTensors, decoder_cache_shapes, encoder_cache_shapes
-from seko_export.media.wan_vae.rows import DecodeRow, DecodeShare, EncodeGrey, EncodeImage, EncodePicture
+from seko_export.media.wan_vae.rows import (
+    DecodeRow,
+    DecodeShare,
+    EncodeGrey,
+    EncodeImage,
+    EncodeLast,
+    EncodePicture,
+)
 
 _CLASS = "AutoencoderKLWan"  # diffusers'; our sample's config.json names none
 _FIELDS = (
@@ -120,6 +127,10 @@ class WanVae(Vae[WanVaeConfig]):
     ) -> EncodeGrey:
         """Return the module that encodes one latent frame of grey after earlier frames."""
         return EncodeGrey(config, height, width, dtype)
+
+    def last_encoder(self, config: WanVaeConfig, *, dtype: torch.dtype) -> EncodeLast:
+        """Return the module that encodes three grey frames and a picture after earlier frames."""
+        return EncodeLast(config, first=False, frames=1, dtype=dtype)
 
     def encoder_cache_shapes(self, config: WanVaeConfig, rows: int, columns: int) -> list[tuple[int, ...]]:
         """Return the shape of each cache of `picture_encoder` and `grey_encoder`."""

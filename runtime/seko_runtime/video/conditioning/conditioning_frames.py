@@ -14,6 +14,7 @@ from seko_runtime.video.contract import (
     CONDITIONING_LATENTS,
     IMAGE,
     IMAGE_LATENTS,
+    LAST_PICTURE_LEVELS,
     PICTURE_CONDITION,
     PICTURE_LEVELS,
     picture_input,
@@ -53,8 +54,9 @@ class ConditioningFrames:
         rows : sequence of int
             Numbers of k rows of the pool, each with one stream.
         image : array
-            uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue. A model with an input for the picture also takes float32
-            pixel levels of 0 to 255; a bicubic resize may exceed that range.
+            uint8 [H, W, 3] or [k, H, W, 3]: red, green, blue. A model with an input for the picture also takes
+            float32 levels of 0 to 255; a bicubic resize may exceed that range. A model with a last picture takes
+            [2, H, W, 3] or [k, 2, H, W, 3], the first and the last one.
 
         Raises
         ------
@@ -69,7 +71,9 @@ class ConditioningFrames:
         name = IMAGE if levels_input is None else PICTURE_LEVELS
         pictures_array, spec = as_array(image, "image"), device.specs[name]
         levels = name == PICTURE_LEVELS and pictures_array.dtype == np.float32
-        pictures = per_row(pictures_array, spec.shape, np.float32 if levels else np.uint8, "image", rows)
+        names = (name, *({LAST_PICTURE_LEVELS} & set(device.buffers)))
+        shape = spec.shape if len(names) == 1 else (len(names), *spec.shape)
+        pictures = per_row(pictures_array, shape, np.float32 if levels else np.uint8, "image", rows)
         if levels:
             check_magnitude(pictures_array, "image")
         pictures = [(row, picture.astype(host_dtype(spec.dtype), copy=False)) for row, picture in pictures]
@@ -77,7 +81,8 @@ class ConditioningFrames:
         with self._memory.ordered():
             for target, picture in pictures:
                 if previous is None or not np.array_equal(previous, picture):
-                    self._memory.write(device.buffers[name], picture)
+                    for target_name, part in zip(names, picture.reshape(-1, *spec.shape), strict=True):
+                        self._memory.write(device.buffers[target_name], part)
                     device.once[program].run()
                 previous = picture
                 if levels_input is not None:

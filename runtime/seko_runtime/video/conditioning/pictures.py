@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from seko_runtime.errors import UsageError
 from seko_runtime.video.conditioning.conditioning_frames import NO_ENCODER
-from seko_runtime.video.contract import IMAGE, PICTURE_LEVELS, picture_input
+from seko_runtime.video.contract import IMAGE, PICTURE_LEVELS, picture_input, start_pictures
 from seko_runtime.video.fitting import fit_levels, fit_pictures
 from seko_runtime.video.manifest import VideoManifest
 
@@ -39,6 +40,41 @@ def fit_start_picture(
     if takes_levels:
         return fit_levels(picture, *shape, bicubic=True, stretch=TOKEN_SIDE)
     return fit_pictures(picture, *shape)
+
+
+def fit_start_pictures(
+    manifest: VideoManifest, pictures: Sequence[NDArray[np.uint8]], names: Sequence[str]
+) -> tuple[NDArray[Any], list[str]]:
+    """Return the pictures with which a session begins, as `Pool.open_session` takes them for ``image``, and a
+    description of crop and resize for each picture. The pictures may have different sizes.
+
+    Parameters
+    ----------
+    manifest : VideoManifest
+        The artifact's manifest.
+    pictures : sequence of array
+        The first picture, and the last one for a model that takes one.
+    names : sequence of str
+        The pictures' names in messages.
+
+    Raises
+    ------
+    UsageError
+        If the model takes another number of pictures, or `fit_start_picture` refuses one.
+    """
+    count = start_pictures(manifest)
+    if len(pictures) > count:
+        raise UsageError(f"{names[count]}: this artifact's model takes no last picture; leave it out")
+    if len(pictures) < count:
+        raise UsageError(f"{names[0]}: this artifact's model takes a last picture, too; give --last-image")
+    fitted = [
+        fit_start_picture(manifest, picture, name) for picture, name in zip(pictures, names, strict=True)
+    ]
+    arrays, done = [array for array, _ in fitted], [words for _, words in fitted]
+    if count == 1:
+        return arrays[0], done
+    same = np.uint8 if all(array.dtype == np.uint8 for array in arrays) else np.float32
+    return np.stack([array.astype(same) for array in arrays], axis=-4), done
 
 
 def fit_reference(

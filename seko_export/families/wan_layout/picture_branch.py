@@ -1,0 +1,158 @@
+"""The picture branch of Wan 2.1: CLIP's features of a picture, to which every layer attends beside the text.
+
+The features are an input of the caller; in a build with an image encoder they are computed from the picture once per
+prompt.
+
+Shapes: N features of all pictures together, I the features' width, d the model's width, H heads, D channels of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from seko_export.config.video import VideoBuild
+from seko_export.errors import UsageError
+from seko_export.families.layers.causal_dit import PromptKv
+from seko_export.families.layers.choice import PROMPT, PromptModule
+from seko_export.media.clip.encoder import ClipFeatures
+from seko_export.media.pieces import IMAGE_ENCODER
+from seko_runtime.format.manifest import InputSpec
+
+FEATURES = "picture"  # name of the caller's input with CLIP's features
+SEEN = "picture_seen"  # features that the build's image encoder computes
+TOKENS, KEYS, VALUES = "picture_tokens", "picture_k", "picture_v"
+PROJECTION, IN_LAYER = "img_emb", "picture"  # names of prompt modules, with which their weights' names begin
+MODULE_NAMES = {
+    f".{IN_LAYER}.k.": ".cross_attn.k_img.",
+    f".{IN_LAYER}.v.": ".cross_attn.v_img.",
+    f".{IN_LAYER}.norm_k.": ".cross_attn.norm_k_img.",
+}
+"""Replacements from the artifact's names of weights, which contain the module, to the checkpoint's names."""
+
+
+@dataclass(frozen=True)
+class PictureBranch:
+    """A model's picture branch, as its family describes it.
+
+    Parameters
+    ----------
+    eps : float
+        Epsilon of the projection's norms.
+    positions : bool
+        Whether the projection adds a learnt position to each feature, as models of two pictures do.
+    picture : InputSpec
+        The caller's input with the pictures, in a build with an image encoder.
+    encoder : callable
+        Returns, for such a build, the module that maps the pictures to features.
+    """
+
+    eps: float
+    picture: InputSpec
+    encoder: Callable[[VideoBuild], nn.Module]
+    positions: bool = False
+
+
+def picture_branch(config: VideoBuild, branch: PictureBranch) -> tuple[InputSpec, tuple[PromptModule, ...]]:
+    """Return the caller's input of the picture branch, and the modules that compute each layer's keys and values.
+
+    Raises
+    ------
+    UsageError
+        If the model has no picture branch.
+    """
+    model, dtype = config.model, config.target.dtype
+    if model.picture_features is None:
+        raise UsageError(f"{model.name!r} has no picture branch")
+    count, _ = features = model.picture_features
+    taken = InputSpec(FEATURES, features, "float32", f"input.{FEATURES}", per=PROMPT, kind="picture_features")
+    encoder: tuple[PromptModule, ...] = ()
+    source = FEATURES
+    if config.workload.image is not None:
+        taken, source = branch.picture, SEEN
+        seen = {SEEN: (features, dtype)}
+        encoder = (PromptModule(IMAGE_ENCODER, branch.encoder, (taken.name,), lambda _: seen),)
+    tokens = {TOKENS: ((count, model.dim), dtype)}
+    heads = ((count, model.heads, model.head_dim), dtype)
+    return taken, (
+        *encoder,
+        PromptModule(PROJECTION, lambda config: PictureTokens(config, branch), (source,), lambda _: tokens),
+        PromptModule(
+            IN_LAYER, PictureKv, (TOKENS,), lambda _: dict.fromkeys((KEYS, VALUES), heads), per_layer=True
+        ),
+    )
+
+
+class PictureTokens(nn.Module):
+    """The module that projects CLIP's features to tokens of the model's width."""
+
+    groups = ("given",)
+
+    def __init__(self, config: VideoBuild, branch: PictureBranch) -> None:
+        super().__init__()
+        model, dtype = config.model, config.target.dtype
+        if model.picture_features is None:
+            raise TypeError(f"{model.name} has no picture branch")
+        self.features = FEATURES if config.workload.image is None else SEEN
+        count, width = model.picture_features
+        self.proj = nn.Sequential(
+            nn.LayerNorm(width, branch.eps),
+            nn.Linear(width, width, dtype=dtype),
+            nn.GELU(),
+            nn.Linear(width, model.dim, dtype=dtype),
+            nn.LayerNorm(model.dim, branch.eps),
+        )
+        self.emb_pos = nn.Parameter(torch.empty(1, count, width)) if branch.positions else None
+
+    def forward(self, given: Mapping[str, Tensor]) -> Tensor:
+        """Project picture features [..., N, I] to tokens [..., N, d]."""
+        dtype = self.proj[1].weight.dtype
+        features = given[self.features].float()
+        if self.emb_pos is not None:
+            features = features + self.emb_pos[0]
+        inner = self.proj[3](self.proj[2](self.proj[1](self.proj[0](features).to(dtype))))
+        tokens: Tensor = self.proj[4](inner.float()).to(dtype)
+        return tokens
+
+
+class PictureKv(PromptKv):
+    """The projections of one layer's keys and values of the picture."""
+
+    groups = ("given",)
+
+    def __init__(self, config: VideoBuild) -> None:
+        super().__init__(config.model, config.target.dtype)
+
+    def forward(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Return keys and values, [..., N, H, D] each, from the tokens [..., N, d]."""
+        return super().forward(given[TOKENS])
+
+
+class PictureFeatures(ClipFeatures):
+    """The module that encodes pictures to CLIP's features.
+
+    Parameters
+    ----------
+    picture : str
+        Name of the input with the pictures.
+    """
+
+    groups = ("given",)
+
+    def __init__(self, config: VideoBuild, picture: str) -> None:
+        if config.workload.image is None:
+            raise TypeError("a build without an image encoder has no such engine")
+        super().__init__(config.workload.image, config.target.dtype)
+        self.picture = picture
+
+    def forward(self, given: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
+        """Return the features [..., N, I] of the row's pictures; in a pool there is no row axis."""
+        return self.features_of(given[self.picture])
+
+    def features_of(self, pictures: Tensor) -> Tensor:
+        """Return features [..., N, I] of pictures [..., rows, columns, 3]."""
+        features: Tensor = super().forward(pictures.reshape(-1, *pictures.shape[-3:]))
+        return features.reshape(*pictures.shape[:-3], *features.shape[1:])

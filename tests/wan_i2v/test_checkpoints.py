@@ -1,0 +1,76 @@
+"""Files of image-to-video models: their keys are diffusers' own, and they are told by keys and shapes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import WanTransformer3DModel
+from safetensors.torch import load_file, save_file
+
+from seko_export.errors import CheckpointError
+from seko_export.families.model_files import load_checkpoint, recognise_checkpoint, write_random_checkpoint
+from seko_export.families.wan_i2v.keys import KEYS, i2v_diffusers_config, i2v_shapes
+from seko_export.families.wan_i2v.model import WanI2vModel
+from seko_export.families.wan_i2v.presets import A14B, FLF2V, I2V, PRESETS
+from seko_export.families.wan_layout.namings import diffusers_to_wan
+from tests.wan_i2v.streams import KINDS, ONE, TWO, i2v_config
+
+FULL = {name: replace(PRESETS[name].model, layers=1) for name in (I2V, FLF2V, A14B)}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_the_full_sizes_are_the_keys_of_diffusers_class(name: str) -> None:
+    model = FULL[name]
+    with torch.device("meta"):
+        theirs = WanTransformer3DModel.from_config(i2v_diffusers_config(model)).state_dict()
+    assert {diffusers_to_wan(key): tuple(one.shape) for key, one in theirs.items()} == i2v_shapes(model)
+
+
+def test_the_branch_has_the_shapes_of_wans_code() -> None:
+    shapes = i2v_shapes(FULL[FLF2V])
+    assert shapes["patch_embedding.weight"] == (5120, 36, 1, 2, 2)
+    assert (shapes["img_emb.proj.1.weight"], shapes["img_emb.proj.3.weight"]) == ((1280, 1280), (5120, 1280))
+    assert shapes["img_emb.emb_pos"] == (1, 514, 1280)
+    assert shapes["blocks.0.cross_attn.norm_k_img.weight"] == (5120,)
+    assert not any("img" in name for name in i2v_shapes(FULL[A14B]))
+
+
+@pytest.mark.parametrize("form", KEYS.random_forms)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_tells_what_it_is(kind: str, form: str, tmp_path: Path) -> None:
+    model = i2v_config(kind).model
+    write_random_checkpoint(tmp_path / "file", model, format=form, seed=0, dtype=torch.float32)
+    recognised = recognise_checkpoint(tmp_path / "file").recognised
+    assert (recognised.family, recognised.kind, recognised.foreign) == ("wan_i2v", WanI2vModel, ())
+    told = {name: fact.value for name, fact in recognised.model.items()}
+    assert (told["pictures"], told["image_dim"]) == (model.seen_pictures, getattr(model, "image_dim", None))
+    loaded = load_checkpoint(tmp_path / "file", model)
+    assert {name: tuple(one.shape) for name, one in loaded.items()} == i2v_shapes(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"blocks.1.cross_attn.k_img.weight": None}, "1 missing: blocks.1.cross_attn.k_img.weight"),
+        ({"img_emb.proj.4.bias": torch.zeros(3)}, r"1 mis-shaped: img_emb.proj.4.bias is \[3\]"),
+        ({"img_emb.extra": torch.zeros(1)}, "1 unknown: img_emb.extra"),
+    ],
+)
+def test_keys_are_strict(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    model = i2v_config(TWO).model
+    write_random_checkpoint(tmp_path / "file", model, format="wan", seed=0, dtype=torch.float32)
+    stored = {name: one for name, one in (load_file(tmp_path / "file") | change).items() if one is not None}
+    save_file(stored, tmp_path / "odd")
+    with pytest.raises(CheckpointError, match=said):
+        load_checkpoint(tmp_path / "odd", model)
+
+
+def test_a_config_that_contradicts_the_keys_is_refused(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "model.safetensors", i2v_config(ONE).model, format="wan", seed=0)
+    (tmp_path / "config.json").write_text('{"_class_name": "WanModel", "in_dim": 36, "image_dim": 40}')
+    with pytest.raises(CheckpointError, match=r"image_dim is 32 by shapes, 40 by config\.json"):
+        recognise_checkpoint(tmp_path / "model.safetensors")

@@ -1,0 +1,173 @@
+"""Pictures as a session takes them: the condition by the build's own engines, CLIP's squashed pictures, options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from seko_export.artifact.describe import describe
+from seko_export.backends import EAGER
+from seko_export.config.video import VideoBuild
+from seko_export.engines.piece import dtype_name
+from seko_export.families.base import MediaTensors
+from seko_export.families.registry import graph_of
+from seko_export.families.wan_layout.picture_branch import FEATURES
+from seko_export.media.clip.files import clip_config_of, load_clip
+from seko_export.media.wan_vae.modules import VaeDecode, VaeEncode
+from seko_export.video.recording import eager_engine, golden_text
+from seko_runtime.backends.torch_memory import CpuMemory
+from seko_runtime.cli.conditioning import Conditioning, fit_conditioning, start_inputs
+from seko_runtime.errors import UsageError
+from seko_runtime.format.manifest import Weight
+from seko_runtime.video.manifest import VideoManifest
+from seko_runtime.video.session import Session
+from tests.export.vae_oracle import SMALL, VaeOracle
+from tests.seko_talk.streams import seen_by, write_clip
+from tests.stacked import stacked_session
+from tests.tolerances import VAE, relative_error
+from tests.wan_i2v.streams import BARE, ONE, TWO, i2v_config, random_checkpoint, weights_of
+
+# Four passes in float32 that feed on each other: some ten times the bar of one pass.
+STREAM_BAR = 5e-5
+GENERATOR = np.random.default_rng(5)
+FIRST, LAST = GENERATOR.integers(0, 256, (2, 32, 48, 3), np.uint8)
+PHOTO = GENERATOR.integers(0, 256, (50, 90, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A CLIP file and transformers' model of it."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    file = tmp_path_factory.mktemp("clip") / "models_clip_open-clip.pth"
+    return file, write_clip(file, 32)
+
+
+def small_vae() -> dict[str, torch.Tensor]:
+    """Return the weights of `VaeOracle`."""
+    oracle = VaeOracle(torch.float32)
+    halves = (oracle.half(half, first=True, frames=1) for half in (VaeEncode, VaeDecode))
+    return {name: one for half in halves for name, one in half.state_dict().items()}
+
+
+def build(kind: str, clip_file: Path | None = None) -> tuple[VideoBuild, dict[str, torch.Tensor]]:
+    """Return a build with a small VAE, and with CLIP if its file is named, and its weights."""
+    config = i2v_config(kind, vae=SMALL)
+    image = None
+    if clip_file is not None:
+        config = config.changed(image=clip_config_of(clip_file))
+        image = load_clip(clip_file, clip_config_of(clip_file))
+    return config, weights_of(config, random_checkpoint(config), MediaTensors(vae=small_vae(), image=image))
+
+
+def manifest_of(config: VideoBuild, weights: dict[str, torch.Tensor]) -> VideoManifest:
+    table = tuple(Weight(name, tuple(one.shape), dtype_name(one.dtype)) for name, one in weights.items())
+    return describe(config, EAGER, table, {})
+
+
+@contextmanager
+def opened(config: VideoBuild, weights: dict[str, torch.Tensor], **more: object) -> Iterator[Session]:
+    engines = {name: eager_engine(piece) for name, piece in graph_of(config).pieces.items()}
+    text = golden_text(config)
+    with torch.no_grad(), stacked_session(
+        manifest_of(config, weights), engines, weights, CpuMemory(), seeds=[3], text=text, **more
+    ) as session:  # fmt: skip
+        yield session
+
+
+def held(session: Session, name: str) -> torch.Tensor:
+    return session._rows.device().buffers[f"input.{name}"][0].clone()
+
+
+@pytest.mark.parametrize("last_frame", [1, 3, 31])
+def test_a_last_picture_is_encoded_as_the_end_of_the_clip(
+    last_frame: int, worst: Callable[[str, float], None]
+) -> None:
+    """diffusers' VAE in float64 over the whole clip: first picture, grey, last picture."""
+    config, weights = build(TWO)
+    features = np.zeros((1, 10, 32), np.float32)
+    frame = np.array([last_frame])
+    pictures = np.stack((FIRST, LAST))[None]  # of one row
+    with opened(config, weights, image=pictures, inputs={FEATURES: features, "last_frame": frame}) as session:
+        table = held(session, "condition")
+    clip = torch.zeros(1, 3, 4 * last_frame + 1, 32, 48, dtype=torch.float64)
+    for at, picture in ((0, FIRST), (-1, LAST)):
+        clip[0, :, at] = torch.from_numpy(picture).permute(2, 0, 1).double() / 127.5 - 1
+    with torch.no_grad():
+        whole = VaeOracle(torch.float64).encode(clip)[0]  # [z, frames, h, w]
+    z = config.model.out_channels
+    made = table[4 + z :, min(last_frame, 29)]
+    error = relative_error(made, whole[:, -1])
+    worst("last picture's latents against the whole clip", error)
+    assert error <= VAE[torch.float32]
+
+
+def test_clip_sees_the_whole_picture_squashed(
+    clip: tuple[Path, Any], worst: Callable[[str, float], None]
+) -> None:
+    """A session with the encoder makes the chunk of the features that transformers' class makes of the picture."""
+    file, model = clip
+    config, weights = build(ONE, file)
+    asked = Conditioning([], None, PHOTO, None)
+    manifest = manifest_of(config, weights)
+    options = asked_options(chunks=1)
+    image = fit_conditioning(asked, options, manifest).image
+    with opened(config, weights, image=image, inputs=start_inputs(asked, options, manifest, {})) as session:
+        made = torch.from_numpy(session.run_chunk().to_host().copy())
+        session.restart_row(0, image=FIRST)
+        other = torch.from_numpy(session.run_chunk().to_host().copy())
+    bare, bare_weights = build(ONE)
+    wanted = []
+    for photo, start in ((PHOTO, image), (FIRST, FIRST)):
+        features = seen_by(model, torch.from_numpy(photo)).numpy()
+        with opened(bare, bare_weights, image=start, inputs={FEATURES: features}) as session:
+            wanted.append(torch.from_numpy(session.run_chunk().to_host().copy()))
+    for one, right in zip((made, other), wanted, strict=True):
+        error = relative_error(one, right)
+        worst("a session that sees its first picture", error)
+        assert error <= STREAM_BAR
+    assert relative_error(wanted[0], wanted[1]) > 100 * STREAM_BAR
+
+
+def asked_options(**changes: Any) -> argparse.Namespace:
+    usual = {"device": "cpu", "steps": None, "shift": None, "seed": 0, "image": Path("first.png")}
+    return argparse.Namespace(**{**usual, "last_image": None, "chunks": 4, **changes})
+
+
+def test_two_pictures_of_any_sizes_and_the_last_frame_of_a_run(clip: tuple[Path, Any]) -> None:
+    config, weights = build(TWO, clip[0])
+    manifest, asked = manifest_of(config, weights), Conditioning([], None, PHOTO, None, LAST)
+    options = asked_options(last_image=Path("last.png"))
+    fitted = fit_conditioning(asked, options, manifest)
+    assert fitted.image is not None
+    assert fitted.image.shape == (2, 32, 48, 3)
+    assert np.array_equal(fitted.image[1], LAST.astype(np.float32))
+    inputs = start_inputs(asked, options, manifest, {})
+    assert inputs["last_frame"].tolist() == [7]  # the last of four chunks of two
+    assert inputs["squashed"].shape == (2, 8, 8, 3)
+    assert "squashed" not in start_inputs(asked, options, manifest, {"squashed": inputs["squashed"]})
+    with opened(config, weights, image=fitted.image[None], inputs=inputs) as session:
+        assert session.run_chunk().to_host().shape[-4:] == (16, 2, 4, 6)
+        with pytest.raises(UsageError, match="image is uint8"):
+            session.restart_row(0, image=FIRST)
+
+
+@pytest.mark.parametrize(
+    ("kind", "image", "last", "said"),
+    [
+        (TWO, PHOTO, None, "--image first.png: this artifact's model takes a last picture, too"),
+        (ONE, PHOTO, LAST, "--last-image last.png: this artifact's model takes no last picture"),
+        (BARE, None, LAST, "--last-image last.png belongs to --image"),
+    ],
+)
+def test_pictures_that_a_model_does_not_take(kind: str, image: Any, last: Any, said: str) -> None:
+    manifest = manifest_of(*build(kind))
+    options = asked_options(last_image=None if last is None else Path("last.png"))
+    with pytest.raises(UsageError, match=said):
+        fit_conditioning(Conditioning([], None, image, None, last), options, manifest)
